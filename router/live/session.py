@@ -11,66 +11,29 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
-from cluster.common.clock import SYSTEM_CLOCK, Clock
 from cluster.common.errors import OverloadedError, WorkerError
 from cluster.common.logs import log_fields
 from cluster.common.messages import Pcm
-from cluster.common.metrics import Recorder
-from cluster.common.model.text.tokenizer import WhisperTokenizer
-from cluster.common.settings import LiveSettings
-from cluster.common.tracing import NO_TRACER, Tracer
-from router.live.activity import Probabilities, VoiceActivity
+from router.live.activity import Probabilities
 from router.live.interface import LiveConfig, LiveEvent
-from router.live.partial_transcript import Policy
-from router.live.schedule import Pace, Schedule
+from router.live.schedule import Schedule
 from router.live.timeline import AudioBuffer, seconds
 from router.live.turn_detector import TurnDetector
 from router.live.turns import SessionEvents, Turn
-from router.live.updates import UtteranceTranscriber
-from router.pipeline import Pipeline
+from router.live.updates import SessionParts, UtteranceTranscriber
 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 10.0
 
 
-class LiveSessions:
-    """Implements `router.live.interface.LiveEngine`. Its attributes are for its sessions."""
+class LiveSessions(SessionParts):
+    """Implements `router.live.interface.LiveEngine`."""
 
-    def __init__(
-        self,
-        pipeline: Pipeline,
-        tokenizer: WhisperTokenizer,
-        settings: LiveSettings,
-        *,
-        policy: Policy,
-        n_text_ctx: int,
-        activity: VoiceActivity,
-        recorder: Recorder,
-        context_for: Callable[[int], int] | None = None,
-        tracer: Tracer = NO_TRACER,
-        clock: Clock = SYSTEM_CLOCK,
-    ) -> None:
-        """Build what the sessions share.
-
-        Args:
-            pipeline: one that keeps no KV for reuse, since the same audio never comes again.
-            activity: voice activity of all engines of the process; its maker closes it.
-            recorder: of the router's metrics. tracer: begins a trace for each turn.
-            context_for: encoder positions by mel frames, as in `WindowAudio.of_samples`.
-        """
-        self.pipeline = pipeline
-        self.tokenizer = tokenizer
-        self.policy = policy
-        self.n_text_ctx = n_text_ctx
-        self.activity = activity
-        self.recorder = recorder
-        self.context_for = context_for
-        self.tracer = tracer
-        self.clock = clock
-        self.pace = Pace(settings.min_hop_s, settings.max_hop_s, clock)
+    def __post_init__(self) -> None:
+        super().__post_init__()
         self.sessions: set[Session] = set()  # open ones
 
     def open(self, config: LiveConfig, *, session_id: str, owner: bytes = b"") -> Session:

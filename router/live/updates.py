@@ -13,28 +13,39 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from dataclasses import replace
-from typing import TYPE_CHECKING, Any
+from collections.abc import Callable
+from dataclasses import KW_ONLY, dataclass, replace
+from typing import Any
 
+from cluster.common.clock import SYSTEM_CLOCK, Clock
 from cluster.common.errors import SplitscribeError
 from cluster.common.logs import log_fields
 from cluster.common.messages import DecodeOptions, DecodeResult, Pcm, QualityGates
+from cluster.common.metrics import Recorder
 from cluster.common.model.encoder_context import SAMPLES_PER_POSITION
 from cluster.common.model.text.quality import is_silence, repeats_itself
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.settings import LiveSettings
+from cluster.common.tracing import NO_TRACER, Tracer
 from router.api.params import LADDER, PARALLEL_GATES
 from router.audio.windows import samples
 from router.interface import RequestContext
+from router.live.activity import VoiceActivity
 from router.live.interface import LiveConfig
 from router.live.partial_transcript import AttentionPeak, Hypothesis, PartialTranscript, Policy
-from router.live.schedule import MAX_UTTERANCE, PAUSE, WORD_END_MARGIN, Schedule, delay_profile
+from router.live.schedule import (
+    MAX_UTTERANCE,
+    PAUSE,
+    WORD_END_MARGIN,
+    Pace,
+    Schedule,
+    delay_profile,
+)
 from router.live.timeline import AudioBuffer, quietest, seconds
 from router.live.turn_detector import TurnDetector
 from router.live.turns import SessionEvents, Token, Turn, Utterance
-from router.pipeline import RequestRun, WindowAudio
+from router.pipeline import Pipeline, RequestRun, WindowAudio
 from router.text_context import TextContext
-
-if TYPE_CHECKING:
-    from router.live.session import LiveSessions
 
 logger = logging.getLogger(__name__)
 
@@ -55,6 +66,32 @@ LEAST_ROOM = 64  # tokens that a long prompt leaves for new text
 UPDATE_GATES = QualityGates(avg_logprob=None, no_speech_prob=None)
 
 
+@dataclass(eq=False)
+class SessionParts:
+    """What all live sessions of one model share.
+
+    pipeline: one that keeps no KV for reuse, since the same audio never comes again.
+    activity: voice activity of all engines of the process; its maker closes it.
+    recorder: of the router's metrics. tracer: begins a trace for each turn.
+    context_for: encoder positions by mel frames, as in `WindowAudio.of_samples`.
+    """
+
+    pipeline: Pipeline
+    tokenizer: WhisperTokenizer
+    settings: LiveSettings
+    _: KW_ONLY
+    policy: Policy
+    n_text_ctx: int
+    activity: VoiceActivity
+    recorder: Recorder
+    context_for: Callable[[int], int] | None = None
+    tracer: Tracer = NO_TRACER
+    clock: Clock = SYSTEM_CLOCK
+
+    def __post_init__(self) -> None:
+        self.pace = Pace(self.settings.min_hop_s, self.settings.max_hop_s, self.clock)
+
+
 class UtteranceTranscriber:
     """Decodes the utterances of one session, one after the other.
 
@@ -64,7 +101,7 @@ class UtteranceTranscriber:
 
     def __init__(
         self,
-        engine: LiveSessions,
+        engine: SessionParts,
         session_id: str,
         owner: bytes,
         audio: AudioBuffer,

@@ -43,11 +43,10 @@ from router.live.protocol.events import EventWriter, ProtocolVersion, new_id
 from router.live.protocol.session_config import (
     ModelNames,
     SessionConfig,
-    as_beta_session,
     as_session,
+    updated,
 )
 from router.live.protocol.session_protocol import LiveProtocol
-from router.live.protocol.session_updates import updated
 
 logger = logging.getLogger(__name__)
 
@@ -254,7 +253,8 @@ class RealtimeService:
         session_id = new_id(self._clock.random, "sess")
         secret = {"value": value, "expires_at": expires_at}
         if is_beta:
-            return {**as_beta_session(config, session_id, expires_at), "client_secret": secret}
+            beta = as_session(config, session_id, expires_at, beta=True)
+            return {**beta, "client_secret": secret}
         return {**secret, "session": as_session(config, session_id, expires_at)}
 
 

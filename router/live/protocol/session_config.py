@@ -1,16 +1,39 @@
-"""The configuration of a realtime session, the model names that it may use, and how it is written.
+"""The configuration of a realtime session: how a client's update changes it, and how it is written.
 
-`router.live.protocol.session_updates` reads it from a client's update. It is written in the shape
-of the current protocol and in the beta's.
+Both of OpenAI's shapes are read, in either event: the current one, nested under `audio.input`, and
+the beta's flat one (`input_audio_format` ...). In both, a field that is left out keeps its value,
+and null resets it to its default. Unknown fields are ignored, since many clients end at an error
+about one. A value that a known field cannot have is refused.
+Sources: https://developers.openai.com/api/docs/guides/realtime-transcription and openai-python's
+`types/realtime`.
 """
 
 from __future__ import annotations
 
-from collections.abc import Callable, Collection
-from dataclasses import asdict, dataclass, field
-from typing import Any
+from collections.abc import Callable, Collection, Iterator, Mapping
+from dataclasses import asdict, dataclass, field, replace
+from typing import Any, TypeVar, get_args
 
-from router.live.interface import LiveConfig, ServerVad, TurnDetection
+from cluster.common.errors import InvalidRequestError, UnsupportedValueError
+from router.api.kinds import (
+    Choice,
+    Integer,
+    Kind,
+    Language,
+    ListOf,
+    Number,
+    Text,
+    as_object,
+    shown,
+)
+from router.live.interface import (
+    Delay,
+    Eagerness,
+    LiveConfig,
+    SemanticVad,
+    ServerVad,
+    TurnDetection,
+)
 from router.live.protocol.audio_format import G711_RATE, AudioFormat
 
 LOGPROBS = "item.input_audio_transcription.logprobs"
@@ -21,6 +44,38 @@ BETA_FORMATS = {
     "g711_ulaw": AudioFormat("pcmu", G711_RATE),
     "g711_alaw": AudioFormat("pcma", G711_RATE),
 }
+MAX_SILENCE_MS = 60_000
+# Of LiveConfig and of the two kinds of turn detection, under the names of their attributes. The
+# model comes first, since other fields depend on it.
+TRANSCRIPTION: Mapping[str, Kind] = {
+    "model": Text(longest=256),
+    "language": Language(),
+    "languages": ListOf(Language(), most=100),
+    "prompt": Text(longest=10_000),  # Whisper reads the last 223 tokens
+    "keywords": ListOf(Text(longest=200), most=256),
+    "delay": Choice(get_args(Delay)),
+}
+SERVER_VAD: Mapping[str, Kind] = {
+    "threshold": Number(0, 1),
+    "prefix_padding_ms": Integer(0, MAX_SILENCE_MS),
+    "silence_duration_ms": Integer(0, MAX_SILENCE_MS),
+    "idle_timeout_ms": Integer(0, MAX_SILENCE_MS),
+}
+SEMANTIC_VAD: Mapping[str, Kind] = {"eagerness": Choice(get_args(Eagerness))}
+RATE = Integer(8_000, 48_000)
+NOISE_REDUCTION = Choice(("near_field", "far_field"))
+INCLUDE = ListOf(Text(longest=256), most=64)
+DETECTIONS = Choice(("server_vad", "semantic_vad"))
+BETA_NAMES = {
+    "input_audio_format": "format",
+    "input_audio_noise_reduction": "noise_reduction",
+    "input_audio_transcription": "transcription",
+    "turn_detection": "turn_detection",
+    "include": "include",
+}
+NAMES = ("format", "noise_reduction", "transcription", "turn_detection")  # of `audio.input`
+
+Part = TypeVar("Part", LiveConfig, ServerVad, SemanticVad)
 
 
 @dataclass(frozen=True, slots=True)
@@ -55,63 +110,178 @@ class ModelNames:
     without_vad: Collection[str] = ()
 
 
-def as_session(config: SessionConfig, session_id: str, expires_at: int) -> dict[str, Any]:
-    """The session object in the current protocol's shape."""
-    return {
-        "type": "transcription",
-        "object": "realtime.transcription_session",
-        "id": session_id,
-        "expires_at": expires_at,
-        "audio": {
-            "input": {
-                "format": _written_format(config.audio),
-                "noise_reduction": _written_noise(config),
-                "transcription": _written_transcription(config.live),
-                "turn_detection": _written_turns(config.live.turn_detection),
-            }
-        },
-        "include": [LOGPROBS] if config.live.logprobs else None,
-    }
+def updated(config: SessionConfig, sent: object, names: ModelNames) -> SessionConfig:
+    """The configuration that results from what a client sent.
+
+    Raises:
+        InvalidRequestError: a field has a value that it cannot have.
+        ModelNotFoundError: there is no such model.
+    """
+    try:
+        for name, value, where in _fields(as_object("session", sent)):
+            config = _with_field(config, name, value, where, names)
+    except InvalidRequestError as error:
+        error.code = error.code or "invalid_value"
+        raise
+    live = config.live
+    known = names.languages(live.model)
+    for code in (*live.languages, live.language):
+        if code is not None and code not in known:
+            raise UnsupportedValueError(
+                f"The model '{live.model}' does not support the language '{code}'; it supports: "
+                f"{', '.join(sorted(known))}",
+                param="session.audio.input.transcription.language",
+            )
+    if config.turn_detection_chosen:
+        return config
+    usual = None if live.model in names.without_vad else ServerVad()
+    return replace(config, live=replace(live, turn_detection=usual))
 
 
-def as_beta_session(config: SessionConfig, session_id: str, expires_at: int) -> dict[str, Any]:
-    """The same session in the beta's flat shape."""
-    by_format = {form: name for name, form in BETA_FORMATS.items()}
-    return {
-        "object": "realtime.transcription_session",
-        "id": session_id,
-        "expires_at": expires_at,
-        "modalities": ["text"],
-        "input_audio_format": by_format.get(config.audio, f"pcm16 at {config.audio.rate} Hz"),
-        "input_audio_noise_reduction": _written_noise(config),
-        "input_audio_transcription": _written_transcription(config.live),
-        "turn_detection": _written_turns(config.live.turn_detection),
-        "include": [LOGPROBS] if config.live.logprobs else None,
-    }
+def _fields(session: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
+    """(field, value, its name in errors) of both shapes; a null above fields is null for each."""
+    kind = session.get("type")
+    if kind not in (None, "transcription"):
+        raise UnsupportedValueError(
+            f"Sessions of type {shown(kind)} are not served here; this server transcribes: send "
+            f"'transcription'",
+            param="session.type",
+        )
+    for beta_name, name in BETA_NAMES.items():
+        if beta_name in session:
+            yield name, session[beta_name], f"session.{beta_name}"
+    if "audio" not in session:
+        return
+    audio = session["audio"]
+    fields = None if audio is None else as_object("session.audio", audio).get("input", {})
+    fields = dict.fromkeys(NAMES) if fields is None else as_object("session.audio.input", fields)
+    for name in NAMES:
+        if name in fields:
+            yield name, fields[name], f"session.audio.input.{name}"
 
 
-def _written_format(form: AudioFormat) -> dict[str, Any]:
-    if form.encoding == "pcm":
-        return {"type": "audio/pcm", "rate": form.rate}
-    return {"type": f"audio/{form.encoding}"}
+def _with_field(
+    config: SessionConfig, name: str, sent: Any, where: str, names: ModelNames
+) -> SessionConfig:
+    live = config.live
+    match name:
+        case "format":
+            return replace(config, audio=_format(sent, where))
+        case "noise_reduction":
+            kind = None if sent is None else as_object(where, sent).get("type")
+            kind = None if kind is None else NOISE_REDUCTION.parse(f"{where}.type", kind)
+            return replace(config, noise_reduction=kind)
+        case "transcription":
+            return replace(config, live=_transcription(live, sent, where, names))
+        case "turn_detection":
+            detection = _detection(live.turn_detection, sent, where)
+            live = replace(live, turn_detection=detection)
+            return replace(config, live=live, turn_detection_chosen=True)
+        case _:
+            wanted = () if sent is None else INCLUDE.parse(where, sent)
+            return replace(config, live=replace(live, logprobs=LOGPROBS in wanted))
 
 
-def _written_noise(config: SessionConfig) -> dict[str, Any] | None:
-    return None if config.noise_reduction is None else {"type": config.noise_reduction}
+def _format(sent: Any, where: str) -> AudioFormat:
+    if sent is None:
+        return PCM_24_KHZ
+    if isinstance(sent, str):
+        if sent in BETA_FORMATS:
+            return BETA_FORMATS[sent]
+        sent = {"type": sent}
+    sent = as_object(where, sent)
+    match sent.get("type", "audio/pcm"):
+        case "audio/pcm":
+            rate = sent.get("rate")
+            rate = PCM_24_KHZ.rate if rate is None else RATE.parse(f"{where}.rate", rate)
+            return AudioFormat("pcm", rate)
+        case "audio/pcmu":
+            return BETA_FORMATS["g711_ulaw"]
+        case "audio/pcma":
+            return BETA_FORMATS["g711_alaw"]
+        case other:
+            raise InvalidRequestError(
+                f"The audio format {shown(other)} is not supported; send 'audio/pcm', "
+                f"'audio/pcmu' or 'audio/pcma' (in beta sessions {', '.join(BETA_FORMATS)})",
+                param=f"{where}.type",
+            )
 
 
-def _written_transcription(live: LiveConfig) -> dict[str, Any]:
-    always = {"model": live.model, "language": live.language, "prompt": live.prompt}
-    sometimes = {
-        "languages": list(live.languages),
-        "keywords": list(live.keywords),
-        "delay": live.delay,
-    }
-    return always | {name: value for name, value in sometimes.items() if value}
+def _transcription(live: LiveConfig, sent: Any, where: str, names: ModelNames) -> LiveConfig:
+    fields = dict(dict.fromkeys(TRANSCRIPTION) if sent is None else as_object(where, sent))
+    if fields.get("model") is None:
+        fields.pop("model", None)  # a session always has one
+    if fields.get("language") in ("", "auto"):  # of clients whose user has chosen none
+        fields["language"] = None
+    live = _with_parts(live, fields, TRANSCRIPTION, where)
+    names.languages(live.model)
+    return live
 
 
-def _written_turns(detection: TurnDetection) -> dict[str, Any] | None:
-    if detection is None:
+def _detection(before: TurnDetection, sent: Any, where: str) -> TurnDetection:
+    if sent is None:
         return None
-    kind = "server_vad" if isinstance(detection, ServerVad) else "semantic_vad"
-    return {"type": kind, **asdict(detection)}
+    sent = as_object(where, sent)
+    kind = sent.get("type", "semantic_vad" if isinstance(before, SemanticVad) else "server_vad")
+    if kind == "none":
+        return None
+    if DETECTIONS.parse(f"{where}.type", kind) == "server_vad":
+        server = before if isinstance(before, ServerVad) else ServerVad()
+        return _with_parts(server, sent, SERVER_VAD, where)
+    semantic = before if isinstance(before, SemanticVad) else SemanticVad()
+    return _with_parts(semantic, sent, SEMANTIC_VAD, where)
+
+
+def _with_parts(part: Part, sent: Mapping[str, Any], kinds: Mapping[str, Kind], where: str) -> Part:
+    """`part` with what was sent of it; null is the default."""
+    usual = type(part)()
+    values = {
+        name: getattr(usual, name)
+        if sent[name] is None
+        else kind.parse(f"{where}.{name}", sent[name])
+        for name, kind in kinds.items()
+        if name in sent
+    }
+    return replace(part, **values)
+
+
+def as_session(
+    config: SessionConfig, session_id: str, expires_at: int, *, beta: bool = False
+) -> dict[str, Any]:
+    """The session object in the current protocol's shape, or in the beta's flat one."""
+    live, form, detection = config.live, config.audio, config.live.turn_detection
+    noise = None if config.noise_reduction is None else {"type": config.noise_reduction}
+    transcription: dict[str, Any] = {
+        "model": live.model,
+        "language": live.language,
+        "prompt": live.prompt,
+    }
+    lists = {"languages": list(live.languages), "keywords": list(live.keywords)}
+    transcription |= {n: value for n, value in (lists | {"delay": live.delay}).items() if value}
+    turns = None
+    if detection is not None:
+        kind = "server_vad" if isinstance(detection, ServerVad) else "semantic_vad"
+        turns = {"type": kind, **asdict(detection)}
+    session: dict[str, Any] = {
+        "object": "realtime.transcription_session",
+        "id": session_id,
+        "expires_at": expires_at,
+        "include": [LOGPROBS] if live.logprobs else None,
+    }
+    if beta:
+        by_format = {one: name for name, one in BETA_FORMATS.items()}
+        return session | {
+            "modalities": ["text"],
+            "input_audio_format": by_format.get(form, f"pcm16 at {form.rate} Hz"),
+            "input_audio_noise_reduction": noise,
+            "input_audio_transcription": transcription,
+            "turn_detection": turns,
+        }
+    rate = {"rate": form.rate} if form.encoding == "pcm" else {}
+    written = {
+        "format": {"type": f"audio/{form.encoding}", **rate},
+        "noise_reduction": noise,
+        "transcription": transcription,
+        "turn_detection": turns,
+    }
+    return session | {"type": "transcription", "audio": {"input": written}}

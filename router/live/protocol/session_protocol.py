@@ -42,13 +42,7 @@ from router.live.protocol.events import (
     SessionUpdate,
     error_fields,
 )
-from router.live.protocol.session_config import (
-    ModelNames,
-    SessionConfig,
-    as_beta_session,
-    as_session,
-)
-from router.live.protocol.session_updates import updated
+from router.live.protocol.session_config import ModelNames, SessionConfig, as_session, updated
 
 HELD_S = 1.0  # so much audio is held back at most until the session is configured
 MAX_MISTAKES = 100  # wrong events after which the session is closed
@@ -236,8 +230,8 @@ class LiveProtocol:
         return [self._writer.error(error, event_id)]
 
     def _written(self) -> dict[str, Any]:
-        write = as_session if self._writer.version == "ga" else as_beta_session
-        return write(self.config, self.session_id, self._expires_at)
+        beta = self._writer.version == "beta"
+        return as_session(self.config, self.session_id, self._expires_at, beta=beta)
 
     # ---- what the engine sends ----
 

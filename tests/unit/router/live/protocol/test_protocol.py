@@ -28,9 +28,8 @@ from router.live.protocol.events import (
     ProtocolVersion,
     read_event,
 )
-from router.live.protocol.session_config import ModelNames, SessionConfig
+from router.live.protocol.session_config import ModelNames, SessionConfig, updated
 from router.live.protocol.session_protocol import MAX_MISTAKES, LiveProtocol, TooManyMistakesError
-from router.live.protocol.session_updates import updated
 from tests.support.live.fake_engine import BAD, FakeLiveEngine, spoken
 
 MODELS = {"one": "a", "whisper-1": "a", "gpt-realtime-whisper": "a", "two": "b"}

@@ -9,8 +9,7 @@ import pytest
 from cluster.common.errors import InvalidRequestError, ModelNotFoundError, SplitscribeError
 from router.live.interface import LiveConfig, SemanticVad, ServerVad
 from router.live.protocol.audio_format import AudioFormat
-from router.live.protocol.session_config import SessionConfig, as_beta_session, as_session
-from router.live.protocol.session_updates import updated
+from router.live.protocol.session_config import SessionConfig, as_session, updated
 from tests.unit.router.live.protocol.test_protocol import NAMES
 
 FIRST = updated(SessionConfig(live=LiveConfig(model="one")), {}, NAMES)
@@ -130,4 +129,4 @@ def test_what_is_written_reads_back_to_the_same() -> None:
     config = updated(config, {"include": ["item.input_audio_transcription.logprobs"]}, NAMES)
     written = as_session(config, "sess_1", 5)
     assert updated(FIRST, written, NAMES) == config
-    assert updated(FIRST, as_beta_session(config, "sess_1", 5), NAMES) == config
+    assert updated(FIRST, as_session(config, "sess_1", 5, beta=True), NAMES) == config
