@@ -99,7 +99,10 @@ class SimRouter:
             for role in ROLES
         )
         audio: Any = SimAudio(cell)
-        trim, n_audio_ctx = cell.context, cell.dims.n_audio_ctx
+        context_for = None
+        if cell.context is not None:
+            n_audio_ctx = cell.dims.n_audio_ctx
+            context_for = partial(cell.context.positions_for, n_audio_ctx=n_audio_ctx)
         self._transcriber = RequestTranscriber(
             audio,
             encoders,
@@ -107,7 +110,7 @@ class SimRouter:
             cell.tokenizer,
             settings,
             dims=cell.dims,
-            context_for=trim and partial(trim.positions_for, n_audio_ctx=n_audio_ctx),
+            context_for=context_for,
             clock=cell.clock,
             reuses_kv=False,  # every request's audio is its own
         )
