@@ -25,8 +25,7 @@ from cluster.planning.roles import SimDecoder, SimEncoder
 from cluster.planning.scenario import Cluster
 from cluster.planning.worker import Cell, Device, SimWorker
 from cluster.serve.app import DEEPEST_BATCH, DRAIN_S, MOST_ROWS, UNBOUNDED
-from cluster.serve.hooks.autoscaling import PoolPolicy
-from cluster.serve.hooks.replica_choice import LoadAwareRouter
+from cluster.serve.hooks import LoadAwareRouter, PoolPolicy
 from cluster.serve.own_calls import OwnCalls
 from cluster.serve.replica_count import Balancer
 

@@ -14,8 +14,8 @@ from typing import Any
 from cluster.common.messages import Role
 from cluster.common.settings import Settings
 from cluster.serve.bulk.batch_owner import BatchOwner
-from cluster.serve.deployment_names import deployment_suffixes
 from cluster.serve.placement import Placement
+from cluster.serve.ray_environment import deployment_suffixes
 from cluster.serve.replicas.colocated_replica import ColocatedReplica
 from cluster.serve.replicas.decoder_replica import DecoderReplica
 from cluster.serve.replicas.encoder_replica import EncoderReplica
@@ -101,7 +101,7 @@ def _size(role: Role, settings: Settings) -> dict[str, Any]:
 
     (model,) = settings.by_model()
     policy = AutoscalingPolicy(  # type: ignore[no-untyped-call]
-        policy_function="cluster.serve.hooks.autoscaling:PoolPolicy",
+        policy_function="cluster.serve.hooks:PoolPolicy",
         policy_kwargs={
             "role": role,
             "model": model,
@@ -140,7 +140,7 @@ def replica_choice() -> dict[str, Any]:
     config: Any = RequestRouterConfig
     return {
         "request_router_config": config(
-            request_router_class="cluster.serve.hooks.replica_choice.LoadAwareRouter",
+            request_router_class="cluster.serve.hooks.LoadAwareRouter",
             request_routing_stats_period_s=UNTOLD_PERIOD_S,
         )
     }

@@ -1,10 +1,12 @@
-"""What Ray and Serve are told before they start: the environment of every node, and one name.
+"""What Ray and Serve are told before they start: the environment of every node, and our names.
 
 `splitscribe serve` sets it here; on the nodes of a cluster `splitscribe config env` prints it.
 """
 
 from __future__ import annotations
 
+import re
+from collections.abc import Iterable
 from pathlib import Path
 
 APP_NAME = "splitscribe"  # of the Serve application
@@ -78,3 +80,19 @@ def joining_environment() -> dict[str, str]:
     """
     has_token = Path("~/.ray/auth_token").expanduser().is_file()
     return {**ENVIRONMENT, "RAY_AUTH_MODE": "token"} if has_token else dict(ENVIRONMENT)
+
+
+def deployment_suffixes(models: Iterable[str]) -> list[str]:
+    """What is put behind the names of each model's deployments: nothing where there is one model.
+
+    "a/b" and "a b" become "-a-b" and "-a-b-2".
+    """
+    found: list[str] = []
+    for name in models:
+        slug = suffix = "-" + re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")
+        number = 1
+        while suffix in found:
+            number += 1
+            suffix = f"{slug}-{number}"
+        found.append(suffix)
+    return found or [""]

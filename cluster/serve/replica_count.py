@@ -7,8 +7,8 @@ wait for some. The pools are balanced: a queue of encoders that wait for decoder
 for decoders; where encoders grow, decoders grow with them as far as they are in use; what wakes one
 pool wakes both. So that bursts change nothing, a pool grows to the least number that was wanted
 during the last `upscale_delay_s`, and shrinks to the most that was wanted during the last
-`downscale_delay_s`. Knows neither Serve
-(`cluster.serve.hooks.autoscaling` calls it) nor a clock.
+`downscale_delay_s`. Knows neither Serve nor a clock. `cluster.serve.hooks` calls it, and finds here
+what the hooks of a model's pools share: a hook is sent by value, what it imports is not.
 """
 
 from __future__ import annotations
@@ -17,8 +17,10 @@ import math
 from collections import deque
 from collections.abc import Iterable
 from dataclasses import dataclass, field
+from functools import cache
 
 from cluster.common.messages import NO_SLACK_S, DecoderSignals, EncoderSignals, Role
+from cluster.common.metrics import CONTROLLER_METRICS, Recorder, ray_recorder
 
 FULL = 0.8  # of a pool's demand over its workers: above it workers are added
 EMPTY = 0.6  # a worker is removed only if the demand over the others stays below this
@@ -203,3 +205,28 @@ def _workers(demand: float, target: int) -> int:
 
 def _since(wanted: Iterable[tuple[float, int, str]], from_s: float) -> list[int]:
     return [workers for at_s, workers, _ in wanted if at_s >= from_s]
+
+
+@cache
+def balancer_of(application: str, model: str) -> Balancer:
+    """The one balancer of a model's pools."""
+    return Balancer()
+
+
+@cache
+def _recorder() -> Recorder:
+    return ray_recorder(CONTROLLER_METRICS)
+
+
+def record(pool: str, model: str, before: int, decision: Decision) -> None:
+    """Report a decision to the metrics, and count it if it changes something."""
+    recorder = _recorder()
+    recorder.set("splitscribe_autoscaling_target_workers", decision.workers, pool=pool, model=model)
+    if decision.workers != before:
+        recorder.add(
+            "splitscribe_autoscaling_decisions_total",
+            pool=pool,
+            model=model,
+            direction="up" if decision.workers > before else "down",
+            reason=decision.reason,
+        )

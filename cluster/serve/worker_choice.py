@@ -10,7 +10,7 @@ or else the one that the audio prefers by rendezvous hashing: there its KV may b
 has to tell what is kept where. A decoder holds the KV of all its sequences at once, so the best one
 has the emptiest pool, and of those about as empty the one next to the encoder that holds the KV. A
 worker whose calls failed is taken for a fuller one, and a window comes last where it has failed.
-Knows nothing of Serve: `cluster.serve.hooks.replica_choice` calls it.
+Knows nothing of Serve: `cluster.serve.hooks` calls it.
 """
 
 from __future__ import annotations

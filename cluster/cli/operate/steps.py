@@ -17,8 +17,14 @@ from cluster.cli.operate.cluster_file import ClusterFile
 from cluster.cli.operate.dashboard import Dashboard, Node, head_address
 from cluster.cli.operate.serve_file import ServeFile, http_port
 from cluster.common.errors import ConfigurationError
-from cluster.serve.application_state import ApplicationState, state_of
-from cluster.serve.start.readiness import SERVE_LOGS, Changes, Say, health_line
+from cluster.serve.start.readiness import (
+    SERVE_LOGS,
+    ApplicationState,
+    Changes,
+    Say,
+    health_line,
+    state_of,
+)
 
 POLL_S = 1.0
 STOP_S = 90.0  # for requests in flight when Serve is stopped

@@ -25,11 +25,10 @@ from cluster.common.messages import Task
 from cluster.common.metrics import ROUTER_METRICS, Recorder, silent_recorder
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.settings import Settings
-from cluster.serve.deployment_names import deployment_suffixes
 from cluster.serve.distribution import check_distribution
 from cluster.serve.model_parts import make_transcriber, served_model
 from cluster.serve.own_calls import OWN_CALLS
-from cluster.serve.ray_environment import APP_NAME
+from cluster.serve.ray_environment import APP_NAME, deployment_suffixes
 from cluster.serve.serve_pool import ServePool, call_worker
 from router.api.formats import answer_of
 from router.api.forms import parse_transcription, parse_translation, requested_model

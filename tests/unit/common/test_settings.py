@@ -14,8 +14,8 @@ from cluster.cli.reference_config import reference_config
 from cluster.common.errors import ConfigurationError
 from cluster.common.settings import Settings
 from cluster.common.settings_sources import load_settings, read_api_keys
-from cluster.serve.deployment_names import deployment_suffixes
 from cluster.serve.distribution import package_root
+from cluster.serve.ray_environment import deployment_suffixes
 from cluster.serve.start.resolve import resolve_settings
 
 

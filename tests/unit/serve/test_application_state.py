@@ -12,7 +12,7 @@ from ray.serve.schema import (
     ServeStatus,
 )
 
-from cluster.serve.application_state import state_here, state_of
+from cluster.serve.start.readiness import state_here, state_of
 
 WAITING = "Deployment 'encoder' has 1 replicas that have taken more than 30s to be scheduled."
 

@@ -23,11 +23,9 @@ from ray.serve.request_router import PendingRequest, RequestRouter
 
 from cluster.common.messages import EncodeRequest
 from cluster.common.settings import ScalingSettings
-from cluster.serve import own_calls, worker_choice
+from cluster.serve import own_calls, replica_count, worker_choice
 from cluster.serve.app import PACED_WORKERS, pace, replica_choice
-from cluster.serve.hooks import scaling_state
-from cluster.serve.hooks.autoscaling import PoolPolicy
-from cluster.serve.hooks.replica_choice import LoadAwareRouter
+from cluster.serve.hooks import LoadAwareRouter, PoolPolicy
 from cluster.serve.own_calls import OwnCalls, key_of
 from cluster.serve.worker_choice import shared_key
 
@@ -202,14 +200,14 @@ def test_the_controller_of_a_large_pool_is_asked_for_no_more_a_second() -> None:
 def test_hooks_sent_by_value_share_what_lives_in_the_process() -> None:
     """What was noted, or a balancer, sent along with them would be a copy that nobody else sees."""
     config: Any = RequestRouterConfig
-    choice = config(request_router_class="cluster.serve.hooks.replica_choice.LoadAwareRouter")
+    choice = config(request_router_class="cluster.serve.hooks.LoadAwareRouter")
     received = choice.get_request_router_class()
     assert received.on_request_routed.__globals__["work_of"] is worker_choice.work_of
     assert received.initialize_state.__globals__["own_calls"] is own_calls
-    sent = AutoscalingPolicy(policy_function="cluster.serve.hooks.autoscaling:PoolPolicy")  # type: ignore[no-untyped-call]
-    assert sent.get_policy().__call__.__globals__["scaling_state"] is scaling_state
-    assert scaling_state.of("a", "m") is scaling_state.of("a", "m")
-    assert scaling_state.of("a", "m") is not scaling_state.of("a", "n")
+    sent = AutoscalingPolicy(policy_function="cluster.serve.hooks:PoolPolicy")  # type: ignore[no-untyped-call]
+    assert sent.get_policy().__call__.__globals__["replica_count"] is replica_count
+    assert replica_count.balancer_of("a", "m") is replica_count.balancer_of("a", "m")
+    assert replica_count.balancer_of("a", "m") is not replica_count.balancer_of("a", "n")
 
 
 def make_context(**told: Any) -> Any:
