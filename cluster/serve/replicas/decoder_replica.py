@@ -22,6 +22,7 @@ from cluster.serve.replicas.pool_worker import PoolWorker
 from cluster.serve.replicas.replica_setup import gpu_share
 
 if TYPE_CHECKING:
+    from cluster.common.kv.importer import KVImporter
     from decoder_worker.engine import DecoderEngine
 
 logger = logging.getLogger(__name__)
@@ -34,6 +35,7 @@ class DecoderWorker(PoolWorker):
     METRICS = DECODER_METRICS
 
     _engine: DecoderEngine
+    _kv: KVImporter
 
     def __init__(self, settings: Settings, build: str) -> None:
         self._start(settings, build)
@@ -49,10 +51,10 @@ class DecoderWorker(PoolWorker):
         budget = gpu_budget(device, gpu_share())
         settings = sized(settings, checkpoint, device, budget)
         role = settings.decoder
-        self._importer = make_importer(checkpoint, settings, device, self._name)
+        self._kv = make_importer(checkpoint, settings, device, self._name)
         self._engine = DecoderEngine(
             checkpoint,
-            self._importer,
+            self._kv,
             role,
             kv_pool=make_kv_pool(checkpoint, settings, device),
             kernels_s=longest_wait_s(settings.kernels),
@@ -64,9 +66,7 @@ class DecoderWorker(PoolWorker):
         with request_scope(request.request_id), self._span(request) as span:
             arrived_s = time.monotonic()
             result = await asyncio.wrap_future(self._engine.submit(request))
-            self._record(request, result)
-            tell_stages(span, request, result, arrived_s)
-            return replace(result, load=self._engine.load())
+            return self._told(request, result, span, arrived_s)
 
     async def decode_stream(
         self, request: DecodeRequest
@@ -92,27 +92,23 @@ class DecoderWorker(PoolWorker):
                     if tokens := tuple(token for token in group if token is not None):
                         yield tokens
                 result = await asyncio.wrap_future(submitted)
-                self._record(request, result)
-                tell_stages(span, request, result, arrived_s)
-                yield replace(result, load=self._engine.load())
+                yield self._told(request, result, span, arrived_s)
             finally:
                 submitted.cancel()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """For `cluster.serve.hooks.autoscaling`."""
+        """For `cluster.serve.hooks`."""
         return asdict(self._engine.stats().signals())
 
     async def record_replica_metadata(self) -> dict[str, str]:
-        """For `cluster.serve.hooks.replica_choice`; Serve asks once."""
+        """For `cluster.serve.hooks`; Serve asks once."""
         return {"domain": self._location.domain}
 
-    def _transport(self) -> str:
-        return self._importer.transport
-
-    def _close_transport(self) -> None:
-        self._importer.close()
-
-    def _record(self, request: DecodeRequest, result: DecodeResult) -> None:
+    def _told(
+        self, request: DecodeRequest, result: DecodeResult, span: Span, arrived_s: float
+    ) -> DecodeResult:
+        """The answer, once metrics, log and trace have it."""
+        tell_stages(span, request, result, arrived_s)
         timings, record = result.timings, self._recorder
         transport = timings.transport
         record.add("splitscribe_tokens_total", len(result.tokens))
@@ -150,6 +146,7 @@ class DecoderWorker(PoolWorker):
                 **asdict(timings),
             ),
         )
+        return replace(result, load=self._engine.load())
 
     def _report(self) -> None:
         stats, recorder = self._engine.stats(), self._recorder
@@ -163,7 +160,7 @@ class DecoderWorker(PoolWorker):
         recorder.total("splitscribe_decoder_busy_seconds_total", stats.prefill_s + stats.step_s)
         recorder.total("splitscribe_decode_fallbacks_total", stats.fallbacks)
         recorder.total("splitscribe_failed_sequences_total", stats.failed)
-        for reason, total in self._importer.refused().items():
+        for reason, total in self._kv.refused().items():
             recorder.total("splitscribe_refused_handles_total", total, reason=reason)
 
 

@@ -20,6 +20,7 @@ from cluster.serve.replicas.pool_worker import PoolWorker
 from cluster.serve.replicas.replica_setup import BusyShare, gpu_share
 
 if TYPE_CHECKING:
+    from cluster.common.kv.exporter import KVExporter
     from encoder_worker.engine import EncoderEngine
 
 logger = logging.getLogger(__name__)
@@ -32,6 +33,7 @@ class EncoderWorker(PoolWorker):
     METRICS = ENCODER_METRICS
 
     _engine: EncoderEngine
+    _kv: KVExporter
 
     def __init__(
         self, settings: Settings, build: str, portion: float = 1.0, *, waits: bool = True
@@ -55,10 +57,10 @@ class EncoderWorker(PoolWorker):
         budget = gpu_budget(device, gpu_share())
         settings = sized(settings, checkpoint, device, budget, portion)
         role = settings.encoder
-        self._exporter = make_exporter(checkpoint, settings, device, self._name)
+        self._kv = make_exporter(checkpoint, settings, device, self._name)
         self._engine = EncoderEngine(
             checkpoint,
-            self._exporter,
+            self._kv,
             role,
             self._recorder,
             kernels_s=longest_wait_s(settings.kernels) if waits else 0.0,
@@ -110,15 +112,9 @@ class EncoderWorker(PoolWorker):
             raise
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """For `cluster.serve.hooks.autoscaling`."""
+        """For `cluster.serve.hooks`."""
         stats = self._engine.stats()
         return asdict(stats.signals(self._busy.share(stats.encode_s)))
-
-    def _transport(self) -> str:
-        return self._exporter.transport
-
-    def _close_transport(self) -> None:
-        self._exporter.close()
 
     def _report(self) -> None:
         stats, recorder = self._engine.stats(), self._recorder
@@ -137,8 +133,8 @@ class EncoderWorker(PoolWorker):
         recorder.total("splitscribe_cache_evictions_total", stats.reuse.evicted)
         recorder.set("splitscribe_cache_kept_windows", stats.reuse.kept)
         recorder.set("splitscribe_cache_kept_bytes", stats.reuse.kept_bytes)
-        recorder.total("splitscribe_expired_leases_total", self._exporter.n_expired)
-        for reason, total in self._exporter.refused().items():
+        recorder.total("splitscribe_expired_leases_total", self._kv.n_expired)
+        for reason, total in self._kv.refused().items():
             recorder.total("splitscribe_refused_notifications_total", total, reason=reason)
 
 

@@ -11,14 +11,20 @@ from __future__ import annotations
 import asyncio
 import logging
 import os
-from typing import ClassVar, Protocol
+from typing import TYPE_CHECKING, ClassVar
 
 from cluster.common.errors import WorkerError
-from cluster.common.messages import DecodeRequest, EncodeRequest, WorkerLoad, WorkerStatus
+from cluster.common.messages import DecodeRequest, EncodeRequest, WorkerStatus
 from cluster.common.metrics import MetricSpec, report_each_second
 from cluster.common.settings import Settings
 from cluster.common.tracing import Span, make_tracer
 from cluster.serve.replicas.replica_setup import give_memory_back, own_location, start_replica
+
+if TYPE_CHECKING:
+    from cluster.common.kv.exporter import KVExporter
+    from cluster.common.kv.importer import KVImporter
+    from decoder_worker.engine import DecoderEngine
+    from encoder_worker.engine import EncoderEngine
 
 logger = logging.getLogger(__name__)
 
@@ -28,43 +34,18 @@ ENGINE_DRAIN_S = 30.0
 FIRST_WINDOW_S = 5.0  # after which it is likely to be through
 
 
-class Stats(Protocol):
-    """What an engine counted."""
-
-    def as_status(
-        self, *, replica: str, model: str, transport: str, device: str, healthy: bool
-    ) -> WorkerStatus:
-        """For `/health`."""
-
-
-class Engine(Protocol):
-    """What serves a pool's windows."""
-
-    def load(self) -> WorkerLoad:
-        """For the choice among workers."""
-
-    def stats(self) -> Stats: ...
-
-    def healthy(self) -> str | None:
-        """Why not; None: it is."""
-
-    def drain(self, timeout_s: float) -> bool:
-        """Take nothing new, wait for what is there; False: it was not over in time."""
-
-    def close(self) -> None: ...
-
-
 class PoolWorker:
     """One role's engine, its metrics, its traces and its end.
 
-    A subclass's constructor calls `_start`, makes its engine, which waits for what it will compute
-    with, and calls `_ready`.
+    A subclass's constructor calls `_start`, makes its end of the KV's way (`_kv`) and its engine,
+    which waits for what it will compute with, and calls `_ready`.
     """
 
     ROLE: ClassVar[str]
     METRICS: ClassVar[tuple[MetricSpec, ...]]
 
-    _engine: Engine
+    _engine: EncoderEngine | DecoderEngine
+    _kv: KVExporter | KVImporter
 
     def _start(self, settings: Settings, build: str) -> None:
         """Call before torch is imported. Raises ConfigurationError, as `start_replica` does."""
@@ -80,18 +61,10 @@ class PoolWorker:
         give_memory_back()
         # The router's first window, and what was loaded for it, come when all pools are ready.
         asyncio.get_running_loop().call_later(FIRST_WINDOW_S, give_memory_back)
-        logger.info("ready: %s on %s, KV by %s", model, device, self._transport())
-
-    def _transport(self) -> str:
-        """How KV moves."""
-        raise NotImplementedError
+        logger.info("ready: %s on %s, KV by %s", model, device, self._kv.transport)
 
     def _report(self) -> None:
         """Hand what the engine counted to the metrics; called once a second."""
-        raise NotImplementedError
-
-    def _close_transport(self) -> None:
-        """After the engine."""
         raise NotImplementedError
 
     def _span(self, request: EncodeRequest | DecodeRequest) -> Span:
@@ -109,7 +82,7 @@ class PoolWorker:
         return self._engine.stats().as_status(
             replica=self._name,
             model=self._model,
-            transport=self._transport(),
+            transport=self._kv.transport,
             device=self._device,
             healthy=self._engine.healthy() is None,
         )
@@ -127,5 +100,5 @@ class PoolWorker:
         if not await asyncio.to_thread(self._engine.drain, ENGINE_DRAIN_S):
             logger.warning("shutting down with windows unfinished, or still leased")
         await asyncio.to_thread(self._engine.close)
-        await asyncio.to_thread(self._close_transport)
+        await asyncio.to_thread(self._kv.close)
         await asyncio.to_thread(self._tracer.close)

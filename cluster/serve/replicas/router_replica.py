@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Mapping
+from contextlib import AsyncExitStack
 from typing import Any
 
 from fastapi import FastAPI
@@ -37,7 +38,6 @@ from router.http.listener import HttpListener
 from router.http.models import ModelRegistry
 from router.http.routes import create_app
 from router.live.activity import VoiceActivity
-from router.live.session import LiveSessions
 from router.warm_up import WarmUp
 
 logger = logging.getLogger(__name__)
@@ -62,15 +62,16 @@ class Router:
             encoders, decoders: by the names of `settings.by_model()`.
             batches: of the owner of files and batches; None: there is none.
         """
+        self._opened = AsyncExitStack()  # closed by `__del__`, also where a later step here fails
         replica, recorder = start_replica("router", settings, build, ROUTER_METRICS)
-        self._recorder = recorder
-        self._tracer = make_tracer(settings, "router", replica)
         self._settings, self._build = settings, build
-        self._audio = AudioPool(settings.router)
-        await self._audio.start()
-        self._activity = VoiceActivity()
-        self._live: list[LiveSessions] = []
-        self._warm_up = WarmUp()
+        tracer = make_tracer(settings, "router", replica)
+        self._opened.push_async_callback(asyncio.to_thread, tracer.close)
+        audio = AudioPool(settings.router)
+        self._opened.push_async_callback(audio.close)
+        await audio.start()
+        activity, warm_up = VoiceActivity(), WarmUp()
+        self._opened.push_async_callback(activity.close)
         models, first_windows = [], []
         for name, own in settings.by_model().items():
             checkpoint = await asyncio.to_thread(open_checkpoint, own.model, weights=False)
@@ -80,11 +81,11 @@ class Router:
             transcriber = make_transcriber(
                 own,
                 checkpoint,
-                self._audio,
+                audio,
                 encoder,
                 decoder,
                 recorder,
-                tracer=self._tracer,
+                tracer=tracer,
                 may_sleep=may_sleep,
             )
             if not may_sleep:  # a window would wake it
@@ -92,23 +93,26 @@ class Router:
                 first_windows.append(
                     make_first_window(own, checkpoint, encoder, decoder, tokenizer)
                 )
-            live = make_live_engine(
-                own, checkpoint, encoder, decoder, self._activity, recorder, self._tracer
-            )
-            self._live.append(live)
+            live = make_live_engine(own, checkpoint, encoder, decoder, activity, recorder, tracer)
+            self._opened.push_async_callback(live.close)
             models.append(served_model(settings, name, transcriber, live))
             logger.info("ready: model %s as %s", checkpoint.name, name)
-        self._registry = ModelRegistry(
+        registry = ModelRegistry(
             models,
             openai_aliases=settings.router.openai_aliases,
             list_openai_aliases=settings.router.list_openai_aliases,
-            is_held=self._warm_up.holds,
+            is_held=warm_up.holds,
         )
-        self._app = router_app(self._registry, settings, recorder, self._tracer, batches)
+        self._app = router_app(registry, settings, recorder, tracer, batches)
         self._listener = await open_listener(self._app, settings.router)
-        self._warm_up.begin(first_windows)
         if self._listener is None:
-            self._draining = asyncio.create_task(self._drain_when_stopped())
+            draining = asyncio.create_task(self._drain_when_stopped())
+            self._opened.callback(draining.cancel)
+        else:
+            self._opened.push_async_callback(self._listener.close)
+            self._opened.push_async_callback(self._app.state.realtime.drain)
+        warm_up.begin(first_windows)
+        self._opened.callback(warm_up.close)
 
     def check_health(self) -> None:
         """Serve replaces the replica when this raises."""
@@ -130,21 +134,7 @@ class Router:
 
     async def __del__(self) -> None:
         """Serve's hook on shutdown."""
-        if hasattr(self, "_draining"):
-            self._draining.cancel()
-        if hasattr(self, "_warm_up"):
-            self._warm_up.close()
-        if hasattr(self, "_listener") and self._listener is not None:
-            await self._app.state.realtime.drain()
-            await self._listener.close()
-        for live in getattr(self, "_live", ()):
-            await live.close()
-        if hasattr(self, "_activity"):
-            await self._activity.close()
-        if hasattr(self, "_audio"):
-            await self._audio.close()
-        if hasattr(self, "_tracer"):
-            await asyncio.to_thread(self._tracer.close)
+        await self._opened.aclose()
 
 
 def without_secrets(settings: Settings) -> Settings:

@@ -109,7 +109,7 @@ async def test_what_goes_wrong_is_counted(
         await worker.encode(EncodeRequest("r", 1, 1, make_pcm(1.0), -1.0))
     with pytest.raises(DeadlineExceededError):
         await worker.decode(DecodeRequest("r", 0, 1, reply.handle, options, -1.0))
-    exporter = encode._exporter
+    exporter = encode._kv
     assert isinstance(exporter, KVExporter)
     exporter.handle_notifications([b"nonsense", b"REL:" + b"0" * 32])
     lost = exporter.reserve(exporter.layout.pages_per_window)
