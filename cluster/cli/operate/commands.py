@@ -14,17 +14,19 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
-from cluster.cli.operate import launcher, steps
-from cluster.cli.operate.cluster_file import (
+from cluster.cli.operate import steps
+from cluster.cli.operate.dashboard import Dashboard, reach
+from cluster.cli.operate.files import (
     ClusterFile,
+    ServeFile,
     check_sources,
     ensure_token,
+    http_port,
     read_cluster_file,
+    read_serve_file,
 )
-from cluster.cli.operate.dashboard import Dashboard, reach
-from cluster.cli.operate.serve_file import ServeFile, read_serve_file
 from cluster.common.errors import ConfigurationError
-from cluster.serve.start.readiness import wait_for_health
+from cluster.serve.start.readiness import health_line, state_of, wait_for_health
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -90,7 +92,7 @@ def up(
         progress.say("made the cluster's token: ~/.ray/auth_token")
     check_sources(file)
     progress.say(f"launching: ray up {cluster}")
-    launcher.run_ray_up(file, progress.show)
+    steps.run_ray_up(file, progress.show)
     with reach(file, None) as dashboard:
         progress.say("the head is up; it sets up the other nodes")
         steps.wait_for_nodes(file, dashboard, timeout_s, progress.say)
@@ -162,27 +164,26 @@ def status(cluster: ClusterOption = None, address: AddressOption = None) -> None
     Example: splitscribe status --cluster cluster.yaml
     """
     file = read_cluster_file(cluster) if cluster is not None else None
+    table, is_serving = Table(box=None, padding=(0, 2), show_header=False), False
     with reach(file, address) as dashboard:
-        state = steps.current_state(dashboard, file)
-    table = Table(box=None, padding=(0, 2), show_header=False)
-    for node in sorted(state.nodes, key=lambda node: (not node.is_head, node.pool, node.address)):
-        table.add_row("node", node.pool, node.address)
-    if file is not None and not steps.all_there(file, state.nodes):
-        table.add_row("nodes", "[yellow]missing[/]", steps.pools_line(file, state.nodes))
-    if state.application is None:
-        table.add_row("application", "[yellow]none[/]", "splitscribe deploy SERVE.yaml")
-    else:
-        table.add_row(
-            "application", _coloured(state.application.is_ready), state.application.status
-        )
-        for pool in state.application.pools:
-            said = Text(f"{pool.running} of {pool.wanted} running")
-            if pool.message and not pool.is_ready:
-                said.append(f": {pool.message.strip().splitlines()[-1]}")
-            table.add_row(pool.name, _coloured(pool.is_ready), said)
-        table.add_row("api", _coloured(state.is_serving), Text(f"{state.url}: {state.health}"))
+        nodes, details = dashboard.nodes(), dashboard.serve()
+        for node in sorted(nodes, key=lambda node: (not node.is_head, node.pool, node.address)):
+            table.add_row("node", node.pool, node.address)
+        if file is not None and not steps.all_there(file, nodes):
+            table.add_row("nodes", "[yellow]missing[/]", steps.pools_line(file, nodes))
+        if (state := state_of(details)) is None:
+            table.add_row("application", "[yellow]none[/]", "splitscribe deploy SERVE.yaml")
+        else:
+            table.add_row("application", _coloured(state.is_ready), state.status)
+            for pool in state.pools:
+                waits = f": {pool.waits_for}" if pool.waits_for else ""
+                said = Text(f"{pool.running} of {pool.wanted} running{waits}")
+                table.add_row(pool.name, _coloured(pool.is_ready), said)
+            url = steps.api_url(dashboard, file, http_port(details))
+            is_serving, health = health_line(url)
+            table.add_row("api", _coloured(is_serving), Text(f"{url}: {health}"))
     out.print(table)
-    raise typer.Exit(0 if state.is_serving else 1)
+    raise typer.Exit(0 if is_serving else 1)
 
 
 def _coloured(is_well: bool) -> str:
@@ -210,5 +211,5 @@ def down(
     except ConfigurationError as error:
         progress.say(f"the application was not stopped by itself: {error.message}")
     progress.say(f"taking down: ray down {cluster}")
-    launcher.run_ray_down(file, progress.say, progress.show)
+    steps.run_ray_down(file, progress.say, progress.show)
     progress.say("nothing is left")

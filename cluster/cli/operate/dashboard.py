@@ -21,7 +21,7 @@ from typing import Any
 
 import httpx
 
-from cluster.cli.operate.cluster_file import OTHER_NODES, ClusterFile, read_token
+from cluster.cli.operate.files import OTHER_NODES, ClusterFile, read_token
 from cluster.common.errors import ConfigurationError
 
 PORT = 8265
@@ -43,28 +43,8 @@ class Node:
 class Dashboard:
     """Client of one cluster's dashboard; raises ConfigurationError with what to do about it."""
 
-    def __init__(self, url: str, token: str | None) -> None:
-        self.url = url
-        headers = {"Authorization": f"Bearer {token}"} if token else {}
-        self._client = httpx.Client(base_url=url, headers=headers, timeout=30.0)
-
-    def close(self) -> None:
-        self._client.close()
-
-    def answers(self) -> bool:
-        """Whether the dashboard answers.
-
-        Raises:
-            httpx.HTTPError: the connection was taken and not answered. A tunnel of ssh does that
-                too while nothing listens at its other end.
-        """
-        try:
-            answer = self._client.get("/api/version", timeout=5.0)
-        except (httpx.ConnectError, httpx.ConnectTimeout):
-            return False
-        if answer.is_server_error:
-            answer.raise_for_status()
-        return True
+    def __init__(self, client: httpx.Client) -> None:
+        self._client, self.url = client, str(client.base_url).rstrip("/")
 
     def nodes(self) -> list[Node]:
         """The nodes that are alive."""
@@ -91,12 +71,8 @@ class Dashboard:
         return self._call("GET", APPLICATIONS)
 
     def deploy(self, config: Mapping[str, Any]) -> None:
-        """Have Serve run these applications and no others; returns before they are built."""
+        """Have Serve run these applications and no others; returns before that is done."""
         self._call("PUT", APPLICATIONS, json=config)
-
-    def stop_applications(self) -> None:
-        """Begin to end all of them; returns before their replicas have finished what they have."""
-        self.deploy({"applications": []})
 
     def _call(self, method: str, path: str, **options: Any) -> dict[str, Any]:
         try:
@@ -154,9 +130,9 @@ def reach(file: ClusterFile | None, address: str | None) -> Iterator[Dashboard]:
         if address is None and file is not None:
             address = stack.enter_context(_tunnel(file))
         url = address or os.environ.get("RAY_DASHBOARD_ADDRESS") or f"http://127.0.0.1:{PORT}"
-        dashboard = Dashboard(url.rstrip("/"), read_token())
-        stack.callback(dashboard.close)
-        yield dashboard
+        headers = {"Authorization": f"Bearer {token}"} if (token := read_token()) else {}
+        client = httpx.Client(base_url=url, headers=headers, timeout=30.0)
+        yield Dashboard(stack.enter_context(client))
 
 
 @contextlib.contextmanager
@@ -197,24 +173,21 @@ def _forwarding(file: ClusterFile, port: int) -> list[str]:
 
 
 def _wait_for(url: str, process: subprocess.Popen[bytes], file: ClusterFile) -> None:
-    probe = Dashboard(url, None)
     deadline = time.monotonic() + TUNNEL_S
     is_there = False
-    try:
-        while True:
-            try:
-                if probe.answers():
-                    return
-            except httpx.HTTPError:
-                if not is_there:
-                    deadline = time.monotonic() + LISTEN_S
-                is_there = True
-            if process.poll() is not None or time.monotonic() > deadline:
-                what = "ssh connects, but nothing answers" if is_there else "ssh does not connect"
-                raise ConfigurationError(
-                    f"the head's dashboard cannot be reached: {what}; is the cluster up? "
-                    f"See why: ray dashboard {file.path}"
-                )
-            time.sleep(0.2)
-    finally:
-        probe.close()
+    while True:
+        try:
+            if not httpx.get(f"{url}/api/version", timeout=5.0).is_server_error:
+                return
+            is_connected = True
+        except httpx.HTTPError as error:  # ssh also connects while nothing listens at its other end
+            is_connected = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
+        if is_connected and not is_there:
+            is_there, deadline = True, time.monotonic() + LISTEN_S
+        if process.poll() is not None or time.monotonic() > deadline:
+            what = "ssh connects, but nothing answers" if is_there else "ssh does not connect"
+            raise ConfigurationError(
+                f"the head's dashboard cannot be reached: {what}; is the cluster up? "
+                f"See why: ray dashboard {file.path}"
+            )
+        time.sleep(0.2)

@@ -1,45 +1,45 @@
 """What `splitscribe up | deploy | status | down` do, step by step, telling a person how far it is.
 
-Ray's own commands do the work; here is what they leave out: what is waited for, when it is ready,
-at which URL, and what to do when a step fails. Each step raises ConfigurationError with a remedy.
+Ray's own commands do the work, and the launcher's lines are shown as they come; here is what they
+leave out: what is waited for, when it is ready, at which URL, and Ray on machines of one's own,
+where `ray down` leaves it running. Each failure is a ConfigurationError that says what to do.
 """
 
 from __future__ import annotations
 
+import re
 import shlex
+import subprocess
+import threading
 import time
 from collections import Counter
-from collections.abc import Sequence
-from dataclasses import dataclass
+from collections.abc import Iterable, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
-from cluster.cli.operate.cluster_file import ClusterFile
-from cluster.cli.operate.dashboard import Dashboard, Node, head_address
-from cluster.cli.operate.serve_file import ServeFile, http_port
+from cluster.cli.operate.dashboard import Dashboard, Node, head_address, ray_command
+from cluster.cli.operate.files import ClusterFile, ServeFile
 from cluster.common.errors import ConfigurationError
-from cluster.serve.start.readiness import (
-    SERVE_LOGS,
-    ApplicationState,
-    Changes,
-    Say,
-    health_line,
-    state_of,
-)
+from cluster.serve.start.readiness import SERVE_LOGS, Changes, Say, health_line, state_of
 
 POLL_S = 1.0
 STOP_S = 90.0  # for requests in flight when Serve is stopped
 FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
+DOWN_S = 900.0  # clouds take minutes to end machines
+LAST_LINES_S = 1.0  # to read the last lines: ssh may outlive the launcher and keep its output open
+RAY_STOP_S = 60.0  # of one machine
+SSH_AT_ONCE = 16
 
-
-@dataclass(frozen=True, slots=True)
-class ClusterState:
-    """What runs now. The application is None where nothing is deployed."""
-
-    nodes: tuple[Node, ...]
-    application: ApplicationState | None
-    url: str | None
-    is_serving: bool
-    health: str
+# What to do when `ray up` fails, by the step in which it did, as its output names the steps.
+REMEDIES = {
+    "SSH": "try it by hand: {ssh}",
+    "file mounts": "rsync must be installed on both machines",
+    "initialization commands": "its output is above; on the machine: {ssh}",
+    "setup commands": "its output is above; the machine needs Python with venv, and must reach "
+    "pip's index or a mirror of it (PIP_INDEX_URL); on the machine: {ssh}",
+    "Ray runtime": "its output is above; look into /tmp/ray/session_latest/logs there ({ssh}), "
+    "and whether something else has its port 6379 or 8265",
+}
 
 
 def pools_line(file: ClusterFile, nodes: Sequence[Node]) -> str:
@@ -102,11 +102,21 @@ def deploy(dashboard: Dashboard, file: ServeFile, url: str, timeout_s: float, sa
     while True:
         state = state_of(dashboard.serve(), file.application)
         if state is not None and (before is None or state.deployed_at != before.deployed_at):
-            _tell(state, seen, say)
+            lines = [f"workers running: {state.line()}"] if state.pools else []
+            for line in (*lines, *(f"{one.name}: {one.waits_for}" for one in state.waiting())):
+                if line not in seen:
+                    say(line)
+                    seen.add(line)
             if state.is_ready:
                 return
             if state.status in FAILED:
-                raise ConfigurationError(_failure(state, url))
+                is_serving, _ = health_line(url)  # a build that failed leaves what runs as it was
+                keeps = " What was deployed before keeps serving." if is_serving else ""
+                raise ConfigurationError(
+                    f"the deployment failed: {state.reason()}.{keeps} What to do: change the file "
+                    f"and deploy it again; more is in the dashboard under Serve, and on the nodes "
+                    f"in {SERVE_LOGS}"
+                )
         if time.monotonic() > deadline:
             waits = f"{state.line()}: {state.reason()}" if state else "nothing is built"
             raise ConfigurationError(
@@ -116,44 +126,10 @@ def deploy(dashboard: Dashboard, file: ServeFile, url: str, timeout_s: float, sa
         time.sleep(POLL_S)
 
 
-def _tell(state: ApplicationState, seen: set[str], say: Say) -> None:
-    """Say each line once: how many workers run, and what the others are waiting for."""
-    lines = [f"workers running: {state.line()}"] if state.pools else []
-    for pool in state.pools:
-        if pool.message and not pool.is_ready:
-            lines.append(f"{pool.name}: {pool.message.strip().splitlines()[-1]}")
-    for line in lines:
-        if line not in seen:
-            seen.add(line)
-            say(line)
-
-
-def _failure(state: ApplicationState, url: str) -> str:
-    is_serving, _ = health_line(url)  # a build that failed leaves what runs as it was
-    return (
-        f"the deployment failed: {state.reason()}."
-        f"{' What was deployed before keeps serving.' if is_serving else ''} "
-        f"What to do: change the file and deploy it again; more is in the dashboard under Serve, "
-        f"and on the nodes in {SERVE_LOGS}"
-    )
-
-
 def api_url(dashboard: Dashboard, file: ClusterFile | None, port: int) -> str:
     """Where clients reach the API: the head's proxy."""
     host = head_address(file) if file is not None else urlsplit(dashboard.url).hostname
     return f"http://{host}:{port}"
-
-
-def current_state(dashboard: Dashboard, file: ClusterFile | None) -> ClusterState:
-    """What `splitscribe status` shows."""
-    nodes = tuple(dashboard.nodes())
-    details = dashboard.serve()
-    application = state_of(details)
-    if application is None:
-        return ClusterState(nodes, None, None, False, "nothing is deployed")
-    url = api_url(dashboard, file, http_port(details))
-    is_serving, health = health_line(url)
-    return ClusterState(nodes, application, url, is_serving, health)
 
 
 def stop_serving(dashboard: Dashboard, say: Say) -> None:
@@ -162,7 +138,7 @@ def stop_serving(dashboard: Dashboard, say: Say) -> None:
         say("no application is deployed")
         return
     say("stopping the application: workers finish the windows they have")
-    dashboard.stop_applications()
+    dashboard.deploy({"applications": []})
     deadline = time.monotonic() + STOP_S
     progress = Changes(say)
     # Serve's own command would also wait a minute for workers that it can no longer start or find.
@@ -174,3 +150,138 @@ def stop_serving(dashboard: Dashboard, say: Say) -> None:
             return
         time.sleep(POLL_S)
     say("the application is stopped")
+
+
+def run_ray_up(file: ClusterFile, show: Say) -> None:
+    """Run `ray up`, and hand its lines to `show`.
+
+    Raises:
+        ConfigurationError: it failed; the message names the step and what to do about it.
+    """
+    step = "Checking the environment"
+
+    def follow(line: str) -> None:
+        nonlocal step
+        if found := re.match(r"\s*\[\d+(?:-\d+)?/\d+\] (.+)", line):
+            step = found[1].strip()
+        show(line)
+
+    if _launcher("up", file, follow) != 0:
+        raise ConfigurationError(f"`ray up` failed at: {step}. {_remedy(step, file)}")
+
+
+def _remedy(step: str, file: ClusterFile) -> str:
+    """What to do where `ray up` failed in this step, and what else that may break."""
+    ssh = shlex.join(file.ssh(file.head_address or "HEAD"))
+    again = shlex.join(["ray", "up", "-vvv", str(file.path)])
+    told = f"Its last lines say why; more of them come by: {again}"
+    for word, remedy in REMEDIES.items():
+        if word.lower() in step.lower():
+            told = f"What to do: {remedy.format(ssh=ssh)}"
+    # The head has a copy of the file before it runs the file's commands, and its autoscaler reads
+    # that copy again.
+    if any(word in step.lower() for word in ("initialization", "setup", "ray runtime")):
+        told += (
+            ". If the cluster was up: its head has this file already and is setting up the other "
+            "nodes by it, which ends Ray there when that fails too. Correct it and run this again"
+        )
+    return told
+
+
+def run_ray_down(file: ClusterFile, say: Say, show: Say) -> None:
+    """Run `ray down`, and hand its lines to `show`; on machines of one's own also stop Ray on each.
+
+    On these `ray down` stops the head alone, and not even the head after a `ray up` that failed.
+
+    Raises:
+        ConfigurationError: it failed or took too long, or a machine could not be reached.
+    """
+    problems = []
+    try:
+        if _launcher("down", file, show, DOWN_S) != 0:
+            problems.append("`ray down` failed; its last lines say why")
+    except subprocess.TimeoutExpired:
+        problems.append(f"`ray down` was ended because it still ran after {DOWN_S:.0f} s")
+    if file.is_onprem:
+        if left := _stop_machines(file, say):
+            problems.append(
+                f"Ray may still run on {', '.join(left)}, where ssh or `ray stop` failed; "
+                f"there: ray stop --force"
+            )
+    elif problems:
+        problems.append("look in the cloud's console for machines that still run and cost money")
+    if problems:
+        raise ConfigurationError(
+            f"{'. '.join(problems)}. Then try again: splitscribe down {file.path}"
+        )
+
+
+def _stop_machines(file: ClusterFile, say: Say) -> list[str]:
+    """Stop Ray on the head first, so that the head starts nothing on the others, then on these.
+
+    Returns:
+        The addresses where that failed.
+    """
+    script = "bash --login -c -i '. ~/.bashrc; ray stop --force' > /dev/null 2>&1 < /dev/null"
+    failed: list[str] = []
+
+    def stop(address: str) -> None:
+        started = time.monotonic()
+        try:
+            subprocess.run(
+                [*file.ssh(address), script],
+                stdin=subprocess.DEVNULL,
+                capture_output=True,
+                timeout=RAY_STOP_S,
+                check=True,
+            )
+            say(f"{address}: Ray stopped, in {time.monotonic() - started:.1f} s")
+        except subprocess.SubprocessError:
+            failed.append(address)
+
+    for machines in ([file.head_address] if file.head_address else [], file.worker_addresses):
+        with ThreadPoolExecutor(SSH_AT_ONCE) as pool:
+            list(pool.map(stop, machines))
+    return sorted(failed)
+
+
+def _launcher(name: str, file: ClusterFile, show: Say, limit_s: float | None = None) -> int:
+    """Run `ray NAME`, and hand its lines to `show` as they come. Returns its exit status.
+
+    Raises:
+        subprocess.TimeoutExpired: it still ran after `limit_s` and was ended.
+    """
+    flags = ("--yes", "--log-style=pretty", "--log-color=false")
+    process = subprocess.Popen(
+        ray_command(name, *flags, str(file.path)),
+        env=file.environment(),
+        stdin=subprocess.DEVNULL,
+        stdout=subprocess.PIPE,
+        stderr=subprocess.STDOUT,
+        text=True,
+        errors="replace",
+    )
+    assert process.stdout is not None
+    failed: list[BaseException] = []
+    reader = threading.Thread(target=_show_lines, args=(process.stdout, show, failed), daemon=True)
+    reader.start()
+    try:
+        status = process.wait(limit_s)
+    finally:
+        if process.poll() is None:
+            process.kill()
+            process.wait()
+        reader.join(LAST_LINES_S)
+    if failed:
+        raise failed[0]
+    return status
+
+
+def _show_lines(lines: Iterable[str], show: Say, failed: list[BaseException]) -> None:
+    """Read to the end, also where lines can no longer be shown: the launcher waits for a reader."""
+    for line in lines:
+        try:
+            if not failed:
+                show(line.rstrip())
+        except BaseException as error:  # a closed terminal is rich's SystemExit
+            failed.append(error)

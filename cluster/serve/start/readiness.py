@@ -39,6 +39,11 @@ class Pool:
     def is_ready(self) -> bool:
         return self.status == "HEALTHY" and self.running >= self.wanted
 
+    @property
+    def waits_for(self) -> str:
+        """The last line of its message; empty where it is ready, or has none."""
+        return "" if self.is_ready else "".join(self.message.strip().splitlines()[-1:])
+
 
 @dataclass(frozen=True, slots=True)
 class ApplicationState:
@@ -56,6 +61,10 @@ class ApplicationState:
     def line(self) -> str:
         """`router 1/1, encoder 0/2, decoder 2/2`"""
         return ", ".join(f"{pool.name} {pool.running}/{pool.wanted}" for pool in self.pools)
+
+    def waiting(self) -> list[Pool]:
+        """Those that say what they wait for."""
+        return [pool for pool in self.pools if pool.waits_for]
 
     def reason(self) -> str:
         """What went wrong: the message of the exception, which is the last line."""

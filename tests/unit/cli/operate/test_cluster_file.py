@@ -10,14 +10,14 @@ import pytest
 import yaml
 
 from cluster.cli.config import shipped_config
-from cluster.cli.operate.cluster_file import (
+from cluster.cli.operate.dashboard import Node
+from cluster.cli.operate.files import (
     CLOUD_MODULES,
     check_sources,
     ensure_token,
     read_cluster_file,
     read_token,
 )
-from cluster.cli.operate.dashboard import Node
 from cluster.cli.operate.steps import all_there, pools_line
 from cluster.common.errors import ConfigurationError
 from tests.support.hosts import hosts, missing_for_hosts

@@ -8,8 +8,8 @@ import pytest
 import yaml
 
 from cluster.cli.config import shipped_config
-from cluster.cli.operate import launcher
-from cluster.cli.operate.cluster_file import ClusterFile, read_cluster_file
+from cluster.cli.operate import steps
+from cluster.cli.operate.files import ClusterFile, read_cluster_file
 from cluster.common.errors import ConfigurationError
 from tests.support.programs import needs
 
@@ -32,7 +32,7 @@ def test_machines_that_were_not_reached_are_named(unreachable: ClusterFile) -> N
     said: list[str] = []
     shown: list[str] = []
     with pytest.raises(ConfigurationError) as caught:
-        launcher.run_ray_down(unreachable, said.append, shown.append)
+        steps.run_ray_down(unreachable, said.append, shown.append)
     assert "Ray may still run on 10.0.0.10, 10.0.0.11, 10.0.0.12" in caught.value.message
     assert "ray stop --force" in caught.value.message
     assert said == []
@@ -42,6 +42,6 @@ def test_machines_that_were_not_reached_are_named(unreachable: ClusterFile) -> N
 def test_a_launcher_that_hangs_is_ended_and_its_lines_are_kept(
     unreachable: ClusterFile, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(launcher, "DOWN_S", 0.2)
+    monkeypatch.setattr(steps, "DOWN_S", 0.2)
     with pytest.raises(ConfigurationError, match=r"still ran after 0 s\. Ray may still run on"):
-        launcher.run_ray_down(unreachable, print, print)
+        steps.run_ray_down(unreachable, print, print)

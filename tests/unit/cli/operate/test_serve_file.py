@@ -8,7 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.cli.config import shipped_config
-from cluster.cli.operate.serve_file import read_serve_file
+from cluster.cli.operate.files import read_serve_file
 from cluster.common.errors import ConfigurationError
 from cluster.serve.from_file import build
 

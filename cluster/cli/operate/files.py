@@ -1,8 +1,8 @@
-"""A cluster file for `ray up`, read and checked before any machine is touched.
+"""What an operator writes, read and checked before any machine is touched.
 
-Ray's own launcher code checks the fields. This module also checks what the launcher would find out
-late: files to be copied that do not exist, several wheels, a missing token. It knows the file only,
-not the running cluster.
+A cluster file for `ray up`: Ray's own launcher code checks the fields, and here is found what the
+launcher would find out late: files to be copied that do not exist, several wheels, a missing token.
+And a Serve configuration, which Serve's own schema checks. Knows no running cluster.
 """
 
 from __future__ import annotations
@@ -10,18 +10,24 @@ from __future__ import annotations
 import importlib.util
 import os
 import secrets
+from collections import Counter
 from collections.abc import Mapping
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
+from pydantic import ValidationError
+
 from cluster.common.errors import ConfigurationError
+from cluster.common.settings import Settings
 from cluster.common.settings_sources import read_yaml
+from cluster.serve.from_file import IMPORT_PATH, settings_of
 from cluster.serve.ray_internals import prepared_cluster_file
 
 TOKEN_FILE = Path("~/.ray/auth_token")
 CLOUD_MODULES = {"aws": "boto3", "gcp": "googleapiclient"}
 OTHER_NODES = "worker"  # the pool of nodes whose file does not say which
+HTTP_PORT = 8000
 
 
 @dataclass(frozen=True, slots=True)
@@ -71,12 +77,20 @@ def read_cluster_file(path: Path) -> ClusterFile:
     Raises:
         ConfigurationError: it cannot be read, or Ray's launcher would refuse it.
     """
+    import jsonschema
+
     content = read_yaml(
         path, "cluster file", "; begin with: splitscribe config show cluster/onprem > cluster.yaml"
     )
     if not isinstance(content, dict) or not isinstance(content.get("provider"), dict):
         raise ConfigurationError(f"{path} is not a cluster file: it has no provider")
-    prepared = _prepared(content, path)
+    try:
+        prepared = prepared_cluster_file(content)
+    except jsonschema.ValidationError as error:
+        where = ".".join(str(part) for part in error.absolute_path)
+        raise ConfigurationError(f"{path}: {where or 'the file'}: {error.message}") from error
+    except Exception as error:  # the launcher's own errors have no common class
+        raise ConfigurationError(f"{path}: Ray's launcher refuses it: {error}") from error
     provider = prepared["provider"]
     workers = tuple(str(one) for one in provider.get("worker_ips", ()))
     head = provider.get("external_head_ip") or provider.get("head_ip")
@@ -91,26 +105,13 @@ def read_cluster_file(path: Path) -> ClusterFile:
     )
 
 
-def _prepared(content: dict[str, Any], path: Path) -> dict[str, Any]:
-    import jsonschema
-
-    try:
-        return prepared_cluster_file(content)
-    except jsonschema.ValidationError as error:
-        where = ".".join(str(part) for part in error.absolute_path)
-        raise ConfigurationError(f"{path}: {where or 'the file'}: {error.message}") from error
-    except Exception as error:  # the launcher's own errors have no common class
-        raise ConfigurationError(f"{path}: Ray's launcher refuses it: {error}") from error
-
-
-def _least_nodes(prepared: Mapping[str, Any]) -> dict[str, int]:
+def _least_nodes(prepared: Mapping[str, Any]) -> Counter[str]:
     """How many nodes of each label the file asks for at least: {"encoder": 1, "decoder": 2}."""
-    least: dict[str, int] = {}
+    least: Counter[str] = Counter()
     for name, node_type in prepared["available_node_types"].items():
-        if name == prepared["head_node_type"]:
-            continue
-        pool = node_type.get("labels", {}).get("pool", OTHER_NODES)
-        least[pool] = least.get(pool, 0) + node_type.get("min_workers", 0)
+        if name != prepared["head_node_type"]:
+            pool = node_type.get("labels", {}).get("pool", OTHER_NODES)
+            least[pool] += node_type.get("min_workers", 0)
     return least
 
 
@@ -179,3 +180,45 @@ def read_token(environ: Mapping[str, str] = os.environ) -> str | None:
         return token
     path = Path(environ.get("RAY_AUTH_TOKEN_PATH") or TOKEN_FILE).expanduser()
     return path.read_text().strip() or None if path.is_file() else None
+
+
+@dataclass(frozen=True, slots=True)
+class ServeFile:
+    """A Serve configuration that was checked. content: the whole file, as Serve takes it."""
+
+    content: Mapping[str, Any]
+    settings: Settings
+    application: str
+    port: int
+
+
+def read_serve_file(path: Path) -> ServeFile:
+    """Check a file as Serve will, and its `args` as the build on the cluster will.
+
+    Raises:
+        ConfigurationError: a field is wrong; the message names it.
+    """
+    from ray.serve.schema import ServeDeploySchema
+
+    content = read_yaml(
+        path,
+        "Serve configuration",
+        "; begin with: splitscribe config show serve/cpu > serve.yaml",
+    )
+    try:
+        applications = ServeDeploySchema.model_validate(content).applications
+    except ValidationError as error:
+        first = error.errors()[0]
+        where = ".".join(str(part) for part in first["loc"]) or "the file"
+        raise ConfigurationError(f"{path}: {where}: {first['msg']}") from error
+    ours = [one for one in applications if one.import_path == IMPORT_PATH]
+    if len(ours) != 1:
+        raise ConfigurationError(
+            f"{path} must have one application with import_path {IMPORT_PATH}, it has {len(ours)}"
+        )
+    return ServeFile(content, settings_of(ours[0].args), ours[0].name, http_port(content))
+
+
+def http_port(content: Mapping[str, Any]) -> int:
+    """Where Serve's proxies listen, by a Serve configuration or by what Serve tells of itself."""
+    return int((content.get("http_options") or {}).get("port") or HTTP_PORT)
