@@ -17,8 +17,7 @@ from rich.table import Table
 from rich.text import Text
 
 from cluster.cli.config import shipped_config
-from cluster.cli.operate.cluster_file import read_cluster_file
-from cluster.cli.operate.serve_file import read_serve_file
+from cluster.cli.operate.files import read_cluster_file, read_serve_file
 from cluster.common.errors import ConfigurationError
 from cluster.common.settings_sources import load_settings, read_yaml
 

@@ -10,14 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-<<<<<<< HEAD
-from cluster.cli.operate.cluster_file import read_cluster_file
-from cluster.cli.operate.serve_file import read_serve_file
-from cluster.cli.planning import cluster_file, write_plan
-=======
 from cluster.cli.operate.files import read_cluster_file, read_serve_file
-from cluster.cli.planning.plan_files import cluster_file, write_plan
->>>>>>> 5668515 (Read an operator's files in one module, and run the steps of a cluster's life in one)
+from cluster.cli.planning import cluster_file, write_plan
 from cluster.common.errors import ConfigurationError
 from cluster.planning.design import Design, Found
 from cluster.planning.order import (
