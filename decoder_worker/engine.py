@@ -26,7 +26,7 @@ from cluster.common.model.checkpoint import Checkpoint
 from cluster.common.model.device import let_encoder_go_first, use_step_threads
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.settings import DecoderSettings
-from decoder_worker.build import EngineParts, build_parts, warm_up
+from decoder_worker.build import EngineParts, auto_batch, build_parts, warm_up
 from decoder_worker.loop import IDLE_S, Call, DecodeLoop
 from decoder_worker.prompts import PromptBuilder
 from decoder_worker.scheduling.sequence import DecodeSequence, SequenceState
@@ -37,13 +37,6 @@ logger = logging.getLogger(__name__)
 RETRY_AFTER_S = 1.0
 STUCK_S = 60.0  # a step that takes longer is taken for a hang
 CLOSE_S = 15.0  # how long close waits for READs in flight: longer than a READ may take
-CPU_ROWS = 16
-MOST_GPU_ROWS = 64  # more gain next to nothing
-
-
-def auto_batch(device: str) -> int:
-    """Rows where the settings leave it open, and nobody has looked at the memory."""
-    return CPU_ROWS if device == "cpu" else MOST_GPU_ROWS
 
 
 class DecoderCore:
@@ -129,7 +122,7 @@ class DecoderCore:
             self._on_leave(SequenceState.FINISHED)
             sequence.future.set_exception(error)
             return sequence.future
-        self._post(partial(self._loop.add, sequence))
+        self._post(partial(self._loop.scheduler.add, sequence))
         sequence.future.add_done_callback(partial(self._on_done, ref(sequence)))
         return sequence.future
 

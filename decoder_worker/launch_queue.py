@@ -18,10 +18,10 @@ from enum import Enum
 
 from cluster.common.failed_batches import run_alone
 from decoder_worker.model_runner import ModelRunner
-from decoder_worker.readback import Launched
 from decoder_worker.sampling.search import Search, StepOutput
 from decoder_worker.scheduling.sequence import DecodeSequence
 from decoder_worker.stats import Counters
+from decoder_worker.step import Launched
 
 logger = logging.getLogger(__name__)
 
@@ -98,7 +98,22 @@ class LaunchQueue:
         if not self._depth:
             self.collect()
 
-    def run_several(self, sequences: Sequence[DecodeSequence], most: int) -> None:
+    def decode(self, sequences: Sequence[DecodeSequence], *, alone: bool) -> None:
+        """Launch a decode step, and take results, but for `depth` launches.
+
+        None is left of which a search has to decide first. alone: nobody looks at what comes
+        between steps, so that several may be made at once.
+        """
+        alone = alone and not (self._depth or self._in_flight)
+        if alone and (most := self._runner.most_steps(sequences)) > 1:
+            self._run_several(sequences, most)
+            return
+        self.launch(Kind.DECODE, sequences)
+        last = self._in_flight[-1].searches if self._in_flight else ()
+        runs_ahead = all(search is not None and search.runs_ahead for search in last)
+        self.collect(self._depth if runs_ahead else 0)
+
+    def _run_several(self, sequences: Sequence[DecodeSequence], most: int) -> None:
         """Make up to `most` decode steps at once and take their outputs; nothing is in flight."""
         begun = self._clock()
         try:
@@ -108,26 +123,9 @@ class LaunchQueue:
             return
         self._count(Kind.DECODE, begun)
         self._counters.steps += len(steps)
-        searches = [sequence.search for sequence in sequences]
+        searches = tuple(sequence.search for sequence in sequences)
         for outputs in steps:
-            for sequence, search, rows in zip(sequences, searches, outputs, strict=True):
-                if sequence.search is search and not sequence.resolved:
-                    self._take(Kind.DECODE, sequence, rows)
-        for sequence in sequences:
-            self._retire_if_done(sequence)
-
-    def most_steps(self, sequences: Sequence[DecodeSequence]) -> int:
-        """How many `run_several` may make of these, now; 1: `launch` is to make one."""
-        return 1 if self._depth or self._in_flight else self._runner.most_steps(sequences)
-
-    def collect_all_but_last(self) -> None:
-        """Take results, but for `depth` launches that no search has to decide about first."""
-        last = self._in_flight[-1].searches if self._in_flight else ()
-        for search in last:
-            if search is None or not search.runs_ahead:
-                self.collect()
-                return
-        self.collect(self._depth)
+            self._take_all(Kind.DECODE, sequences, searches, outputs)
 
     def collect(self, keep: int = 0) -> None:
         """Take the results of all but the `keep` last launches, in order."""
@@ -142,12 +140,20 @@ class LaunchQueue:
             self._count(oldest.kind, begun)
             self._counters.steps += oldest.kind is Kind.DECODE
             oldest.leave()
-            kind, sequences = oldest.kind, oldest.launched.sequences
-            for sequence, search, rows in zip(sequences, oldest.searches, outputs, strict=True):
-                if sequence.search is search and not sequence.resolved:
-                    self._take(kind, sequence, rows)
-                if sequence.resolved:
-                    self._retire_if_done(sequence)
+            self._take_all(oldest.kind, oldest.launched.sequences, oldest.searches, outputs)
+
+    def _take_all(
+        self,
+        kind: Kind,
+        sequences: Sequence[DecodeSequence],
+        searches: Sequence[Search | None],
+        outputs: Sequence[list[StepOutput]],
+    ) -> None:
+        for sequence, search, rows in zip(sequences, searches, outputs, strict=True):
+            if sequence.search is search and not sequence.resolved:
+                self._take(kind, sequence, rows)
+            if sequence.resolved:
+                self._retire_if_done(sequence)
 
     def abandon(self) -> None:
         """Wait for all that was launched, and take none of it."""

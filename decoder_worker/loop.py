@@ -32,8 +32,15 @@ from decoder_worker.build import EngineParts
 from decoder_worker.launch_queue import Kind, LaunchQueue
 from decoder_worker.prompts import PromptBuilder
 from decoder_worker.sampling.search import StepOutput
-from decoder_worker.scheduling.answers import finished_result, is_doubted, is_final, language_result
-from decoder_worker.scheduling.sequence import Attempt, DecodeSequence, SequenceState
+from decoder_worker.scheduling.sequence import (
+    Attempt,
+    DecodeSequence,
+    SequenceState,
+    finished_result,
+    is_doubted,
+    is_final,
+    language_result,
+)
 from decoder_worker.states import Landing
 from decoder_worker.stats import Counters
 
@@ -83,9 +90,6 @@ class DecodeLoop:
             runner, parts.steps_ahead, self.counters, self._take, self._fail, self._retire, clock
         )
 
-    def add(self, sequence: DecodeSequence) -> None:
-        self.scheduler.add(sequence)
-
     def cancel(self, sequence: DecodeSequence) -> None:
         """Its future was cancelled: take back what it holds."""
         self.counters.cancelled += 1
@@ -102,7 +106,9 @@ class DecodeLoop:
             self._prefill(started)
         running = self.scheduler.next_step()
         if running:
-            self._decode(running)
+            is_watched = was_landing or any(s.on_token is not None for s in running)
+            alone = not is_watched and not self.scheduler.has_bulk
+            self._launches.decode(running, alone=alone)
         else:
             self._launches.collect()
             if not started:
@@ -111,17 +117,6 @@ class DecodeLoop:
             self._unaligned = []
             self._align([s for s in unaligned if s.state is SequenceState.RUNNING])
         return bool(started or running or unaligned or self._told or was_landing)
-
-    def _decode(self, running: list[DecodeSequence]) -> None:
-        """One step; several at once where nobody looks at what comes between them."""
-        is_watched = any(s.on_token is not None for s in running) or len(self._landing) > 0
-        alone = not is_watched and not self.scheduler.has_bulk
-        most = self._launches.most_steps(running) if alone else 1
-        if most > 1:
-            self._launches.run_several(running, most)
-            return
-        self._launches.launch(Kind.DECODE, running)
-        self._launches.collect_all_but_last()
 
     def sleep_s(self) -> float:
         """How long the loop may sleep after a step that had nothing to run."""
@@ -268,7 +263,8 @@ class DecodeLoop:
         ratio = compression_ratio(self._prompts.text_of(text))
         sequence.attempts.append(Attempt(hypothesis, sequence.temperature, ratio))
         sequence.search = None
-        if self._is_doubted(sequence):
+        is_trimmed = sequence.n_positions < self._importer.layout.n_frames
+        if is_trimmed and is_doubted(sequence, self._prompts.timestamp_begin):  # encode it in full
             self.counters.doubted += 1
             self._end(sequence, finished_result(sequence, self._clock(), doubted=True))
         elif not is_final(sequence):
@@ -278,11 +274,6 @@ class DecodeLoop:
             self._unaligned.append(sequence)
         else:
             self._end(sequence, finished_result(sequence, self._clock()))
-
-    def _is_doubted(self, sequence: DecodeSequence) -> bool:
-        """Whether a window in a trimmed context must be encoded again in full."""
-        is_trimmed = sequence.n_positions < self._importer.layout.n_frames
-        return is_trimmed and is_doubted(sequence, self._prompts.timestamp_begin)
 
     def _end(self, sequence: DecodeSequence, outcome: DecodeResult | BaseException) -> None:
         """Take back what the sequence holds, then answer its caller, whatever happens."""

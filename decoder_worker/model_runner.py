@@ -25,19 +25,16 @@ from cluster.common.model.streams import DECODE_PRIORITY, new_stream, on_stream,
 from cluster.common.model.text.quality import is_silence
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.model.text.words import split_tokens
-from decoder_worker.alignment.heads import AlignmentHeads, PeakFinder, PeakItem
-from decoder_worker.alignment.token_times import Aligner, AlignmentItem
+from decoder_worker.alignment import Aligner, AlignmentHeads, AlignmentItem, PeakFinder, PeakItem
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.backends import Decoders, choose_sampler
 from decoder_worker.gpu.fixed_sizes import FixedSizes
-from decoder_worker.readback import Launched, Readback, launched, outputs_of, read_back
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import Sampled, best_of
 from decoder_worker.sampling.search import Row, RowCopy, StepOutput
 from decoder_worker.sampling.slots import SlotTable
-from decoder_worker.scheduling.answers import chosen_attempt
-from decoder_worker.scheduling.sequence import DecodeSequence
-from decoder_worker.step import DecodeStep
+from decoder_worker.scheduling.sequence import DecodeSequence, chosen_attempt
+from decoder_worker.step import DecodeStep, Launched, Readback, launched, outputs_of, read_back
 
 MAX_INITIAL_TIMESTAMP = 50  # steps of 20 ms: openai/whisper's max_initial_timestamp of 1.0 s
 

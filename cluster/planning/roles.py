@@ -27,10 +27,10 @@ from cluster.serve.replicas.replica_setup import BusyShare
 from decoder_worker.build import EngineParts
 from decoder_worker.engine import DecoderCore
 from decoder_worker.prompts import PromptBuilder
-from decoder_worker.readback import Launched
 from decoder_worker.sampling.search import Row, StepOutput
 from decoder_worker.scheduling.scheduler import Scheduler
 from decoder_worker.scheduling.sequence import DecodeSequence
+from decoder_worker.step import Launched
 from encoder_worker.batcher import Batcher
 from encoder_worker.core import EncoderCore
 from encoder_worker.loop import IDLE_WAIT_S, PAGE_WAIT_S, EncodeLoop

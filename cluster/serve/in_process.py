@@ -24,7 +24,7 @@ from cluster.common.model.device import resolve_device
 from cluster.common.settings import Settings
 from cluster.serve.model_parts import make_live_engine, make_transcriber
 from cluster.serve.replicas.colocated_replica import EXPORT_PORTION
-from decoder_worker import sizing as decoder_sizing
+from decoder_worker import build as decoder_build
 from decoder_worker.engine import DecoderEngine
 from encoder_worker import sizing as encoder_sizing
 from encoder_worker.engine import EncoderEngine
@@ -43,7 +43,7 @@ def sized_together(settings: Settings, checkpoint: Checkpoint, device: str) -> S
     settings = encoder_sizing.sized(settings, checkpoint, device, budget, EXPORT_PORTION)
     if budget is not None:
         budget = budget.less(encoder_sizing.taken_bytes(settings, checkpoint, device))
-    return decoder_sizing.sized(settings, checkpoint, device, budget)
+    return decoder_build.sized(settings, checkpoint, device, budget)
 
 
 def on_one_device(settings: Settings) -> Settings:

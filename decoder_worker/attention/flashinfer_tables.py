@@ -29,7 +29,6 @@ from decoder_worker.attention.operators import (
     append_qkv,
     append_to_pages,
     attend_pages,
-    attend_pages_into,
     empty_queries,
 )
 
@@ -98,6 +97,8 @@ def parts_of(pool: Tensor, frames: int) -> int:
 class Table:
     """A page table on the device, over one pool."""
 
+    _planned_run: Planned
+
     def __init__(self, pool: Tensor, workspace: Tensor, parts: int) -> None:
         """parts: of each page, that kernels take for pages."""
         self.device = pool.device
@@ -139,10 +140,14 @@ class Table:
         table = (self.indices, self.indptr, self.last_page_len)
         append_to_pages(k, v, entries, positions, *pages, *table)
 
-    def _arguments(self, layer: int, q: Tensor) -> tuple[Tensor, ...]:
-        """What a kernel of a layer's attention reads and writes, but for the result."""
+    def run(self, layer: int, q: Tensor) -> Tensor:
+        """Attend to a layer's pages as planned."""
+        # Given, since one of a prefill wrapper's own is filled with zeros by one more kernel.
+        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         table = (self.indptr, self.indices, self.last_page_len)
-        return (q, *self._layers[layer], *table, self._workspace)
+        number = self._planned_run.number
+        attend_pages(q, *self._layers[layer], *table, self._workspace, out, number)
+        return out
 
     def append_projected(
         self, layer: int, qkv: Tensor, bias: Tensor | None, entries: Tensor, positions: Tensor
@@ -201,12 +206,6 @@ class PrefillTable(Table):
             **self._dtypes,
         )
 
-    def run(self, layer: int, q: Tensor) -> Tensor:
-        # Given, since one of the wrapper's own is filled with zeros by one more kernel.
-        out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
-        attend_pages_into(*self._arguments(layer, q), out, self._planned_run.number)
-        return out
-
 
 class StepTable(Table):
     def __init__(
@@ -245,10 +244,6 @@ class StepTable(Table):
                 **self._dtypes,
                 global_override_indptr_cpu=kv.kv_indptr,
             )
-
-    def run(self, layer: int, q: Tensor) -> Tensor:
-        out: Tensor = attend_pages(*self._arguments(layer, q), self._planned_run.number)
-        return out
 
 
 def same_pages(a: PagedKV, b: PagedKV) -> bool:

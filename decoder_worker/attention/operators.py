@@ -56,7 +56,7 @@ def empty_queries(qkv: Tensor, pool: Tensor) -> Tensor:
 append_qkv = define(
     "append_qkv",
     writes=("pool", "q"),
-    cuda=launcher("decoder_worker.attention.append_kernel"),
+    cuda=launcher("decoder_worker.gpu.kernels", "launch_append"),
     cpu=_plain_append,
     shapes=nothing,
 )
@@ -73,7 +73,7 @@ class Planned:
     """
 
     def __init__(self, run: Run) -> None:
-        """run: as the wrapper's: `run(q, (k, v), ...)`."""
+        """run: as the wrapper's: `run(q, (k, v), out=...)`."""
         self.run = run
         self.number = next(_numbers)
         _planned[self.number] = self
@@ -84,19 +84,6 @@ _planned: WeakValueDictionary[int, Planned] = WeakValueDictionary()
 
 
 def _attend(
-    q: Tensor,
-    k: Tensor,
-    v: Tensor,
-    indptr: Tensor,
-    indices: Tensor,
-    last_page_len: Tensor,
-    workspace: Tensor,
-    planned: int,
-) -> Tensor:
-    return _planned[planned].run(q, (k, v))
-
-
-def _attend_into(
     q: Tensor,
     k: Tensor,
     v: Tensor,
@@ -127,27 +114,15 @@ def _append(
     append_paged_kv_cache(k, v, entries, positions, pages, indices, indptr, last_page_len)
 
 
-def _like_queries(q: Tensor, *others: object) -> Tensor:
-    return torch.empty_like(q)
-
-
 # q [n, head, head_dim]; k, v [n_pages, page size, head, head_dim], a layer's strided views; the
 # table int32, on the device, as `PagedKV` has it. On a CPU flashinfer has no kernels: there `run`
 # and `append_paged_kv_cache` are the tests' own.
 
 attend_pages = define(
     "attend_pages",
-    writes=("workspace",),
+    writes=("workspace", "out"),
     cuda=_attend,
     cpu=_attend,
-    shapes=_like_queries,
-)
-
-attend_pages_into = define(
-    "attend_pages_into",
-    writes=("workspace", "out"),
-    cuda=_attend_into,
-    cpu=_attend_into,
     shapes=nothing,
 )
 

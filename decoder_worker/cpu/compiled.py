@@ -61,7 +61,6 @@ KERNEL_SOURCES = (
     _FOLDER / "attention_kernels.py",
     _FOLDER / "attention_vectors.py",
     _FOLDER / "fused_kernels.py",
-    _FOLDER / "fused_parts.py",
     _FOLDER / "likely_logits.py",
     _FOLDER / "sampling_kernels.py",
     _FOLDER / "step_kernels.py",

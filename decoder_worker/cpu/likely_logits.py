@@ -19,7 +19,7 @@ from numba import njit
 from cluster.common.kernels.cpu.arithmetic import larger, number
 from cluster.common.kernels.cpu.rows import SUMS
 from decoder_worker.cpu.arrays import LOGITS
-from decoder_worker.cpu.fused_parts import begin_product, end_product, product
+from decoder_worker.cpu.fused_kernels import begin_product, end_product, product
 from decoder_worker.cpu.tile_products import lost_by_split
 from decoder_worker.cpu.work_sharing import claim, finish, wait
 

@@ -28,10 +28,9 @@ from decoder_worker.gpu.graphs import (
 )
 from decoder_worker.model import TextDecoder
 from decoder_worker.prompts import SOT_TOKENS
-from decoder_worker.readback import Launched, Readback, launched
 from decoder_worker.sampling.slots import SlotTable
 from decoder_worker.scheduling.sequence import DecodeSequence
-from decoder_worker.step import DecodeStep
+from decoder_worker.step import DecodeStep, Launched, Readback, launched
 
 MAX_PROMPTS = 16  # in the largest bucket of prompts: more arrive at once only where many waited
 MAX_PROMPT_TOKENS = 512  # in one bucket

@@ -22,8 +22,7 @@ from torch import Tensor
 from cluster.common.model.streams import Body, capture, new_graph_memory, upload, warm_up
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.model import TextDecoder
-from decoder_worker.readback import Readback
-from decoder_worker.step import DecodeStep, Prompts
+from decoder_worker.step import DecodeStep, Prompts, Readback
 
 Capture = Callable[[Body], Body]
 

@@ -11,7 +11,7 @@ from tests.chaos.faults import Both, Fault, Freeze, FullSpool, Kill
 from tests.chaos.kept_load import TIGHT, steady_load
 from tests.chaos.load import Load, Sent
 from tests.chaos.page_tables import broken_tables
-from tests.chaos.report import Outcome, recovery_s, table
+from tests.chaos.report import recovery_s
 from tests.chaos.target import Target, local_target
 from tests.e2e.conftest import wait_until
 
@@ -81,18 +81,3 @@ def test_recovery_is_counted_to_the_first_good_span() -> None:
     assert recovery_s(sent[:10], 10.0, 40.0, 1.0) is None
     late = answers([float(s) for s in range(40) if not 20 <= s < 25])
     assert recovery_s(late, 10.0, 40.0, 1.0) == pytest.approx(14.0, abs=1.0)
-
-
-def test_the_slowest_answer_says_where_its_time_went() -> None:
-    """Of 20 s, the last try was 6 s in a queue and 1 s at work; the rest was in no stage."""
-    sent = answers([11.0, 30.0])
-    sent[1].began_s, sent[1].statuses = 10.0, [0, 200]
-    sent[1].stages = {"queue": 6.0, "encode": 1.0, "transfer": 0.001, "total": 15.0}
-    outcome = Outcome("a fault", 10.0, replaced_s=1.0)
-    outcome.count(sent, fault_s=12.0)
-    assert outcome.slowest_s == 20.0
-    assert outcome.slowest == (
-        "request 1 (short), sent -2.0 s from the fault, tries [0, 200]: "
-        "queue 6.0 s, encode 1.0 s, no stage 13.0 s"
-    )
-    assert outcome.slowest in table([outcome])

@@ -24,27 +24,16 @@ def test_an_hour_of_faults_loses_nothing_and_leaves_memory_flat() -> None:
     STATE.unlink(missing_ok=True)
 
 
-def grown(per_hour: float, *starts: float) -> Soak:
-    """A soak whose memory grows so much from each start's level."""
-    run = Soak(1, 2.0, n_starts=len(starts))
-    for number, level in enumerate(starts, start=1):
-        run.samples += [
-            {
-                "start": number,
-                "at_s": 60.0 * minute,
-                "memory": {"all": level * (1 + per_hour * minute / 60)},
-                "files": {"all": 10},
-            }
-            for minute in range(20)
-        ]
-    return run
-
-
 def test_growth_is_that_of_the_hour_whatever_the_levels() -> None:
-    assert grown(0.3, 100.0).growth() == pytest.approx(0.3, rel=0.15)
-    assert grown(0.0, 100.0, 150.0).growth() == pytest.approx(0.0, abs=1e-9)
-    assert grown(0.0, 100.0).growth("files") == pytest.approx(0.0, abs=1e-9)
-    assert Soak(1, 2.0).growth() is None
+    run = Soak(1, 2.0, n_starts=2)
+    assert run.growth() is None
+    for start, level in ((1, 100.0), (2, 150.0)):
+        for minute in range(20):
+            memory = {"all": level * (1 + 0.3 * minute / 60)}
+            sample = {"start": start, "at_s": 60.0 * minute, "memory": memory, "files": {"all": 10}}
+            run.samples.append(sample)
+    assert run.growth() == pytest.approx(0.3, rel=0.15)
+    assert run.growth("files") == pytest.approx(0.0, abs=1e-9)
 
 
 def test_an_interrupted_soak_goes_on_and_another_does_not(tmp_path: Path) -> None:

@@ -13,7 +13,7 @@ from decoder_worker.attention.operators import append_qkv
 from decoder_worker.gpu.decoder import embed
 from decoder_worker.gpu.greedy import GpuSampler
 from decoder_worker.sampling.logit_rules import LogitRules
-from decoder_worker.sampling.sampler import TorchSampler
+from decoder_worker.sampling.sampler import TorchSampler, gumbel, noise_key, random_bits
 from encoder_worker.gpu.float8 import LEAST_CAPABILITY, Float8Linear, Scaled
 from tests.support.workers.slot_states import N, filled_slots, make_tokenizer
 
@@ -122,3 +122,13 @@ def test_the_choice_of_tokens() -> None:
     assert torch.equal(on_gpu[0].cpu(), tokens)
     assert torch.equal(on_gpu[1].cpu(), table)
     torch.testing.assert_close(on_gpu[2].cpu(), logprobs, rtol=1e-4, atol=2e-5)
+
+
+def test_a_gpu_makes_the_same_bits() -> None:
+    """Sampling noise is the CPU's, so that a seed gives the same text on either."""
+    pairs = [(noise_key(seed, 0, 0, 0), step) for seed in range(4) for step in range(4)]
+    keys, steps = torch.tensor(pairs, dtype=torch.int64).unbind(1)
+    there = random_bits(keys.cuda(), steps.cuda(), 51_866).cpu()
+    assert torch.equal(there, random_bits(keys, steps, 51_866))
+    noise = gumbel(keys.cuda(), steps.cuda(), 51_866).cpu()
+    torch.testing.assert_close(noise, gumbel(keys, steps, 51_866), atol=1e-5, rtol=1e-5)

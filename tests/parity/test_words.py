@@ -29,7 +29,7 @@ from tests.support.references.openai_whisper import (
     openai_model,
     openai_vocabulary,
 )
-from tests.support.workers.aligners import Bench
+from tests.support.workers.model_runners import AlignerBench
 
 DEMO = open_checkpoint("demo").path
 SAMPLE_FRAMES = 3000  # mel frames in a window
@@ -47,7 +47,7 @@ def reference_tokenizer(folder: Path, language: str = "en") -> Tokenizer:
 
 
 def assert_equal_words(
-    alignment: TokenAlignment, bench: Bench, expected: Sequence[timing.WordTiming]
+    alignment: TokenAlignment, bench: AlignerBench, expected: Sequence[timing.WordTiming]
 ) -> None:
     words = split_words(alignment.tokens, bench.tokenizer, "en")
     assert [list(word.tokens) for word in words] == [word.tokens for word in expected]
@@ -67,7 +67,7 @@ def compare_random_texts(folder: Path, model: Any, lengths: list[tuple[int, int]
 
     lengths: of each window its tokens and its mel frames of audio.
     """
-    bench = Bench(folder, len(lengths))
+    bench = AlignerBench(folder, len(lengths))
     tokenizer = reference_tokenizer(folder)
     items, expected = [], []
     for window, (n_tokens, content_frames) in enumerate(lengths):
@@ -114,7 +114,7 @@ def test_words_of_the_samples_are_the_references(name: str) -> None:
     """What is said in the bundled recordings, sentence by sentence, with the bundled model."""
     audio, _ = soundfile.read(sample_path(name), dtype="float32")
     script = json.loads(sample_path(name).with_suffix(".json").read_text())
-    model, tokenizer, bench = openai_model(DEMO), reference_tokenizer(DEMO), Bench(DEMO, 1)
+    model, tokenizer, bench = openai_model(DEMO), reference_tokenizer(DEMO), AlignerBench(DEMO, 1)
     window_s = SAMPLE_FRAMES / FRAMES_PER_S
     last_speech_s = 0.0
     for begin_s in np.arange(0.0, script["duration"], window_s).tolist():
@@ -151,7 +151,7 @@ def test_words_of_the_samples_are_the_references(name: str) -> None:
         last_speech_s = found[-1].words[-1].end
 
 
-def reference_segments(sentences: Any, bench: Bench, begin_s: float) -> list[dict[str, Any]]:
+def reference_segments(sentences: Any, bench: AlignerBench, begin_s: float) -> list[dict[str, Any]]:
     return [
         {
             "seek": round(begin_s * FRAMES_PER_S),

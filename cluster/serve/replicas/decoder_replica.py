@@ -43,8 +43,8 @@ class DecoderWorker(PoolWorker):
         from cluster.common.kv.connect import make_importer, make_kv_pool
         from cluster.common.kv.pool import gpu_budget
         from cluster.common.model.device import resolve_device
+        from decoder_worker.build import sized
         from decoder_worker.engine import DecoderEngine
-        from decoder_worker.sizing import sized
 
         checkpoint = open_checkpoint(settings.model)
         device = resolve_device(settings.decoder.device)

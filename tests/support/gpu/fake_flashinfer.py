@@ -33,7 +33,18 @@ class Event:
 class _Wrapper:
     made: ClassVar[list[_Wrapper]]
 
-    def __init__(self) -> None:
+    def __init__(
+        self,
+        workspace: Tensor,
+        layout: str,
+        *,
+        use_cuda_graph: bool,
+        backend: str,
+        **buffers: Tensor,
+    ) -> None:
+        """buffers: of the page table, in the order of `plan`, where a graph holds them."""
+        assert (layout, backend, bool(buffers)) == ("NHD", "fa2", use_cuda_graph)
+        self.buffers = list(buffers.values())
         self.n_plans = 0
         self.made.append(self)
 
@@ -90,24 +101,9 @@ def attend_pages(
 class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
     made: ClassVar[list[_Wrapper]] = []
 
-    def __init__(
-        self,
-        float_workspace_buffer: Tensor,
-        kv_layout: str = "NHD",
-        use_cuda_graph: bool = False,
-        use_tensor_cores: bool = False,
-        paged_kv_indptr_buffer: Tensor | None = None,
-        paged_kv_indices_buffer: Tensor | None = None,
-        paged_kv_last_page_len_buffer: Tensor | None = None,
-        backend: str = "auto",
-    ) -> None:
-        super().__init__()
-        assert (kv_layout, use_cuda_graph, backend) == ("NHD", True, "fa2")
-        assert paged_kv_indptr_buffer is not None
-        assert paged_kv_indices_buffer is not None
-        assert paged_kv_last_page_len_buffer is not None
-        self.indptr, self.indices = paged_kv_indptr_buffer, paged_kv_indices_buffer
-        self.last = paged_kv_last_page_len_buffer
+    def __init__(self, *args: Any, **options: Any) -> None:
+        super().__init__(*args, **options)
+        self.indptr, self.indices, self.last = self.buffers
         assert len(self.indptr) == len(self.last) + 1
 
     def plan(
@@ -118,9 +114,9 @@ class BatchDecodeWithPagedKVCacheWrapper(_Wrapper):
         self.last.copy_(last_page_len)
         self._note(sizes, indptr, dtypes)
 
-    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor]) -> Tensor:
+    def run(self, q: Tensor, paged_kv_cache: tuple[Tensor, Tensor], *, out: Tensor) -> Tensor:
         assert len(q) == len(self.last)
-        return self._attend(q, paged_kv_cache, list(range(len(q) + 1)), causal=False)
+        return out.copy_(self._attend(q, paged_kv_cache, list(range(len(q) + 1)), causal=False))
 
 
 def fast_decode_plan(
@@ -145,26 +141,6 @@ def fast_decode_plan(
 class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
     made: ClassVar[list[_Wrapper]] = []
 
-    def __init__(
-        self,
-        float_workspace_buffer: Tensor,
-        kv_layout: str = "NHD",
-        use_cuda_graph: bool = False,
-        qo_indptr_buf: Tensor | None = None,
-        paged_kv_indptr_buf: Tensor | None = None,
-        paged_kv_indices_buf: Tensor | None = None,
-        paged_kv_last_page_len_buf: Tensor | None = None,
-        backend: str = "auto",
-    ) -> None:
-        super().__init__()
-        assert (kv_layout, backend) == ("NHD", "fa2")
-        self._buffers: list[Tensor] = []
-        if use_cuda_graph:
-            buffers = (qo_indptr_buf, paged_kv_indptr_buf, paged_kv_indices_buf)
-            for buffer in (*buffers, paged_kv_last_page_len_buf):
-                assert buffer is not None
-                self._buffers.append(buffer)
-
     def plan(
         self,
         qo_indptr: Tensor,
@@ -176,12 +152,12 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         **dtypes: Any,
     ) -> None:
         table = [qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len]
-        if self._buffers:
-            assert len(qo_indptr) == len(self._buffers[0])
-            for buffer, tensor in zip(self._buffers, table, strict=True):
+        if self.buffers:
+            assert len(qo_indptr) == len(self.buffers[0])
+            for buffer, tensor in zip(self.buffers, table, strict=True):
                 buffer[: len(tensor)].copy_(tensor)
             assert not self.n_plans or qo_indptr[-1] <= self._rows[-1]
-            table = self._buffers
+            table = self.buffers
         else:
             table = [tensor.clone() for tensor in table]
         _, self.indptr, self.indices, self.last = table

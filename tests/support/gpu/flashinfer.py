@@ -6,7 +6,6 @@ each run reads the copy. Nothing in it waits for the device.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from importlib.machinery import ModuleSpec
 from types import ModuleType
 from typing import Any
@@ -24,8 +23,8 @@ PLAN_BYTES = 64
 def flashinfer_on(gpu: SimulatedGpu) -> ModuleType:
     """A module with all that the product takes of flashinfer's."""
 
-    def on_gpu(wrapper: Any, sent: Callable[[Any], tuple[Tensor, ...]]) -> Any:
-        """The wrapper's class with traffic; `sent` are the buffers that its plan writes."""
+    def on_gpu(wrapper: Any) -> Any:
+        """The wrapper's class with traffic."""
 
         class OnGpu(wrapper):  # type: ignore[misc]
             def __init__(self, *args: Any, **kwargs: Any) -> None:
@@ -38,8 +37,8 @@ def flashinfer_on(gpu: SimulatedGpu) -> ModuleType:
                     with gpu.in_kernel():
                         super().plan(*args, **kwargs)
                 self.send()
-                if buffers := sent(self):
-                    gpu.touch("plan", (), buffers)
+                if self.buffers:
+                    gpu.touch("plan", (), tuple(self.buffers))
 
             def send(self) -> None:
                 self._pinned.fill_(1)
@@ -52,21 +51,16 @@ def flashinfer_on(gpu: SimulatedGpu) -> ModuleType:
 
         return OnGpu
 
-    decode = on_gpu(
-        fake.BatchDecodeWithPagedKVCacheWrapper, lambda own: (own.indptr, own.indices, own.last)
-    )
-    prefill = on_gpu(fake.BatchPrefillWithPagedKVCacheWrapper, lambda own: tuple(own._buffers))
-
     def fast_decode_plan(wrapper: Any, *args: Any, **kwargs: Any) -> None:
         if gpu.values == "cpu":
             with gpu.in_kernel():
                 fake.fast_decode_plan(wrapper, *args, **kwargs)
         wrapper.send()
 
-    module = ModuleType("flashinfer")
+    module: Any = ModuleType("flashinfer")
     module.__spec__ = ModuleSpec("flashinfer", None)
-    module.BatchDecodeWithPagedKVCacheWrapper = decode  # type: ignore[attr-defined]
-    module.BatchPrefillWithPagedKVCacheWrapper = prefill  # type: ignore[attr-defined]
-    module.fast_decode_plan = fast_decode_plan  # type: ignore[attr-defined]
-    module.append_paged_kv_cache = fake.append_paged_kv_cache  # type: ignore[attr-defined]
+    for name in ("BatchDecodeWithPagedKVCacheWrapper", "BatchPrefillWithPagedKVCacheWrapper"):
+        setattr(module, name, on_gpu(getattr(fake, name)))
+    module.fast_decode_plan = fast_decode_plan
+    module.append_paged_kv_cache = fake.append_paged_kv_cache
     return module

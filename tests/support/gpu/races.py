@@ -122,7 +122,7 @@ def _named_pages(gpu: SimulatedGpu, operation: Operation) -> dict[int, set[int]]
     if operation.func is None or gpu.values == "meta":
         return {}
     name, args = operation.func._schema.name, operation.args
-    if name == "splitscribe::attend_pages" or name == "splitscribe::attend_pages_into":
+    if name == "splitscribe::attend_pages":
         pages = _attended(*map(_values, args[3:6]))
         return {id(pool): _rows_of(gpu, pool, pages) for pool in args[1:3]}
     if name == "splitscribe::append_to_pages":

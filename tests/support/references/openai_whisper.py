@@ -15,6 +15,7 @@ import importlib
 import sys
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import fields
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -27,7 +28,7 @@ import whisper
 from safetensors.torch import load_file
 from whisper.tokenizer import Tokenizer
 
-from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
+from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.model.text.vocabulary import read_vocabulary
 
@@ -81,7 +82,9 @@ def openai_model(folder: Path) -> SmallWhisper:
     """The folder's weights in openai-whisper's model, float32, with its alignment heads."""
     checkpoint = open_checkpoint(str(folder))
     tokenizer = tokenizer_of(folder)
-    model = SmallWhisper(_dimensions(checkpoint))
+    dimensions = whisper.model.ModelDimensions
+    sizes = {one.name: getattr(checkpoint.dims, one.name) for one in fields(dimensions)}
+    model = SmallWhisper(dimensions(**sizes))
     tensors = {
         _openai_name(name): tensor.float()
         for file in sorted(folder.glob("*.safetensors"))
@@ -172,22 +175,6 @@ def _encoding(folder: Path) -> tiktoken.Encoding:
             if index < special["<|endoftext|>"]
         },
         special_tokens=special,
-    )
-
-
-def _dimensions(checkpoint: Checkpoint) -> whisper.model.ModelDimensions:
-    dims = checkpoint.dims
-    return whisper.model.ModelDimensions(
-        n_mels=dims.n_mels,
-        n_audio_ctx=dims.n_audio_ctx,
-        n_audio_state=dims.n_audio_state,
-        n_audio_head=dims.n_audio_head,
-        n_audio_layer=dims.n_audio_layer,
-        n_vocab=dims.n_vocab,
-        n_text_ctx=dims.n_text_ctx,
-        n_text_state=dims.n_text_state,
-        n_text_head=dims.n_text_head,
-        n_text_layer=dims.n_text_layer,
     )
 
 

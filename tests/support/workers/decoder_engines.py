@@ -6,7 +6,6 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from functools import partial
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -26,7 +25,7 @@ from cluster.common.messages import (
 )
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.common.settings import DecoderSettings
-from decoder_worker.backends import choose_attention, torch_attention
+from decoder_worker.backends import Attentions, choose_attention, torch_attention
 from decoder_worker.engine import DecoderEngine
 from tests.support.kv.ends import MemoryExporter, memory_importer
 
@@ -171,14 +170,23 @@ def make_stand(
     reads_states: bool = False,
     bucketed: bool = False,
     device: str = "cpu",
+    attention: Callable[[torch.Tensor, torch.Tensor], Attentions] | None = None,
     **settings: Any,
 ) -> Iterator[Stand]:
     """Everything is closed at the end, and every page must be back by then.
 
     reads_states: the exporter publishes encoder states, which land in `landing_windows` pages.
     bucketed: run decode steps at fixed sizes, as a GPU does. device: of both pools; on a GPU the
-    settings choose the attention.
+    settings choose the attention. attention: makes it of the two pools.
     """
+
+    def choose(
+        _: str, own: torch.Tensor, cross: torch.Tensor, threads: int, *, packed: bool
+    ) -> Any:
+        if attention is not None:
+            return attention(own, cross)
+        return torch_attention(own, cross, bucketed=bucketed, packed=packed)
+
     chosen = DecoderSettings(
         **{"max_batch": 4, "kv_windows": 4, "threads": 1, "dtype": "float32", **settings}
     )
@@ -197,8 +205,9 @@ def make_stand(
     kv_pool = None
     if reads_states:
         kv_pool = PagePool(kv, chosen.kv_windows * kv.pages_per_window, device)
-    choose = choose_attention if device != "cpu" else partial(_torch_attention, bucketed)
-    with patch("decoder_worker.build.choose_attention", choose):
+    with patch(
+        "decoder_worker.build.choose_attention", choose if device == "cpu" else choose_attention
+    ):
         engine = DecoderEngine(
             checkpoint,
             importer,
@@ -212,15 +221,3 @@ def make_stand(
         engine.close()
         importer.close()
         exporter.close()
-
-
-def _torch_attention(
-    bucketed: bool,
-    setting: str,
-    own: torch.Tensor,
-    cross: torch.Tensor,
-    threads: int,
-    *,
-    packed: bool,
-) -> Any:
-    return torch_attention(own, cross, bucketed=bucketed, packed=packed)

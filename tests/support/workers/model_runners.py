@@ -4,7 +4,9 @@ from __future__ import annotations
 
 from concurrent.futures import Future
 from pathlib import Path
+from typing import Any
 
+import numpy as np
 import torch
 
 from cluster.common.kv.connect import kv_layout
@@ -14,7 +16,8 @@ from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.device import resolve_dtype
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.settings import Attention
-from decoder_worker.backends import choose_attention, load_decoders, torch_attention
+from decoder_worker.alignment import AlignmentItem
+from decoder_worker.backends import choose_attention, load_decoders
 from decoder_worker.model_runner import ModelRunner, self_kv_layout
 from decoder_worker.prompts import PromptBuilder
 from decoder_worker.sampling.search import Row
@@ -25,10 +28,10 @@ N_NEW_MAX = 64
 
 
 class RunnerBench:
-    """`n_slots` slots, each with a random window of its own.
+    """`n_slots` slots, each with a random window of its own, in pages in no order.
 
-    dtype: as in DecoderSettings. bucketed: on a CPU too, at fixed sizes, as a GPU does.
-    threads: that share out few rows there. kv_dtype: of the windows ["dtype"].
+    dtype: as in DecoderSettings. threads: that share out few rows on a CPU. kv_dtype: of the
+    windows ["dtype"].
     """
 
     def __init__(
@@ -38,9 +41,9 @@ class RunnerBench:
         device: str,
         dtype: str,
         *,
-        bucketed: bool = False,
         threads: int = 1,
         kv_dtype: str = "",
+        page_frames: int = 0,
         page_tokens: int = 0,
         attention: Attention = "auto",
     ) -> None:
@@ -49,26 +52,18 @@ class RunnerBench:
         self.prompts = PromptBuilder(self.tokenizer, checkpoint.dims)
         int8 = dtype == "int8"
         dtype = resolve_dtype(dtype, device)
-        layout = kv_layout(checkpoint, 0, kv_dtype or dtype, device)
+        layout = kv_layout(checkpoint, page_frames, kv_dtype or dtype, device)
         own = self_kv_layout(checkpoint, dtype, page_tokens)
         cross_pool = PagePool(layout, n_slots * layout.pages_per_window, device)
         self_pool = PagePool(own, n_slots * own.pages_per_window + 1, device)
         self.pools = (cross_pool, self_pool)
-        self._rows: list[tuple[int, tuple[int, ...]]] = []
-        self._windows: list[tuple[int, ...]] = []
+        self.cross_pages = _shuffled(cross_pool, n_slots)
+        self.self_pages = _shuffled(self_pool, n_slots)
         for slot in range(n_slots):
-            pages = cross_pool.allocate(layout.pages_per_window)
-            own_pages = self_pool.allocate(own.pages_per_window)
-            assert pages is not None
-            assert own_pages is not None
-            self._windows.append(pages)
-            self._rows.append((slot, own_pages))
             self.write(slot, random_kv(layout, slot).to(cross_pool.device))
         pools = (self_pool.tensor, cross_pool.tensor)
         packed = cross_pool.packs
         attentions = choose_attention(attention, *pools, threads, packed=packed)
-        if bucketed and device == "cpu":
-            attentions = torch_attention(*pools, bucketed=True, packed=packed)
         self.decoders = load_decoders(checkpoint, attentions, *pools, int8=int8, packed=packed)
         self.runner = ModelRunner(
             checkpoint, self.tokenizer, cross_pool, self_pool, n_slots, self.decoders
@@ -76,13 +71,13 @@ class RunnerBench:
 
     def write(self, slot: int, kv: torch.Tensor) -> None:
         """The slot's window: kv [n_frames, layer, 2, head, head_dim]."""
-        write_window(self.pools[0].tensor, self._windows[slot], kv)
+        write_window(self.pools[0].tensor, self.cross_pages[slot], kv)
 
     def free(self) -> None:
         """Give all pages back, as before an engine's first window."""
         cross_pool, self_pool = self.pools
-        for pages, (_, own) in zip(self._windows, self._rows, strict=True):
-            cross_pool.release(pages)
+        for cross, own in zip(self.cross_pages, self.self_pages, strict=True):
+            cross_pool.release(cross)
             self_pool.release(own)
 
     def sequence(self, slot: int, options: DecodeOptions) -> DecodeSequence:
@@ -95,10 +90,46 @@ class RunnerBench:
             deadline=1.0,
             n_new_max=N_NEW_MAX,
             language=options.language,
-            rows=[Row(*self._rows[slot])],
-            cross_pages=self._windows[slot],
+            rows=[Row(slot, self.self_pages[slot])],
+            cross_pages=self.cross_pages[slot],
         )
         sequence.begin_attempt(self.prompts.eot)
         if options.language is not None:
             sequence.prompt = self.prompts.prompt(options, options.language)
         return sequence
+
+
+class AlignerBench(RunnerBench):
+    """On torch's attention in float32; what a text does not write of the self pool is NaN."""
+
+    def __init__(self, folder: Path, n_windows: int = 4, **options: Any) -> None:
+        super().__init__(folder, n_windows, "cpu", "float32", attention="torch", **options)
+        self.cross_pool, self_pool = self.pools
+        self_pool.tensor.fill_(torch.nan)
+        self.aligner = self.runner._aligner
+
+    def item(
+        self, window: int, tokens: int | tuple[int, ...], content_frames: int = 3000
+    ) -> AlignmentItem:
+        """`tokens` themselves, or how many random ones."""
+        if isinstance(tokens, int):
+            rng = np.random.default_rng(window)
+            tokens = tuple(rng.integers(0, self.tokenizer.special.eot, tokens).tolist())
+        return AlignmentItem(
+            cross_pages=self.cross_pages[window],
+            self_pages=self.self_pages[window],
+            language="en",
+            task="transcribe",
+            tokens=tokens,
+            content_frames=content_frames,
+            n_positions=self.cross_pool.layout.n_frames,
+        )
+
+
+def _shuffled(pool: PagePool, n: int) -> list[tuple[int, ...]]:
+    """Pages of each of n windows."""
+    n_each = pool.layout.pages_per_window
+    pages = pool.allocate(n_each * n)
+    assert pages is not None
+    order = np.random.default_rng(7).permutation(pages).tolist()
+    return [tuple(order[i * n_each : (i + 1) * n_each]) for i in range(n)]

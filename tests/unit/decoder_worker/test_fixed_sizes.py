@@ -7,8 +7,8 @@ from typing import Any
 import pytest
 
 from decoder_worker.gpu.graphs import bucket_sizes, few_sizes
-from decoder_worker.readback import Launched
 from decoder_worker.scheduling.sequence import DecodeSequence
+from decoder_worker.step import Launched
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.workers.decoder_engines import ANSWER_S, make_stand, wait_until
 

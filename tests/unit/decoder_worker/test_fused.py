@@ -114,37 +114,27 @@ def rows_of(batch: AttentionBatch) -> tuple[Tensor, Tensor]:
     return torch.arange(len(positions)) + 11, torch.tensor(positions)
 
 
-def steps(n: int, per_window: int = 1) -> AttentionBatch:
-    """Rows of ragged lengths, so many of which share a window."""
-    lengths = [1 + 3 * row % 31 for row in range(n)]
-    own = [[4 * row + page for page in range(4)] for row in range(n)]
-    n_windows = n // per_window
+def make_batch(counts: list[int], lengths: list[int], per_window: int = 1) -> AttentionBatch:
+    """Entries of so many tokens, with so many positions then; so many of them share a window."""
+    own = [[4 * entry + page for page in range(4)] for entry in range(len(counts))]
+    n_windows = len(counts) // per_window
     windows = [[(5 * window + page) % 16 for page in range(5)] for window in range(n_windows)]
     frames = [FRAMES[window % 2] for window in range(n_windows)]
+    queries = [per_window * n for n in counts[:n_windows]]
     return AttentionBatch(
-        self_kv=PagedKV.make([1] * n, own, lengths, OWN_PAGE),
-        cross_kv=PagedKV.make([per_window] * n_windows, windows, frames, CROSS_PAGE),
+        self_kv=PagedKV.make(counts, own, lengths, OWN_PAGE),
+        cross_kv=PagedKV.make(queries, windows, frames, CROSS_PAGE),
     )
 
 
-def prompts() -> AttentionBatch:
-    """Three tokens from the start, and four behind fifteen that are there: over two pages."""
-    return AttentionBatch(
-        self_kv=PagedKV.make([3, 4], [[0, 1], [2, 3, 4]], [3, 19], OWN_PAGE),
-        cross_kv=PagedKV.make([3, 4], [[0, 1, 2, 3, 4], [7]], FRAMES, CROSS_PAGE),
-    )
+def steps(n: int, per_window: int = 1) -> AttentionBatch:
+    """Rows of ragged lengths, so many of which share a window."""
+    return make_batch([1] * n, [1 + 3 * row % 31 for row in range(n)], per_window)
 
 
 def ragged_prompts(*counts_and_cached: tuple[int, int]) -> AttentionBatch:
     """Of each sequence: tokens that are fed, behind so many that are there already."""
-    counts = [n for n, _ in counts_and_cached]
-    own = [[4 * entry + page for page in range(4)] for entry in range(len(counts))]
-    windows = [[(5 * entry + page) % 16 for page in range(5)] for entry in range(len(counts))]
-    frames = [FRAMES[entry % 2] for entry in range(len(counts))]
-    return AttentionBatch(
-        self_kv=PagedKV.make(counts, own, [sum(one) for one in counts_and_cached], OWN_PAGE),
-        cross_kv=PagedKV.make(counts, windows, frames, CROSS_PAGE),
-    )
+    return make_batch([n for n, _ in counts_and_cached], [sum(one) for one in counts_and_cached])
 
 
 BATCHES = {
@@ -153,7 +143,7 @@ BATCHES = {
     "six beams of one window": steps(6, per_window=6),
     "eight rows": steps(FEW_ROWS),
     "more": steps(MANY_ROWS),
-    "prompts": prompts(),
+    "prompts over two pages": ragged_prompts((3, 0), (4, 15)),
     "prompts of one token and of seven": ragged_prompts((1, 0), (7, 20)),
     "prompts of four lengths": ragged_prompts((3, 0), (7, 0), (1, 9), (4, 16)),
 }

@@ -4,22 +4,17 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
-from dataclasses import replace
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 import torch
 
-from cluster.common.errors import (
-    LayoutMismatchError,
-    SequenceFailedError,
-)
+from cluster.common.errors import LayoutMismatchError, SequenceFailedError
 from cluster.common.kv.connect import kv_layout, states_layout
 from cluster.common.kv.cross_kv import CrossKVProjection
 from cluster.common.kv.pool import PagePool
-from cluster.common.messages import DecodeRequest, DecodeResult
+from cluster.common.messages import DecodeResult, QualityGates
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.kv_scales import kv_scales
 from decoder_worker.states import StatesProjection
@@ -27,6 +22,7 @@ from tests.support.checkpoints import cached_checkpoint
 from tests.support.workers.decoder_engines import (
     ANSWER_S,
     Stand,
+    assert_same,
     make_stand,
     random_states,
     wait_until,
@@ -41,48 +37,19 @@ REQUESTS: tuple[dict[str, Any], ...] = (
 )
 
 
-class LandingStand:
-    """A decoder to which encoder states come, or the KV that is made of them."""
-
-    def __init__(self, stand: Stand) -> None:
-        self.stand = stand
-        self.engine = stand.engine
-        self.states = stand.exporter
-        self.landing = stand.importer.pool
-        self.cross = stand.engine._pool
-        scales = kv_scales(stand.checkpoint, self.cross.tensor.dtype)
-        self._projection = CrossKVProjection(stand.checkpoint, scales=scales)
-
-    def request(self, seed: int, **changes: Any) -> DecodeRequest:
-        """Window `seed` in the payload that the decoder reads; the same KV either way."""
-        options = REQUESTS[seed % len(REQUESTS)]
-        states = random_states(self.stand.checkpoint, seed)
-        reads_states = self.states.layout.payload == "encoder_states"
-        if not reads_states:
-            with torch.inference_mode():
-                states = self._projection.project(states[None])[0]
-        handle = self.stand.publish(seed, states)
-        return self.stand.request(seed, handle=handle, **{**options, **changes})
-
-    @property
-    def projection(self) -> StatesProjection:
-        found = self.engine._loop._landing._projection
-        assert found is not None
-        return found
-
-    def decode(self, *requests: DecodeRequest) -> list[DecodeResult]:
-        futures = [self.engine.submit(request) for request in requests]
-        return [future.result(ANSWER_S) for future in futures]
-
-    def assert_all_returned(self) -> None:
-        self.stand.assert_all_returned()
+@pytest.fixture
+def stand() -> Iterator[Stand]:
+    """To which encoder states come."""
+    with make_stand(cached_checkpoint(), reads_states=True, max_batch=2, kv_windows=2) as made:
+        yield made
+        made.assert_all_returned()
+        assert made.importer.pool.n_used == 0
 
 
-@contextmanager
-def make_landing(*, reads_states: bool = True, **options: Any) -> Iterator[LandingStand]:
-    """As `make_stand`."""
-    with make_stand(cached_checkpoint(), reads_states=reads_states, **options) as stand:
-        yield LandingStand(stand)
+def projection_of(stand: Stand) -> StatesProjection:
+    found = stand.engine._loop._landing._projection
+    assert found is not None
+    return found
 
 
 def content(result: DecodeResult) -> tuple[Any, ...]:
@@ -95,17 +62,21 @@ def content(result: DecodeResult) -> tuple[Any, ...]:
 )
 def test_states_give_what_their_kv_gives(options: dict[str, Any]) -> None:
     """Alone, and in one batch."""
-    seeds = range(len(REQUESTS))
-    with make_landing(reads_states=False, **options) as of_kv:
-        expected = [of_kv.decode(of_kv.request(seed))[0] for seed in seeds]
-    with make_landing(**options) as made:
-        alone = [made.decode(made.request(seed))[0] for seed in seeds]
-        together = made.decode(*(made.request(seed) for seed in seeds))
-        assert [content(r) for r in alone] == [content(r) for r in expected]
-        assert [content(r) for r in together] == [content(r) for r in expected]
-        bytes_moved = alone[0].timings.transfer_bytes
-        assert bytes_moved == made.states.layout.page_bytes
-        made.assert_all_returned()
+    requests = [{"seed": seed, **each} for seed, each in enumerate(REQUESTS)]
+    expected = []
+    with make_stand(cached_checkpoint(), **options) as of_kv:
+        scales = kv_scales(of_kv.checkpoint, of_kv.importer.pool.tensor.dtype)
+        projection = CrossKVProjection(of_kv.checkpoint, scales=scales)
+        for seed, each in enumerate(REQUESTS):
+            with torch.inference_mode():
+                kv = projection.project(random_states(of_kv.checkpoint, seed)[None])[0]
+            expected.append(content(of_kv.decode(seed, handle=of_kv.publish(seed, kv), **each)))
+    with make_stand(cached_checkpoint(), reads_states=True, **options) as stand:
+        alone = [stand.decode(**each) for each in requests]
+        assert [content(result) for result in alone] == expected
+        assert [content(result) for result in stand.decode_all(requests)] == expected
+        assert alone[0].timings.transfer_bytes == stand.exporter.layout.page_bytes
+        stand.assert_all_returned()
 
 
 @pytest.mark.parametrize("page_frames", [1500, 125])
@@ -155,68 +126,66 @@ def test_a_batch_is_projected_into_its_own_pages(
 def test_the_other_payload_is_refused(reads_states: bool) -> None:
     """Both roles have one setting; what comes of another one is told, and harms nobody."""
     with (
-        make_landing(reads_states=reads_states) as made,
-        make_landing(reads_states=not reads_states) as other,
+        make_stand(cached_checkpoint(), reads_states=reads_states) as stand,
+        make_stand(cached_checkpoint(), reads_states=not reads_states) as other,
     ):
-        (expected,) = made.decode(made.request(0))
-        foreign = other.request(1)
+        expected = stand.decode()
+        handle = other.publish(1)
         with pytest.raises(LayoutMismatchError, match="different models or settings"):
-            made.decode(foreign)
-        assert other.states.revoke(foreign.handle.lease)
-        (found,) = made.decode(made.request(0))
-        assert content(found) == content(expected)
-        made.assert_all_returned()
+            stand.decode(1, handle=handle)
+        assert other.exporter.revoke(handle.lease)
+        assert_same(stand.decode(), expected)
+        stand.assert_all_returned()
 
 
-def test_an_attempt_after_the_first_projects_nothing_again() -> None:
+def test_an_attempt_after_the_first_projects_nothing_again(stand: Stand) -> None:
     """Fallback decodes from KV that is there: the landing page is long gone."""
-    with make_landing() as made:
-        tried = made.request(0, temperatures=(0.0, 0.4, 0.8))
-        gates = replace(tried.options.gates, avg_logprob=0.0, no_speech_prob=None)
-        (result,) = made.decode(replace(tried, options=replace(tried.options, gates=gates)))
-        assert made.engine.stats().fallbacks == 2
-        assert made.projection.n_projected == 1
-        assert result.tokens
-        made.assert_all_returned()
+    gates = QualityGates(avg_logprob=0.0, no_speech_prob=None)
+    assert stand.decode(temperatures=(0.0, 0.4, 0.8), gates=gates).tokens
+    assert stand.engine.stats().fallbacks == 2
+    assert projection_of(stand).n_projected == 1
 
 
 def test_admission_takes_both_kinds_of_pages_or_none() -> None:
-    with make_landing(landing_windows=1, fetch_timeout_s=60.0) as made:
-        made.states.freeze()
-        futures = [made.engine.submit(made.request(seed)) for seed in range(3)]
-        wait_until(lambda: made.engine.stats().loading == 1, "not loading")
-        stats = made.engine.stats()
+    options = {"landing_windows": 1, "fetch_timeout_s": 60.0}
+    with make_stand(cached_checkpoint(), reads_states=True, **options) as stand:
+        stand.exporter.freeze()
+        futures = [stand.engine.submit(stand.request(seed)) for seed in range(3)]
+        wait_until(lambda: stand.engine.stats().loading == 1, "not loading")
+        stats = stand.engine.stats()
         assert (stats.waiting, stats.pages_free) == (2, stats.pages_total - 1)
-        made.states.thaw()
+        stand.exporter.thaw()
         for future in futures:
             assert future.result(ANSWER_S).tokens
-        made.assert_all_returned()
+        stand.assert_all_returned()
 
 
 def test_windows_in_flight_have_states_in_turn_however_few_pages_there_are() -> None:
-    with make_landing(landing_windows=1, kv_windows=1, max_batch=2) as made:
-        assert len(made.decode(*(made.request(seed) for seed in range(8)))) == 8
-        made.assert_all_returned()
+    options = {"landing_windows": 1, "kv_windows": 1, "max_batch": 2}
+    with make_stand(cached_checkpoint(), reads_states=True, **options) as stand:
+        assert len(stand.decode_all([{"seed": seed} for seed in range(8)])) == 8
+        stand.assert_all_returned()
 
 
-def test_a_projection_that_raises_costs_only_the_culprit(monkeypatch: pytest.MonkeyPatch) -> None:
-    with make_landing() as made:
-        expected = made.decode(made.request(0), made.request(1))
-        landing = made.projection
-        project = landing.project
+def test_a_projection_that_raises_costs_only_the_culprit(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    expected = stand.decode_all([{"seed": 0}, {"seed": 1}])
+    landing = projection_of(stand)
+    project = landing.project
 
-        def poisoned(sequences: Any) -> Any:
-            if any(sequence.request.window == 6 for sequence in sequences):
-                raise RuntimeError("poison")
-            return project(sequences)
+    def poisoned(sequences: Any) -> Any:
+        if any(sequence.request.window == 6 for sequence in sequences):
+            raise RuntimeError("poison")
+        return project(sequences)
 
-        monkeypatch.setattr(landing, "project", poisoned)
-        bad = made.engine.submit(made.request(6))
-        good = made.decode(made.request(0), made.request(1))
-        with pytest.raises(SequenceFailedError, match="poison"):
-            bad.result(ANSWER_S)
-        assert [content(result) for result in good] == [content(result) for result in expected]
-        made.assert_all_returned()
+    monkeypatch.setattr(landing, "project", poisoned)
+    bad = stand.engine.submit(stand.request(6))
+    good = stand.decode_all([{"seed": 0}, {"seed": 1}])
+    with pytest.raises(SequenceFailedError, match="poison"):
+        bad.result(ANSWER_S)
+    for result, alone in zip(good, expected, strict=True):
+        assert_same(result, alone)
 
 
 class Slow:
@@ -240,33 +209,26 @@ class Slow:
         self._done.set()
 
 
-def test_nobody_waits_for_a_projection(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_nobody_waits_for_a_projection(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
     """Those that run go on, and the sequence begins once its KV is there."""
-    with make_landing(max_batch=2, kv_windows=2) as made:
-        (expected,) = made.decode(made.request(0))
-        running = made.engine.submit(made.request(1, max_new_tokens=200))
-        wait_until(lambda: made.engine.stats().running == 1, "not running")
-        slow = Slow(made.projection, monkeypatch)
-        landed = made.engine.submit(made.request(0))
-        assert slow.launched.wait(ANSWER_S)
-        assert running.result(ANSWER_S).tokens
-        assert not landed.done()
-        landing = made.landing
-        assert landing.n_used == 1
-        slow.end()
-        assert content(landed.result(ANSWER_S)) == content(expected)
-        made.assert_all_returned()
+    expected = stand.decode()
+    running = stand.engine.submit(stand.request(1, max_new_tokens=200))
+    wait_until(lambda: stand.engine.stats().running == 1, "not running")
+    slow = Slow(projection_of(stand), monkeypatch)
+    landed = stand.engine.submit(stand.request())
+    assert slow.launched.wait(ANSWER_S)
+    assert running.result(ANSWER_S).tokens
+    assert not landed.done()
+    assert stand.importer.pool.n_used == 1
+    slow.end()
+    assert_same(landed.result(ANSWER_S), expected)
 
 
 def test_pages_are_held_until_a_projection_that_nobody_wants_has_ended(
-    monkeypatch: pytest.MonkeyPatch,
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    with make_landing() as made:
-        slow = Slow(made.projection, monkeypatch)
-        future = made.engine.submit(made.request(0))
-        assert slow.launched.wait(ANSWER_S)
-        assert future.cancel()
-        slow.end()
-        made.assert_all_returned()
-        landing = made.landing
-        assert landing.n_used == 0
+    slow = Slow(projection_of(stand), monkeypatch)
+    future = stand.engine.submit(stand.request())
+    assert slow.launched.wait(ANSWER_S)
+    assert future.cancel()
+    slow.end()

@@ -31,7 +31,6 @@ NORM, PRODUCT = (
     "cluster.common.kernels.gpu.norm_kernel",
     "cluster.common.kernels.gpu.product_kernel",
 )
-APPEND = "decoder_worker.attention.append_kernel"
 
 
 def rand(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -121,7 +120,7 @@ def test_a_product_of_as_many_rows_as_it_takes(
 @pytest.mark.parametrize("width", IN_ORDER)
 @pytest.mark.parametrize("dtype", FLOATS)
 def test_the_append_splits_and_finds_its_pages(
-    interpreted: Callable[[str], Callable[..., None]], width: int, dtype: torch.dtype
+    monkeypatch: pytest.MonkeyPatch, width: int, dtype: torch.dtype
 ) -> None:
     """Two entries of 3 and 2 pages of 4; tokens at a page's first and last place, and between."""
     heads, page_size, layer = width // 64, 4, 1
@@ -132,7 +131,9 @@ def test_the_append_splits_and_finds_its_pages(
     pool = expected.clone()
     plain_q, q = torch.empty(2, 5, heads, 64, dtype=dtype).unbind()
     append_qkv(qkv, bias, *table, expected, layer, plain_q)
-    interpreted(APPEND)(qkv, bias, *table, pool, layer, q)
+    load_kernel(monkeypatch, OURS, interpreted=True).launch_append(
+        qkv, bias, *table, pool, layer, q
+    )
     assert torch.equal(pool, expected)
     assert torch.equal(q, plain_q)
     queries, keys, values = (qkv + bias).view(5, 3, heads, 64).unbind(1)
@@ -201,25 +202,22 @@ def test_every_kernel_compiles_for_gpus(
         built = compiled(norm, "add_norm", architecture, lambda args=args: norm.launch(*args))
         assert "ld.global.v" in built["ptx"]
         assert "st.global.v" in built["ptx"]
-    append = load_kernel(monkeypatch, APPEND, interpreted=False)
+    ours = load_kernel(monkeypatch, OURS, interpreted=False)
     table = [on_meta(9, dtype=torch.int32)] * 4
     pool, q = on_meta(90, 32, 2, 64, width // 64, 64), on_meta(8, width // 64, 64)
     built = compiled(
-        append,
+        ours,
         "append_qkv",
         architecture,
-        lambda: append.launch(on_meta(8, 3 * width), on_meta(3 * width), *table, pool, 5, q),
+        lambda: ours.launch_append(on_meta(8, 3 * width), on_meta(3 * width), *table, pool, 5, q),
     )
     assert "st.global.v" in built["ptx"]
-    lookup = load_kernel(monkeypatch, OURS, interpreted=False)
     index = on_meta(8, dtype=torch.int64)
     built = compiled(
-        lookup,
+        ours,
         "embed",
         architecture,
-        lambda: lookup.launch_embed(
-            index, index, on_meta(51_866, width), on_meta(448, width), rows
-        ),
+        lambda: ours.launch_embed(index, index, on_meta(51_866, width), on_meta(448, width), rows),
     )
     assert "ld.global.v" in built["ptx"]
 

@@ -164,7 +164,7 @@ MISSED_BY: dict[str, Scenario] = {
     f"{TABLES} Table.plan: synchronize": step_plans,
     f"{STATIC} EventReady.wait: synchronize": colocated,
     "cluster/common/kv/memory_wire.py MemoryWire._copy_pages: synchronize": colocated,
-    "decoder_worker/readback.py Readback.wait: synchronize": colocated,
+    "decoder_worker/step.py Readback.wait: synchronize": colocated,
     f"{RUNNER}.__init__: synchronize": colocated,
     f"{RUNNER}.__init__: synchronize (2)": colocated,
     f"{PROJECTION} StatesProjection.__init__: synchronize": states_projected,

@@ -13,7 +13,7 @@ from cluster.common.model.checkpoint import Checkpoint
 from cluster.common.model.dims import ModelDims
 from cluster.common.settings import DecoderSettings, EncoderSettings, Settings
 from cluster.serve.in_process import sized_together
-from decoder_worker import sizing as decoder_sizing
+from decoder_worker import build as decoder_build
 from encoder_worker import sizing as encoder_sizing
 from encoder_worker.gpu.static_encoder import PAD
 
@@ -42,7 +42,7 @@ def exported(budget: GpuBudget | None, portion: float = 1.0, **encoder: Any) -> 
 def held(budget: GpuBudget | None, **decoder: Any) -> int:
     settings = Settings(decoder=DecoderSettings(**decoder))
     device = "cpu" if budget is None else "cuda"
-    return decoder_sizing.sized(settings, CHECKPOINT, device, budget).decoder.kv_windows
+    return decoder_build.sized(settings, CHECKPOINT, device, budget).decoder.kv_windows
 
 
 @pytest.mark.parametrize("variable", ["PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF"])
@@ -85,12 +85,12 @@ def test_on_a_gpu_the_batch_is_as_large_as_its_memory_allows(
     budget: GpuBudget, fewest: int, most: int
 ) -> None:
     """Each of its rows has self-attention KV of 73 MB, and a window of 246 MB at least."""
-    sized = decoder_sizing.sized(Settings(), CHECKPOINT, "cuda", budget).decoder
+    sized = decoder_build.sized(Settings(), CHECKPOINT, "cuda", budget).decoder
     assert fewest <= sized.max_batch <= most
     assert sized.kv_windows >= sized.max_batch
     few = Settings(decoder=DecoderSettings(kv_windows=10))
-    assert decoder_sizing.sized(few, CHECKPOINT, "cuda", budget).decoder.kv_windows == 10
-    assert decoder_sizing.sized(Settings(), CHECKPOINT, "cpu", None).decoder.max_batch == 16
+    assert decoder_build.sized(few, CHECKPOINT, "cuda", budget).decoder.kv_windows == 10
+    assert decoder_build.sized(Settings(), CHECKPOINT, "cpu", None).decoder.max_batch == 16
 
 
 def test_pages_of_a_window_each_take_the_states_of_a_batch_more() -> None:
@@ -106,7 +106,7 @@ def test_pools_are_sized_for_what_travels() -> None:
     states = Settings(handoff="encoder_states", encoder=EncoderSettings(max_batch=16))
     assert encoder_sizing.sized(states, CHECKPOINT, "cuda", SMALL).encoder.export_windows == 64
     lands = Settings(handoff="encoder_states", decoder=DecoderSettings(max_batch=256))
-    held_so = decoder_sizing.sized(lands, CHECKPOINT, "cuda", H200).decoder.kv_windows
+    held_so = decoder_build.sized(lands, CHECKPOINT, "cuda", H200).decoder.kv_windows
     # 210 MB of weights and 123 MB of landing pool are more than one window's 246 MB.
     assert 1 <= held(H200, max_batch=256) - held_so <= 2
 
@@ -135,7 +135,7 @@ def test_what_does_not_fit_is_refused_with_the_figures() -> None:
 def test_the_largest_models_weigh_what_is_published() -> None:
     """1.55 billion parameters, in both roles together; 2 bytes each."""
     total = encoder_sizing.weight_bytes(LARGE_V3, "bfloat16")
-    total += decoder_sizing.weight_bytes(LARGE_V3, "bfloat16")
+    total += decoder_build.weight_bytes(LARGE_V3, "bfloat16")
     assert total == pytest.approx(2 * 1.5435e9, rel=0.005)
 
 

@@ -154,7 +154,7 @@ def test_the_engine_gives_the_same_texts(
     fewer: with the GPU's layers and sampler of few kernels, by their plain twins.
     """
 
-    def choose(setting: str, own: torch.Tensor, cross: torch.Tensor, threads: int) -> Attentions:
+    def choose(own: torch.Tensor, cross: torch.Tensor) -> Attentions:
         kernels = backend.FlashInfer(own, cross)
         ragged = kernels.ragged()
         return Attentions(ragged, kernels.fixed, projected=ragged if fewer else None)
@@ -164,13 +164,9 @@ def test_the_engine_gives_the_same_texts(
     with make() as stand:
         expected = stand.decode_all()
     with (
-        patch(
-            "tests.support.workers.decoder_engines._torch_attention",
-            lambda _, *rest, packed: choose(*rest),
-        ),
         layers_of_a_gpu() if fewer else nullcontext(),
         patch.object(GpuDecoder, "states", autospec=True, side_effect=GpuDecoder.states) as states,
-        make(steps_ahead=1) as stand,
+        make(steps_ahead=1, attention=choose) as stand,
     ):
         for result, other in zip(stand.decode_all(), expected, strict=True):
             assert_same(result, other)

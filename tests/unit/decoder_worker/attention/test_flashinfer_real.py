@@ -9,7 +9,6 @@ from __future__ import annotations
 from collections.abc import Iterator
 from functools import partial
 from importlib import import_module
-from unittest.mock import patch
 
 import pytest
 import torch
@@ -46,20 +45,14 @@ def test_every_call_binds_and_the_engine_gives_the_same_texts(asked: OnCpu) -> N
     """All kinds of requests, through flashinfer's own wrappers, plans and checks, in float32."""
     backend = import_module(BACKEND)
 
-    def choose(setting: str, own: torch.Tensor, cross: torch.Tensor, threads: int) -> Attentions:
+    def choose(own: torch.Tensor, cross: torch.Tensor) -> Attentions:
         kernels = backend.FlashInfer(own, cross)
         return Attentions(kernels.ragged(), kernels.fixed)
 
     make = partial(make_stand, cached_checkpoint(), max_batch=8, page_tokens=16, page_frames=100)
     with make() as stand:
         expected = stand.decode_all()
-    with (
-        patch(
-            "tests.support.workers.decoder_engines._torch_attention",
-            lambda _, *rest, packed: choose(*rest),
-        ),
-        make(steps_ahead=1) as stand,
-    ):
+    with make(steps_ahead=1, attention=choose) as stand:
         for result, other in zip(stand.decode_all(), expected, strict=True):
             assert_same(result, other)
         stand.assert_all_returned()

@@ -18,10 +18,9 @@ from whisper import timing
 from cluster.common.errors import CheckpointError, SequenceFailedError
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.kv_scales import kv_scales
-from decoder_worker.alignment.heads import alignment_heads
-from decoder_worker.alignment.token_times import first_columns, median_filter, standardise
+from decoder_worker.alignment import alignment_heads, first_columns, median_filter, standardise
 from tests.support.checkpoints import cached_checkpoint, make_checkpoint
-from tests.support.workers.aligners import Bench
+from tests.support.workers.model_runners import AlignerBench
 
 
 def cheapest_path_by_trying_all(x: NDArray[np.float32]) -> list[int]:
@@ -102,7 +101,7 @@ def test_heads_are_the_checkpoints_or_all_of_the_upper_half(tmp_path: Path) -> N
 
 
 def test_a_text_is_aligned_in_a_batch_as_it_is_alone() -> None:
-    bench = Bench(cached_checkpoint("tiny"))
+    bench = AlignerBench(cached_checkpoint("tiny"))
     items = [bench.item(0, 40), bench.item(1, 3, 500), bench.item(2, 224), bench.item(3, 0, 7)]
     together = bench.aligner.align(items)
     for item, alignment in zip(items, together, strict=True):
@@ -114,7 +113,7 @@ def test_a_text_is_aligned_in_a_batch_as_it_is_alone() -> None:
 
 def test_small_pages_give_what_whole_ones_give() -> None:
     folder = cached_checkpoint("micro")
-    whole, small = Bench(folder), Bench(folder, page_frames=60, page_tokens=16)
+    whole, small = AlignerBench(folder), AlignerBench(folder, page_frames=60, page_tokens=16)
     spans = [(0, 30, 3000), (1, 12, 1000), (2, 5, 119)]
     expected = whole.aligner.align([whole.item(*span) for span in spans])
     found = small.aligner.align([small.item(*span) for span in spans])
@@ -126,8 +125,8 @@ def test_small_pages_give_what_whole_ones_give() -> None:
 @pytest.mark.parametrize("page_frames", [0, 60])
 def test_8_bit_pages_are_aligned_as_the_numbers_they_hold(page_frames: int) -> None:
     folder = cached_checkpoint("micro")
-    eighth = Bench(folder, page_frames=page_frames, kv_dtype="float8_e4m3fn")
-    wide = Bench(folder, page_frames=page_frames)
+    eighth = AlignerBench(folder, page_frames=page_frames, kv_dtype="float8_e4m3fn")
+    wide = AlignerBench(folder, page_frames=page_frames)
     stored = eighth.cross_pool.tensor.float()
     scales = kv_scales(open_checkpoint(str(folder)), torch.float8_e4m3fn)
     assert scales is not None
@@ -141,7 +140,7 @@ def test_8_bit_pages_are_aligned_as_the_numbers_they_hold(page_frames: int) -> N
 
 @pytest.mark.parametrize("content_frames", [1, 2, 6, 7, 9, 331, 3000])
 def test_times_never_fall_and_stay_inside_the_audio(content_frames: int) -> None:
-    bench = Bench(cached_checkpoint("micro"))
+    bench = AlignerBench(cached_checkpoint("micro"))
     (alignment,) = bench.aligner.align([bench.item(0, 20, content_frames)])
     assert len(alignment.times_s) == 21
     assert list(alignment.times_s) == sorted(alignment.times_s)
@@ -151,7 +150,7 @@ def test_times_never_fall_and_stay_inside_the_audio(content_frames: int) -> None
 
 
 def test_a_broken_window_fails_and_the_others_can_be_aligned_without_it() -> None:
-    bench = Bench(cached_checkpoint("micro"))
+    bench = AlignerBench(cached_checkpoint("micro"))
     items = [bench.item(window, 10) for window in range(3)]
     expected = bench.aligner.align(items)
     bench.cross_pool.tensor[list(bench.cross_pages[1])] = torch.nan

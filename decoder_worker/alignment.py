@@ -1,0 +1,382 @@
+"""What a decoder's alignment heads tell of a known text: when it is spoken, and where it looked.
+
+One forward of known tokens through the decoder's layers gives their cross-attention queries on its
+way; the keys of the window are in its pages already. Owns no page; knows nothing of words, segments
+or queues.
+
+Times are openai/whisper's (`timing.py`), its filters and the order of its steps too: where the
+heads look is sharpened into one token-by-frame matrix, and dynamic time warping finds the best
+monotonic path through it. A token's peak is the maximum of their averaged cross-attention as it was
+predicted: live transcription holds back what was predicted from the audio's very end (AlignAtt:
+Papi et al., "AlignAtt: Using Attention-based Audio-Translation Alignments as a Guide for
+Simultaneous Speech Translation", Interspeech 2023).
+"""
+
+from __future__ import annotations
+
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass
+from itertools import accumulate, pairwise
+from math import isfinite
+
+import numpy as np
+import torch
+from numpy.typing import NDArray
+from torch import Tensor
+from torch.nn import functional as F
+
+from cluster.common.errors import CheckpointError, SequenceFailedError
+from cluster.common.kv.cross_kv import packed_page
+from cluster.common.kv.pool import PagePool
+from cluster.common.messages import WINDOW_S, Task, TokenAlignment
+from cluster.common.model.checkpoint import Checkpoint
+from cluster.common.model.encoder_context import MEL_PER_POSITION
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from decoder_worker.attention.base import AttentionBackend, AttentionBatch, PagedKV
+from decoder_worker.model import TextDecoder, TorchDecoder
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class KnownText:
+    """One window whose text is known.
+
+    cross_pages: hold its KV, of `n_positions` encoder positions. self_pages: room for the text,
+        overwritten. tokens: the text's, at least one.
+    """
+
+    cross_pages: Sequence[int]
+    self_pages: Sequence[int]
+    tokens: tuple[int, ...]
+    n_positions: int
+
+
+class QueryTap:
+    """Implements `AttentionBackend` by another one, and keeps some heads' cross queries.
+
+    heads: layer -> int64 [n] heads; queries: layer -> float32 [n, n_tokens, head_dim], filled by
+        a forward.
+    """
+
+    def __init__(self, attention: AttentionBackend, heads: Mapping[int, Tensor]) -> None:
+        self._attention = attention
+        self._heads = heads
+        self.queries: dict[int, Tensor] = {}
+
+    def plan(self, batch: AttentionBatch) -> None:
+        self._attention.plan(batch)
+
+    def begin(self, positions: Tensor) -> None:
+        self._attention.begin(positions)
+
+    def self_attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
+        return self._attention.self_attention(layer, q, k, v)
+
+    def cross_attention(self, layer: int, q: Tensor) -> Tensor:
+        if layer in self._heads:
+            self.queries[layer] = q.index_select(1, self._heads[layer]).transpose(0, 1).float()
+        return self._attention.cross_attention(layer, q)
+
+
+class AlignmentHeads:
+    """The alignment heads of one checkpoint over a decoder's pools."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        layers: TorchDecoder,
+        cross_pool: PagePool,
+        self_pool: PagePool,
+    ) -> None:
+        """layers: over these pools. Raises as `alignment_heads`."""
+        self._page_sizes = (self_pool.layout.page_frames, cross_pool.layout.page_frames)
+        self._layers = layers
+        self._cross_pool = cross_pool
+        self._device = cross_pool.device
+        named = alignment_heads(checkpoint)
+        self._heads = {layer: self._indices(heads) for layer, heads in named.items()}
+        self.n_heads = sum(len(heads) for heads in named.values())
+
+    def forward(
+        self, items: Sequence[KnownText], texts: Sequence[Sequence[int]], starts: Sequence[int]
+    ) -> tuple[Tensor, list[Mapping[int, Tensor]]]:
+        """Feed each item's text from its position on; writes its self-attention KV.
+
+        States of all texts [n_tokens, n_text_state], and of each item layer -> queries, float32
+        [n, its tokens, head_dim].
+        """
+        counts = [len(text) for text in texts]
+        ends = [start + n for start, n in zip(starts, counts, strict=True)]
+        spans = zip(starts, ends, strict=True)
+        own_size, cross_size = self._page_sizes
+        lengths, pages = [i.n_positions for i in items], [i.cross_pages for i in items]
+        batch = AttentionBatch(
+            self_kv=PagedKV.make(counts, [i.self_pages for i in items], ends, own_size),
+            cross_kv=PagedKV.make(counts, pages, lengths, cross_size),
+        )
+        tap = QueryTap(self._layers.attention, self._heads)
+        decoder = self._layers.over(tap)
+        decoder.plan(batch)
+        states = decoder.states(
+            self._indices([token for text in texts for token in text]),
+            self._indices([position for span in spans for position in range(*span)]),
+        )
+        begins = accumulate(counts, initial=0)
+        return states, [
+            {layer: q[:, begin:end] for layer, q in tap.queries.items()}
+            for begin, end in pairwise(begins)
+        ]
+
+    def weights(
+        self, layer: int, queries: Tensor, pages: Sequence[int], n_frames: int, n_positions: int
+    ) -> Tensor:
+        """How much each query looks at each of the first frames: float32 [n, n_tokens, n_frames].
+
+        queries: float32 [n, n_tokens, head_dim], of the layer's heads. pages: hold the window's KV,
+        of `n_positions` encoder positions.
+        """
+        keys = self._keys(layer, pages, n_frames, n_positions)
+        weights: Tensor = (queries @ keys.transpose(1, 2) * queries.shape[-1] ** -0.5).softmax(-1)
+        return weights
+
+    def _keys(self, layer: int, pages: Sequence[int], n_frames: int, n_positions: int) -> Tensor:
+        """The heads' keys, copied out of the pages: float32 [n, n_frames, head_dim]."""
+        if self._cross_pool.packs:
+            page = packed_page(self._cross_pool.tensor[pages[0]], n_positions)
+            keys = page[layer, 0, :n_frames].index_select(1, self._heads[layer])
+            return keys.transpose(0, 1).float()
+        n_pages = self._cross_pool.layout.pages_for(n_frames)
+        own = self._indices(list(pages[:n_pages]))
+        keys = self._cross_pool.tensor[:, layer, 0]  # [page, page_frames, head, head_dim]
+        chosen = keys[own[:, None], :, self._heads[layer]]  # [n_pages, n, page_frames, head_dim]
+        return chosen.transpose(0, 1).flatten(1, 2)[:, :n_frames].float()
+
+    def _indices(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
+
+
+def alignment_heads(checkpoint: Checkpoint) -> dict[int, list[int]]:
+    """Layer to heads: those that the checkpoint names, else all of the upper half's layers.
+
+    Raises CheckpointError where a head that is named does not exist.
+    """
+    dims = checkpoint.dims
+    listed = checkpoint.generation_config.get("alignment_heads")
+    if not listed:
+        upper = range(dims.n_text_layer // 2, dims.n_text_layer)
+        return {layer: list(range(dims.n_text_head)) for layer in upper}
+    heads: dict[int, list[int]] = {}
+    for layer, head in sorted({(int(layer), int(head)) for layer, head in listed}):
+        if not (0 <= layer < dims.n_text_layer and 0 <= head < dims.n_text_head):
+            raise CheckpointError(
+                f"{checkpoint.path}: generation_config.json names alignment head {head} of layer "
+                f"{layer}, but the decoder has {dims.n_text_layer} layers of {dims.n_text_head}"
+            )
+        heads.setdefault(layer, []).append(head)
+    return heads
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class PeakItem(KnownText):
+    """self_pages: hold the KV of the prompt without its last token.
+
+    prompt: the tokens before the text.
+    """
+
+    prompt: tuple[int, ...]
+
+
+class PeakFinder:
+    """Finds the peaks of texts over a decoder's pools. For the thread that runs the decoder."""
+
+    def __init__(self, heads: AlignmentHeads) -> None:
+        self._heads = heads
+
+    @torch.inference_mode()
+    def find(self, items: Sequence[PeakItem]) -> list[tuple[int, ...]]:
+        """For each of an item's tokens the encoder position of its peak, below `n_positions`.
+
+        Raises SequenceFailedError where an item gave no numbers; call it again for each alone.
+        """
+        # What predicted a text: the prompt's last token, and all of the text but its last.
+        fed = [(item.prompt[-1], *item.tokens[:-1]) for item in items]
+        starts = [len(item.prompt) - 1 for item in items]
+        _, queries = self._heads.forward(items, fed, starts)
+        return [self._peaks(item, own) for item, own in zip(items, queries, strict=True)]
+
+    def _peaks(self, item: PeakItem, queries: Mapping[int, Tensor]) -> tuple[int, ...]:
+        n = item.n_positions
+        looks = [
+            self._heads.weights(layer, q, item.cross_pages, n, n).sum(0)
+            for layer, q in queries.items()
+        ]
+        total = torch.stack(looks).sum(0)  # [n_tokens, n_positions]
+        if not torch.isfinite(total).all():
+            raise SequenceFailedError("the text has no peaks: the model gave no numbers")
+        return tuple(total.argmax(-1).tolist())
+
+
+@dataclass(frozen=True, slots=True, kw_only=True)
+class AlignmentItem(KnownText):
+    """With start sequence and end its tokens must fit the text context.
+
+    content_frames: mel frames that are audio and not padding.
+    """
+
+    language: str
+    task: Task
+    content_frames: int
+
+
+class Aligner:
+    """Aligns texts with the KV in a decoder's pools. For the thread that runs the decoder."""
+
+    def __init__(
+        self,
+        checkpoint: Checkpoint,
+        tokenizer: WhisperTokenizer,
+        decoder: TextDecoder,
+        heads: AlignmentHeads,
+    ) -> None:
+        """decoder, heads: over the same pools; the decoder gives the logits."""
+        self._tokenizer = tokenizer
+        self._decoder = decoder
+        self._heads = heads
+        self._dims = checkpoint.dims
+
+    @torch.inference_mode()
+    def align(self, items: Sequence[AlignmentItem]) -> list[TokenAlignment]:
+        """The alignment of each item, whatever else is in the batch. Overwrites their self pages.
+
+        Raises SequenceFailedError where an item gave no numbers; call it again for each alone.
+        """
+        starts = [self._tokenizer.sot_sequence(i.language, i.task, False) for i in items]
+        eot = self._tokenizer.special.eot
+        texts = [(*s, *item.tokens, eot) for s, item in zip(starts, items, strict=True)]
+        counts = [len(text) for text in texts]
+        states, found = self._heads.forward(items, texts, [0] * len(items))
+        begins = accumulate(counts, initial=0)
+        looks, probs = [], []
+        for item, start, queries, begin, n in zip(
+            items, starts, found, list(begins)[:-1], counts, strict=True
+        ):
+            n_sot = len(start) - 1  # without <|notimestamps|>, whose row predicts the first token
+            looks.append(self._looks(item, queries)[n_sot:-1])
+            probs.append(self._probs(states[begin + n_sot : begin + n - 2], item.tokens))
+        return [
+            self._alignment(item.tokens, look, prob)
+            for item, look, prob in zip(items, looks, probs, strict=True)
+        ]
+
+    def _looks(self, item: AlignmentItem, queries: Mapping[int, Tensor]) -> Tensor:
+        """How much each token looks at each frame, over all heads: float32 [n_tokens, n_frames]."""
+        n_frames = self._n_frames(item)
+        total = None
+        for layer, q in queries.items():
+            weights = self._heads.weights(layer, q, item.cross_pages, n_frames, item.n_positions)
+            sharp = median_filter(standardise(weights)).sum(0)
+            total = sharp if total is None else total + sharp
+        assert total is not None
+        return total / self._heads.n_heads
+
+    def _n_frames(self, item: AlignmentItem) -> int:
+        """Encoder frames of the audio: at least one, also for a single mel frame."""
+        return min(max(1, item.content_frames // MEL_PER_POSITION), item.n_positions)
+
+    def _probs(self, states: Tensor, tokens: tuple[int, ...]) -> Tensor:
+        """Of each token, among all text, after the state before it: float32 [len(tokens)]."""
+        logits = self._decoder.logits(states)[:, : self._tokenizer.special.eot]
+        own = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
+        chosen = logits.gather(1, own[:, None])[:, 0]
+        return (chosen - logits.logsumexp(-1)).exp()
+
+    def _alignment(self, tokens: tuple[int, ...], look: Tensor, probs: Tensor) -> TokenAlignment:
+        known = tuple(probs.tolist())
+        matrix = look.cpu().numpy()
+        if not np.isfinite(matrix).all() or not all(isfinite(prob) for prob in known):
+            raise SequenceFailedError("the text could not be aligned: the model gave no numbers")
+        frames_per_s = self._dims.n_audio_ctx / WINDOW_S
+        times_s = tuple(frame / frames_per_s for frame in first_columns(-matrix))
+        return TokenAlignment(tokens, times_s, known)
+
+
+MEDIAN_WIDTH = 7  # frames, 140 ms
+
+# Exchanges that bring the median of seven to the middle: Devillard, "Fast median search", 1998.
+# fmt: off
+_MEDIAN_NETWORK = (
+    (0, 5), (0, 3), (1, 6), (2, 4), (0, 1), (3, 5), (2, 6),
+    (2, 3), (3, 6), (4, 5), (1, 4), (1, 3), (3, 4),
+)
+# fmt: on
+
+
+def standardise(weights: Tensor) -> Tensor:
+    """Each frame's weights [heads, tokens, frames] against those of the other tokens.
+
+    A frame at which all tokens look alike says nothing: 0, where openai/whisper has NaN.
+    """
+    std, mean = torch.std_mean(weights, dim=-2, keepdim=True, correction=0)
+    scaled = (weights - mean) / std
+    return torch.where(std == 0, torch.zeros_like(scaled), scaled)
+
+
+def median_filter(x: Tensor) -> Tensor:
+    """Running median over frames, mirrored at both ends; x [heads, tokens, frames] float.
+
+    Too few frames to mirror stay as they are.
+    """
+    reach = MEDIAN_WIDTH // 2
+    n_frames = x.shape[-1]
+    if n_frames <= reach:
+        return x
+    padded = F.pad(x, (reach, reach), mode="reflect")
+    lanes = [padded[..., shift : shift + n_frames] for shift in range(MEDIAN_WIDTH)]
+    for low, high in _MEDIAN_NETWORK:
+        a, b = lanes[low], lanes[high]
+        lanes[low], lanes[high] = torch.minimum(a, b), torch.maximum(a, b)
+    return lanes[reach]
+
+
+def first_columns(x: NDArray[np.float32]) -> list[int]:
+    """Dynamic time warping: where the cheapest path through x [n, m] enters each of its rows.
+
+    Costs are summed anti-diagonal by anti-diagonal, for then a diagonal is one vector operation:
+    1724 of them for 225 rows of 1500 columns. Steps and ties are openai/whisper's: straight or
+    down only if strictly cheapest of the three, else along the row, even where that is dearer.
+    """
+    n, m = x.shape
+    skewed = np.zeros((n + m - 1, n), dtype=np.float32)  # [i + j, i]
+    for i, row in enumerate(x):
+        skewed[i : i + m, i] = row
+    cost = np.full((n + m + 1, n + 1), np.inf, dtype=np.float32)  # [i + j, i], both from 1
+    cost[0, 0] = 0.0
+    least = np.empty(n, dtype=np.float32)
+    is_least, differs = np.empty(n, dtype=np.bool_), np.empty(n, dtype=np.bool_)
+    for diagonal in range(2, n + m + 1):
+        straight, down = cost[diagonal - 2, :-1], cost[diagonal - 1, :-1]
+        along, out = cost[diagonal - 1, 1:], cost[diagonal, 1:]
+        np.minimum(straight, down, out=least)
+        np.less(least, along, out=is_least)
+        np.not_equal(straight, down, out=differs)
+        np.logical_and(is_least, differs, out=is_least)
+        out[:] = along
+        np.copyto(out, least, where=is_least)
+        np.add(out, skewed[diagonal - 2], out=out)
+    return _trace_back(cost, n, m)
+
+
+def _trace_back(cost: NDArray[np.float32], n: int, m: int) -> list[int]:
+    """First column of each row on the path that ends at (n, m); cost is [i + j, i]."""
+    firsts = [0] * n
+    i, j = n, m
+    while i > 0 and j > 0:
+        firsts[i - 1] = j - 1
+        straight, down = cost[i + j - 2, i - 1], cost[i + j - 1, i - 1]
+        along = cost[i + j - 1, i]
+        if straight < min(down, along):
+            i, j = i - 1, j - 1
+        elif down < min(straight, along):
+            i -= 1
+        else:
+            j -= 1
+    return firsts
