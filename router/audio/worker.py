@@ -285,11 +285,11 @@ def main() -> None:
     socket_fd, slot_fd, limits_json = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the router closes the socket instead
     limits = AudioLimits(**json.loads(limits_json))
-    if limits.when_idle:
-        run_when_idle()
     connection = WorkerSocket(socket.socket(fileno=socket_fd))
     worker = AudioWorker(connection, UploadSlot(slot_fd), limits)
     worker.warm_up()
+    if limits.when_idle:  # not before: on a busy machine it would take long to come up
+        run_when_idle()
     limit_memory(limits.memory_bytes)
     with suppress(BrokenPipeError, ConnectionResetError):  # the router is gone
         worker.run()

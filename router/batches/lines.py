@@ -20,7 +20,7 @@ from cluster.common.errors import InvalidRequestError, SplitscribeError
 from router.api.batch_bodies import BatchError, Status
 from router.api.documents import AUDIO_FIELD
 from router.api.formats import to_json
-from router.batches.store import NewLine
+from router.batches.store import NewLine, OpenBatch
 from router.batches.work_queue import Result
 
 FILE_ID = "file_id"
@@ -213,12 +213,13 @@ def result_of(batch_id: str, number: int, custom_id: str, status: int, body: obj
     return _line(batch_id, number, custom_id, response, None)
 
 
-def file_lines(batch_id: str, ends_as: Status, results: Iterator[Result]) -> Iterator[bytes]:
+def file_lines(batch: OpenBatch, results: Iterator[Result]) -> Iterator[bytes]:
     """The lines of a file, from the rows of its requests; those without a result were given up."""
     for number, custom_id, result in results:
         if result is None:
-            error = {"code": f"batch_{ends_as}", "message": GIVEN_UP[ends_as]}
-            result = _line(batch_id, number, custom_id, None, error)
+            assert batch.ends_as is not None
+            error = {"code": f"batch_{batch.ends_as}", "message": GIVEN_UP[batch.ends_as]}
+            result = _line(batch.id, number, custom_id, None, error)
         yield result.encode() + b"\n"
 
 

@@ -87,15 +87,15 @@ def _make_client() -> httpx.AsyncClient:
     )
 
 
-class Downloads:
+class Downloads(Caller):
     """Fetches lines' URLs into files."""
 
     def __init__(self, rules: HostRules, blobs: Blobs, settings: BatchSettings) -> None:
+        super().__init__()
         self._rules = rules
         self._blobs = blobs
         self._max_bytes = settings.max_file_bytes
         self._timeout_s = settings.fetch_timeout_s
-        self._caller = Caller()
 
     async def fetch(self, url: str, path: Path, param: str) -> None:
         """Write what is at `url` to `path`.
@@ -122,13 +122,10 @@ class Downloads:
             backoff_s *= 2
         raise AssertionError("the last try returned or raised")
 
-    async def close(self) -> None:
-        await self._caller.close()
-
     async def _follow(self, url: str, path: Path, param: str) -> None:
         for _ in range(MAX_REDIRECTS + 1):
             destination = await self._rules.check(url, param)
-            async with self._caller.call("GET", destination) as response:
+            async with self.call("GET", destination) as response:
                 if response.has_redirect_location:
                     url = urljoin(url, response.headers["location"])
                     continue

@@ -136,22 +136,19 @@ class BatchRunner:
                     self._models,
                     self._owned.settings.max_lines,
                 )
-            await self._note_checked(batch, found)
+            if found.errors:
+                await self._owned.call(store.refuse, batch.id, found.errors, self._owned.now)
+                self._note_end(batch, "failed")
+            else:
+                now = self._owned.now
+                await self._owned.call(store.begin, batch.id, found.lines, found.model, now)
+                logger.info("batch %s has %d lines", batch.id, len(found.lines))
         except InsufficientStorageError:  # which is no fault of the input's
             await self._store(store.release_check, batch.id)
             raise
         except asyncio.CancelledError:
             await asyncio.shield(self._owned.call(store.release_check, batch.id))
             raise
-
-    async def _note_checked(self, batch: OpenBatch, found: CheckedInput) -> None:
-        store, now = self._owned.store, self._owned.now
-        if found.errors:
-            await self._owned.call(store.refuse, batch.id, found.errors, now)
-            self._note_end(batch, "failed")
-        else:
-            await self._owned.call(store.begin, batch.id, found.lines, found.model, now)
-            logger.info("batch %s has %d lines", batch.id, len(found.lines))
 
     async def _begin_lines(self, batches: list[OpenBatch]) -> None:
         """Claim lines while there is room for them: first of the keys that have the fewest."""
@@ -209,19 +206,17 @@ class BatchRunner:
         """Write the files of a batch whose lines have ended."""
         assert batch.ends_as is not None
         await self._owned.call(self._owned.queue.give_up, batch.id)
-        output = await self._write(batch, batch.ends_as, "completed")
-        errors = await self._write(batch, batch.ends_as, "failed")
+        output = await self._write(batch, "completed")
+        errors = await self._write(batch, "failed")
         await self._owned.call(self._owned.store.end, batch, output, errors, self._owned.now)
         self._note_end(batch, batch.ends_as)
 
-    async def _write(
-        self, batch: OpenBatch, ends_as: Status, outcome: Outcome
-    ) -> FileObject | None:
+    async def _write(self, batch: OpenBatch, outcome: Outcome) -> FileObject | None:
         """A file of all results of one kind; None where there is none."""
         if not await self._owned.call(self._owned.queue.results, batch.id, outcome, 0):
             return None
         file_id = new_id("file-")
-        lines = file_lines(batch.id, ends_as, self._results(batch.id, outcome))
+        lines = file_lines(batch, self._results(batch.id, outcome))
         size_bytes = await asyncio.to_thread(self._owned.blobs.write, file_id, lines)
         kind = "output" if outcome == "completed" else "error"
         return self._owned.new_file(

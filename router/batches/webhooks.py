@@ -42,14 +42,14 @@ def signature_headers(secret: str, event_id: str, unix_s: int, body: bytes) -> d
     }
 
 
-class Webhooks:
+class Webhooks(Caller):
     """Makes deliveries."""
 
     def __init__(self, owned: Owned, rules: HostRules) -> None:
+        super().__init__()
         self._owned = owned
         self._rules = rules
         self._secret = owned.settings.webhook_secret
-        self._caller = Caller()
         self._running: dict[str, asyncio.Task[None]] = {}
 
     async def check(self, url: str) -> None:
@@ -85,7 +85,7 @@ class Webhooks:
         for task in tasks:
             task.cancel()
         await asyncio.gather(*tasks, return_exceptions=True)
-        await self._caller.close()
+        await super().close()
 
     async def _deliver(self, delivery: Delivery, secret: str) -> None:
         queue = self._owned.queue
@@ -109,9 +109,7 @@ class Webhooks:
         try:
             async with asyncio.timeout(ANSWER_S):
                 destination = await self._rules.check(delivery.url, PARAM)
-                async with self._caller.call(
-                    "POST", destination, headers, delivery.body
-                ) as response:
+                async with self.call("POST", destination, headers, delivery.body) as response:
                     taken = 200 <= response.status_code < 300
                     return "" if taken else f"the host answered {response.status_code}"
         except (SplitscribeError, httpx.HTTPError, OSError) as error:  # TimeoutError is an OSError
