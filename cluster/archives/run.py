@@ -17,7 +17,6 @@ import math
 import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
-from dataclasses import dataclass, field
 from itertools import count, islice
 from typing import Self
 
@@ -34,23 +33,25 @@ LISTED_AHEAD = 10_000  # of those that are not, more than are in work; further o
 LINE_S = 30.0
 
 
-def look_at(items: Iterable[Item], outputs: Outputs, totals: Totals) -> Iterator[list[Pending]]:
-    """What is to be done, as it is listed; all is counted in `totals`."""
+def look_at(
+    items: Iterable[Item], outputs: Outputs, progress: RunProgress
+) -> Iterator[list[Pending]]:
+    """What is to be done, as it is listed; all is counted in `progress`."""
     listing = iter(items)
     while some := list(islice(listing, LOOKED_AT)):
         pending = []
         for one in outputs.look(some):
             if isinstance(one, Pending):
                 pending.append(one)
-                totals.about_s += one.item.about_s
+                progress.about_s += one.item.about_s
             elif one.error is None:
-                totals.n_done += 1
+                progress.n_before += 1
             else:
-                totals.n_failed += 1
-                totals.failures[one.item.key] = one.error
-        totals.n_pending += len(pending)
+                progress.n_failed_before += 1
+                progress.failures[one.item.key] = one.error
+        progress.n_pending += len(pending)
         yield pending
-    totals.is_listed = True
+    progress.is_listed = True
 
 
 async def run_archive(
@@ -69,13 +70,13 @@ async def run_archive(
     """
     params = engine.params(pairs_of(archive.fields), archive.task)
     queue = asyncio.PriorityQueue[tuple[float, int, Pending | None]](LISTED_AHEAD)
-    numbers, totals = count(), progress.totals
+    numbers = count()
 
     async def list_all() -> None:
         while (found := await asyncio.to_thread(next, listing, None)) is not None:
             for one in found:
                 await queue.put((-one.item.about_s, next(numbers), one))
-        progress.say(totals.summary())
+        progress.say(progress.summary())
         for _ in range(archive.files_at_once):
             await queue.put((math.inf, next(numbers), None))
 
@@ -86,7 +87,7 @@ async def run_archive(
                 transcript = await transcribe(item)
             except Exception as error:
                 await asyncio.to_thread(outputs.write_failure, pending, error)
-                totals.failures[item.key] = error_text(error)
+                progress.failures[item.key] = error_text(error)
                 progress.end(item, None)
             else:
                 await asyncio.to_thread(outputs.write, pending, transcript)
@@ -110,43 +111,17 @@ async def run_archive(
         raise failed.exceptions[0] from None
 
 
-@dataclass(slots=True)
-class Totals:
-    """What is known of an archive's items so far; all of them once `is_listed`.
+class RunProgress:
+    """What is known of an archive's items so far, and how far a run is; a context manager.
 
-    n_done, n_failed: of earlier runs, by sidecars. failures: reasons by key, of this run too.
-    about_s: seconds of audio of those that are pending, by their sizes.
+    n_before, n_failed_before: done and failed in earlier runs, by sidecars; n_pending: of this
+    one; all of them once `is_listed`. failures: reasons by key. about_s: seconds of audio of those
+    that are pending, by their sizes. n_done, n_failed, done_s: of this run.
     """
 
-    n_done: int = 0
-    n_failed: int = 0
-    n_pending: int = 0
-    about_s: float = 0.0
-    is_listed: bool = False
-    failures: dict[str, str] = field(default_factory=dict)
-
-    @property
-    def n_items(self) -> int:
-        return self.n_done + self.n_failed + self.n_pending
-
-    def summary(self) -> str:
-        parts = [f"{self.n_items} files"]
-        if self.n_done:
-            parts.append(f"{self.n_done} are done")
-        if self.n_failed:
-            parts.append(f"{self.n_failed} failed before (--retry-failed tries them again)")
-        about = hours(self.about_s)
-        parts.append(f"{self.n_pending} to do, about {about} of audio by their sizes")
-        return ", ".join(parts)
-
-
-class RunProgress:
-    """Progress of one run; a context manager. `now`: seconds of a steady clock."""
-
-    def __init__(
-        self, totals: Totals, console: Console, now: Callable[[], float] = time.monotonic
-    ) -> None:
-        self.totals, self._console, self._now = totals, console, now
+    def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
+        """`now`: seconds of a steady clock."""
+        self._console, self._now = console, now
         self._started_s = self._told_s = now()
         self._bar = Progress(
             BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console
@@ -155,6 +130,10 @@ class RunProgress:
         self._ended_s = 0.0  # by sizes, of what ended
         self._guessed_s = 0.0  # of that, without what failed
         self._at_work: dict[str, tuple[float, float, float]] = {}  # seconds done, known, guessed
+        self.n_before = self.n_failed_before = self.n_pending = 0
+        self.about_s = 0.0
+        self.is_listed = False
+        self.failures: dict[str, str] = {}
         self.n_done = self.n_failed = 0
         self.done_s = 0.0
 
@@ -172,6 +151,20 @@ class RunProgress:
 
     def say(self, line: str) -> None:
         self._console.print(f"splitscribe: {line}", markup=False)
+
+    @property
+    def n_items(self) -> int:
+        return self.n_before + self.n_failed_before + self.n_pending
+
+    def summary(self) -> str:
+        parts = [f"{self.n_items} files"]
+        if self.n_before:
+            parts.append(f"{self.n_before} are done")
+        if self.n_failed_before:
+            parts.append(f"{self.n_failed_before} failed before (--retry-failed tries them again)")
+        about = hours(self.about_s)
+        parts.append(f"{self.n_pending} to do, about {about} of audio by their sizes")
+        return ", ".join(parts)
 
     def note(self, item: Item, done_s: float, known_s: float) -> None:
         """How far a file at work is."""
@@ -202,7 +195,7 @@ class RunProgress:
     def left_s(self) -> float:
         """Seconds of audio to go: estimates, corrected by how right they were so far."""
         right = self.done_s / self._guessed_s if self._guessed_s else 1.0
-        left_s = max(0.0, self.totals.about_s - self._ended_s) * right
+        left_s = max(0.0, self.about_s - self._ended_s) * right
         for done_s, known_s, guessed_s in self._at_work.values():
             left_s += max(0.0, known_s - guessed_s * right) - done_s
         return max(0.0, left_s)
@@ -219,10 +212,9 @@ class RunProgress:
 
     def line(self) -> str:
         left_s, heard_s, speed = self.left_s, self._heard_s, self.speed
-        n_items, is_listed = self.totals.n_pending, self.totals.is_listed
-        about = "" if is_listed and self.n_done == n_items else "about "
+        about = "" if self.is_listed and self.n_done == self.n_pending else "about "
         words = [
-            f"{self.n_done} of {n_items}{'' if is_listed else ' or more'} files",
+            f"{self.n_done} of {self.n_pending}{'' if self.is_listed else ' or more'} files",
             f"{hours(heard_s)} of {about}{hours(heard_s + left_s)} of audio",
         ]
         if speed:

@@ -24,7 +24,7 @@ from rich.console import Console
 from cluster.archives.inputs import list_items
 from cluster.archives.outputs import FAILURES, SPEED, Archive, Outputs, told, write_failures
 from cluster.archives.own_pools import own_settings
-from cluster.archives.run import RunProgress, Totals, duration, look_at, run_archive
+from cluster.archives.run import RunProgress, duration, look_at, run_archive
 from cluster.common.errors import ConfigurationError
 from cluster.common.settings import Settings
 from cluster.serve.bulk.engine import Told, application_settings, unlimited_engine
@@ -85,17 +85,16 @@ def run_batch(
             archive = replace(archive, fields={**archive.fields, "model": ALIAS})
         archive = replace(archive, model=model_of(settings, str(archive.fields["model"])))
         outputs = stack.enter_context(Outputs.opened(archive, only_looks=dry_run))
-        progress = RunProgress(Totals(), err)
-        totals = progress.totals
-        listing = look_at(items, outputs, totals)
+        progress = RunProgress(err)
+        listing = look_at(items, outputs, progress)
         if dry_run:
             deque(listing, maxlen=0)
-            out.print(_forecast(archive, totals), markup=False)
+            out.print(_forecast(archive, progress), markup=False)
             return ALL_DONE
         with told(archive.where):
             first = next(filter(None, listing), None)
         if first is None:
-            say(totals.summary())
+            say(progress.summary())
             return _finish(archive, progress, out)
         if there is None:
             os.environ.setdefault(KEEP_SIGNALS, "1")
@@ -116,7 +115,7 @@ def run_batch(
                 with told(archive.where):
                     runner.run(work())
             except KeyboardInterrupt:
-                write_failures(archive.where, totals.failures)
+                write_failures(archive.where, progress.failures)
                 raise
             except Exception:
                 time.sleep(DYING_S)  # where this is how a cluster ends, the watch says so
@@ -125,15 +124,14 @@ def run_batch(
 
 
 def _finish(archive: Archive, progress: RunProgress, out: Console) -> int:
-    totals, where = progress.totals, archive.where
+    where, n_failed = archive.where, len(progress.failures)
     with told(where):
-        write_failures(where, totals.failures)
+        write_failures(where, progress.failures)
         if progress.done_s:
             speed = json.dumps({"hours_per_hour": progress.speed})
             (where / SPEED).write_whole(speed.encode())
-    n_failed = len(totals.failures)
     out.print(
-        f"{totals.n_items - n_failed} of {totals.n_items} files have their transcripts in "
+        f"{progress.n_items - n_failed} of {progress.n_items} files have their transcripts in "
         f"{where.name}" + (f"; this run: {progress.line()}" if progress.n_done else ""),
         markup=False,
     )
@@ -142,16 +140,18 @@ def _finish(archive: Archive, progress: RunProgress, out: Console) -> int:
     return SOME_FAILED if n_failed else ALL_DONE
 
 
-def _forecast(archive: Archive, totals: Totals) -> str:
-    if not totals.n_pending:
+def _forecast(archive: Archive, progress: RunProgress) -> str:
+    if not progress.n_pending:
         return "nothing is left to do"
     speed = 0.0
     with suppress(OSError, ValueError, KeyError):
         speed = float(json.loads((archive.where / SPEED).read())["hours_per_hour"])
     if not speed:
-        return f"{totals.summary()}; no run has measured yet how fast it goes here"
-    left = duration(totals.about_s / speed)
-    return f"{totals.summary()}; at the last run's speed, {speed:.1f} hours per hour, about {left}"
+        return f"{progress.summary()}; no run has measured yet how fast it goes here"
+    left = duration(progress.about_s / speed)
+    return (
+        f"{progress.summary()}; at the last run's speed, {speed:.1f} hours per hour, about {left}"
+    )
 
 
 def model_of(settings: Settings, name: str) -> str:
@@ -237,7 +237,7 @@ def cluster_watched(progress: RunProgress) -> Iterator[None]:
     def leave() -> None:
         progress.stop()
         progress.say(
-            f"the Ray cluster has ended: {progress.totals.n_done + progress.n_done} files are done "
+            f"the Ray cluster has ended: {progress.n_before + progress.n_done} files are done "
             "and kept; the same command goes on from here"
         )
         kill_own_ray()

@@ -13,7 +13,7 @@ from rich.console import Console
 from cluster.archives.inputs import list_items
 from cluster.archives.outputs import Archive, Outputs
 from cluster.archives.places import Place
-from cluster.archives.run import RunProgress, Totals, look_at, run_archive
+from cluster.archives.run import RunProgress, look_at, run_archive
 from cluster.serve.bulk.engine import BulkResult
 from router.api.params import TranscriptionParams
 from router.interface import StageTimings
@@ -68,15 +68,14 @@ def test_memory_does_not_follow_the_size_of_an_archive(tmp_path: Path) -> None:
             memory.append(taken_bytes())
             return await super().transcribe(*args, **options)
 
-    totals = Totals()
     with (
         Outputs.opened(archive) as outputs,
-        RunProgress(totals, Console(quiet=True)) as progress,
+        RunProgress(Console(quiet=True)) as progress,
     ):
-        listing = look_at(list_items([str(folder)]), outputs, totals)
+        listing = look_at(list_items([str(folder)]), outputs, progress)
         engine: Any = Measuring()
         asyncio.run(run_archive(archive, outputs, engine, progress, listing))
-    assert totals.about_s == N_FILES * FILE_S
+    assert progress.about_s == N_FILES * FILE_S
     assert progress.n_done == N_FILES
     assert progress.done_s == N_FILES * FILE_S
     tenth = len(memory) // 10

@@ -5,7 +5,7 @@ from __future__ import annotations
 from rich.console import Console
 
 from cluster.archives.inputs import Item
-from cluster.archives.run import RunProgress, Totals, duration, hours
+from cluster.archives.run import RunProgress, duration, hours
 
 QUIET = Console(quiet=True)
 
@@ -16,8 +16,8 @@ def hour(name: str) -> Item:
 
 def test_progress_tells_hours_speed_and_time_to_go() -> None:
     now = [0.0]
-    totals = Totals(n_pending=4, about_s=4 * 3600.0, is_listed=True)
-    with RunProgress(totals, QUIET, lambda: now[0]) as progress:
+    with RunProgress(QUIET, lambda: now[0]) as progress:
+        progress.n_pending, progress.about_s, progress.is_listed = 4, 4 * 3600.0, True
         now[0] = 600.0
         progress.end(hour("0.mp3"), 7200.0)
         progress.end(hour("1.mp3"), None)
@@ -26,14 +26,14 @@ def test_progress_tells_hours_speed_and_time_to_go() -> None:
             "2 of 4 files, 2.0 h of about 6.0 h of audio, 12.0 hours per hour, 20 min to go, "
             "1 failed"
         )
-        totals.is_listed = False
+        progress.is_listed = False
         assert progress.line().startswith("2 of 4 or more files, ")
 
 
 def test_what_is_done_of_a_long_file_counts() -> None:
     now = [0.0]
-    totals = Totals(n_pending=2, about_s=2 * 3600.0, is_listed=True)
-    with RunProgress(totals, QUIET, lambda: now[0]) as progress:
+    with RunProgress(QUIET, lambda: now[0]) as progress:
+        progress.n_pending, progress.about_s, progress.is_listed = 2, 2 * 3600.0, True
         now[0] = 900.0
         progress.note(hour("0.mp3"), 1800.0, 7200.0)
         # The first file is twice as long as its size told, which says nothing of the other.

@@ -22,7 +22,6 @@ from cluster.archives.places import Place
 from cluster.archives.run import (
     LOOKED_AT,
     RunProgress,
-    Totals,
     look_at,
     run_archive,
 )
@@ -51,22 +50,22 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
     return Place.of(f"memory://texts/{tmp_path.name}")
 
 
-def run_items(archive: Archive, items: Iterable[Item], engine: Any) -> Totals:
-    with Outputs.opened(archive) as outputs, RunProgress(Totals(), QUIET) as progress:
+def run_items(archive: Archive, items: Iterable[Item], engine: Any) -> RunProgress:
+    with Outputs.opened(archive) as outputs, RunProgress(QUIET) as progress:
 
         async def work() -> None:
-            listing = look_at(items, outputs, progress.totals)
+            listing = look_at(items, outputs, progress)
             await run_archive(archive, outputs, engine, progress, listing)
 
         try:
             asyncio.run(work())
         except Stopped:
             assert engine.stop_after is not None
-        write_failures(archive.where, progress.totals.failures)
-    return progress.totals
+        write_failures(archive.where, progress.failures)
+    return progress
 
 
-def run(archive: Archive, names: list[str], engine: Any) -> Totals:
+def run(archive: Archive, names: list[str], engine: Any) -> RunProgress:
     return run_items(archive, list_items(names), engine)
 
 
@@ -117,8 +116,8 @@ def test_an_interrupted_run_goes_on_where_it_was(sounds: Path, where: Place) -> 
     first, second = FakeEngine(stop_after=2), FakeEngine()
     run(archive, [str(sounds)], first)
     assert len(sidecars(where)) == 2
-    totals = run(archive, [str(sounds)], second)
-    assert totals.n_done + totals.n_failed == 2
+    progress = run(archive, [str(sounds)], second)
+    assert progress.n_before + progress.n_failed_before == 2
     assert sorted(first.heard + second.heard) == sorted(
         file.read_text()[:HEARD_BYTES] for file in sounds.iterdir()
     )
@@ -237,9 +236,9 @@ def test_failures_are_left_alone_unless_they_may_pass(sounds: Path, where: Place
     archive, again, asked = Archive(where), FakeEngine(), FakeEngine()
     run(archive, [str(sounds)], FullEngine())
     assert "no worker" in sidecars(where)["1.mp3"]["error"]
-    totals = run(archive, [str(sounds)], again)
+    progress = run(archive, [str(sounds)], again)
     assert [text[:6] for text in again.heard] == ["talk 1"]
-    assert (totals.failures.keys(), totals.n_failed) == ({str(sounds / "bad.mp3")}, 1)
+    assert (progress.failures.keys(), progress.n_failed_before) == ({str(sounds / "bad.mp3")}, 1)
     assert sidecars(where)["1.mp3"]["error"] is None
     run(replace(archive, retry_failed=True), [str(sounds)], asked)
     assert [text[:6] for text in asked.heard] == ["broken"]
@@ -247,9 +246,9 @@ def test_failures_are_left_alone_unless_they_may_pass(sounds: Path, where: Place
 
 def test_what_a_list_names_wrongly_is_a_failure_of_its_own(tmp_path: Path, where: Place) -> None:
     (tmp_path / "list.jsonl").write_text("gone.mp3\nnosuch://bucket/x.mp3\n")
-    totals = run(Archive(where), [str(tmp_path / "list.jsonl")], FakeEngine())
-    assert "there is no such file" in totals.failures[f"{tmp_path}/gone.mp3"]
-    assert "cannot be opened" in totals.failures["nosuch://bucket/x.mp3"]
+    progress = run(Archive(where), [str(tmp_path / "list.jsonl")], FakeEngine())
+    assert "there is no such file" in progress.failures[f"{tmp_path}/gone.mp3"]
+    assert "cannot be opened" in progress.failures["nosuch://bucket/x.mp3"]
 
 
 def test_equal_names_stay_apart(tmp_path: Path, where: Place) -> None:
