@@ -18,7 +18,7 @@ from cluster.cli.batch import BatchCommand, batch
 from cluster.cli.config import config
 from cluster.cli.operate.commands import deploy, down, status, up
 from cluster.cli.planning import plan, profile, simulate
-from cluster.cli.transcribe.entry import TranscribeCommand, transcribe
+from cluster.cli.transcribe import TranscribeCommand, transcribe
 from cluster.common.errors import SplitscribeError
 from cluster.common.settings import Device, DType, LogLevel, PlacementName, Settings, Transport
 from cluster.common.settings_sources import load_settings

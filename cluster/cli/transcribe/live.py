@@ -9,19 +9,28 @@ second ends the command.
 from __future__ import annotations
 
 import asyncio
+import itertools
+import os
 import signal
 import threading
-from collections.abc import Iterator
+from collections.abc import AsyncIterator, Iterator
 from contextlib import AbstractAsyncContextManager, contextmanager
+from typing import Any, cast
 
+import av
+import numpy as np
 from rich.console import Console
 
-from cluster.cli.transcribe.job import LiveClient, LiveJob, Source
-from cluster.cli.transcribe.sound import blocks_of
-from cluster.common.errors import InvalidRequestError
+from cluster.cli.transcribe.job import STDIN, LiveClient, LiveJob, Source
+from cluster.common.errors import ConfigurationError, InvalidAudioError, InvalidRequestError
+from cluster.common.messages import Pcm
 
 MAX_UNSENT_S = 30.0  # of audio that is sent ahead, such as a file's
 LOOK_AGAIN_S = 0.05
+BLOCK_S = 0.1  # of a microphone
+READ_BYTES = 4096  # of standard input at most: what is there comes at once
+QUEUED_BLOCKS = 64  # between the thread that reads and the one that sends
+INSTALL = "pip install 'splitscribe[microphone]'"
 
 
 def transcribe_live(job: LiveJob, out: Console, err: Console) -> None:
@@ -106,3 +115,89 @@ def _stopped_by_interrupt(stop: threading.Event) -> Iterator[None]:
         yield
     finally:
         loop.remove_signal_handler(signal.SIGINT)
+
+
+# ---- sound as it comes: int16 mono blocks, until it ends; a microphone's does not ----
+
+
+def open_sound(source: Source, rate: int, stop: threading.Event) -> Iterator[Pcm]:
+    """The blocks of a source at `rate` Hz, until it ends or `stop` is set.
+
+    Raises:
+        ConfigurationError: there is no microphone, or nothing here that reads one.
+        InvalidAudioError: the file or the stream is no audio.
+    """
+    if source.path is None:
+        return _microphone(rate, stop)
+    return _decoded(source, rate, stop)
+
+
+async def blocks_of(source: Source, rate: int, stop: threading.Event) -> AsyncIterator[Pcm]:
+    """The same for an event loop: a thread reads, and waits while nobody takes what it has read."""
+    loop = asyncio.get_running_loop()
+    queue: asyncio.Queue[Pcm | Exception | None] = asyncio.Queue(QUEUED_BLOCKS)
+
+    def put(item: Pcm | Exception | None) -> None:
+        asyncio.run_coroutine_threadsafe(queue.put(item), loop).result()
+
+    def read() -> None:
+        try:
+            for block in open_sound(source, rate, stop):
+                put(block)
+            put(None)
+        except Exception as error:
+            put(error)
+
+    # A daemon: a read of standard input cannot be interrupted, and must not keep the process.
+    threading.Thread(target=read, name="sound", daemon=True).start()
+    while (item := await queue.get()) is not None:
+        if isinstance(item, Exception):
+            raise item
+        yield item
+
+
+def _microphone(rate: int, stop: threading.Event) -> Iterator[Pcm]:
+    try:
+        import sounddevice
+    except ImportError as error:
+        raise ConfigurationError(f"the microphone needs sounddevice: {INSTALL}") from error
+    except OSError as error:  # the package is there, and the library that it calls is not
+        raise ConfigurationError(
+            f"the microphone needs PortAudio on this machine: {error}"
+        ) from error
+    try:
+        with sounddevice.RawInputStream(samplerate=rate, channels=1, dtype="int16") as stream:
+            while not stop.is_set():
+                data, _ = stream.read(round(BLOCK_S * rate))
+                yield np.frombuffer(bytes(data), np.int16)
+    except sounddevice.PortAudioError as error:
+        raise ConfigurationError(f"the microphone cannot be opened: {error}") from error
+
+
+def _decoded(source: Source, rate: int, stop: threading.Event) -> Iterator[Pcm]:
+    """The sound of a file or of standard input: a container's, or raw samples."""
+    resampler = av.AudioResampler(format="s16", layout="mono", rate=rate)
+    opened: Any = _Unbuffered() if source.path == STDIN else source.path
+    raw: dict[str, Any] = {}
+    if source.pcm_rate:
+        options = {"sample_rate": str(source.pcm_rate), "ch_layout": "mono", "probesize": "32"}
+        raw = {"format": "s16le", "options": options}
+    try:
+        with av.open(opened, buffer_size=READ_BYTES, **raw) as container:
+            if not container.streams.audio:
+                raise InvalidAudioError(f"{source.name} has no audio")
+            for frame in itertools.chain(container.decode(audio=0), [None]):
+                for block in resampler.resample(frame):
+                    if stop.is_set():
+                        return
+                    yield cast(Pcm, block.to_ndarray()[0])
+    except (av.FFmpegError, OSError) as error:
+        hint = "; is it raw samples? say --raw" if source.path == STDIN and not raw else ""
+        raise InvalidAudioError(f"{source.name} cannot be read as audio: {error}{hint}") from error
+
+
+class _Unbuffered:
+    """Standard input for PyAV: a read gives what is there, and does not wait for all of it."""
+
+    def read(self, n_bytes: int) -> bytes:
+        return os.read(0, n_bytes)

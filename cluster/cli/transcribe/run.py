@@ -10,16 +10,15 @@ from __future__ import annotations
 import asyncio
 import os
 import traceback
-from collections.abc import Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
+from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
-from cluster.cli.transcribe.inputs import Input, inputs_of
-from cluster.cli.transcribe.job import Job, TranscribeFile, Watcher
-from cluster.cli.transcribe.progress import ProgressBoard
+from cluster.cli.transcribe.job import Input, Job, TranscribeFile, Watcher, inputs_of
 from cluster.common.errors import InvalidRequestError, SplitscribeError
 from router.api.formats import WRITERS
 from router.api.subtitles import CueOptions, clock
@@ -72,7 +71,8 @@ class Run:
         """Transcribe `files`, at most `jobs` at a time. Returns how many failed."""
         self.n_workers = min(self.job.jobs, len(files))
         waiting = iter(files)
-        with ProgressBoard(files, self.err) as board:
+        board = ProgressBoard(files, self.err)
+        with board.bars:
             async with asyncio.TaskGroup() as group:
                 for _ in range(self.n_workers):
                     group.create_task(self._work(waiting, transcribe_one, board))
@@ -185,3 +185,78 @@ def write_whole(target: Path, text: str) -> None:
         with suppress(OSError):
             draft.unlink()
         raise
+
+
+@dataclass(slots=True)
+class FileProgress:
+    """One file: its size, and what is known of its audio by now."""
+
+    size: int
+    done_s: float = 0.0
+    known_s: float = 0.0
+    ended: bool = False
+
+
+def estimated_total_s(files: Collection[FileProgress]) -> float:
+    """Seconds of audio in all files, at the bytes per second of those that were opened."""
+    opened = [file for file in files if file.known_s > 0]
+    known_s = sum(file.known_s for file in opened)
+    opened_bytes = sum(file.size for file in opened)
+    open_bytes = sum(file.size for file in files if not file.ended and file.known_s <= 0)
+    return known_s + (open_bytes * known_s / opened_bytes if opened_bytes else 0.0)
+
+
+class ProgressBoard:
+    """Bars on a terminal while it runs: one for the whole, and one for each file in work.
+
+    The whole is counted in seconds of audio. How much there is turns up as files are opened; what
+    the unopened ones hold is estimated by their bytes.
+    """
+
+    def __init__(self, files: Iterable[Path], console: Console) -> None:
+        self._files = {file: FileProgress(file.stat().st_size) for file in files}
+        self._tasks: dict[Path, TaskID] = {}
+        columns = (
+            TextColumn("{task.description}"),
+            BarColumn(),
+            TextColumn("{task.fields[state]}"),
+        )
+        self.bars = Progress(*columns, TimeElapsedColumn(), console=console)
+        self._whole: TaskID | None = None
+        if len(self._files) > 1:
+            self._whole = self.bars.add_task("", total=None, state="")
+            self._show_whole()
+
+    def start(self, file: Path) -> None:
+        self._tasks[file] = self.bars.add_task(file.name, total=None, state="")
+
+    def advance(self, file: Path, done_s: float, known_s: float) -> None:
+        state = self._files[file]
+        state.done_s, state.known_s = done_s, max(done_s, known_s)
+        shown = f"{state.done_s:.0f}/{state.known_s:.0f} s"
+        self.bars.update(self._tasks[file], completed=done_s, total=state.known_s, state=shown)
+        self._show_whole()
+
+    def end(self, file: Path) -> None:
+        """Well or not: the file is through. With several files its bar goes."""
+        state = self._files[file]
+        state.ended = True
+        state.known_s = state.done_s
+        if self._whole is not None:
+            self.bars.remove_task(self._tasks.pop(file))
+        self._show_whole()
+
+    def _show_whole(self) -> None:
+        if self._whole is None:
+            return
+        files = list(self._files.values())
+        n_ended = sum(file.ended for file in files)
+        done_s, total_s = sum(file.done_s for file in files), estimated_total_s(files)
+        about = "" if all(file.ended or file.known_s for file in files) else "about "
+        self.bars.update(
+            self._whole,
+            description=f"{n_ended} of {len(files)} files",
+            completed=done_s,
+            total=total_s or None,
+            state=f"{done_s:.0f}/{about}{total_s:.0f} s" if total_s else "",
+        )

@@ -13,8 +13,9 @@ from types import SimpleNamespace
 import pytest
 from rich.console import Console
 
-from cluster.cli.transcribe import inputs, run
-from cluster.cli.transcribe.inputs import inputs_of
+from cluster.cli.transcribe import job as jobs
+from cluster.cli.transcribe import run
+from cluster.cli.transcribe.job import inputs_of
 from cluster.cli.transcribe.run import check_names, transcribe_files
 from cluster.common.errors import InvalidRequestError
 from router.audio.containers import wav_head
@@ -39,7 +40,7 @@ def site(tmp_path: Path) -> Iterator[str]:
 def piped(monkeypatch: pytest.MonkeyPatch) -> io.BytesIO:
     """What stands in standard input."""
     content = io.BytesIO(PCM)
-    monkeypatch.setattr(inputs.sys, "stdin", SimpleNamespace(buffer=content, isatty=lambda: False))
+    monkeypatch.setattr(jobs.sys, "stdin", SimpleNamespace(buffer=content, isatty=lambda: False))
     return content
 
 
@@ -94,7 +95,7 @@ def test_raw_samples_get_their_header_wherever_they_come_from(
 
 
 def test_nothing_is_waited_for_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(inputs.sys, "stdin", SimpleNamespace(isatty=lambda: True))
+    monkeypatch.setattr(jobs.sys, "stdin", SimpleNamespace(isatty=lambda: True))
     with pytest.raises(InvalidRequestError, match="pipe a file"):
         names_of("-")
 

@@ -10,8 +10,14 @@ import pytest
 from rich.console import Console
 
 from cluster.cli.transcribe.job import TranscribeFile, Watcher
-from cluster.cli.transcribe.progress import FileProgress, estimated_total_s
-from cluster.cli.transcribe.run import Run, transcribe_files, write_results, write_whole
+from cluster.cli.transcribe.run import (
+    FileProgress,
+    Run,
+    estimated_total_s,
+    transcribe_files,
+    write_results,
+    write_whole,
+)
 from cluster.common.errors import InvalidAudioError, InvalidRequestError
 from router.api.formats import whisper_json
 from router.api.subtitles import CueOptions, srt, tsv, txt, vtt

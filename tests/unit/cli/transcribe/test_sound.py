@@ -16,7 +16,7 @@ import numpy as np
 import pytest
 
 from cluster.cli.transcribe.job import STDIN, Source
-from cluster.cli.transcribe.sound import blocks_of, open_sound
+from cluster.cli.transcribe.live import blocks_of, open_sound
 from cluster.common.errors import ConfigurationError, InvalidAudioError
 from cluster.common.messages import Pcm
 from tests.support.references.hugging_face import make_pcm
