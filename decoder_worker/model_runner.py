@@ -17,7 +17,7 @@ from itertools import accumulate
 import torch
 from torch import Tensor
 
-from cluster.common.kv.layout import KVLayout
+from cluster.common.kv.layout import PageLayout
 from cluster.common.kv.pool import PagePool
 from cluster.common.messages import TokenAlignment
 from cluster.common.model.checkpoint import Checkpoint
@@ -39,14 +39,14 @@ from decoder_worker.step import DecodeStep, Launched, Readback, launched, output
 MAX_INITIAL_TIMESTAMP = 50  # steps of 20 ms: openai/whisper's max_initial_timestamp of 1.0 s
 
 
-def self_kv_layout(checkpoint: Checkpoint, dtype: str, page_tokens: int = 0) -> KVLayout:
+def self_kv_layout(checkpoint: Checkpoint, dtype: str, page_tokens: int = 0) -> PageLayout:
     """Layout of one sequence's self-attention KV, for the longest text that it may have.
 
     page_tokens: positions in a page; 0 takes the whole text context, so that on a CPU attention
         reads a view without a gather.
     """
     dims = checkpoint.dims
-    return KVLayout(
+    return PageLayout(
         model="self",
         n_layer=dims.n_text_layer,
         n_head=dims.n_text_head,

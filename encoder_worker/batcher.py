@@ -59,10 +59,6 @@ class QueuedWindow:
     def priority(self) -> Priority:
         return self.request.priority
 
-    @property
-    def urgent_from_s(self) -> float:
-        return self.deadline_s - URGENT_SHARE * (self.deadline_s - self.arrived_s)
-
 
 class Batcher:
     """A queue between many callers and the one thread that owns the device.
@@ -128,7 +124,7 @@ class Batcher:
     def has_full_batch(self) -> bool:
         """Whether windows of some context may go that fill a batch."""
         with self._lock:
-            return self._fills_a_batch(self._free_to_go(self._distinct(self._queue)))
+            return self._fills_a_batch(self._ready_to_go())
 
     @property
     def slack_s(self) -> float:
@@ -155,20 +151,12 @@ class Batcher:
 
     def cancel(self, window: QueuedWindow) -> bool:
         """Take a window out; False when it is not in the queue (any more)."""
-        with self._lock:
-            if window not in self._queue:
-                return False
-            self._queue.remove(window)
-            return True
+        return bool(self._take_out(lambda one: one is window))
 
     def expire(self) -> list[QueuedWindow]:
         """Take out every window whose deadline has passed."""
         now = self._clock()
-        with self._lock:
-            expired = [window for window in self._queue if window.deadline_s <= now]
-            if expired:
-                self._queue = [window for window in self._queue if window.deadline_s > now]
-            return expired
+        return self._take_out(lambda window: window.deadline_s <= now)
 
     def wait(self, timeout_s: float) -> int:
         """Block until a batch is closed, a `wake`, or the timeout; the size of the batch, or 0."""
@@ -177,8 +165,7 @@ class Batcher:
             while True:
                 wait_s = self.ready_in_s()  # the condition's lock may be taken again
                 if wait_s == 0.0:
-                    n_free = len(self._free_to_go(self._distinct(self._queue)))
-                    return min(n_free, self._max_batch)
+                    return min(len(self._ready_to_go()), self._max_batch)
                 left_s = end - self._clock()
                 if self._woken or left_s <= 0:
                     self._woken = False
@@ -199,7 +186,7 @@ class Batcher:
     def ready_in_s(self) -> float | None:
         """Seconds until a batch is closed as things stand. 0: now. None: once more windows come."""
         with self._lock:
-            waiting = self._free_to_go(self._distinct(self._queue))
+            waiting = self._ready_to_go()
             if not waiting:
                 self._idle = self._idle or not self._queue
                 return None
@@ -224,8 +211,12 @@ class Batcher:
             taken: list[QueuedWindow] = []
             while len(taken) < n_windows and (by_class := self._by_class(alike)):
                 window = by_class[self._turns.next(by_class)][0]
-                self._take(window)
                 taken.append(window)
+                self._in_flight[window.request.request_id] += 1
+                self._work_in_flight += window.request.work
+                self._bulk_in_flight += window.priority == "bulk"
+                if window.key:
+                    self._keys_in_flight[window.key] += 1
                 waiting = [one for one in waiting if one is not window]
                 context = window.request.context
                 alike = [one for one in waiting if one.request.context == context]
@@ -234,22 +225,17 @@ class Batcher:
             self._idle = False
             return taken
 
-    def _take(self, window: QueuedWindow) -> None:
-        request = window.request
-        self._in_flight[request.request_id] += 1
-        self._work_in_flight += request.work
-        self._bulk_in_flight += request.priority == "bulk"
-        if window.key:
-            self._keys_in_flight[window.key] += 1
-
     def _by_class(self, ordered: Sequence[QueuedWindow]) -> dict[Priority, list[QueuedWindow]]:
         """The windows that may go, in order.
 
         Windows of requests that have enough windows in flight come last: they only take room
         that would stay empty.
         """
+        in_flight, most = self._in_flight, self._max_per_request
         by_class: dict[Priority, list[QueuedWindow]] = {}
-        for window in sorted(self._free_to_go(ordered), key=self._is_over_cap):
+        for window in sorted(
+            self._free_to_go(ordered), key=lambda one: in_flight[one.request.request_id] >= most
+        ):
             by_class.setdefault(window.priority, []).append(window)
         return by_class
 
@@ -267,18 +253,19 @@ class Batcher:
 
     def take_duplicates(self, key: bytes) -> list[QueuedWindow]:
         """Take out the waiting windows with this key, for which its KV will do."""
-        if not key:
-            return []
-        with self._lock:
-            taken = [window for window in self._queue if window.key == key and window.may_share]
-            if taken:
-                self._queue = [window for window in self._queue if window not in taken]
-            return taken
+        return self._take_out(lambda window: window.key == key and window.may_share)
 
     def clear(self) -> list[QueuedWindow]:
         """Take everything out, in order of arrival."""
+        return self._take_out(lambda window: True)
+
+    def _take_out(self, is_meant: Callable[[QueuedWindow], bool]) -> list[QueuedWindow]:
         with self._lock:
-            taken, self._queue = self._queue, []
+            taken: list[QueuedWindow] = []
+            kept: list[QueuedWindow] = []
+            for window in self._queue:
+                (taken if is_meant(window) else kept).append(window)
+            self._queue = kept
             return taken
 
     def _distinct(self, windows: Sequence[QueuedWindow]) -> list[QueuedWindow]:
@@ -292,6 +279,9 @@ class Batcher:
                 taken.add(window.key)
             distinct.append(window)
         return distinct
+
+    def _ready_to_go(self) -> list[QueuedWindow]:
+        return self._free_to_go(self._distinct(self._queue))
 
     def _free_to_go(self, windows: Sequence[QueuedWindow]) -> list[QueuedWindow]:
         """Those that may go as things stand: of bulk windows as many as may be in flight."""
@@ -312,14 +302,11 @@ class Batcher:
         contexts = Counter(window.request.context for window in windows)
         return max(contexts.values(), default=0) >= self._max_batch
 
-    def _is_over_cap(self, window: QueuedWindow) -> bool:
-        return self._in_flight[window.request.request_id] >= self._max_per_request
-
 
 def _order(window: QueuedWindow, now: float) -> tuple[float, ...]:
     request = window.request
     urgency = URGENCY[request.priority]
-    if now >= window.urgent_from_s:
+    if now >= window.deadline_s - URGENT_SHARE * (window.deadline_s - window.arrived_s):
         return (urgency, 0, window.deadline_s)
     if request.priority == "live":  # its number is that of a session's update, which lasts
         return (urgency, 1, window.arrived_s)

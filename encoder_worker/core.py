@@ -1,66 +1,118 @@
-"""An encoder engine without its weights and its thread: how windows come in, and its state.
+"""An encoder engine without its weights and its threads: how windows come in, and its state.
 
-Windows come in by `submit` and go into the queue of the loop. Who runs the loop is not known here:
-a thread in `encoder_worker.engine`, and in a simulation a virtual clock.
+Windows come in by `submit` and go into the queue of a loop. Who runs the loops is not known here:
+threads in `encoder_worker.engine`, and in a simulation a virtual clock.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Callable
+from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from functools import partial
 from weakref import ref
 
 import numpy as np
 
-from cluster.common.errors import (
-    ConfigurationError,
-    InvalidAudioError,
-    WorkerDrainingError,
-)
+from cluster.common.errors import ConfigurationError, InvalidAudioError, WorkerDrainingError
 from cluster.common.kv.exporter import KVExporter
-from cluster.common.kv.layout import KVLayout
 from cluster.common.messages import (
     HOP_LENGTH,
     MEL_CONTEXT_SAMPLES,
+    NO_SLACK_S,
     WINDOW_SAMPLES,
     CrossKVHandle,
     EncodeReply,
     EncodeRequest,
-    FileMel,
-    Pcm,
+    EncoderSignals,
     WorkerLoad,
+    WorkerStatus,
 )
 from cluster.common.model.checkpoint import Checkpoint
 from cluster.common.model.encoder_context import SAMPLES_PER_POSITION
 from encoder_worker.batcher import Batcher, QueuedWindow
 from encoder_worker.loop import EncodeLoop
-from encoder_worker.publisher import KVReuse
-from encoder_worker.stats import EncoderStats, total
+from encoder_worker.publisher import Publisher
+
+UNKNOWN_WINDOW_S = 0.2  # before the first
+
+
+@dataclass(frozen=True, slots=True)
+class EncoderStats:
+    """A moment's state, and counts since the start as in `Counts`.
+
+    kept, kept_bytes: windows that nobody reads, and their pages.
+    """
+
+    queued: int  # without those that wait for another one's KV
+    queued_audio_s: float
+    running: int
+    slack_s: float  # least time that a queued window has left
+    leases: int
+    read: float  # windows of all positions under leases, of which each may have several
+    pages_free: int  # kept ones that nobody reads included
+    pages_total: int
+    windows_exported: int  # at most, at a time
+    load: WorkerLoad
+    queued_work: float  # of the queued windows, as in `WorkerLoad`
+    kept: int
+    kept_bytes: int
+    evicted: int  # windows whose pages were needed for others
+    batches: int
+    windows: int
+    failed: int
+    expired: int
+    encode_s: float
+    hits: int
+    misses: int
+
+    def signals(self, busy: float) -> EncoderSignals:
+        """busy: as in `EncoderSignals`."""
+        return EncoderSignals(
+            busy,
+            self.queued_work * (self.load.window_s or UNKNOWN_WINDOW_S),
+            min(self.slack_s, NO_SLACK_S),
+            self.read / self.windows_exported,
+        )
+
+    def as_status(
+        self, *, replica: str, model: str, transport: str, device: str, healthy: bool
+    ) -> WorkerStatus:
+        """What the worker tells the router of itself."""
+        return WorkerStatus(
+            replica=replica,
+            role="encoder",
+            healthy=healthy,
+            model=model,
+            transport=transport,
+            device=device,
+            pages_free=self.pages_free,
+            pages_total=self.pages_total,
+            queued=self.queued,
+            running=self.running,
+            extra={
+                "cached_windows": float(self.kept),
+                "cache_hits": float(self.hits),
+                "cache_misses": float(self.misses),
+                "cache_evictions": float(self.evicted),
+            },
+        )
 
 
 class EncoderCore:
     """Takes windows, and tells what is there; the parts belong together."""
 
-    def __init__(
-        self,
-        exporter: KVExporter,
-        batcher: Batcher,
-        reuse: KVReuse,
-        loop: EncodeLoop,
-        n_audio_ctx: int,
-        bulk: Lane | None = None,
-    ) -> None:
-        """n_audio_ctx: encoder positions of the checkpoint. bulk: None: the others' lane."""
-        self._exporter = exporter
-        self._batcher = batcher
-        self._reuse = reuse
-        self._loop = loop
-        own = Lane(batcher, loop)
-        self._bulk = bulk or own
-        self._lanes = (own,) if bulk is None else (own, bulk)
+    def __init__(self, publisher: Publisher, loops: Sequence[EncodeLoop], n_audio_ctx: int) -> None:
+        """
+        Args:
+            loops: the last one encodes bulk windows, the first one all others.
+            n_audio_ctx: encoder positions of the checkpoint.
+        """
+        self._publisher = publisher
+        self._exporter = publisher.exporter
+        self._loops = tuple(loops)
+        self._queues = [loop.batcher for loop in loops]
         self._n_audio_ctx = n_audio_ctx
         self._draining = False
         self._closing = False
@@ -85,16 +137,16 @@ class EncoderCore:
         if reason := self.healthy():
             raise WorkerDrainingError(reason)  # another one can take it
         future: Future[EncodeReply] = Future()
-        key = self._reuse.key_of(request)
-        if (reply := self._reuse.find(request, key, 0.0)) is not None:
+        key = self._publisher.key_of(request)
+        if (reply := self._publisher.find(request, key, 0.0)) is not None:
             future.set_result(reply)
             return future
-        lane = self._bulk if request.priority == "bulk" else self._lanes[0]
-        lane.begin()
-        window = lane.batcher.put(request, future, key)
-        future.add_done_callback(partial(_drop_cancelled, lane.batcher, ref(window)))
+        loop = self._loops[-1 if request.priority == "bulk" else 0]
+        self._will_queue(loop)
+        window = loop.batcher.put(request, future, key)
+        future.add_done_callback(partial(_drop_cancelled, loop.batcher, ref(window)))
         if self._closing:  # `close` may have emptied the queue between the check and the put
-            lane.loop.fail_queued(WorkerDrainingError("this encoder worker is shutting down"))
+            loop.fail_queued(WorkerDrainingError("this encoder worker is shutting down"))
         return future
 
     def revoke(self, handle: CrossKVHandle) -> bool:
@@ -103,14 +155,12 @@ class EncoderCore:
 
     def load(self) -> WorkerLoad:
         """That of `stats`, without all that makes up the rest: large pools ask for it often."""
-        loops = [lane.loop.counts for lane in self._lanes]
-        work = sum(lane.batcher.work for lane in self._lanes)
-        return WorkerLoad(work, window_s=total(loops).window_s)
+        work = sum(queue.work for queue in self._queues)
+        window_s = next((loop.window_s for loop in self._loops if loop.window_s), 0.0)
+        return WorkerLoad(work, window_s=window_s)
 
     def stats(self) -> EncoderStats:
-        counts = total([lane.loop.counts for lane in self._lanes])
-        queues = [lane.batcher for lane in self._lanes]
-        exporter = self._exporter
+        queues, exporter = self._queues, self._exporter
         per_window, n_pages = exporter.layout.pages_per_window, exporter.pool.n_pages
         return EncoderStats(
             queued=sum(queue.n_distinct for queue in queues),
@@ -122,15 +172,12 @@ class EncoderCore:
             pages_free=exporter.n_free_pages,
             pages_total=n_pages,
             windows_exported=n_pages // per_window,
-            batches=counts.batches,
-            windows=counts.windows,
-            failed=counts.failed,
-            expired=counts.expired,
-            encode_s=counts.encode_s,
-            window_s=counts.window_s,
-            work=sum(queue.work for queue in queues),
+            load=self.load(),
             queued_work=sum(queue.queued_work for queue in queues),
-            reuse=self._reuse.stats(),
+            kept=exporter.n_kept,
+            kept_bytes=exporter.n_kept_pages * exporter.pool.page_bytes,
+            evicted=exporter.n_evicted,
+            **self._publisher.counts.now(),
         )
 
     def healthy(self) -> str | None:
@@ -143,9 +190,11 @@ class EncoderCore:
 
     def is_idle(self) -> bool:
         """Nothing is queued, encoded or leased."""
-        queues = [lane.batcher for lane in self._lanes]
-        is_busy = any(len(one) or one.n_in_flight for one in queues)
+        is_busy = any(len(queue) or queue.n_in_flight for queue in self._queues)
         return not (is_busy or self._exporter.n_leases)
+
+    def _will_queue(self, loop: EncodeLoop) -> None:
+        """A window is about to be put into this loop's queue: see that the loop runs."""
 
 
 def _drop_cancelled(
@@ -159,23 +208,35 @@ def _drop_cancelled(
         batcher.cancel(window)
 
 
-def _nothing() -> None:
-    return
-
-
-@dataclass(frozen=True, slots=True)
-class Lane:
-    """begin: called before a window is put into the queue, so that its loop runs; idempotent."""
-
-    batcher: Batcher
-    loop: EncodeLoop
-    begin: Callable[[], None] = field(default=_nothing)
-
-
 def check_request(request: EncodeRequest, n_audio_ctx: int) -> None:
     """Raise InvalidAudioError unless samples and context are what `EncodeRequest` promises."""
-    _check_pcm(request)
-    context = request.context
+    pcm, file_mel, context = request.pcm, request.file_mel, request.context
+    if file_mel is None:
+        if pcm.dtype != np.int16 or pcm.ndim != 1 or not 1 <= pcm.shape[0] <= WINDOW_SAMPLES:
+            raise InvalidAudioError(
+                f"a window is int16 [1..{WINDOW_SAMPLES}], got {pcm.dtype} {list(pcm.shape)}"
+            )
+    else:
+        n_before, n_frames = file_mel.n_before, file_mel.n_frames
+        if pcm.dtype != np.int16 or pcm.ndim != 1:
+            raise InvalidAudioError(f"a window is int16 [n], got {pcm.dtype} {list(pcm.shape)}")
+        if n_before % HOP_LENGTH or not 0 <= n_before <= MEL_CONTEXT_SAMPLES:
+            raise InvalidAudioError(
+                f"the context before a window is a multiple of {HOP_LENGTH} up to "
+                f"{MEL_CONTEXT_SAMPLES} samples, got {n_before}"
+            )
+        most = WINDOW_SAMPLES // HOP_LENGTH
+        if not 1 <= n_frames <= most or not math.isfinite(file_mel.log_max):
+            raise InvalidAudioError(
+                f"a window has 1 to {most} mel frames below a finite maximum, "
+                f"got {n_frames} and {file_mel.log_max}"
+            )
+        most = n_before + n_frames * HOP_LENGTH + MEL_CONTEXT_SAMPLES
+        if not n_before < pcm.shape[0] <= most:
+            raise InvalidAudioError(
+                f"a window of {n_frames} mel frames with {n_before} samples before it has "
+                f"{n_before + 1} to {most} samples, got {pcm.shape[0]}"
+            )
     if not 0 <= context <= n_audio_ctx:
         raise InvalidAudioError(f"a context has 0 to {n_audio_ctx} positions, got {context}")
     if context and request.n_samples > context * SAMPLES_PER_POSITION:
@@ -184,50 +245,13 @@ def check_request(request: EncodeRequest, n_audio_ctx: int) -> None:
         )
 
 
-def _check_pcm(request: EncodeRequest) -> None:
-    pcm = request.pcm
-    if request.file_mel is not None:
-        _check_slice(pcm, request.file_mel)
-        return
-    if pcm.dtype != np.int16 or pcm.ndim != 1 or not 1 <= pcm.shape[0] <= WINDOW_SAMPLES:
-        raise InvalidAudioError(
-            f"a window is int16 [1..{WINDOW_SAMPLES}], got {pcm.dtype} {list(pcm.shape)}"
-        )
-
-
-def _check_slice(pcm: Pcm, file_mel: FileMel) -> None:
-    n_before, n_frames = file_mel.n_before, file_mel.n_frames
-    if pcm.dtype != np.int16 or pcm.ndim != 1:
-        raise InvalidAudioError(f"a window is int16 [n], got {pcm.dtype} {list(pcm.shape)}")
-    if n_before % HOP_LENGTH or not 0 <= n_before <= MEL_CONTEXT_SAMPLES:
-        raise InvalidAudioError(
-            f"the context before a window is a multiple of {HOP_LENGTH} up to "
-            f"{MEL_CONTEXT_SAMPLES} samples, got {n_before}"
-        )
-    if not 1 <= n_frames <= WINDOW_SAMPLES // HOP_LENGTH or not math.isfinite(file_mel.log_max):
-        raise InvalidAudioError(
-            f"a window has 1 to {WINDOW_SAMPLES // HOP_LENGTH} mel frames below a finite maximum, "
-            f"got {n_frames} and {file_mel.log_max}"
-        )
-    most = n_before + n_frames * HOP_LENGTH + MEL_CONTEXT_SAMPLES
-    if not n_before < pcm.shape[0] <= most:
-        raise InvalidAudioError(
-            f"a window of {n_frames} mel frames with {n_before} samples before it has "
-            f"{n_before + 1} to {most} samples, got {pcm.shape[0]}"
-        )
-
-
 def check_layout(checkpoint: Checkpoint, exporter: KVExporter) -> None:
     """Raise ConfigurationError unless the exporter's pages are for this checkpoint."""
     layout, dims = exporter.layout, checkpoint.dims
-    expected: tuple[int, ...]
-    found: tuple[int, ...]
-    if isinstance(layout, KVLayout):
-        expected = (dims.n_text_layer, dims.n_text_head, dims.text_head_dim, dims.n_audio_ctx)
-        found = (layout.n_layer, layout.n_head, layout.head_dim, layout.n_frames)
-    else:
-        expected = (dims.n_audio_state, dims.n_audio_ctx)
-        found = (layout.n_state, layout.n_frames)
+    expected = (dims.n_text_layer, dims.n_text_head, dims.text_head_dim, dims.n_audio_ctx)
+    if layout.payload == "encoder_states":
+        expected = (1, 1, dims.n_audio_state, dims.n_audio_ctx)
+    found = (layout.n_layer, layout.n_head, layout.head_dim, layout.n_frames)
     if found != expected or layout.model != checkpoint.fingerprint:
         raise ConfigurationError(
             f"the exporter's layout is of another checkpoint: its {layout.payload} has sizes "

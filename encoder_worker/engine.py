@@ -28,10 +28,10 @@ from cluster.common.model.encoder_context import (
 from cluster.common.priorities import run_when_idle
 from cluster.common.settings import EncoderSettings
 from encoder_worker.batcher import Batcher
-from encoder_worker.core import EncoderCore, Lane, check_layout
+from encoder_worker.core import EncoderCore, check_layout
 from encoder_worker.forward import WindowEncoder
 from encoder_worker.loop import EncodeLoop
-from encoder_worker.publisher import KVReuse
+from encoder_worker.publisher import Publisher
 
 logger = logging.getLogger(__name__)
 
@@ -91,21 +91,19 @@ class EncoderEngine(EncoderCore):
         )
         self._threads = settings.threads
         max_batch = settings.max_batch or auto_batch(self.device)
-        make_queue = partial(Batcher, max_batch, settings.batch_wait_ms / 1000, clock=clock)
-        batcher = make_queue(bulk_at_once=settings.bulk_windows)
         recorder = recorder or silent_recorder(ENCODER_METRICS)
-        reuse = KVReuse(exporter, f"{self.dtype} {settings.dtype}", settings.cache)
-        loop = EncodeLoop(batcher, exporter, reuse, forward, max_batch, recorder, clock)
-        bulk: Lane | None = None
+        dtype = f"{self.dtype} {settings.dtype}"
+        publisher = Publisher(exporter, recorder, clock, dtype, reuses=settings.cache)
+        make_queue = partial(Batcher, max_batch, settings.batch_wait_ms / 1000, clock=clock)
+        queue = make_queue(bulk_at_once=settings.bulk_windows)
+        loops = [EncodeLoop(queue, publisher, forward, max_batch)]
         if self.device == "cpu":
             # One more, of which cores take units while those of the last become few.
             queue = make_queue(bulk_at_once=settings.bulk_windows + 1)
-            beside = forward.beside()
-            bulk_loop = EncodeLoop(queue, exporter, reuse, beside, max_batch, recorder, clock)
-            bulk = Lane(queue, bulk_loop, self._begin_bulk)
+            loops.append(EncodeLoop(queue, publisher, forward.beside(), max_batch))
         self._bulk_thread: threading.Thread | None = None
         self._starting = threading.Lock()
-        super().__init__(exporter, batcher, reuse, loop, checkpoint.dims.n_audio_ctx, bulk)
+        super().__init__(publisher, loops, checkpoint.dims.n_audio_ctx)
         started: Future[None] = Future()
         self._thread = threading.Thread(
             target=self._run, args=(started, kernels_s), name="encoder-engine", daemon=True
@@ -131,17 +129,19 @@ class EncoderEngine(EncoderCore):
         """Stop after the current batch; queued windows fail. Idempotent."""
         with self._starting:
             self._closing = True
-        for lane in self._lanes:
-            lane.loop.stop()
+        for loop in self._loops:
+            loop.stop()
         for thread in (self._thread, self._bulk_thread):
             if thread is not None:
                 thread.join()
-        for lane in self._lanes:
-            lane.loop.forward.close()
-            lane.loop.fail_queued(WorkerDrainingError("this encoder worker is shutting down"))
+        for loop in self._loops:
+            loop.forward.close()
+            loop.fail_queued(WorkerDrainingError("this encoder worker is shutting down"))
 
-    def _begin_bulk(self) -> None:
-        """Start the thread of the bulk lane, unless it runs."""
+    def _will_queue(self, loop: EncodeLoop) -> None:
+        """Start the thread of a bulk lane, unless it runs."""
+        if loop is self._loops[0]:
+            return
         with self._starting:
             if self._bulk_thread is None and not self._closing:
                 self._bulk_thread = threading.Thread(
@@ -152,19 +152,19 @@ class EncoderEngine(EncoderCore):
     def _run_bulk(self) -> None:
         run_when_idle()
         use_threads(self._threads)
-        self._go_on(self._bulk.loop)
+        self._go_on(self._loops[-1])
 
     def _run(self, started: Future[None], kernels_s: float) -> None:
         try:
             use_threads(self._threads)
             if kernels_s:
                 wait_for_builds(kernels_s)
-            self._loop.warm_up()
+            self._loops[0].warm_up()
         except Exception as error:
             started.set_exception(error)
             return
         started.set_result(None)
-        self._go_on(self._loop)
+        self._go_on(self._loops[0])
 
     def _go_on(self, loop: EncodeLoop) -> None:
         try:

@@ -40,21 +40,19 @@ from cluster.common.model.streams import (
     on_stream,
 )
 from cluster.common.model.weights import TORCH_DTYPES
-from encoder_worker.cpu.compiled import DTYPES, team_kernels
-from encoder_worker.gpu.encoder import Encoder, GpuEncoder
-from encoder_worker.gpu.float8 import check_float8
+from encoder_worker.cpu.team import DTYPES, TeamEncoder, team_kernels
+from encoder_worker.gpu.encoder import Encoder, GpuEncoder, check_float8
 from encoder_worker.gpu.static_encoder import (
-    AlreadyDone,
-    EventReady,
-    Ready,
     StaticEncoder,
+    Wait,
     WholeWindows,
+    already_done,
+    when_done,
 )
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
 
 if TYPE_CHECKING:
-    from encoder_worker.cpu.team import TeamEncoder
     from encoder_worker.cpu.team_kernels import TeamKernels
 
 logger = logging.getLogger(__name__)
@@ -143,7 +141,7 @@ class WindowEncoder:
         self._static = StaticEncoder(
             self._mel, self._encoder, output, paged, max_batch, stream, contexts
         )
-        logger.info("%d CUDA graphs of the encoder", len(self._static.graphs.captured))
+        logger.info("%d CUDA graphs of the encoder", len(self._static.graphs))
 
     def _takes_whole_windows(self, pool: Tensor) -> bool:
         """Whether a product can write K/V to these pages; else they are scattered."""
@@ -157,7 +155,7 @@ class WindowEncoder:
         pages: Sequence[Sequence[int]],
         file_mels: Sequence[FileMel | None] | None = None,
         context: int = FULL,
-    ) -> Ready:
+    ) -> Wait:
         """Encode `windows` into their pages.
 
         Args:
@@ -182,12 +180,12 @@ class WindowEncoder:
             if team := self._find_team():
                 return self._launch_on_team(team, mel, projection, paged, pages)
             projection.write(self._encoder(mel), paged, pages)
-            return AlreadyDone()
+            return already_done
         self._stream.wait_stream(default_stream())  # that loaded the weights
         with on_stream(self._stream):
             mel = self._mel(windows, file_mels)[:, :, :n_frames]
             projection.write(self._encoder(mel), paged, pages)
-        return EventReady(self._stream)
+        return when_done(self._stream)
 
     def close(self) -> None:
         """End the threads; no call may follow."""
@@ -197,8 +195,6 @@ class WindowEncoder:
     def _find_team(self) -> TeamEncoder | None:
         """Call on the thread that calls; the team has as many threads as torch has there."""
         if self._team is None and self._kernels is not None and (built := self._kernels.get()):
-            from encoder_worker.cpu.team import TeamEncoder  # imports numba's kernels
-
             self._store_float8 = built.store_float8
             self._team = TeamEncoder(self._plain, built, torch.get_num_threads())
         return self._team
@@ -210,7 +206,7 @@ class WindowEncoder:
         projection: CrossKVProjection | Unprojected,
         pool: Tensor,
         pages: Sequence[Sequence[int]],
-    ) -> Ready:
+    ) -> Wait:
         n_positions = mel.shape[2] // MEL_PER_POSITION
         if isinstance(projection, CrossKVProjection) and is_packed(pool, self._dims.n_audio_ctx):
             own_pages = [packed_page(pool[own[0]], n_positions) for own in pages]
@@ -218,12 +214,13 @@ class WindowEncoder:
             if pool.dtype == torch.float8_e4m3fn and self._store_float8 is not None:
                 write = partial(write, store=self._store_float8)
             sinks = [partial(write, page) for page in own_pages]
-            return TeamReady([team.submit(mel[i : i + 1], sink) for i, sink in enumerate(sinks)])
+            futures = [team.submit(mel[i : i + 1], sink) for i, sink in enumerate(sinks)]
+            return partial(_finish, futures)
         shape = (len(mel), n_positions, self._dims.n_audio_state)
         states = torch.empty(shape, dtype=TORCH_DTYPES[self.dtype])
         sinks = [partial(_put_rows, row) for row in states]
         futures = [team.submit(mel[i : i + 1], sink) for i, sink in enumerate(sinks)]
-        return TeamReady(futures, partial(projection.write, states, pool, pages))
+        return partial(_finish, futures, partial(projection.write, states, pool, pages))
 
 
 def _as_paged(pool: Tensor) -> Tensor:
@@ -231,20 +228,13 @@ def _as_paged(pool: Tensor) -> Tensor:
     return as_kv_pool(pool) if pool.dim() == 3 else pool
 
 
-class TeamReady:
-    """Windows on a team; `then` is called when all are encoded."""
-
-    def __init__(self, futures: list[Future[None]], then: Callable[[], None] | None = None) -> None:
-        self._futures = futures
-        self._then = then
-
-    @torch.inference_mode()
-    def wait(self) -> None:
-        wait(self._futures)  # of all, so that after an error nobody writes to any page
-        for future in self._futures:
-            future.result()
-        if self._then is not None:
-            self._then()
+@torch.inference_mode()
+def _finish(futures: list[Future[None]], then: Callable[[], None] = already_done) -> None:
+    """Wait for a team's windows; then call what is to follow."""
+    wait(futures)  # of all, so that after an error nobody writes to any page
+    for future in futures:
+        future.result()
+    then()
 
 
 def _put_rows(states: Tensor, rows: Tensor, begin: int) -> None:

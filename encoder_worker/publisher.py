@@ -2,8 +2,8 @@
 
 Pages that were written are published under the window's key. Windows of the same audio that waited
 with it, or came when it was published already, get further leases on the same pages. Everything
-but `fail` runs on the thread of its lane. Another lane's thread may evict what nobody reads: so
-those that waited get their leases while the window's own is still unanswered.
+but `fail` and `find` runs on the thread of a lane. Another lane's thread may evict what nobody
+reads: so those that waited get their leases while the window's own is still unanswered.
 """
 
 from __future__ import annotations
@@ -11,6 +11,8 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable
+from dataclasses import dataclass, field
+from typing import Any
 
 from cluster.common.errors import KVLostError, SequenceFailedError, WorkerError
 from cluster.common.kv.exporter import KVExporter
@@ -18,39 +20,112 @@ from cluster.common.kv.pool import Pages
 from cluster.common.messages import EncodeReply, EncodeRequest, EncodeTimings
 from cluster.common.metrics import Recorder
 from encoder_worker.batcher import Batcher, QueuedWindow
-from encoder_worker.stats import Counts, ReuseStats
+
+KEY_BYTES = 32
+
+
+@dataclass(slots=True)
+class Counts:
+    """Of all lanes since the start.
+
+    failed: windows, expired ones included. encode_s: of all batches; of one lane, times in which
+    two overlap count once. hits: windows that needed no encode; misses: windows with a key that
+    were encoded.
+    """
+
+    batches: int = 0
+    windows: int = 0
+    failed: int = 0
+    expired: int = 0
+    encode_s: float = 0.0
+    hits: int = 0
+    misses: int = 0
+    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
+
+    def add(self, **amounts: float) -> None:
+        """From any thread."""
+        with self._lock:
+            for name, amount in amounts.items():
+                setattr(self, name, getattr(self, name) + amount)
+
+    def now(self) -> dict[str, Any]:
+        with self._lock:
+            return {name: getattr(self, name) for name in self.__slots__ if name[0] != "_"}
 
 
 class Publisher:
-    """clock: monotonic seconds, the batcher's."""
+    """Of an engine, for all its lanes."""
 
     def __init__(
         self,
-        batcher: Batcher,
         exporter: KVExporter,
-        reuse: KVReuse,
-        counts: Counts,
         recorder: Recorder,
         clock: Callable[[], float],
+        dtype: str,
+        *,
+        reuses: bool,
     ) -> None:
-        self._batcher = batcher
-        self._exporter = exporter
-        self._reuse = reuse
-        self._counts = counts
-        self._recorder = recorder
-        self._clock = clock
+        """
+        Args:
+            clock: monotonic seconds, the batchers'.
+            dtype: that the encoder computes in, as the settings say it ("int8" included).
+            reuses: whether KV is kept for further windows of the same audio.
+        """
+        self.exporter, self.recorder, self.clock = exporter, recorder, clock
+        self.counts = Counts()
+        self._reuses = reuses
+        worker = f"{dtype}\0{exporter.layout.hash}"
+        self._worker = hashlib.blake2b(worker.encode(), digest_size=KEY_BYTES).digest()
 
-    def publish(self, window: QueuedWindow, pages: Pages, timings: EncodeTimings) -> None:
+    def key_of(self, request: EncodeRequest) -> bytes:
+        """Under which a window's KV is kept; empty where it is not."""
+        if not self._reuses or not request.audio_key:
+            return b""
+        named = request.audio_key + request.context.to_bytes(4, "big")
+        return hashlib.blake2b(named, digest_size=KEY_BYTES, key=self._worker).digest()
+
+    def find(self, request: EncodeRequest, key: bytes, queue_s: float) -> EncodeReply | None:
+        """The answer from KV that is there already; counts a hit.
+
+        Raises:
+            WorkerDrainingError: the exporter is closed.
+        """
+        if not key or request.fresh:
+            return None
+        handle = self.exporter.publish_again(
+            key, request_id=request.request_id, window=request.window, attempt=request.attempt
+        )
+        if handle is None:
+            return None
+        self.counts.add(hits=1)
+        return EncodeReply(handle, EncodeTimings(queue_s, 0.0, 0), reused=True)
+
+    def share(self, window: QueuedWindow) -> bool:
+        """Answer a window with KV that is published already; False when there is none."""
+        queue_s = self.clock() - window.arrived_s
+        try:
+            reply = self.find(window.request, window.key, queue_s)
+        except WorkerError as error:
+            self.fail(window, error)
+            return True
+        if reply is None:
+            return False
+        self.recorder.observe("splitscribe_encoder_queue_seconds", queue_s)
+        self._answer(window, reply)
+        return True
+
+    def publish(
+        self, window: QueuedWindow, pages: Pages, timings: EncodeTimings, batcher: Batcher
+    ) -> None:
         """Publish written pages and answer the window, and those that waited for its KV."""
         if window.key:
-            self._reuse.missed()
+            self.counts.add(misses=1)
         try:
             reply = self._lease_or_keep(window, pages, timings)
         except Exception as error:
-            self._exporter.abandon(pages)
-            self.fail(window, as_worker_error(error))
+            self.give_up(window, pages, error)
             return  # those that waited are encoded in their turn
-        for duplicate in self._batcher.take_duplicates(window.key):
+        for duplicate in batcher.take_duplicates(window.key):
             if not self.share(duplicate):
                 self.fail(
                     duplicate, KVLostError("the KV of the same audio was gone before it was shared")
@@ -58,27 +133,19 @@ class Publisher:
         if reply is not None:
             self._answer(window, reply)
 
-    def share(self, window: QueuedWindow) -> bool:
-        """Answer a window with KV that is published already; False when there is none."""
-        if not window.may_share:
-            return False
-        queue_s = self._clock() - window.arrived_s
-        try:
-            reply = self._reuse.find(window.request, window.key, queue_s)
-        except WorkerError as error:
-            self.fail(window, error)
-            return True
-        if reply is None:
-            return False
-        self._recorder.observe("splitscribe_encoder_queue_seconds", queue_s)
-        self._answer(window, reply)
-        return True
+    def give_up(self, window: QueuedWindow, pages: Pages, error: Exception) -> None:
+        """Fail a window with a typed error that keeps its cause; its pages are free again."""
+        self.exporter.abandon(pages)
+        if not isinstance(error, WorkerError):
+            cause, error = error, SequenceFailedError(f"this window could not be encoded: {error}")
+            error.__cause__ = cause
+        self.fail(window, error)
 
     def fail(self, window: QueuedWindow, error: Exception) -> None:
         """From any thread. Does nothing if the window has an answer already."""
         if window.future.done():
             return
-        self._counts.add_failed()
+        self.counts.add(failed=1)
         if window.future.set_running_or_notify_cancel():
             window.future.set_exception(error)
 
@@ -86,7 +153,7 @@ class Publisher:
         self, window: QueuedWindow, pages: Pages, timings: EncodeTimings
     ) -> EncodeReply | None:
         """None if the window was cancelled: its duplicates wait, or its client may come again."""
-        exporter, request, key = self._exporter, window.request, window.key
+        exporter, request, key = self.exporter, window.request, window.key
         # Whisper attends to the padding too, as far as it was encoded.
         frames = request.context or exporter.layout.n_frames
         if window.future.cancelled():
@@ -109,66 +176,4 @@ class Publisher:
         if window.future.set_running_or_notify_cancel():
             window.future.set_result(reply)
         else:
-            self._exporter.revoke(reply.handle.lease)
-
-
-def as_worker_error(error: Exception) -> Exception:
-    """What a window's future fails with: a typed error that keeps its cause."""
-    if isinstance(error, WorkerError):
-        return error
-    failure = SequenceFailedError(f"this window could not be encoded: {error}")
-    failure.__cause__ = error
-    return failure
-
-
-KEY_BYTES = 32
-
-
-class KVReuse:
-    """Finds published KV for windows. Thread-safe."""
-
-    def __init__(self, exporter: KVExporter, dtype: str, enabled: bool) -> None:
-        """dtype: that the encoder computes in, as the settings say it ("int8" included)."""
-        self._exporter = exporter
-        self._enabled = enabled
-        worker = f"{dtype}\0{exporter.layout.hash}"
-        self._worker = hashlib.blake2b(worker.encode(), digest_size=KEY_BYTES).digest()
-        self._lock = threading.Lock()
-        self._hits = 0
-        self._misses = 0
-
-    def key_of(self, request: EncodeRequest) -> bytes:
-        """Under which a window's KV is kept; empty where it is not."""
-        if not self._enabled or not request.audio_key:
-            return b""
-        named = request.audio_key + request.context.to_bytes(4, "big")
-        return hashlib.blake2b(named, digest_size=KEY_BYTES, key=self._worker).digest()
-
-    def find(self, request: EncodeRequest, key: bytes, queue_s: float) -> EncodeReply | None:
-        """The answer from KV that is there already; counts a hit.
-
-        Raises:
-            WorkerDrainingError: the exporter is closed.
-        """
-        if not key or request.fresh:
-            return None
-        handle = self._exporter.publish_again(
-            key, request_id=request.request_id, window=request.window, attempt=request.attempt
-        )
-        if handle is None:
-            return None
-        with self._lock:
-            self._hits += 1
-        return EncodeReply(handle, EncodeTimings(queue_s, 0.0, 0), reused=True)
-
-    def missed(self) -> None:
-        """A window with a key was encoded."""
-        with self._lock:
-            self._misses += 1
-
-    def stats(self) -> ReuseStats:
-        exporter = self._exporter
-        kept_bytes = exporter.n_kept_pages * exporter.pool.page_bytes
-        with self._lock:
-            hits, misses = self._hits, self._misses
-        return ReuseStats(exporter.n_kept, kept_bytes, hits, misses, exporter.n_evicted)
+            self.exporter.revoke(reply.handle.lease)

@@ -63,44 +63,35 @@ def _window_bytes(settings: Settings, checkpoint: Checkpoint, device: str) -> in
     return window_bytes(served_layout(checkpoint, settings, device))
 
 
-def _needs(settings: Settings, dims: ModelDims, device: str) -> dict[str, int]:
-    role = settings.encoder
-    dtype, max_batch = resolve_dtype(role.dtype, device), _max_batch(role, device)
-    needs = {
-        "weights": weight_bytes(dims, dtype),
-        f"batches of {max_batch}": working_bytes(dims, dtype, max_batch),
-    }
-    if settings.page_frames == dims.n_audio_ctx:
-        needs["whole-window pages"] = whole_window_bytes(dims, dtype, max_batch)
-    return needs
+def weight_bytes(dims: ModelDims, dtype: str) -> int:
+    shapes = encoder_shapes(dims) | cross_kv_shapes(dims)
+    return sum(math.prod(shape) for shape in shapes.values()) * ITEM_BYTES[dtype]
 
 
 def _max_batch(role: EncoderSettings, device: str) -> int:
     return role.max_batch or auto_batch(device)
 
 
-def weight_bytes(dims: ModelDims, dtype: str) -> int:
-    shapes = encoder_shapes(dims) | cross_kv_shapes(dims)
-    return sum(math.prod(shape) for shape in shapes.values()) * ITEM_BYTES[dtype]
+def _needs(settings: Settings, dims: ModelDims, device: str) -> dict[str, int]:
+    """Bytes by the name of what takes them.
 
-
-def whole_window_bytes(dims: ModelDims, dtype: str, max_batch: int) -> int:
-    """What writes KV into pages of a window each, beside its weights: the states of a batch.
-
-    While it is made the weights are there twice; then nothing of a batch's working memory is yet.
+    Batches: of the largest graph, whose memory the smaller ones share. At its widest a layer holds
+    the residual stream, its norm, and the feed-forward's four widths before and after the
+    activation.
     """
-    return max_batch * dims.n_audio_ctx * (dims.n_audio_state + PAD) * ITEM_BYTES[dtype]
-
-
-def working_bytes(dims: ModelDims, dtype: str, max_batch: int) -> int:
-    """Of the largest graph, whose memory the smaller ones share.
-
-    At its widest a layer holds the residual stream, its norm, and the feed-forward's four widths
-    before and after the activation.
-    """
-    d, frames, item = dims.n_audio_state, dims.n_audio_ctx, ITEM_BYTES[dtype]
+    role, d, frames = settings.encoder, dims.n_audio_state, dims.n_audio_ctx
+    dtype, max_batch = resolve_dtype(role.dtype, device), _max_batch(role, device)
+    item = ITEM_BYTES[dtype]
     layer = max_batch * frames * 10 * d * item
     kv_width = 2 * dims.n_text_layer * dims.n_text_state
     projected = min(max_batch, WINDOWS_AT_ONCE) * frames * kv_width * item
     mel = max_batch * (4 * _MEL_FLOATS + 3 * 4 * ROW_SAMPLES)
-    return layer + projected + mel
+    needs = {
+        "weights": weight_bytes(dims, dtype),
+        f"batches of {max_batch}": layer + projected + mel,
+    }
+    if settings.page_frames == frames:
+        # The states of a batch. While what writes KV into such pages is made its weights are there
+        # twice; then nothing of a batch's working memory is yet.
+        needs["whole-window pages"] = max_batch * frames * (d + PAD) * item
+    return needs

@@ -122,9 +122,9 @@ class _Encoder:
     def launch(self, batch: int, *, waits: bool) -> None:
         n = self._n_pages
         pages = [list(range(i * n, (i + 1) * n)) for i in range(batch)]
-        ready = self._encode(self._windows[:batch], self._pool, pages)
+        wait = self._encode(self._windows[:batch], self._pool, pages)
         if waits:
-            ready.wait()
+            wait()
 
     def batch_s(self, batch: int, n_batches: int) -> float:
         """Seconds of a batch; on a GPU the next one is launched before it is done."""

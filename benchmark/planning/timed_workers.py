@@ -61,7 +61,7 @@ class TimedEncoder(EncoderReplica):
     def __init__(self, settings: Settings, build: str, profile: Profile) -> None:
         super().__init__(settings, build)
         clock: Any = RealClock()
-        loop: Any = self._engine._loop
+        loop: Any = self._engine._loops[0]
         loop.forward.close()
         forward: Any = WaitingForward(profile, Device(), clock)
         loop.forward = forward

@@ -38,7 +38,7 @@ from benchmark.shared.machine import median_ratio
 from cluster.common.kv.connect import make_wire
 from cluster.common.kv.exporter import KVExporter
 from cluster.common.kv.importer import KVImporter
-from cluster.common.kv.layout import KVLayout, PageLayout, window_bytes
+from cluster.common.kv.layout import PageLayout, window_bytes
 from cluster.common.kv.wire import TransferConfig
 from cluster.common.messages import CrossKVHandle
 
@@ -151,7 +151,7 @@ def serve_encoder(connection: Connection) -> None:
 
 def layouts_of(shape: tuple[str, int, int]) -> list[PageLayout]:
     name, n_layer, n_head = shape
-    return [KVLayout(name, n_layer, n_head, 64, 1500, n, "bfloat16") for n in PAGE_FRAMES]
+    return [PageLayout(name, n_layer, n_head, 64, 1500, n, "bfloat16") for n in PAGE_FRAMES]
 
 
 def make_kv(layout: PageLayout) -> torch.Tensor:

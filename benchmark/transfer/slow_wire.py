@@ -30,7 +30,7 @@ from benchmark.shared.shapes import SHAPES
 from benchmark.transfer.kv_transfer import CONFIG, Encoder
 from cluster.common.kv.cross_kv import CrossKVProjection
 from cluster.common.kv.importer import KVImporter
-from cluster.common.kv.layout import KVLayout, PageLayout, StatesLayout, window_bytes
+from cluster.common.kv.layout import PageLayout, window_bytes
 from cluster.common.kv.nixl_wire import NixlWire
 from cluster.common.kv.pool import PagePool
 
@@ -40,8 +40,8 @@ H200_WIRES = {"NVLink, 450 GB/s": 450e9, "400 Gbit/s": 400 * GBIT, "100 Gbit/s":
 WINDOWS = 2  # asked for at once
 H200_FLOPS = 0.6 * 989e12  # 0.6 of its products in bfloat16
 SHAPE = SHAPES["large-v3"]
-KV = KVLayout("m", SHAPE.decoder_layers, SHAPE.n_head, 64, FRAMES, FRAMES, "bfloat16")
-STATES = StatesLayout("m", SHAPE.d_model, FRAMES, "bfloat16")
+KV = PageLayout("m", SHAPE.decoder_layers, SHAPE.n_head, 64, FRAMES, FRAMES, "bfloat16")
+STATES = PageLayout.of_states("m", SHAPE.d_model, FRAMES, "bfloat16")
 LAYOUTS: dict[str, PageLayout] = {"KV": KV, "states": STATES}
 BYTES = {of: window_bytes(layout) for of, layout in LAYOUTS.items()}
 

@@ -180,7 +180,7 @@ def _builds(dtypes: tuple[DType, ...]) -> Iterator[Callable[[], Any]]:
     from cluster.common.model.device import resolve_dtype
     from cluster.common.model.weights import TORCH_DTYPES
     from decoder_worker.cpu import compiled as decoder
-    from encoder_worker.cpu.compiled import team_kernels
+    from encoder_worker.cpu.team import team_kernels
 
     for dtype in dtypes:
         computes_in = TORCH_DTYPES[resolve_dtype(dtype, "cpu")]

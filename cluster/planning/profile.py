@@ -14,7 +14,7 @@ from typing import Literal
 from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt, ValidationError
 
 from cluster.common.errors import ConfigurationError
-from cluster.common.kv.layout import KVLayout, StatesLayout
+from cluster.common.kv.layout import PageLayout
 from cluster.common.model.dims import ModelDims
 
 FOLDER = Path(__file__).parent / "profiles"
@@ -142,23 +142,25 @@ class Profile(Frozen):
         kind = "predicted, not measured" if self.predicted else "measured"
         return f"profile {self.name} ({kind}), model {self.model}"
 
-    def kv_layout(self) -> KVLayout:
+    def kv_layout(self) -> PageLayout:
         """Of the pages that the encoder exports and the decoder holds."""
         return self._layout(self.model, self.shape.n_audio_ctx, self.page_frames)
 
-    def states_layout(self) -> StatesLayout:
+    def states_layout(self) -> PageLayout:
         """Of encoder states, where these travel."""
         shape = self.shape
-        return StatesLayout(self.model, shape.n_audio_state, shape.n_audio_ctx, self.kv_dtype)
+        return PageLayout.of_states(
+            self.model, shape.n_audio_state, shape.n_audio_ctx, self.kv_dtype
+        )
 
-    def self_layout(self) -> KVLayout:
+    def self_layout(self) -> PageLayout:
         """Of the decoder's self-attention KV, a page for each row."""
         return self._layout("self", self.shape.n_text_ctx, self.shape.n_text_ctx)
 
-    def _layout(self, model: str, n_frames: int, page_frames: int) -> KVLayout:
+    def _layout(self, model: str, n_frames: int, page_frames: int) -> PageLayout:
         shape = self.shape
         head_dim = shape.n_text_state // shape.n_text_head
-        return KVLayout(
+        return PageLayout(
             model=model,
             n_layer=shape.n_text_layer,
             n_head=shape.n_text_head,

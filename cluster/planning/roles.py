@@ -34,7 +34,7 @@ from decoder_worker.step import Launched
 from encoder_worker.batcher import Batcher
 from encoder_worker.core import EncoderCore
 from encoder_worker.loop import IDLE_WAIT_S, PAGE_WAIT_S, EncodeLoop
-from encoder_worker.publisher import KVReuse
+from encoder_worker.publisher import Publisher
 
 POSITIONS_STEP = 50  # to which a batch's mean context is rounded
 LOGPROB = -0.1
@@ -73,9 +73,9 @@ class WaitingForward:
         _pages: Any,
         _file_mels: Any = None,
         context: int = 0,
-    ) -> Waiting:
+    ) -> Callable[[], None]:
         seconds = self._surface.at(len(windows), context or self._n_audio_ctx)
-        return Waiting(self._clock, self._device.launch(self._clock.now(), seconds))
+        return Waiting(self._clock, self._device.launch(self._clock.now(), seconds)).wait
 
     def close(self) -> None:
         """Nothing is open."""
@@ -105,14 +105,14 @@ class SimEncoder(SimWorker):
         self.pool = self._exporter.pool
         wait_s, bulk = settings.batch_wait_ms / 1000, settings.bulk_windows
         self._batcher = Batcher(settings.max_batch, wait_s, clock=now, bulk_at_once=bulk)
-        reuse = KVReuse(self._exporter, profile.kv_dtype, settings.cache)
         forward: Any = WaitingForward(profile, device, self.clock)
         recorder = silent_recorder(ENCODER_METRICS)
-        parts = (self._batcher, self._exporter, reuse)
-        self._loop = EncodeLoop(*parts, forward, settings.max_batch, recorder, now, blocks=False)
-        self.core = EncoderCore(
-            self._exporter, self._batcher, reuse, self._loop, profile.shape.n_audio_ctx
+        publisher = Publisher(
+            self._exporter, recorder, now, profile.kv_dtype, reuses=settings.cache
         )
+        most = settings.max_batch
+        self._loop = EncodeLoop(self._batcher, publisher, forward, most, blocks=False)
+        self.core = EncoderCore(publisher, (self._loop,), profile.shape.n_audio_ctx)
         self._busy = BusyShare(clock=now)
         cell.links.exporters[name] = self
 

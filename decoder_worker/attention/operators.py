@@ -14,8 +14,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from cluster.common.kernels.gpu.kernels import launcher
-from cluster.common.model.operators import define, nothing
+from cluster.common.kernels.gpu.kernels import define, launcher, nothing
 
 
 def _plain_append(

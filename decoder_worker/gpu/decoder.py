@@ -18,11 +18,10 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.common.kernels.gpu.kernels import launcher
+from cluster.common.kernels.gpu.kernels import define, launcher, nothing
 from cluster.common.kernels.gpu.norm import Pending
 from cluster.common.kernels.gpu.product import INNER_MULTIPLE, MAX_ROWS, FewRows
 from cluster.common.model.layers import LayerNorm, Linear, as_loaded
-from cluster.common.model.operators import define, nothing
 from decoder_worker.attention.base import AttentionBatch, ProjectedAttention
 from decoder_worker.model import DecoderLayer, TorchDecoder
 

@@ -12,8 +12,7 @@ from __future__ import annotations
 import torch
 from torch import Tensor
 
-from cluster.common.kernels.gpu.kernels import launcher
-from cluster.common.model.operators import define, nothing
+from cluster.common.kernels.gpu.kernels import define, launcher, nothing
 from decoder_worker.sampling.logit_rules import LogitRules, Marks, apply_rules
 from decoder_worker.sampling.sampler import Sampled, Sampler
 from decoder_worker.sampling.slots import SlotRows, SlotTable, advance, read_rows

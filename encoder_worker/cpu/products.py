@@ -1,69 +1,39 @@
-"""A layer's matrix products for some rows, with what stands between them: in one dtype, or int8.
+"""What a team's thread does of a layer for some rows: its matrix products, and attention.
 
-`make_products` chooses once for an encoder; the team then computes its layers without a branch.
+`make_products` and `make_attention` choose once for an encoder and its CPU, in one dtype or int8;
+the team then computes its layers without a branch. Imports no numba.
 """
 
 from __future__ import annotations
 
+import math
 from dataclasses import dataclass
-from typing import Any, Generic, Protocol, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
+from torch.nn import functional as F
 
 from cluster.common.kernels.cpu.background import as_array
+from cluster.common.kernels.cpu.tile_registers import HEAD_DIM, TILE_INPUTS, tile_config
 from cluster.common.model.layers import DynamicInt8, LayerNorm, Projection
-from encoder_worker.cpu.int8_rows import Int8Kernels
-from encoder_worker.cpu.team_kernels import TeamKernels
 from encoder_worker.model import AudioEncoder
+
+if TYPE_CHECKING:
+    from encoder_worker.cpu.rows import Int8Kernels
+    from encoder_worker.cpu.team_kernels import TeamKernels
 
 ROWS = 250  # most of a unit: its hidden rows (1 MB for base) stay in cache between products
 # Of int8, where one or two threads share a window. Reading a layer's weights takes most of the time
 # of its products, and so many rows read them once: four fifths of the time of ROWS in a model 512
 # wide. Wider ones have fewer, since what must wait for bulk work waits for a unit.
 INT8_VALUES = 750 * 512  # rows times width
-
-Normed = TypeVar("Normed")
-
-
-@dataclass(frozen=True, slots=True)
-class Heads:
-    """Where queries, keys and values of positions from `begin` on go; see `TeamKernels.split`."""
-
-    begin: int
-    q: Any
-    k: Any
-    v: Any
-    key_sums: Any
+SCORES_BYTES = 1 << 22  # of the heads that a unit attends with at a time
+LOG2_E = math.log2(math.e)
 
 
-class Products(Protocol, Generic[Normed]):
-    """Computes on the calling thread; used by many at a time.
-
-    Normed is what a layer's products for q, k and v begin with: the rows behind its norm.
-    most_rows: at a time, of one or two threads.
-    """
-
-    most_rows: int
-
-    def begin(self, x: Tensor) -> Normed:
-        """Of the first layer, from the residual stream float32 [n, d]."""
-
-    def project(self, index: int, normed: Normed, heads: Heads) -> None:
-        """A layer's queries, keys and values."""
-
-    def layer(self, index: int, x: Tensor, attended: Tensor) -> Normed:
-        """What follows attention in a layer that is not the last one.
-
-        Adds to x the product of what its rows attended to [n, d], then the MLP.
-        """
-
-    def last_layer(self, x: Tensor, attended: Tensor) -> Tensor:
-        """The same in the last one; the encoder's states [n, d]."""
-
-
-def make_products(encoder: AudioEncoder, kernels: TeamKernels) -> Products[Any]:
+def make_products(encoder: AudioEncoder, kernels: TeamKernels) -> Products:
     """int8 needs its kernels; without them the encoder's own products do it."""
     in_int8 = isinstance(encoder.layers[0].qkv, DynamicInt8)
     if in_int8 and kernels.int8 is not None:
@@ -72,7 +42,13 @@ def make_products(encoder: AudioEncoder, kernels: TeamKernels) -> Products[Any]:
 
 
 class PlainProducts:
-    """By the encoder's own products, with rows in its dtype."""
+    """By the encoder's own products, with rows in its dtype.
+
+    Computes on the calling thread; used by many at a time. What is "normed" are the rows behind a
+    layer's norm, with which its products for q, k and v begin; `Int8Products` has them quantised.
+
+    most_rows: at a time, of one or two threads.
+    """
 
     most_rows = ROWS
 
@@ -81,13 +57,18 @@ class PlainProducts:
         self._norms = [*(layer.norm for layer in encoder.layers), encoder.norm]
 
     def begin(self, x: Tensor) -> Tensor:
+        """Of the first layer, from the residual stream float32 [n, d]: normed."""
         return self._norms[0](x)
 
-    def project(self, index: int, normed: Tensor, heads: Heads) -> None:
-        qkv = as_array(self._layers[index].qkv(normed))
-        self._kernels.split(qkv, heads.begin, heads.q, heads.k, heads.v, heads.key_sums)
+    def project(self, index: int, normed: Tensor, *heads: Any) -> None:
+        """A layer's queries, keys and values; heads: where they go, as `TeamKernels.split` says."""
+        self._kernels.split(as_array(self._layers[index].qkv(normed)), *heads)
 
     def layer(self, index: int, x: Tensor, attended: Tensor) -> Tensor:
+        """What follows attention in a layer that is not the last one: normed.
+
+        Adds to x the product of what its rows attended to [n, d], then the MLP.
+        """
         layer = self._layers[index]
         normed = torch.empty_like(attended)
         self._add_norm(x, layer.out(attended), layer.mlp.norm, normed)
@@ -96,6 +77,7 @@ class PlainProducts:
         return normed
 
     def last_layer(self, x: Tensor, attended: Tensor) -> Tensor:
+        """The same in the last one; the encoder's states [n, d]."""
         return self.layer(len(self._layers) - 1, x, attended)
 
     def _add_norm(self, x: Tensor, delta: Tensor, norm: LayerNorm, out: Tensor) -> None:
@@ -155,9 +137,8 @@ class Int8Products:
     def begin(self, x: Tensor) -> Int8Rows:
         return self._quantized(self._norms[0](x))
 
-    def project(self, index: int, normed: Int8Rows, heads: Heads) -> None:
-        product = self._qkv[index](normed, self._dtype)
-        self._kernels.split(*product, heads.begin, heads.q, heads.k, heads.v, heads.key_sums)
+    def project(self, index: int, normed: Int8Rows, *heads: Any) -> None:
+        self._kernels.split(*self._qkv[index](normed, self._dtype), *heads)
 
     def layer(self, index: int, x: Tensor, attended: Tensor) -> Int8Rows:
         delta = self._deltas(index, x, attended)
@@ -187,3 +168,86 @@ class Int8Products:
         rows = Int8Rows.empty(*x.shape)
         self._kernels.quantize(as_array(x), *rows.arrays)
         return rows
+
+
+Products = PlainProducts | Int8Products
+
+
+def make_attention(kernels: TeamKernels, dtype: torch.dtype, head_dim: int) -> Attention:
+    if kernels.attend is not None and dtype == torch.bfloat16 and head_dim == HEAD_DIM:
+        return TileAttention(kernels)
+    return ProductAttention(kernels)
+
+
+class ProductAttention:
+    """By torch's own kernel, or in bfloat16 by oneDNN's products.
+
+    Torch's own takes no bfloat16 instructions without AMX. Of bfloat16 scores are rounded between
+    the two products, so keys come centred: what is rounded is smaller. Computes on the calling
+    thread; used by many at a time.
+
+    key_multiple: memory has room for a multiple of so many keys, and zeros behind the last.
+    values_by_dim: values lie as [H, Dh, T], and are given as a view of that.
+    centres_keys: keys come without their mean, which softmax does not see.
+    """
+
+    key_multiple, values_by_dim, centres_keys = 1, False, True
+
+    def __init__(self, kernels: TeamKernels) -> None:
+        self._kernels = kernels
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, n_keys: int) -> Tensor:
+        """Some queries over all keys.
+
+        Args:
+            q: [H, n, Dh], contiguous.
+            k, v: [H, T, Dh], T at least n_keys.
+
+        Returns:
+            [n, H * Dh] in their dtype.
+        """
+        if q.dtype == torch.float32:
+            # With a batch in front: without one torch takes its slow way, through all scores.
+            mixed = F.scaled_dot_product_attention(q[None], k[None], v[None])[0]
+            return mixed.transpose(0, 1).flatten(1)
+        n_head, n, head_dim = q.shape
+        most = max(1, SCORES_BYTES // (n * n_keys * q.itemsize))
+        step = next(n_heads for n_heads in range(most, 0, -1) if n_head % n_heads == 0)
+        scores, out = q.new_empty(step, n, n_keys), q.new_empty(n, n_head * head_dim)
+        sums = np.empty(step * n, dtype=np.float32)
+        flat, columns, keys = as_array(scores.flatten(0, 1)), as_array(out), k.transpose(1, 2)
+        for first in range(0, n_head, step):
+            heads = slice(first, first + step)
+            torch.bmm(q[heads], keys[heads], out=scores)
+            self._kernels.softmax(flat, sums, np.float32(head_dim**-0.5 * LOG2_E))
+            mixed = torch.bmm(scores, v[heads])
+            self._kernels.join(as_array(mixed), sums, first, columns)
+        return out
+
+
+class TileAttention:
+    """By the CPU's tiles in bfloat16: scores stay float32, and in a core's cache."""
+
+    key_multiple, values_by_dim, centres_keys = TILE_INPUTS, True, False
+
+    def __init__(self, kernels: TeamKernels) -> None:
+        assert kernels.attend is not None
+        self._attend: Any = kernels.attend
+        self._config = tile_config()
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, n_keys: int) -> Tensor:
+        n_head, n, head_dim = q.shape
+        out = q.new_empty(n, n_head * head_dim)
+        self._attend(
+            as_array(q).view(np.uint32),
+            as_array(k),
+            as_array(v.transpose(1, 2)),
+            n_keys,
+            np.float32(head_dim**-0.5 * LOG2_E),
+            self._config,
+            as_array(out).view(np.uint32),
+        )
+        return out
+
+
+Attention = ProductAttention | TileAttention

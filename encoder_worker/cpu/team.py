@@ -16,23 +16,50 @@ import itertools
 import threading
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any
+from functools import partial
+from pathlib import Path
+from typing import TYPE_CHECKING, Any
 
 import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.common.kernels.cpu.background import as_array
-from encoder_worker.cpu.attention import Attention, make_attention
-from encoder_worker.cpu.products import ROWS, Heads, make_products
-from encoder_worker.cpu.team_kernels import TeamKernels
+from cluster.common.kernels.cpu.background import InBackground, as_array
+from cluster.common.kernels.cpu.tile_registers import has_bfloat16_tiles
+from encoder_worker.cpu.products import ROWS, Attention, make_attention, make_products
 from encoder_worker.model import AudioEncoder, positions_alike
+
+if TYPE_CHECKING:
+    from encoder_worker.cpu.team_kernels import TeamKernels
+
+DTYPES = (torch.float32, torch.bfloat16)  # that there are kernels for
+# The files that numba compiles, so that code of older ones is forgotten.
+KERNEL_SOURCES = tuple(
+    Path(__file__).with_name(name) for name in ("team_kernels.py", "rows.py", "tile_attention.py")
+)
 
 UNITS = 4  # of a window whose units hold at least so much each, where there are cores to share it
 LEAST_UNITS = 2  # of any: each unit begins its own products, and reads all weights for them
 UNIT_VALUES = 1 << 15  # rows times width; with less, beginning the products takes most of the time
 
 Sink = Callable[[Tensor, int], None]  # takes states [n, d] of rows from an index on
+
+
+def team_kernels(dtype: torch.dtype, *, int8: bool = False) -> InBackground[TeamKernels]:
+    """Those of an encoder that computes in `dtype`, one of DTYPES; begins to build them.
+
+    int8: with those for products of int8.
+    """
+    own = np.uint16 if dtype == torch.bfloat16 else np.float32
+    tiles = dtype == torch.bfloat16 and has_bfloat16_tiles()
+    name = own.__name__ + (" tiles" if tiles else "") + (" int8" if int8 else "")
+    return InBackground("encoder", partial(_build, own, tiles, int8), KERNEL_SOURCES, name)
+
+
+def _build(own: Any, tiles: bool, int8: bool) -> TeamKernels:
+    from encoder_worker.cpu.team_kernels import build
+
+    return build(own, tiles=tiles, int8=int8)
 
 
 class TeamEncoder:
@@ -157,7 +184,7 @@ class TeamEncoder:
         memory = window.memory
         k, v = as_array(memory.k[index % 2]), as_array(memory.v[index % 2])
         q, sums = as_array(memory.q[unit]), memory.key_sums[unit]
-        self._products.project(index, normed, Heads(memory.units[unit][0], q, k, v, sums))
+        self._products.project(index, normed, memory.units[unit][0], q, k, v, sums)
 
     def _layer(self, window: _Window, index: int, unit: int) -> None:
         memory = window.memory

@@ -16,12 +16,9 @@ from torch import Tensor
 
 from cluster.common.kernels.cpu.arithmetic import LOG2_E, bfloat16_bits, exp2, number, stored
 from cluster.common.kernels.cpu.rows import SUMS, add_norm
-from cluster.common.kernels.cpu.tile_registers import tile_config
-from encoder_worker.cpu.attention_steps import HEAD_DIM, KEYS
-from encoder_worker.cpu.int8_rows import Int8Kernels
-from encoder_worker.cpu.int8_rows import build as build_int8
-from encoder_worker.cpu.rows import build_float8, split, store_float8
-from encoder_worker.cpu.tile_attention import attend
+from cluster.common.kernels.cpu.tile_registers import HEAD_DIM, tile_config
+from encoder_worker.cpu.rows import Int8Kernels, build_float8, build_int8, split, store_float8
+from encoder_worker.cpu.tile_attention import KEYS, attend
 
 
 @dataclass(frozen=True, slots=True)

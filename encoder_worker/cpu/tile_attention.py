@@ -3,42 +3,224 @@
 16 queries at a time go through the keys in blocks of 32. One turn multiplies the scores of the next
 block, as float32, takes the powers of this one, and mixes the values of the block before: tiles and
 vectors compute side by side, and what lies between them stays in the nearest cache. Scores have a
-row for each key and a column for each query, so that sums are taken by lanes of a vector; and a
-pair of rows of powers, as bfloat16, is a row of a tile.
+row for each key and a column for each query, float32 [KEYS, QUERIES], so that sums are taken by
+lanes of a vector; and a pair of rows of powers, as bfloat16, is a row of a tile: uint32
+[KEYS / 2, QUERIES].
 
 A power is 2 to the score less the highest of the first block. A later score may be higher: float32
 and bfloat16 have room for 2 ** 127, and are as precise there. Where that is not enough, the highest
 of all keys is looked for, and the queries go through them once more.
 
-Imports numba, and compiles only where `common.kernels.cpu.tile_registers.has_bfloat16_tiles`.
+First come the instructions, each intrinsic one step, with addresses as int64; then the loops over
+them. Imports numba, and compiles only where
+`common.kernels.cpu.tile_registers.has_bfloat16_tiles`.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
+from functools import partial
 from typing import Any
 
 import numpy as np
-from numba import njit
+from llvmlite import ir
+from numba import njit, types
+from numba.extending import intrinsic
 
-from cluster.common.kernels.cpu.tile_instructions import address, begin_tiles, end_tiles
-from cluster.common.kernels.cpu.tile_registers import TILE_BYTES, TILE_ROW_BYTES
-from encoder_worker.cpu.attention_steps import (
+from cluster.common.kernels.cpu import vectors
+from cluster.common.kernels.cpu.tile_instructions import (
+    WORD,
+    address,
+    begin_tiles,
+    clear_tile,
+    end_tiles,
+    load_tile,
+    multiply_tiles,
+    offset,
+    procedure,
+    store_tile,
+)
+from cluster.common.kernels.cpu.tile_registers import (
     HEAD_DIM,
-    KEY_BYTES,
-    KEYS,
-    PAIRS,
-    QUERIES,
-    begin_queries,
-    end_queries,
-    pair_up,
-    raise_highest,
-    score_block,
-    take_turn,
+    TILE_BYTES,
+    TILE_INPUTS,
+    TILE_ROW_BYTES,
+    TILE_ROWS,
 )
 
+QUERIES = TILE_ROWS  # that are computed at a time
+KEYS = TILE_INPUTS  # of a block: memory holds a multiple of them
+PAIRS = HEAD_DIM // 2  # of a query's inputs, or of its dimensions
+KEY_BYTES = 2 * HEAD_DIM
+_ROWS_AT_ONCE = 4  # of scores, when powers are taken
 _BLOCK_BYTES, _SCORES_BYTES = KEYS * KEY_BYTES, KEYS * TILE_ROW_BYTES
 _LOWEST = np.float32(-3.0e38)
 _MOST = np.float32(2.0**100)  # of a query's sum of powers; below it none of them was too large
+
+# Tile registers: sums of mixed values, a query's two halves of inputs, and two that are used by
+# turns, for sums of scores and keys, or for powers and values.
+_N_MIXED = HEAD_DIM // TILE_ROWS
+_HALVES = (_N_MIXED, _N_MIXED + 1)
+_SCORES, _READ = _N_MIXED + 2, _N_MIXED + 3
+_POWERS = _SCORES
+
+_intrinsic: Any = intrinsic
+_Write = Callable[[], None]  # writes an instruction, or some that belong together
+
+
+def _score_writes(builder: Any, keys: Any, scores: Any) -> list[_Write]:
+    """Scores of a block of keys and the loaded queries, to float32 [KEYS, QUERIES]."""
+    writes: list[_Write] = []
+    for tile in range(KEYS // TILE_ROWS):
+        writes.append(partial(clear_tile, builder, _SCORES))
+        for half, queries in enumerate(_HALVES):
+            first = tile * TILE_ROWS * KEY_BYTES + half * TILE_ROW_BYTES
+            row, at = ir.Constant(WORD, KEY_BYTES), offset(builder, keys, first)
+            writes.append(partial(load_tile, builder, _READ, at, row))
+            writes.append(partial(multiply_tiles, builder, _SCORES, _READ, queries))
+        to = offset(builder, scores, tile * TILE_BYTES)
+        writes.append(partial(store_tile, builder, _SCORES, to))
+    return writes
+
+
+def _mix_writes(builder: Any, values: Any, stride: Any, powers: Any) -> list[_Write]:
+    """Add the values of a block of keys times their powers.
+
+    values: address of the first dimension's row; stride: bytes to the next one's.
+    """
+    writes: list[_Write] = [partial(load_tile, builder, _POWERS, powers)]
+    for tile in range(_N_MIXED):
+        at = builder.add(values, builder.mul(stride, ir.Constant(WORD, tile * TILE_ROWS)))
+        writes.append(partial(load_tile, builder, _READ, at, stride))
+        writes.append(partial(multiply_tiles, builder, tile, _READ, _POWERS))
+    return writes
+
+
+def _write_powers(
+    builder: Any, scores: Any, powers: Any, highest: Any, scale: Any, row: int
+) -> list[Any]:
+    """Powers of a few rows of a block, as pairs of bfloat16; returns the pairs' sums."""
+    found = []
+    for key in range(row, row + _ROWS_AT_ONCE):
+        score = vectors.load(builder, offset(builder, scores, key * TILE_ROW_BYTES))
+        exponent = vectors.multiply_add(builder, score, scale, builder.fneg(highest))
+        found.append(vectors.exp2(builder, exponent))
+    pairs = list(zip(found[::2], found[1::2], strict=True))
+    for pair, (first, second) in enumerate(pairs, row // 2):
+        both = vectors.bfloat16_pairs(builder, first, second)
+        vectors.store(builder, both, offset(builder, powers, pair * TILE_ROW_BYTES))
+    return [builder.fadd(first, second) for first, second in pairs]
+
+
+@_intrinsic  # type: ignore[untyped-decorator]
+def begin_queries(_context: Any, _queries: Any) -> Any:
+    """Load queries, uint32 [PAIRS, QUERIES], and set the sums of mixed values to zero."""
+
+    def write(builder: Any, queries: Any) -> None:
+        for half, tile in enumerate(_HALVES):
+            load_tile(builder, tile, offset(builder, queries, half * TILE_BYTES))
+        for tile in range(_N_MIXED):
+            clear_tile(builder, tile)
+
+    return procedure(write, 1)
+
+
+@_intrinsic  # type: ignore[untyped-decorator]
+def score_block(_context: Any, _keys: Any, _scores: Any) -> Any:
+    """As `_score_writes`."""
+
+    def write(builder: Any, keys: Any, scores: Any) -> None:
+        for each in _score_writes(builder, keys, scores):
+            each()
+
+    return procedure(write, 2)
+
+
+@_intrinsic  # type: ignore[untyped-decorator]
+def raise_highest(_context: Any, _highest: Any, _scores: Any) -> Any:
+    """highest, float32 [QUERIES], becomes the highest of itself and of a block's scores."""
+
+    def write(builder: Any, highest: Any, scores: Any) -> None:
+        rows = [
+            vectors.load(builder, offset(builder, scores, row * TILE_ROW_BYTES))
+            for row in range(KEYS)
+        ]
+        while len(rows) > 1:
+            pairs = zip(rows[::2], rows[1::2], strict=True)
+            rows = [vectors.greater(builder, x, y) for x, y in pairs]
+        top = vectors.greater(builder, rows[0], vectors.load(builder, highest))
+        vectors.store(builder, top, highest)
+
+    return procedure(write, 2)
+
+
+@_intrinsic  # type: ignore[untyped-decorator]
+def take_turn(
+    _context: Any,
+    _next_keys: Any,
+    _next_scores: Any,
+    _scores: Any,
+    _powers: Any,
+    _last_powers: Any,
+    _last_values: Any,
+    _stride: Any,
+    _highest: Any,
+    _total: Any,
+    _scale: Any,
+) -> Any:
+    """Score the next block, take the powers of this one, and mix the last one's values.
+
+    All but the scale (float32) are addresses, and stride the bytes from one row of values to the
+    next; highest, total: of float32 [QUERIES], the highest times the scale.
+    """
+
+    def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
+        keys, next_scores, scores, powers, last_powers, values, stride, top, total, scale = args
+        tiles = _score_writes(builder, keys, next_scores)
+        tiles += _mix_writes(builder, values, stride, last_powers)
+        highest, scales = vectors.load(builder, top), vectors.everywhere(builder, scale)
+        sums, n_turns = [], KEYS // _ROWS_AT_ONCE
+        for turn in range(n_turns):
+            row = turn * _ROWS_AT_ONCE
+            sums += _write_powers(builder, scores, powers, highest, scales, row)
+            for write in tiles[turn * len(tiles) // n_turns : (turn + 1) * len(tiles) // n_turns]:
+                write()
+        while len(sums) > 1:
+            sums = [builder.fadd(x, y) for x, y in zip(sums[::2], sums[1::2], strict=True)]
+        vectors.store(builder, builder.fadd(vectors.load(builder, total), sums[0]), total)
+        return context.get_dummy_value()
+
+    return types.none(*[types.int64] * 9, types.float32), generate
+
+
+@_intrinsic  # type: ignore[untyped-decorator]
+def end_queries(_context: Any, _values: Any, _stride: Any, _powers: Any, _mixed: Any) -> Any:
+    """Mix the last block's values; all sums to float32 [HEAD_DIM, QUERIES]."""
+
+    def write(builder: Any, values: Any, stride: Any, powers: Any, mixed: Any) -> None:
+        for each in _mix_writes(builder, values, stride, powers):
+            each()
+        for tile in range(_N_MIXED):
+            store_tile(builder, tile, offset(builder, mixed, tile * TILE_BYTES))
+
+    return procedure(write, 4)
+
+
+@_intrinsic  # type: ignore[untyped-decorator]
+def pair_up(_context: Any, _mixed: Any, _inverse: Any, _pairs: Any) -> Any:
+    """mixed times inverse, float32 [QUERIES], to pairs of dimensions, uint32 [PAIRS, QUERIES]."""
+
+    def write(builder: Any, mixed: Any, inverse: Any, pairs: Any) -> None:
+        by = vectors.load(builder, inverse)
+        rows = [
+            builder.fmul(vectors.load(builder, offset(builder, mixed, row * TILE_ROW_BYTES)), by)
+            for row in range(HEAD_DIM)
+        ]
+        for pair in range(PAIRS):
+            both = vectors.bfloat16_pairs(builder, rows[2 * pair], rows[2 * pair + 1])
+            vectors.store(builder, both, offset(builder, pairs, pair * TILE_ROW_BYTES))
+
+    return procedure(write, 3)
 
 
 @njit(nogil=True, cache=True)

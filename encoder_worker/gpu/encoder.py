@@ -1,52 +1,128 @@
 """The encoder's forward on a GPU, of as few kernels as it may have, in its dtype or in 8 bits.
 
-`PlainLayer` has eight in place of ten: two norms that take the residual add and its bias along,
-four products, attention, and GELU. `Float8Layer` has nine: its norms write 8 bits and scales, GELU
-takes those along, and only attention's result is brought to 8 bits by a kernel of its own.
+In its dtype a layer has eight in place of ten: two norms that take the residual add and its bias
+along, four products, attention, and GELU. In 8 bits it has nine: its norms write 8 bits and scales,
+GELU takes those along, and only attention's result is brought to 8 bits by a kernel of its own.
+
+float8_e4m3fn has three bits of mantissa, so what a scale has to do is to bring every row's largest
+number to the dtype's largest. Products are summed in float32 and leave in bfloat16. A GPU of
+compute capability 8.9 or more multiplies them twice as fast as bfloat16; on a CPU the same is
+computed in float32: so its word error rate was measured, 0.16 points above float32's on 500
+utterances of the bundled model (95 % interval -0.13 to +0.51).
 
 Rows are the positions of all windows of a batch, one after the other. `AudioEncoder` stays the
 reference and is what runs where Triton does not load. On a CPU this runs too, by the operators'
-plain twins: so it is tested, and so its word error rate is measured.
+plain twins.
 """
 
 from __future__ import annotations
 
+from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Protocol
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.common.kernels.gpu.norm import Pending, add_norm
-from cluster.common.model.dims import ModelDims
-from cluster.common.model.layers import LayerNorm, Linear, as_loaded
-from encoder_worker.gpu.float8 import Float8Linear, Scaled
+from cluster.common.errors import ConfigurationError
+from cluster.common.kernels.gpu.kernels import define, launcher
+from cluster.common.kernels.gpu.norm import Pending, add_norm, store_scaled
+from cluster.common.model.layers import LayerNorm, Linear, Projection, as_loaded
 from encoder_worker.model import AudioEncoder, EncoderLayer, attention
+
+FLOAT8 = torch.float8_e4m3fn
+RESULT = torch.bfloat16
+LEAST_CAPABILITY = (8, 9)  # Ada and Hopper: what torch._scaled_mm takes
 
 
 @dataclass(frozen=True, slots=True)
-class PlainLayer:
-    """Shares the weights of the layer that it is made of."""
+class Scaled:
+    """values float8_e4m3fn [n, d], contiguous; scale float32 [n]: row i is values[i] * scale[i]."""
 
-    n_head: int
-    norm: LayerNorm
-    qkv: Linear
-    out: Linear
-    mlp_norm: LayerNorm
-    fc1: Linear
-    fc2: Linear
+    values: Tensor
+    scale: Tensor
 
     @classmethod
-    def of(cls, layer: EncoderLayer) -> PlainLayer:
+    def empty_like(cls, x: Tensor) -> Scaled:
+        scale = torch.empty(len(x), dtype=torch.float32, device=x.device)
+        return cls(torch.empty(x.shape, dtype=FLOAT8, device=x.device), scale)
+
+    @classmethod
+    def of(cls, x: Tensor, *, gelu: bool = False) -> Scaled:
+        """x [n, d], contiguous, of any float dtype; through GELU first where that is asked for."""
+        made = cls.empty_like(x)
+        _scale_rows(x, gelu, made.values, made.scale)
+        return made
+
+
+@dataclass(frozen=True, slots=True)
+class _PlainLinear:
+    """Shares its weights with the layer that it is of; results [n, n_out]."""
+
+    linear: Linear
+    bias: Tensor | None
+
+    @classmethod
+    def of(cls, linear: Linear) -> _PlainLinear:
+        return cls(linear, linear.bias)
+
+    def of_norm(self, x: Tensor, pending: Pending, norm: LayerNorm) -> Tensor:
+        """Of norm(x), x [n, n_in] with what is pending added. Mutates x."""
+        return self.linear(pending.add_norm(x, norm))
+
+    def without_bias(self, x: Tensor, *, gelu: bool = False) -> Tensor:
+        """Of x [n, n_in], through GELU first where that is asked for."""
+        return torch.mm(F.gelu(x) if gelu else x, self.linear.weight.t())
+
+
+@dataclass(frozen=True, slots=True)
+class Float8Linear:
+    """weight [n_out, n_in], a copy, with a scale for each output; methods as `_PlainLinear`'s."""
+
+    weight: Scaled
+    bias: Tensor | None
+
+    @classmethod
+    def of(cls, linear: Linear) -> Float8Linear:
+        return cls(Scaled.of(linear.weight), linear.bias)
+
+    def of_norm(self, x: Tensor, pending: Pending, norm: LayerNorm) -> Tensor:
+        rows = Scaled.empty_like(x)
+        add_norm(x, pending.delta, pending.bias, norm, rows.values, rows.scale)
+        return self.of_scaled(rows, self.bias)
+
+    def without_bias(self, x: Tensor, *, gelu: bool = False) -> Tensor:
+        return self.of_scaled(Scaled.of(x, gelu=gelu), None)
+
+    def of_scaled(self, x: Scaled, bias: Tensor | None) -> Tensor:
+        """x @ weight.T + bias: bfloat16 [n, n_out]."""
+        weight = self.weight
+        result: Tensor = _scaled_product(x.values, x.scale, weight.values, weight.scale, bias)
+        return result
+
+
+_Product = _PlainLinear | Float8Linear
+
+
+@dataclass(frozen=True, slots=True)
+class _GpuLayer:
+    n_head: int
+    norm: LayerNorm
+    qkv: _Product
+    out: _Product
+    mlp_norm: LayerNorm
+    fc1: _Product
+    fc2: _Product
+
+    @classmethod
+    def of(cls, layer: EncoderLayer, make: Callable[[Linear], _Product]) -> _GpuLayer:
+        def made(projection: Projection) -> _Product:
+            return make(as_loaded(projection))
+
+        mlp = layer.mlp
         return cls(
-            n_head=layer.n_head,
-            norm=layer.norm,
-            qkv=as_loaded(layer.qkv),
-            out=as_loaded(layer.out),
-            mlp_norm=layer.mlp.norm,
-            fc1=as_loaded(layer.mlp.fc1),
-            fc2=as_loaded(layer.mlp.fc2),
+            *(layer.n_head, layer.norm, made(layer.qkv), made(layer.out)),
+            *(mlp.norm, made(mlp.fc1), made(mlp.fc2)),
         )
 
     def __call__(self, x: Tensor, n_windows: int, pending: Pending) -> Pending:
@@ -54,68 +130,15 @@ class PlainLayer:
 
         Mutates x; returns what this layer leaves to be added.
         """
-        mixed = _mixed(self.qkv(pending.add_norm(x, self.norm)), n_windows, self.n_head)
-        pending = Pending(torch.mm(mixed, self.out.weight.t()), self.out.bias)
-        wide = F.gelu(self.fc1(pending.add_norm(x, self.mlp_norm)))
-        return Pending(torch.mm(wide, self.fc2.weight.t()), self.fc2.bias)
-
-
-@dataclass(frozen=True, slots=True)
-class Float8Layer:
-    """Has its own weights, of half the size."""
-
-    n_head: int
-    norm: LayerNorm
-    qkv: Float8Linear
-    out: Float8Linear
-    mlp_norm: LayerNorm
-    fc1: Float8Linear
-    fc2: Float8Linear
-
-    @classmethod
-    def of(cls, layer: EncoderLayer) -> Float8Layer:
-        return cls(
-            n_head=layer.n_head,
-            norm=layer.norm,
-            qkv=Float8Linear.of(as_loaded(layer.qkv)),
-            out=Float8Linear.of(as_loaded(layer.out)),
-            mlp_norm=layer.mlp.norm,
-            fc1=Float8Linear.of(as_loaded(layer.mlp.fc1)),
-            fc2=Float8Linear.of(as_loaded(layer.mlp.fc2)),
-        )
-
-    def __call__(self, x: Tensor, n_windows: int, pending: Pending) -> Pending:
-        """As `PlainLayer`'s."""
-        qkv = self.qkv(_scaled_norm(pending, x, self.norm))
-        mixed = Scaled.of(_mixed(qkv, n_windows, self.n_head))
+        qkv = self.qkv.of_norm(x, pending, self.norm)
+        mixed = attention(qkv.view(n_windows, -1, qkv.shape[1]), self.n_head).flatten(0, 1)
         pending = Pending(self.out.without_bias(mixed), self.out.bias)
-        wide = self.fc1(_scaled_norm(pending, x, self.mlp_norm))
-        return Pending(self.fc2.without_bias(Scaled.of(wide, gelu=True)), self.fc2.bias)
-
-
-def _scaled_norm(pending: Pending, x: Tensor, norm: LayerNorm) -> Scaled:
-    out = Scaled.empty_like(x)
-    add_norm(x, pending.delta, pending.bias, norm, out.values, out.scale)
-    return out
-
-
-def _mixed(qkv: Tensor, n_windows: int, n_head: int) -> Tensor:
-    """Attention over each window: qkv [n_windows * T, 3 * d] -> [n_windows * T, d]."""
-    return attention(qkv.view(n_windows, -1, qkv.shape[1]), n_head).flatten(0, 1)
-
-
-class Encoder(Protocol):
-    """`AudioEncoder`, and what computes the same."""
-
-    dims: ModelDims
-    dtype: torch.dtype
-
-    def __call__(self, mel: Tensor) -> Tensor:
-        """As `AudioEncoder`'s."""
+        wide = self.fc1.of_norm(x, pending, self.mlp_norm)
+        return Pending(self.fc2.without_bias(wide, gelu=True), self.fc2.bias)
 
 
 class GpuEncoder:
-    """Implements `Encoder`."""
+    """In place of an `AudioEncoder`."""
 
     def __init__(self, encoder: AudioEncoder, *, float8: bool = False) -> None:
         """Takes the layers out of `encoder`, which cannot be called afterwards.
@@ -123,11 +146,11 @@ class GpuEncoder:
         float8: hold the weights of the layers' products in 8 bits; the originals are freed.
         """
         self.dims, self.dtype = encoder.dims, encoder.dtype
-        make = Float8Layer.of if float8 else PlainLayer.of
+        make: Callable[[Linear], _Product] = Float8Linear.of if float8 else _PlainLinear.of
         self._encoder = encoder
-        self._layers: list[Float8Layer | PlainLayer] = []
+        self._layers: list[_GpuLayer] = []
         while encoder.layers:
-            self._layers.append(make(encoder.layers.pop(0)))
+            self._layers.append(_GpuLayer.of(encoder.layers.pop(0), make))
 
     def __call__(self, mel: Tensor) -> Tensor:
         x = self._encoder.embedded(mel)
@@ -135,3 +158,56 @@ class GpuEncoder:
         for layer in self._layers:
             pending = layer(rows, len(mel), pending)
         return pending.add_norm(rows, self._encoder.norm).view(x.shape)
+
+
+Encoder = AudioEncoder | GpuEncoder
+
+
+def check_float8(capability: tuple[int, int] | None, has_triton: bool) -> None:
+    """Raises ConfigurationError where a device cannot: capability is None of one without CUDA."""
+    fix = "set encoder.dtype to bfloat16"
+    if capability is None:
+        raise ConfigurationError(f"encoder.dtype float8 is for GPUs: {fix}, or to int8 on a CPU")
+    if capability < LEAST_CAPABILITY:
+        found, needed = (".".join(map(str, one)) for one in (capability, LEAST_CAPABILITY))
+        raise ConfigurationError(
+            f"encoder.dtype float8 needs a GPU of compute capability {needed}, this one has "
+            f"{found}: {fix}"
+        )
+    if not has_triton:
+        raise ConfigurationError(f"encoder.dtype float8 needs Triton, which does not load: {fix}")
+
+
+def _plain_rows(x: Tensor, gelu: bool, out: Tensor, scale: Tensor) -> None:
+    values = x.float()
+    store_scaled(F.gelu(values) if gelu else values, out, scale)
+
+
+def _plain_product(
+    x: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None
+) -> Tensor:
+    y = (x.float() @ weight.float().t()) * scale[:, None] * weight_scale
+    return (y if bias is None else y + bias.float()).to(RESULT)
+
+
+def _multiply(
+    x: Tensor, scale: Tensor, weight: Tensor, weight_scale: Tensor, bias: Tensor | None
+) -> Tensor:
+    product: Tensor = torch._scaled_mm(
+        x, weight.t(), scale[:, None], weight_scale[None], bias=bias, out_dtype=RESULT
+    )
+    return product
+
+
+def _shape(x: Tensor, scale: Tensor, weight: Tensor, *others: object) -> Tensor:
+    return torch.empty((len(x), len(weight)), dtype=RESULT, device=x.device)
+
+
+_scale_rows = define(
+    "scale_rows",
+    writes=("out", "scale"),
+    cuda=launcher("encoder_worker.gpu.float8_kernel"),
+    cpu=_plain_rows,
+)
+
+_scaled_product = define("scaled_product", cuda=_multiply, cpu=_plain_product, shapes=_shape)

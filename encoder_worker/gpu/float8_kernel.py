@@ -40,7 +40,7 @@ def scale_rows(  # type: ignore[no-untyped-def]  # Triton reads annotations, and
 
 
 def launch(x: Tensor, gelu: bool, out: Tensor, scale: Tensor) -> None:
-    """See `encoder_worker.gpu.float8.Scaled.of`."""
+    """See `encoder_worker.gpu.encoder.Scaled.of`."""
     n, width = x.shape
     assert x.is_contiguous()
     assert out.is_contiguous()

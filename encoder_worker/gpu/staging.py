@@ -55,7 +55,9 @@ class _Slot:
     def __init__(self, n: int, pages_per_window: int, device: torch.device) -> None:
         on_gpu = device.type == "cuda"
         self.host = BatchInputs.make(n, pages_per_window, torch.device("cpu"), on_gpu)
-        self.landing = BatchInputs.make(n, pages_per_window, device, False) if on_gpu else None
+        self.landing = self.host
+        if on_gpu:
+            self.landing = BatchInputs.make(n, pages_per_window, device, False)
         self.uploaded = new_event() if on_gpu else None
         self.taken = new_event() if on_gpu else None  # the landing place was read
 
@@ -102,26 +104,23 @@ class Staging:
         if slot.uploaded is not None:
             slot.uploaded.synchronize()  # or the host would overwrite what is being sent
         lengths = slot.fill(windows, pages, file_mels)
-        source = slot.host
         if self._copies is not None:
-            self._upload(slot, lengths, size)
-            assert slot.landing is not None
-            source = slot.landing
+            self._upload(slot, self._copies, lengths, size)
         for row, n in enumerate(lengths):
-            self.inputs.pcm[row, :n].copy_(source.pcm[row, :n])
-        self.inputs.marks[:size].copy_(source.marks[:size])
-        self.inputs.pages[:size].copy_(source.pages[:size])
+            self.inputs.pcm[row, :n].copy_(slot.landing.pcm[row, :n])
+        self.inputs.marks[:size].copy_(slot.landing.marks[:size])
+        self.inputs.pages[:size].copy_(slot.landing.pages[:size])
         if slot.taken is not None:
             slot.taken.record()
 
-    def _upload(self, slot: _Slot, lengths: Sequence[int], size: int) -> None:
+    def _upload(
+        self, slot: _Slot, copies: torch.cuda.Stream, lengths: Sequence[int], size: int
+    ) -> None:
         """Send what was filled over the copy stream, and have the current one wait for it."""
-        assert self._copies is not None
-        assert slot.landing is not None
         assert slot.uploaded is not None
         assert slot.taken is not None
-        with on_stream(self._copies):
-            self._copies.wait_event(slot.taken)
+        with on_stream(copies):
+            copies.wait_event(slot.taken)
             for row, n in enumerate(lengths):
                 slot.landing.pcm[row, :n].copy_(slot.host.pcm[row, :n], non_blocking=True)
             slot.landing.marks[:size].copy_(slot.host.marks[:size], non_blocking=True)

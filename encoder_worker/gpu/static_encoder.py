@@ -1,14 +1,17 @@
 """A GPU's way from windows to pages: upload, then mel, encoder, projection and scatter as a graph.
 
-All inputs lie in one static place, so each number of windows and of positions is one CUDA graph
-from samples to pages; what fills a batch up has no pages and writes nowhere. Runs on a CPU too,
-eagerly, which is how its results are compared with the plain way's.
+All inputs lie in one static place, so that a replay needs no arguments: each number of windows and
+of positions is one CUDA graph from samples to pages. A batch takes the smallest that holds it; what
+fills it up has no pages and writes nowhere. Runs on a CPU too, eagerly, which is how its results
+are compared with the plain way's.
 """
 
 from __future__ import annotations
 
-from collections.abc import Sequence
-from typing import Any, Protocol
+import logging
+from collections.abc import Callable, Sequence
+from functools import partial
+from typing import Any, NamedTuple
 
 import torch
 from numpy.typing import NDArray
@@ -19,11 +22,20 @@ from cluster.common.kernels.gpu.scatter import scatter_pages
 from cluster.common.kv.cross_kv import WINDOWS_AT_ONCE, CrossKVProjection, Unprojected
 from cluster.common.messages import FileMel
 from cluster.common.model.layers import Linear
-from cluster.common.model.streams import new_event, on_stream, synchronize
+from cluster.common.model.streams import (
+    Body,
+    capture,
+    new_event,
+    new_graph_memory,
+    on_stream,
+    synchronize,
+    warm_up,
+)
 from encoder_worker.gpu.encoder import Encoder
-from encoder_worker.gpu.graphs import BatchGraphs, BatchShape, sizes_up_to
 from encoder_worker.gpu.staging import Staging
 from encoder_worker.mel import FixedLogMel, LogMel
+
+logger = logging.getLogger(__name__)
 
 # Fastest first on Hopper (cuDNN's fused attention, then FlashAttention 2). None is excluded: the
 # choice is the whole process's, and a decoder beside us may need another.
@@ -33,37 +45,51 @@ ATTENTION = [
     SDPBackend.EFFICIENT_ATTENTION,
     SDPBackend.MATH,
 ]
-
+EVERY_SIZE_TO = 16  # five windows in a graph for eight would cost as much as eight
 PAD = 8  # columns for the bias: products want multiples of 16 bytes
 
-
-class Ready(Protocol):
-    """A batch that was launched."""
-
-    def wait(self) -> None:
-        """Return when its bytes are in the pages; raises what went wrong on the device."""
+# Returns when a launched batch is in its pages; raises what went wrong on the device.
+Wait = Callable[[], None]
 
 
-class EventReady:
-    """Waits for an event on the device, without spinning and without the GIL."""
-
-    def __init__(self, stream: torch.cuda.Stream) -> None:
-        self._event = new_event(blocking=True)
-        self._event.record(stream)
-
-    def wait(self) -> None:
-        self._event.synchronize()
-
-
-class AlreadyDone:
+def already_done() -> None:
     """On a CPU a batch is done when its launch returns."""
 
-    def wait(self) -> None:
-        """Nothing to wait for."""
+
+def when_done(stream: torch.cuda.Stream) -> Wait:
+    """Waits for what was launched so far, without spinning and without the GIL."""
+    event = new_event(blocking=True)
+    event.record(stream)
+
+    def wait() -> None:
+        event.synchronize()
+
+    return wait
+
+
+class BatchShape(NamedTuple):
+    """The encoder positions of each window in a batch, and how many windows."""
+
+    positions: int
+    windows: int
+
+
+def sizes_up_to(max_batch: int) -> list[int]:
+    """The batch sizes that graphs are made for: each one, and above 16 steps of at most an eighth.
+
+    Example: 24 gives 1 to 16, 18, 20, 22 and 24.
+    """
+    sizes = list(range(1, min(max_batch, EVERY_SIZE_TO) + 1))
+    while sizes[-1] < max_batch:
+        sizes.append(min(max_batch, sizes[-1] + sizes[-1] // 8))
+    return sizes
 
 
 class StaticEncoder:
-    """Bound to one pool; for one thread."""
+    """Bound to one pool; for one thread.
+
+    shapes: that batches may have; graphs: of those that could be captured, which replay them.
+    """
 
     def __init__(
         self,
@@ -80,23 +106,24 @@ class StaticEncoder:
         Args:
             projection: `WholeWindows` is over the same pool.
             pool: [n_pages, L, 2, page_frames, H, Dh]; it must outlive this.
-            stream: None on a CPU.
+            stream: where graphs are captured and replayed; None on a CPU.
             contexts: encoder positions that windows may have, beside the checkpoint's n_audio_ctx.
         """
         self._mel = FixedLogMel(mel)
         self._encoder = encoder
         self._projection = projection
         self._pool = pool
-        pages_per_window = -(-encoder.dims.n_audio_ctx // pool.shape[3])
-        self._staging = Staging(max_batch, pages_per_window, pool.device)
-        self._stream = stream
         self._full = encoder.dims.n_audio_ctx
+        self._staging = Staging(max_batch, -(-self._full // pool.shape[3]), pool.device)
+        self._stream = stream
+        self._sizes = sizes_up_to(max_batch)
         every = sorted({*contexts, self._full})
-        self.graphs = BatchGraphs(self._compute, sizes_up_to(max_batch), every, stream)
+        self.shapes = [BatchShape(n, size) for n in every for size in self._sizes]
+        self.graphs: dict[BatchShape, Body] = {}
         if stream is not None:
             synchronize(pool.device)  # weights were loaded on another stream
             with torch.inference_mode(), sdpa_kernel(ATTENTION, set_priority=True):
-                self.graphs.capture()
+                self._capture(stream)
 
     @torch.inference_mode()
     def __call__(
@@ -105,16 +132,38 @@ class StaticEncoder:
         pages: Sequence[Sequence[int]],
         file_mels: Sequence[FileMel | None] | None = None,
         context: int = 0,
-    ) -> Ready:
+    ) -> Wait:
         """Launch a batch of at most `max_batch` windows; arguments as `WindowEncoder`'s."""
         slices = [None] * len(windows) if file_mels is None else file_mels
-        shape = self.graphs.shape_for(len(windows), context or self._full)
+        shape = self.shape_for(len(windows), context or self._full)
         with on_stream(self._stream):
             self._staging.put(windows, pages, slices, shape.windows)
-            self.graphs.launch(shape)
+            self.graphs.get(shape, partial(self._compute, shape))()
             if isinstance(self._projection, WholeWindows):
                 self._projection.write([own[0] for own in pages], shape.positions)
-        return AlreadyDone() if self._stream is None else EventReady(self._stream)
+        return already_done if self._stream is None else when_done(self._stream)
+
+    def shape_for(self, windows: int, positions: int) -> BatchShape:
+        """The smallest size for so many windows. Positions stay: texts depend on how many."""
+        return BatchShape(positions, next(size for size in self._sizes if size >= windows))
+
+    def _capture(self, stream: torch.cuda.Stream) -> None:
+        """Capture every shape; what cannot be captured is run eagerly, and logged.
+
+        The largest comes first: the others then live in its memory. They may share it, since
+        they run one after another on one stream.
+        """
+        memory = new_graph_memory()
+        for shape in sorted(self.shapes, key=lambda s: s.windows * s.positions, reverse=True):
+            body = partial(self._compute, shape)
+            with on_stream(stream):
+                warm_up(body)
+                try:
+                    self.graphs[shape] = capture(body, memory)
+                except torch.OutOfMemoryError:
+                    raise
+                except RuntimeError as error:
+                    logger.warning("no CUDA graph for %s, it runs eagerly: %s", shape, error)
 
     def _compute(self, shape: BatchShape) -> None:
         """From the static inputs of `shape.windows` rows to the pages, or to `WholeWindows`."""

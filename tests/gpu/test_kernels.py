@@ -14,7 +14,7 @@ from decoder_worker.gpu.decoder import embed
 from decoder_worker.gpu.greedy import GpuSampler
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import TorchSampler, gumbel, noise_key, random_bits
-from encoder_worker.gpu.float8 import LEAST_CAPABILITY, Float8Linear, Scaled
+from encoder_worker.gpu.encoder import LEAST_CAPABILITY, Float8Linear, Scaled
 from tests.support.workers.slot_states import N, filled_slots, make_tokenizer
 
 pytestmark = pytest.mark.gpu
@@ -101,7 +101,8 @@ def test_the_encoder_products_in_eight_bits(n_in: int) -> None:
     for device in ("cpu", "cuda"):
         product = Float8Linear.of(Linear(weight.to(device), rand(1280, seed=2).to(device)))
         scaled = Scaled.of(x.to(device), gelu=True)
-        found.append((scaled.scale, product.weight.scale, product(scaled)))
+        result = product.of_scaled(scaled, product.bias)
+        found.append((scaled.scale, product.weight.scale, result))
     for expected, on_gpu in zip(*found, strict=True):
         assert_near(on_gpu, expected)
 

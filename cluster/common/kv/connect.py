@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from cluster.common.errors import ConfigurationError
-from cluster.common.kv.layout import FLOAT8, ITEM_BYTES, KVLayout, PageLayout, StatesLayout
+from cluster.common.kv.layout import FLOAT8, ITEM_BYTES, PageLayout
 from cluster.common.kv.nixl_wire import load_api
 from cluster.common.kv.wire import TransferConfig
 from cluster.common.settings import Settings
@@ -28,7 +28,7 @@ GPU_PAGE_FRAMES = 125  # 12 pages a window: flashinfer splits long KV by pages
 LANDING_WINDOWS = 32  # states in flight at most; they land in milliseconds and leave at once
 
 
-def served_kv_layout(checkpoint: Checkpoint, settings: Settings, device: str) -> KVLayout:
+def served_kv_layout(checkpoint: Checkpoint, settings: Settings, device: str) -> PageLayout:
     """Layout of the KV that decoders of a cluster with these settings read.
 
     Args:
@@ -37,13 +37,9 @@ def served_kv_layout(checkpoint: Checkpoint, settings: Settings, device: str) ->
     Raises:
         ConfigurationError: as `kv_layout`.
     """
-    from cluster.common.model.device import resolve_dtype
-
-    dtype: str = settings.kv_dtype
+    dtype: str = FLOAT8 if settings.kv_dtype == "float8" else settings.kv_dtype
     if dtype == "auto":
-        dtype = resolve_dtype(settings.encoder.dtype, device)
-    elif dtype == "float8":
-        dtype = FLOAT8
+        dtype = _encoder_dtype(settings, device)
     return kv_layout(checkpoint, settings.page_frames, dtype, device)
 
 
@@ -51,20 +47,24 @@ def served_layout(checkpoint: Checkpoint, settings: Settings, device: str) -> Pa
     """Layout of what a cluster with these settings hands over."""
     if settings.handoff == "cross_kv":
         return served_kv_layout(checkpoint, settings, device)
+    return states_layout(checkpoint, _encoder_dtype(settings, device))
+
+
+def _encoder_dtype(settings: Settings, device: str) -> str:
     from cluster.common.model.device import resolve_dtype
 
-    return states_layout(checkpoint, resolve_dtype(settings.encoder.dtype, device))
+    return resolve_dtype(settings.encoder.dtype, device)
 
 
-def states_layout(checkpoint: Checkpoint, dtype: str = "float32") -> StatesLayout:
+def states_layout(checkpoint: Checkpoint, dtype: str = "float32") -> PageLayout:
     """Layout of one window's encoder states; `dtype` is the encoder's, resolved."""
     dims = checkpoint.dims
-    return StatesLayout(checkpoint.fingerprint, dims.n_audio_state, dims.n_audio_ctx, dtype)
+    return PageLayout.of_states(checkpoint.fingerprint, dims.n_audio_state, dims.n_audio_ctx, dtype)
 
 
 def kv_layout(
     checkpoint: Checkpoint, page_frames: int = 0, dtype: str = "float32", device: str = "cpu"
-) -> KVLayout:
+) -> PageLayout:
     """Layout of one window's cross-attention KV.
 
     Args:
@@ -85,7 +85,7 @@ def kv_layout(
         )
     if dtype not in ITEM_BYTES:
         raise ConfigurationError(f"KV dtype {dtype!r} is none of {', '.join(ITEM_BYTES)}")
-    return KVLayout(
+    return PageLayout(
         model=checkpoint.fingerprint,
         n_layer=dims.n_text_layer,
         n_head=dims.n_text_head,

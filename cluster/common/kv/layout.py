@@ -12,7 +12,6 @@ from __future__ import annotations
 import hashlib
 import math
 from dataclasses import asdict, dataclass
-from typing import Any, ClassVar
 
 from cluster.common.messages import Payload
 
@@ -21,13 +20,11 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, FLOAT8: 1}
 
 
 @dataclass(frozen=True, slots=True)
-class KVLayout:
-    """The layout of cross-attention KV, on which both ends must agree to the byte.
+class PageLayout:
+    """On which both ends must agree to the byte.
 
     model: fingerprint of the checkpoint, so that equal shapes of other weights are refused.
     """
-
-    payload: ClassVar[Payload] = "cross_kv"
 
     model: str
     n_layer: int
@@ -36,6 +33,12 @@ class KVLayout:
     n_frames: int  # encoder positions in a window, 1500
     page_frames: int
     dtype: str  # a key of ITEM_BYTES
+    payload: Payload = "cross_kv"
+
+    @classmethod
+    def of_states(cls, model: str, n_state: int, n_frames: int, dtype: str) -> PageLayout:
+        """The encoder's final states of one window, in the encoder's dtype."""
+        return cls(model, 1, 1, n_state, n_frames, n_frames, dtype, "encoder_states")
 
     def __post_init__(self) -> None:
         if self.dtype not in ITEM_BYTES:
@@ -44,7 +47,9 @@ class KVLayout:
             raise ValueError(f"page_frames {self.page_frames} is not in 1..{self.n_frames}")
 
     @property
-    def page_shape(self) -> tuple[int, int, int, int, int]:
+    def page_shape(self) -> tuple[int, ...]:
+        if self.payload == "encoder_states":
+            return (self.n_frames, self.head_dim)
         return (self.n_layer, 2, self.page_frames, self.n_head, self.head_dim)
 
     @property
@@ -62,56 +67,10 @@ class KVLayout:
     @property
     def hash(self) -> str:
         """Hex digest that differs whenever any field differs."""
-        return _hash(self)
-
-
-@dataclass(frozen=True, slots=True)
-class StatesLayout:
-    """The encoder's final states of one window, in the encoder's dtype; fields as in `KVLayout`."""
-
-    payload: ClassVar[Payload] = "encoder_states"
-
-    model: str
-    n_state: int
-    n_frames: int
-    dtype: str
-
-    def __post_init__(self) -> None:
-        if self.dtype not in ITEM_BYTES:
-            raise ValueError(f"dtype {self.dtype!r} is none of {sorted(ITEM_BYTES)}")
-
-    @property
-    def page_frames(self) -> int:
-        return self.n_frames
-
-    @property
-    def page_shape(self) -> tuple[int, int]:
-        return (self.n_frames, self.n_state)
-
-    @property
-    def page_bytes(self) -> int:
-        return math.prod(self.page_shape) * ITEM_BYTES[self.dtype]
-
-    @property
-    def pages_per_window(self) -> int:
-        return 1
-
-    def pages_for(self, frames: int) -> int:
-        return 1
-
-    @property
-    def hash(self) -> str:
-        return _hash(self)
-
-
-PageLayout = KVLayout | StatesLayout
+        text = repr(sorted(asdict(self).items()))
+        return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def window_bytes(layout: PageLayout) -> int:
     """Bytes that one window takes, with the unfilled end of its last page."""
     return layout.pages_per_window * layout.page_bytes
-
-
-def _hash(layout: Any) -> str:
-    text = repr(sorted(asdict(layout).items()))
-    return hashlib.sha256(text.encode()).hexdigest()[:32]

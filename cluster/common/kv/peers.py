@@ -44,7 +44,7 @@ class HeldHandles:
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock
-        self._lock = threading.Lock()
+        self._lock = threading.RLock()
         self._held: dict[str, CrossKVHandle] = {}  # by lease
         self._by_agent: dict[str, dict[str, None]] = {}  # leases, for those that have any
         self._fetching: set[str] = set()  # leases, a subset of those held
@@ -62,7 +62,7 @@ class HeldHandles:
             PeerLostError: its exporter was just lost, or is suspect.
         """
         with self._lock:
-            self._refuse_peer(handle.agent)
+            self._refuse_suspect(handle.agent)
             if handle.lease not in self._held:
                 self._held[handle.lease] = handle
                 self._by_agent.setdefault(handle.agent, {})[handle.lease] = None
@@ -75,7 +75,7 @@ class HeldHandles:
             KVLostError: it is not held, or is being fetched already.
         """
         with self._lock:
-            self._refuse_peer(handle.agent)
+            self._refuse_suspect(handle.agent)
             if handle.lease not in self._held:
                 raise KVLostError("the KV handle was not accepted, or was fetched or dropped")
             if handle.lease in self._fetching:
@@ -85,18 +85,24 @@ class HeldHandles:
     def let_go(self, lease: str) -> bool:
         """Stop holding a lease; False when it was not held."""
         with self._lock:
-            return self._let_go(lease) is not None
+            self._fetching.discard(lease)
+            handle = self._held.pop(lease, None)
+            if handle is None:
+                return False
+            leases = self._by_agent[handle.agent]
+            del leases[lease]
+            if not leases:
+                del self._by_agent[handle.agent]
+            return True
 
-    def let_go_of_waiting(self) -> list[CrossKVHandle]:
-        """Stop holding every handle that is not being fetched, and return them."""
+    def let_go_of_all(self, *, but_fetching: bool = False) -> list[CrossKVHandle]:
+        """Stop holding every handle, or each that is not being fetched, and return them."""
         with self._lock:
-            waiting = [lease for lease in self._held if lease not in self._fetching]
-            return [handle for lease in waiting if (handle := self._let_go(lease))]
-
-    def let_go_of_all(self) -> list[CrossKVHandle]:
-        """Stop holding every handle, and return them."""
-        with self._lock:
-            return [handle for lease in tuple(self._held) if (handle := self._let_go(lease))]
+            kept = self._fetching if but_fetching else ()
+            handles = [handle for lease, handle in self._held.items() if lease not in kept]
+            for handle in handles:
+                self.let_go(handle.lease)
+            return handles
 
     def leases_of(self, agent: str) -> list[str]:
         """All leases held of one exporter."""
@@ -114,13 +120,15 @@ class HeldHandles:
         with self._lock:
             self._lost = {name: at for name, at in self._lost.items() if now - at < LOST_S}
             self._lost[agent] = now
-            for lease in tuple(self._by_agent.get(agent, ())):
-                self._let_go(lease)
+            for lease in self.leases_of(agent):
+                self.let_go(lease)
 
     def refuse_lost(self, agent: str) -> None:
         """Raise PeerLostError when `agent` was lost less than LOST_S ago."""
         with self._lock:
-            self._refuse_lost(agent)
+            lost_at = self._lost.get(agent)
+        if lost_at is not None and self._clock() - lost_at < LOST_S:
+            raise PeerLostError(f"encoder {agent} is gone")
 
     def suspect(self, agent: str) -> None:
         with self._lock:
@@ -140,25 +148,10 @@ class HeldHandles:
         with self._lock:
             return dict(self._refused)
 
-    def _let_go(self, lease: str) -> CrossKVHandle | None:
-        self._fetching.discard(lease)
-        handle = self._held.pop(lease, None)
-        if handle is not None:
-            leases = self._by_agent[handle.agent]
-            del leases[lease]
-            if not leases:
-                del self._by_agent[handle.agent]
-        return handle
-
-    def _refuse_peer(self, agent: str) -> None:
-        self._refuse_lost(agent)
+    def _refuse_suspect(self, agent: str) -> None:
+        self.refuse_lost(agent)
         if agent in self._suspect:
             raise PeerLostError(f"encoder {agent} does not answer: an earlier READ is overdue")
-
-    def _refuse_lost(self, agent: str) -> None:
-        lost_at = self._lost.get(agent)
-        if lost_at is not None and self._clock() - lost_at < LOST_S:
-            raise PeerLostError(f"encoder {agent} is gone")
 
 
 @dataclass(eq=False, slots=True)

@@ -137,7 +137,7 @@ class Reader:
         """Release every lease, give reads in flight a moment, then end them with the wire."""
         self._closed = True
         try:
-            for handle in self._held.let_go_of_waiting():
+            for handle in self._held.let_go_of_all(but_fetching=True):
                 self.release(handle)
             for _ in range(round(CLOSE_GRACE_S / POLL_S)):
                 if not self._reads:

@@ -7,7 +7,6 @@ role its own; `cluster.common.model.text.tokenizer` reads the vocabulary.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Mapping
 from dataclasses import asdict, dataclass
 from functools import cached_property
@@ -22,6 +21,7 @@ from cluster.common.model.tensor_files import (
     content_digest,
     index_tensors,
     locate,
+    read_json,
     weight_files,
 )
 
@@ -75,7 +75,7 @@ def open_checkpoint(model: str, *, weights: bool = True) -> Checkpoint:
         CheckpointError: says what is missing or wrong, and where.
     """
     path = locate(model, weights)
-    config = _read_json(path / "config.json")
+    config = read_json(path / "config.json")
     if config is None:
         raise CheckpointError(f"{path} is not a Whisper checkpoint: it has no config.json")
     _check_architecture(path, config)
@@ -84,7 +84,7 @@ def open_checkpoint(model: str, *, weights: bool = True) -> Checkpoint:
         path=path,
         dims=ModelDims.from_config(config),
         config=config,
-        generation_config=_read_json(path / "generation_config.json") or {},
+        generation_config=read_json(path / "generation_config.json") or {},
         preprocessor_config=_read_preprocessor(path),
     )
     _check_features(checkpoint)
@@ -93,24 +93,12 @@ def open_checkpoint(model: str, *, weights: bool = True) -> Checkpoint:
     return checkpoint
 
 
-def _read_json(file: Path) -> dict[str, Any] | None:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
-        return None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot read {file}: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{file} does not hold a JSON object")
-    return content
-
-
 def _read_preprocessor(path: Path) -> dict[str, Any]:
     """Newer files nest the features' settings in processor_config.json."""
-    own = _read_json(path / "preprocessor_config.json")
+    own = read_json(path / "preprocessor_config.json")
     if own is not None:
         return own
-    combined = _read_json(path / "processor_config.json") or {}
+    combined = read_json(path / "processor_config.json") or {}
     nested = combined.get("feature_extractor", {})
     return nested if isinstance(nested, dict) else {}
 

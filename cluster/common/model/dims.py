@@ -72,13 +72,10 @@ class ModelDims:
             raise CheckpointError(
                 f"config.json is not a Whisper configuration: {missing} is missing"
             ) from missing
-        for heads, state in (
-            (dims.n_audio_head, dims.n_audio_state),
-            (dims.n_text_head, dims.n_text_state),
-        ):
-            if state % heads:
+        for heads in (dims.n_audio_head, dims.n_text_head):
+            if dims.n_audio_state % heads:
                 raise CheckpointError(
-                    f"config.json: d_model {state} does not divide by {heads} heads"
+                    f"config.json: d_model {dims.n_audio_state} does not divide by {heads} heads"
                 )
         return dims
 

@@ -8,15 +8,13 @@ of its neighbours, so that no text depends on what else is transcribed. Knows no
 
 from __future__ import annotations
 
-import json
-import math
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 from cluster.common.errors import CheckpointError
 from cluster.common.messages import FRAMES_PER_S, HOP_LENGTH, WINDOW_S
 from cluster.common.model.checkpoint import Checkpoint
+from cluster.common.model.tensor_files import read_json
 from cluster.common.settings import EncoderSettings
 
 FILE = "encoder_context.json"
@@ -73,30 +71,21 @@ def positions_of(content_frames: int) -> int:
     return -(-content_frames // MEL_PER_POSITION)
 
 
-def declared_context(checkpoint: Checkpoint) -> EncoderContext | None:
-    """What a checkpoint was tuned for, from `encoder_context.json` in its folder; None without.
+def read_context(folder: Path) -> EncoderContext | None:
+    """What a checkpoint was tuned for: {"slack": 64, "max_content_s": 30.0}; None without a file.
 
     Raises:
         CheckpointError: the file cannot be read, or does not say what it must.
     """
-    return read_context(checkpoint.path / FILE)
-
-
-def read_context(file: Path) -> EncoderContext | None:
-    """As `declared_context`, of a file: {"slack": 64, "max_content_s": 30.0}."""
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except FileNotFoundError:
+    if (content := read_json(file := folder / FILE)) is None:
         return None
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot read {file}: {error}") from error
     expected = {"slack", "max_content_s"}
-    if not isinstance(content, dict) or content.keys() != expected:
+    if content.keys() != expected:
         raise CheckpointError(f"{file} must be an object of {' and '.join(sorted(expected))}")
     slack, max_content_s = content["slack"], content["max_content_s"]
-    if not isinstance(slack, int) or isinstance(slack, bool) or slack < 0:
+    if type(slack) is not int or slack < 0:
         raise CheckpointError(f"{file}: slack is a number of positions from 0 on, not {slack!r}")
-    if not _is_number(max_content_s) or not 0 < max_content_s <= WINDOW_S:
+    if type(max_content_s) not in (int, float) or not 0 < max_content_s <= WINDOW_S:
         raise CheckpointError(
             f"{file}: max_content_s is a number of seconds up to {WINDOW_S}, not {max_content_s!r}"
         )
@@ -107,11 +96,11 @@ def chosen_context(checkpoint: Checkpoint, settings: EncoderSettings) -> Encoder
     """By which rule windows are trimmed; None where every window gets all positions.
 
     Raises:
-        CheckpointError: as `declared_context`.
+        CheckpointError: as `read_context`.
     """
     if settings.context == "full":
         return None
-    declared = declared_context(checkpoint)
+    declared = read_context(checkpoint.path)
     if declared is None and settings.context == "auto":
         return None
     usual = declared or EncoderContext()
@@ -131,7 +120,3 @@ def unused_settings(settings: EncoderSettings, rule: EncoderContext | None) -> t
         return ()
     given = {"context_slack": settings.context_slack, "context_max_s": settings.context_max_s}
     return tuple(f"encoder.{name}" for name, value in given.items() if value is not None)
-
-
-def _is_number(value: Any) -> bool:
-    return isinstance(value, int | float) and not isinstance(value, bool) and math.isfinite(value)

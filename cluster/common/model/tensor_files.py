@@ -48,8 +48,12 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
     if (folder / SINGLE_FILE).is_file():
         return (folder / SINGLE_FILE,)
     if (folder / INDEX_FILE).is_file():
-        weight_map = _read_index(folder / INDEX_FILE)
-        files = tuple(folder / name for name in sorted(set(weight_map.values())))
+        weight_map = (read_json(folder / INDEX_FILE) or {}).get("weight_map")
+        if not isinstance(weight_map, dict):
+            raise CheckpointError(f"{folder / INDEX_FILE} is not an index of safetensors shards")
+        files = tuple(
+            folder / name for name in sorted({str(shard) for shard in weight_map.values()})
+        )
         missing = [file.name for file in files if not file.is_file()]
         if missing:
             raise CheckpointError(
@@ -105,12 +109,21 @@ def content_digest(entries: Mapping[str, TensorEntry]) -> str:
     return digest.hexdigest()
 
 
-def _read_index(file: Path) -> dict[str, str]:
+def read_json(file: Path) -> dict[str, Any] | None:
+    """The object in a checkpoint's file; None where there is no such file.
+
+    Raises:
+        CheckpointError: it cannot be read, or holds something else.
+    """
     try:
-        weight_map = json.loads(file.read_text())["weight_map"]
-        return {str(name): str(shard) for name, shard in weight_map.items()}
-    except (OSError, ValueError, KeyError, TypeError, AttributeError) as error:
-        raise CheckpointError(f"{file} is not an index of safetensors shards") from error
+        content = json.loads(file.read_text(encoding="utf-8"))
+    except FileNotFoundError:
+        return None
+    except (OSError, ValueError) as error:
+        raise CheckpointError(f"cannot read {file}: {error}") from error
+    if not isinstance(content, dict):
+        raise CheckpointError(f"{file} does not hold a JSON object")
+    return content
 
 
 def _read_header(file: Path) -> Iterator[TensorEntry]:

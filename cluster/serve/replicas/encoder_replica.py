@@ -128,11 +128,11 @@ class EncoderWorker(PoolWorker):
         failed = {"expired": stats.expired, "failed": stats.failed - stats.expired}
         for reason, total in failed.items():
             recorder.total("splitscribe_encoder_failed_windows_total", total, reason=reason)
-        recorder.total("splitscribe_cache_windows_total", stats.reuse.hits, result="hit")
-        recorder.total("splitscribe_cache_windows_total", stats.reuse.misses, result="miss")
-        recorder.total("splitscribe_cache_evictions_total", stats.reuse.evicted)
-        recorder.set("splitscribe_cache_kept_windows", stats.reuse.kept)
-        recorder.set("splitscribe_cache_kept_bytes", stats.reuse.kept_bytes)
+        recorder.total("splitscribe_cache_windows_total", stats.hits, result="hit")
+        recorder.total("splitscribe_cache_windows_total", stats.misses, result="miss")
+        recorder.total("splitscribe_cache_evictions_total", stats.evicted)
+        recorder.set("splitscribe_cache_kept_windows", stats.kept)
+        recorder.set("splitscribe_cache_kept_bytes", stats.kept_bytes)
         recorder.total("splitscribe_expired_leases_total", self._kv.n_expired)
         for reason, total in self._kv.refused().items():
             recorder.total("splitscribe_refused_notifications_total", total, reason=reason)

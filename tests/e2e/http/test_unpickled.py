@@ -13,7 +13,7 @@ from typing import Any
 import httpx
 import pytest
 
-from cluster.common.kv.layout import KVLayout
+from cluster.common.kv.layout import PageLayout
 from cluster.demo.samples import sample_path
 from cluster.serve.distribution import PACKAGES, package_root
 from tests.support.in_process import in_process_server
@@ -98,7 +98,7 @@ def test_pickles_in_every_part_of_a_request_stay_bytes(tmp_path: Path) -> None:
 
 def test_a_pickle_among_notifications_is_counted_and_dropped(tmp_path: Path) -> None:
     marker = tmp_path / "sprung"
-    exporter = MemoryExporter(KVLayout("m", 1, 1, 4, 10, 5, "float32"), 4, cluster_key=b"key")
+    exporter = MemoryExporter(PageLayout("m", 1, 1, 4, 10, 5, "float32"), 4, cluster_key=b"key")
     try:
         with unpickling_noted() as noted:
             exporter.handle_notifications([pickle.dumps(Trap(marker))])

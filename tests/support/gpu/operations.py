@@ -14,7 +14,7 @@ from torch import Tensor
 from tests.support.gpu.fences import ROOT
 
 _OURS = str(Path(__file__).parent)
-_PASSED_THROUGH = ("cluster/common/model/streams.py", "cluster/common/model/operators.py")
+_PASSED_THROUGH = ("cluster/common/model/streams.py", "cluster/common/kernels/gpu/kernels.py")
 
 
 class Kind(Enum):

@@ -23,15 +23,15 @@ import torch
 from cluster.common.kv.connect import make_wire
 from cluster.common.kv.exporter import KVExporter
 from cluster.common.kv.importer import KVImporter
-from cluster.common.kv.layout import KVLayout, PageLayout, StatesLayout, window_bytes
+from cluster.common.kv.layout import PageLayout, window_bytes
 from cluster.common.kv.wire import TransferConfig
 from cluster.common.messages import CrossKVHandle
 
 KEY = b"the cluster's key"
 LAYOUTS: dict[str, PageLayout] = {
-    "cross_kv": KVLayout("contract", 2, 2, 16, 1500, 125, "float32"),  # 12 pages of 64 kB
-    "encoder_states": StatesLayout("contract", 64, 1500, "float32"),  # one of 384 kB
-    "cross_kv whole": KVLayout("contract", 2, 2, 16, 1500, 1500, "float32"),  # one of 768 kB
+    "cross_kv": PageLayout("contract", 2, 2, 16, 1500, 125, "float32"),  # 12 pages of 64 kB
+    "encoder_states": PageLayout.of_states("contract", 64, 1500, "float32"),  # one of 384 kB
+    "cross_kv whole": PageLayout("contract", 2, 2, 16, 1500, 1500, "float32"),  # one of 768 kB
 }
 # Where sockets differ most: what is in flight when a process stops or dies.
 over_sockets_too = pytest.mark.parametrize(

@@ -8,12 +8,12 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.common.kv.handles import sign
-from cluster.common.kv.layout import KVLayout
+from cluster.common.kv.layout import PageLayout
 from cluster.common.kv.pool import PagePool
 from cluster.common.kv.wire import Descriptor
 from cluster.common.messages import CrossKVHandle
 
-LAYOUT = KVLayout("importer", 1, 1, 4, 10, 5, "float32")
+LAYOUT = PageLayout("importer", 1, 1, 4, 10, 5, "float32")
 KEY = b"key"
 
 

@@ -20,7 +20,7 @@ from cluster.common.model.checkpoint import Checkpoint
 from cluster.common.model.encoder_context import FULL
 from cluster.common.settings import EncoderSettings
 from encoder_worker.engine import EncoderEngine
-from encoder_worker.gpu.static_encoder import Ready
+from encoder_worker.gpu.static_encoder import Wait
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
 from tests.support.kv.ends import MemoryExporter
@@ -32,11 +32,11 @@ PATIENCE_S = 30.0
 class Replaced:
     """Stands for a `WindowEncoder` that was prepared."""
 
-    def __init__(self, call: Callable[..., Ready], is_async: bool = False) -> None:
+    def __init__(self, call: Callable[..., Wait], is_async: bool = False) -> None:
         self._call = call
         self.is_async = is_async
 
-    def __call__(self, *args: Any) -> Ready:
+    def __call__(self, *args: Any) -> Wait:
         return self._call(*args)
 
     def close(self) -> None:
@@ -68,12 +68,12 @@ class Bench:
         self.batch_sizes: list[int] = []
         self.poison: int | None = None  # a batch with a window of this many samples raises
         self.poisoned_by: Exception = RuntimeError("this one cannot be")
-        self._forward = self.engine._loop.forward
-        self.engine._loop.forward = Replaced(self._gated)  # type: ignore[assignment]
+        self._forward = self.engine._loops[0].forward
+        self.engine._loops[0].forward = Replaced(self._gated)  # type: ignore[assignment]
         self.bulk_gate = threading.Event()  # the bulk lane encodes while it is set
         self.bulk_gate.set()
-        self._bulk_forward = self.engine._bulk.loop.forward
-        self.engine._bulk.loop.forward = Replaced(self._bulk_gated)  # type: ignore[assignment]
+        self._bulk_forward = self.engine._loops[1].forward
+        self.engine._loops[1].forward = Replaced(self._bulk_gated)  # type: ignore[assignment]
 
     def _gated(
         self,
@@ -82,7 +82,7 @@ class Bench:
         pages: Sequence[Sequence[int]],
         file_mels: Sequence[FileMel | None] | None = None,
         context: int = FULL,
-    ) -> Ready:
+    ) -> Wait:
         self.batch_sizes.append(len(windows))
         self.entered.set()
         assert self.gate.wait(PATIENCE_S)
@@ -90,7 +90,7 @@ class Bench:
             raise self.poisoned_by
         return self._forward(windows, pool, pages, file_mels, context)
 
-    def _bulk_gated(self, *args: Any) -> Ready:
+    def _bulk_gated(self, *args: Any) -> Wait:
         assert self.bulk_gate.wait(PATIENCE_S)
         return self._bulk_forward(*args)
 

@@ -52,13 +52,6 @@ def names(windows: list[QueuedWindow]) -> list[str]:
     return [f"{w.request.request_id}{w.request.window}" for w in windows]
 
 
-def test_an_idle_encoder_starts_at_once(clock: Clock) -> None:
-    batcher = make_batcher(clock)
-    assert batcher.ready_in_s() is None
-    put(batcher, "a")
-    assert batcher.ready_in_s() == 0.0
-
-
 def test_after_a_batch_the_next_waits_to_fill_but_not_long(clock: Clock) -> None:
     batcher = make_batcher(clock)
     put(batcher, "a")
@@ -71,15 +64,6 @@ def test_after_a_batch_the_next_waits_to_fill_but_not_long(clock: Clock) -> None
     clock.now += 0.0021
     assert batcher.ready_in_s() == 0.0
     assert names(batcher.pop(4)) == ["b0", "c0"]
-
-
-def test_a_full_batch_does_not_wait(clock: Clock) -> None:
-    batcher = make_batcher(clock, max_batch=2)
-    put(batcher, "a")
-    batcher.pop(2)
-    for request in "bcd":
-        put(batcher, request)
-    assert batcher.wait(0.0) == 2
 
 
 def test_an_emptied_queue_is_idle_again(clock: Clock) -> None:
@@ -144,13 +128,6 @@ def test_one_request_takes_no_more_than_its_share_while_others_wait(clock: Clock
     assert names(batcher.pop(4)) == ["greedy0"]
 
 
-def test_room_is_not_left_empty_for_fairness_sake(clock: Clock) -> None:
-    batcher = make_batcher(clock, max_per_request=1)
-    for window in range(3):
-        put(batcher, "a", window)
-    assert names(batcher.pop(4)) == ["a0", "a1", "a2"]
-
-
 def test_expired_windows_come_out_once_and_are_never_popped(clock: Clock) -> None:
     batcher = make_batcher(clock)
     expired = put(batcher, "a", remaining_s=1.0)
@@ -159,25 +136,6 @@ def test_expired_windows_come_out_once_and_are_never_popped(clock: Clock) -> Non
     assert names(batcher.pop(4)) == ["b0"]
     assert batcher.expire() == [expired]
     assert batcher.expire() == []
-    assert len(batcher) == 0
-
-
-def test_counts(clock: Clock) -> None:
-    batcher = make_batcher(clock)
-    put(batcher, "a", n_samples=16_000)
-    put(batcher, "a", n_samples=8_000)
-    assert (len(batcher), batcher.queued_audio_s, batcher.n_in_flight) == (2, 1.5, 0)
-    taken = batcher.pop(4)
-    assert (len(batcher), batcher.queued_audio_s, batcher.n_in_flight) == (0, 0.0, 2)
-    batcher.finish(taken)
-    assert batcher.n_in_flight == 0
-
-
-def test_clear_takes_everything(clock: Clock) -> None:
-    batcher = make_batcher(clock)
-    put(batcher, "b")
-    put(batcher, "a")
-    assert names(batcher.clear()) == ["b0", "a0"]
     assert len(batcher) == 0
 
 
@@ -270,12 +228,6 @@ def test_a_window_that_must_be_encoded_anew_waits_for_nobody(clock: Clock) -> No
     assert batcher.n_distinct == 0, "the other one is still in flight"
     batcher.finish(taken[:1])
     assert batcher.n_distinct == 1
-
-
-def test_without_a_key_there_are_no_duplicates(clock: Clock) -> None:
-    batcher = make_batcher(clock)
-    put(batcher, "a")
-    assert batcher.take_duplicates(b"") == []
 
 
 def test_a_batch_holds_windows_of_one_context(clock: Clock) -> None:

@@ -61,7 +61,7 @@ def test_a_trimmed_window_fills_as_much_as_its_context(
     assert b.engine.stats().load.work == pytest.approx(1 + (320 + 1500 + 192 + 320 + 192) / 1500)
     stats = b.engine.stats()
     assert b.engine.load() == stats.load
-    waiting_s = stats.window_s * (320 + 1500 + 192 + 320 + 192) / 1500
+    waiting_s = stats.load.window_s * (320 + 1500 + 192 + 320 + 192) / 1500
     assert stats.signals(0.0).queue_s == pytest.approx(waiting_s), "what a scaler goes by"
     b.gate.set()
     for n, (pcm, future) in enumerate(zip(windows, futures, strict=True)):

@@ -176,7 +176,7 @@ def test_a_death_in_the_middle_of_a_batch_fails_its_windows_too(
     def fail(*args: Any) -> None:
         raise OSError("no more counting")
 
-    monkeypatch.setattr(b.engine._loop._recorder, "observe", fail)
+    monkeypatch.setattr(b.engine._publisher.recorder, "observe", fail)
     futures = [b.hold(), b.submit(make_pcm(0.1), "queued")]
     b.gate.set()
     for future in futures:
@@ -194,7 +194,7 @@ def test_a_death_while_published_windows_are_looked_for_fails_the_popped_one(
     def broken(window: object) -> bool:
         raise MemoryError("a bug")
 
-    monkeypatch.setattr(b.engine._loop._publisher, "share", broken)
+    monkeypatch.setattr(b.engine._publisher, "share", broken)
     future = b.submit(make_pcm(0.2))
     with pytest.raises(WorkerDrainingError, match="a bug"):
         future.result(PATIENCE_S)

@@ -66,16 +66,6 @@ def test_states_are_published_as_the_encoder_gave_them(checkpoint: Checkpoint) -
         assert made.engine.revoke(handle)
 
 
-def test_leases_of_states_can_be_revoked_and_are_waited_for(checkpoint: Checkpoint) -> None:
-    with make(checkpoint) as made:
-        assert (made.engine.stats().pages_total, made.engine.stats().pages_free) == (2, 2)
-        states = made.encode()
-        assert made.engine.stats().leases == 1
-        assert not made.engine.drain(0.05)
-        assert made.engine.revoke(states)
-        assert not made.engine.revoke(states)
-
-
 def test_a_layout_of_another_checkpoint_is_refused(checkpoint: Checkpoint) -> None:
     wrong = MemoryExporter(replace(states_layout(checkpoint), model="other"), 1, cluster_key=KEY)
     with pytest.raises(ConfigurationError, match="encoder_states"):

@@ -10,7 +10,7 @@ import pytest
 import torch
 
 from cluster.common.errors import DeadlineExceededError, WorkerDrainingError
-from encoder_worker.gpu.static_encoder import Ready
+from encoder_worker.gpu.static_encoder import Wait
 from tests.support.references.hugging_face import make_pcm
 from tests.support.workers.encoder_engines import PATIENCE_S, Bench, Replaced, until
 
@@ -19,26 +19,26 @@ class Device:
     """Batches are launched at once and done when `complete` is called."""
 
     def __init__(self, bench: Bench) -> None:
-        self._forward = bench.engine._loop.forward
+        loop = bench.engine._loops[0]
+        self._forward = loop.forward
         self._free = threading.Semaphore(0)
         self.events: list[tuple[str, int]] = []
-        bench.engine._loop.forward = Replaced(self.launch, is_async=True)  # type: ignore[assignment]
+        loop.forward = Replaced(self.launch, is_async=True)  # type: ignore[assignment]
 
     def complete(self, n: int = 1) -> None:
         self._free.release(n)
 
-    def launch(self, windows: Any, *args: Any) -> Ready:
-        device, n = self, len(windows)
+    def launch(self, windows: Any, *args: Any) -> Wait:
+        n = len(windows)
         self.events.append(("launched", n))
         ready = self._forward(windows, *args)
 
-        class Later:
-            def wait(self) -> None:
-                assert device._free.acquire(timeout=PATIENCE_S)
-                ready.wait()
-                device.events.append(("done", n))
+        def wait() -> None:
+            assert self._free.acquire(timeout=PATIENCE_S)
+            ready()
+            self.events.append(("done", n))
 
-        return Later()
+        return wait
 
 
 def test_a_full_batch_is_launched_before_the_last_one_is_done(
@@ -72,7 +72,7 @@ def test_a_window_expires_while_batch_follows_batch(bench: Callable[..., Bench])
     first = b.hold("first")
     late = b.submit(make_pcm(0.1), "late", remaining_s=0.05)
     rest = [b.submit(make_pcm(0.1), f"r{n}") for n in range(2)]
-    until(lambda: b.engine._batcher.slack_s < 0)
+    until(lambda: b.engine.stats().slack_s < 0)
     b.gate.set()
     with pytest.raises(DeadlineExceededError):
         late.result(PATIENCE_S)

@@ -43,7 +43,7 @@ def test_a_window_s_pages_get_what_its_pages_of_16_bits_become() -> None:
         assert encoder._kernels is not None
         assert encoder._kernels.wait(BUILD_S)
         pool = torch.zeros(shape).to(dtype)
-        encoder([make_pcm(2.0, 1)], pool, [[0]], context=192).wait()
+        encoder([make_pcm(2.0, 1)], pool, [[0]], context=192)()
         encoder.close()
         return pool
 

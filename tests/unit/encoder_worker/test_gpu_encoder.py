@@ -14,8 +14,7 @@ from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.common.model.device import resolve_dtype
 from cluster.common.model.layers import LayerNorm, Linear, as_it_is
 from cluster.common.settings_sources import load_settings
-from encoder_worker.gpu.encoder import GpuEncoder
-from encoder_worker.gpu.float8 import FLOAT8, Float8Linear, Scaled, check_float8
+from encoder_worker.gpu.encoder import FLOAT8, Float8Linear, GpuEncoder, Scaled, check_float8
 from encoder_worker.model import AudioEncoder
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.gpu.triton_kernels import ARCHITECTURES, compiled, load_kernel
@@ -70,7 +69,7 @@ def test_a_product_in_eight_bits_scales_rows_and_outputs() -> None:
     assert scaled.values.dtype == FLOAT8
     assert not scaled.values.float().isnan().any()
     assert (scaled.values.float().abs().amax(-1)[:3] == 448).all()
-    found, exact = product(scaled).float(), x @ weight.t()
+    found, exact = product.of_scaled(scaled, bias).float(), x @ weight.t()
     gap = (found - exact).abs() / (sizes[:, None] * outputs + 1e-9)
     # Each of 64 numbers on both sides is off by up to 2^-4 of itself, with either sign.
     assert gap[:3].max() < 3 * 8 * 2**-4

@@ -16,10 +16,9 @@ from cluster.common.kernels.cpu.tile_instructions import address
 from cluster.common.kernels.cpu.vectors import LANES
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.common.model.layers import MIDDLE, quantize_rows
-from encoder_worker.cpu.compiled import team_kernels
-from encoder_worker.cpu.int8_rows import Int8Kernels, finish_gelu
 from encoder_worker.cpu.products import Int8Products, PlainProducts, make_products
-from encoder_worker.cpu.team import TeamEncoder
+from encoder_worker.cpu.rows import Int8Kernels, finish_gelu
+from encoder_worker.cpu.team import TeamEncoder, team_kernels
 from encoder_worker.cpu.team_kernels import TeamKernels
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
@@ -170,39 +169,6 @@ def test_gelu_is_the_exact_one() -> None:
     assert abs(found[-2]) < 1e-6 * 1e4
     near = (x.abs() < 1) & (x != 0)
     assert ((found / exact - 1).abs()[near]).max() < 5e-5, "a hundredth of bfloat16's step"
-
-
-@DTYPES
-def test_what_follows_a_product_is_as_by_torch(dtype: torch.dtype) -> None:
-    """Within a half of a step of 8 bits, and what rounding to the dtype takes."""
-    generator = torch.Generator().manual_seed(0)
-    int8, n, d = make_int8(dtype), 37, 64
-
-    def draw(*shape: int) -> Tensor:
-        return torch.randn(*shape, generator=generator)
-
-    product, scales, bias = draw(n, d).to(dtype), draw(n).abs(), draw(d)
-    x, weight, norm_bias = draw(n, d), draw(d), draw(d)
-    summed = product.float() * scales[:, None] + bias
-    normed = F.layer_norm(x + summed, (d,), weight, norm_bias)
-    own = (as_array(product), scales.numpy(), bias.numpy())
-    norm = (weight.numpy(), norm_bias.numpy())
-    rows, row_scales = torch.empty(n, d, dtype=torch.uint8), torch.empty(n)
-
-    def is_quantised(of: Tensor) -> bool:
-        numbers = (rows.float() - MIDDLE) * row_scales[:, None]
-        return bool(((numbers - of).abs() <= 0.501 * row_scales[:, None] + 1e-5).all())
-
-    stream, out = x.clone(), torch.empty(n, d, dtype=dtype)
-    int8.add_norm(stream.numpy(), *own, *norm, as_array(out))
-    torch.testing.assert_close(stream, x + summed)
-    torch.testing.assert_close(out, normed.to(dtype), atol=1e-5, rtol=0.01)
-    stream = x.clone()
-    int8.add_norm_quantize(stream.numpy(), *own, *norm, rows.numpy(), row_scales.numpy())
-    torch.testing.assert_close(stream, x + summed)
-    assert is_quantised(normed)
-    int8.gelu_quantize(*own, rows.numpy(), row_scales.numpy())
-    assert is_quantised(F.gelu(summed))
 
 
 @torch.inference_mode()

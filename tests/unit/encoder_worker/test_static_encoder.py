@@ -17,9 +17,8 @@ from cluster.common.messages import FileMel, Payload
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.common.model.layers import MLP, LayerNorm
 from encoder_worker.forward import WindowEncoder
-from encoder_worker.gpu.graphs import BatchGraphs, BatchShape, sizes_up_to
 from encoder_worker.gpu.staging import Staging
-from encoder_worker.gpu.static_encoder import ATTENTION, StaticEncoder
+from encoder_worker.gpu.static_encoder import ATTENTION, StaticEncoder, sizes_up_to
 from encoder_worker.mel import N_MARKS, ROW_SAMPLES, FixedLogMel, LogMel
 from encoder_worker.model import AudioEncoder, EncoderLayer, attention
 from tests.support.checkpoints import cached_checkpoint
@@ -65,12 +64,12 @@ def test_a_batch_lands_in_its_pages_and_its_padding_nowhere(checkpoint: Checkpoi
     pool = torch.full((8 * 12, *layout.page_shape), UNTOUCHED)
     static = StaticEncoder(mel, encoder, projection, pool, max_batch=8)
     pages = torch.randperm(8 * 12, generator=torch.Generator().manual_seed(n)).view(8, 12).tolist()
-    static(WINDOWS, pages[3:8]).wait()  # leaves its rows behind in the static inputs
+    static(WINDOWS, pages[3:8])()  # leaves its rows behind in the static inputs
     pool.fill_(UNTOUCHED)
     windows, file_mels = ([*SLICED, *WINDOWS][:n], [*FILE_MELS, *SLICES][:n])
-    static(windows, pages[:n], file_mels).wait()
+    static(windows, pages[:n], file_mels)()
     plain = torch.full_like(pool, UNTOUCHED)
-    WindowEncoder(checkpoint, "float32", "cpu")(windows, plain, pages[:n], file_mels).wait()
+    WindowEncoder(checkpoint, "float32", "cpu")(windows, plain, pages[:n], file_mels)()
     largest = (pool - plain).abs().max().item()
     assert largest < 1e-4, f"differs by {largest}"
     assert (pool[[page for own in pages[n:] for page in own]] == UNTOUCHED).all()
@@ -81,11 +80,11 @@ def test_states_land_in_their_pages_as_they_are(checkpoint: Checkpoint) -> None:
     mel, encoder = LogMel(checkpoint.dims.n_mels), AudioEncoder(checkpoint)
     pool = torch.full((5, *layout.page_shape), UNTOUCHED)
     static = StaticEncoder(mel, encoder, Unprojected(), as_kv_pool(pool), max_batch=4)
-    static(WINDOWS[:3], [[4], [0], [2]]).wait()
+    static(WINDOWS[:3], [[4], [0], [2]])()
     plain = torch.full_like(pool, UNTOUCHED)
     WindowEncoder(checkpoint, "float32", "cpu", payload="encoder_states")(
         WINDOWS[:3], plain, [[4], [0], [2]]
-    ).wait()
+    )()
     with torch.inference_mode():
         expected = encoder(mel(WINDOWS[:3]))
     for found in (pool, plain):
@@ -138,23 +137,21 @@ def test_the_residual_stream_is_contiguous_at_every_layer(
 
 def test_every_number_of_windows_has_a_graph_of_its_own() -> None:
     """Up to 16; beyond, what fills a batch up is at most a ninth of it."""
-    assert sizes_up_to(8) == (1, 2, 3, 4, 5, 6, 7, 8)
-    assert sizes_up_to(1) == (1,)
-    assert sizes_up_to(24) == (*range(1, 17), 18, 20, 22, 24)
-    assert sizes_up_to(17)[-2:] == (16, 17)
+    assert sizes_up_to(8) == [1, 2, 3, 4, 5, 6, 7, 8]
+    assert sizes_up_to(1) == [1]
+    assert sizes_up_to(24) == [*range(1, 17), 18, 20, 22, 24]
+    assert sizes_up_to(17)[-2:] == [16, 17]
 
 
-def test_a_batch_is_run_at_its_size_and_with_its_own_context() -> None:
+def test_a_batch_is_run_at_its_size_and_with_its_own_context(checkpoint: Checkpoint) -> None:
     """What fills it up is more windows, never more positions, on which texts depend."""
-    ran: list[BatchShape] = []
-    graphs = BatchGraphs(ran.append, sizes_up_to(20), (1500, 350), None)
-    graphs.capture()
+    mel, encoder = LogMel(checkpoint.dims.n_mels), AudioEncoder(checkpoint)
+    pool = torch.zeros((1, *kv_layout(checkpoint, 1500).page_shape))
+    static = StaticEncoder(mel, encoder, CrossKVProjection(checkpoint), pool, 20, contexts=(350,))
     batches = ((1, 1500), (5, 350), (17, 350), (20, 1500), (3, 600))
-    for windows, positions in batches:
-        graphs.launch(graphs.shape_for(windows, positions))
-    shapes = [(shape.windows, shape.positions) for shape in ran]
-    assert shapes == [(1, 1500), (5, 350), (18, 350), (20, 1500), (3, 600)]
-    assert graphs.captured == ()
+    shapes = [static.shape_for(windows, positions) for windows, positions in batches]
+    assert shapes == [(1500, 1), (350, 5), (350, 18), (1500, 20), (600, 3)]
+    assert len(static.shapes) == 2 * 18
 
 
 def test_a_shorter_context_takes_the_first_pages_of_each_window(checkpoint: Checkpoint) -> None:
@@ -165,7 +162,7 @@ def test_a_shorter_context_takes_the_first_pages_of_each_window(checkpoint: Chec
     pool = torch.full((3 * 12, *layout.page_shape), UNTOUCHED)
     static = StaticEncoder(mel, encoder, projection, pool, max_batch=4, contexts=(375,))
     pages = torch.randperm(3 * 12, generator=torch.Generator().manual_seed(0)).view(3, 12).tolist()
-    static(WINDOWS[:3], pages, context=375).wait()
+    static(WINDOWS[:3], pages, context=375)()
     plain = torch.full_like(pool, UNTOUCHED)
     with torch.inference_mode():
         states = encoder(mel(WINDOWS[:3])[:, :, :750])
@@ -227,17 +224,6 @@ def test_the_kernel_equals_torch(monkeypatch: pytest.MonkeyPatch, pool_dtype: to
     assert (ours[7, :, :, 5:] == UNTOUCHED).all()
 
 
-def test_the_kernel_moves_states_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    states = torch.randn(2, 30, 24)
-    table = torch.tensor([[2], [0]], dtype=torch.int32)
-    pool = torch.full((3, 30, 24), UNTOUCHED)
-    load_kernel(monkeypatch, KERNEL, interpreted=True).launch(
-        Unprojected().project(states), as_kv_pool(pool), table
-    )
-    assert torch.equal(pool[[2, 0]], states)
-    assert (pool[1] == UNTOUCHED).all()
-
-
 @pytest.fixture
 def exact_convolutions(monkeypatch: pytest.MonkeyPatch) -> None:
     """cuDNN computes convolutions in TF32 where nobody forbids it: errors up to 7e-3 of KV."""
@@ -257,16 +243,16 @@ def test_graphs_on_a_gpu_equal_the_cpu(checkpoint: Checkpoint, n: int) -> None:
     on_gpu.prepare(gpu_pool, 16)
     static = on_gpu._static
     assert static is not None
-    assert [shape.windows for shape in static.graphs.captured] == list(range(1, 17))
+    assert sorted(shape.windows for shape in static.graphs) == list(range(1, 17))
     windows = [make_pcm(0.5 + 1.7 * i, seed=i) for i in range(n)]
     file_mels = [FileMel(0, 100, 1.0) if i % 3 == 2 else None for i in range(n)]
     pages = torch.randperm(16 * 12).view(16, 12).tolist()[:n]
-    on_cpu(windows, pool, pages, file_mels).wait()
-    on_gpu(windows, gpu_pool, pages, file_mels).wait()
+    on_cpu(windows, pool, pages, file_mels)()
+    on_gpu(windows, gpu_pool, pages, file_mels)()
     once = gpu_pool.cpu()
     largest = (once - pool).abs().max().item()
     assert largest < 2e-3, f"differs by {largest}"
-    on_gpu(windows, gpu_pool, pages, file_mels).wait()
+    on_gpu(windows, gpu_pool, pages, file_mels)()
     assert torch.equal(gpu_pool.cpu(), once)
     assert math.isfinite(once.sum().item())
 
@@ -285,8 +271,8 @@ def test_a_gpu_writes_what_travels_by_its_graphs(checkpoint: Checkpoint, payload
     on_gpu.prepare(gpu_pool, 4)
     pages = [[2], [0], [3]]
     for _ in range(2):
-        on_cpu(WINDOWS[:3], pool, pages).wait()
-        on_gpu(WINDOWS[:3], gpu_pool, pages).wait()
+        on_cpu(WINDOWS[:3], pool, pages)()
+        on_gpu(WINDOWS[:3], gpu_pool, pages)()
         largest = (gpu_pool.cpu() - pool).abs().max().item()
         assert largest < 2e-3, f"differs by {largest}"
 
@@ -307,18 +293,18 @@ def test_a_bfloat16_graph_follows_float32_on_the_cpu(shape: str, page_frames: in
     gpu_pool = pool.bfloat16().cuda()
     windows = [make_pcm(1.0 + 5 * i, seed=i) for i in range(n)]
     pages = torch.randperm(5 * n_pages).view(5, n_pages).tolist()[:n]
-    WindowEncoder(checkpoint, "float32", "cpu")(windows, pool, pages).wait()
+    WindowEncoder(checkpoint, "float32", "cpu")(windows, pool, pages)()
     on_gpu = WindowEncoder(checkpoint, "bfloat16", "cuda", contexts=(320,))
     on_gpu.prepare(gpu_pool, 5)
     assert on_gpu._static is not None
-    assert len(on_gpu._static.graphs.captured) == 10
-    on_gpu(windows, gpu_pool, pages).wait()
+    assert len(on_gpu._static.graphs) == 10
+    on_gpu(windows, gpu_pool, pages)()
     once = gpu_pool.cpu()
     gap = once.float() - pool
     relative = (gap.square().mean() / pool.square().mean()).sqrt().item()
     assert relative < 0.02, f"off by {relative} of the KV's size"
     assert gap.abs().max() < 0.2
-    on_gpu(windows, gpu_pool, pages).wait()
+    on_gpu(windows, gpu_pool, pages)()
     assert torch.equal(gpu_pool.cpu(), once)
 
 

@@ -16,8 +16,7 @@ from cluster.common.kernels.cpu.background import as_array
 from cluster.common.kernels.cpu.tile_registers import has_bfloat16_tiles
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.common.model.encoder_context import FULL, LENGTHS
-from encoder_worker.cpu.attention import Attention, ProductAttention, TileAttention
-from encoder_worker.cpu.products import ROWS
+from encoder_worker.cpu.products import ROWS, Attention, ProductAttention, TileAttention
 from encoder_worker.cpu.team import TeamEncoder, units_of
 from encoder_worker.cpu.team_kernels import TeamKernels, build
 from encoder_worker.forward import WindowEncoder
@@ -286,11 +285,11 @@ def test_pages_get_the_same_before_and_after_the_kernels_are_built(
     pages = torch.randperm(shape[0]).view(3, per_window).tolist()
     plain, by_team = torch.zeros(shape), torch.zeros(shape)
     kernels, forward._kernels = forward._kernels, None
-    forward(PCM, plain, pages, None, context).wait()
+    forward(PCM, plain, pages, None, context)()
     forward._kernels = kernels
     assert kernels is not None
     assert kernels.wait(BUILD_S) is not None
-    forward(PCM, by_team, pages, None, context).wait()
+    forward(PCM, by_team, pages, None, context)()
     assert_close("pages", by_team, plain)
     if context and page_frames == 1500:  # packed in the pages' beginnings, and nothing behind
         n_written = plain[0].numel() * context // 1500

@@ -9,7 +9,6 @@ from cluster.common.kv.connect import kv_layout
 from cluster.common.kv.cross_kv import CrossKVProjection, cross_kv_parts
 from cluster.common.model.checkpoint import Checkpoint
 from cluster.common.model.layers import Linear
-from encoder_worker.forward import WindowEncoder
 from encoder_worker.gpu import static_encoder
 from encoder_worker.gpu.static_encoder import StaticEncoder, WholeWindows
 from encoder_worker.mel import LogMel
@@ -39,27 +38,10 @@ def test_the_same_kv_lies_in_the_same_places(
         if isinstance(projection, WholeWindows):
             monkeypatch.setattr(static_encoder, "scatter_pages", None)
         static = StaticEncoder(mel, encoder, projection, pool, max_batch=4, contexts=(320,))
-        static(WINDOWS, [[4], [1], [0], [3]]).wait()  # leaves states behind
+        static(WINDOWS, [[4], [1], [0], [3]])()  # leaves states behind
         pool.fill_(UNTOUCHED)
-        static(WINDOWS[:3], [[4], [0], [2]], context=context).wait()
+        static(WINDOWS[:3], [[4], [0], [2]], context=context)()
     assert_close("KV", written.float(), scattered.float(), share=share)
     assert (written[[1, 3]] == UNTOUCHED).all()
     assert (written[:, :, :, context:] == UNTOUCHED).all()
     assert not (written[[4, 0, 2], :, :, :context] == UNTOUCHED).any()
-
-
-@pytest.mark.parametrize(
-    ("shape", "dtype", "expected"),
-    [
-        ((2, 2, 2, 1500, 2, 16), torch.float32, True),
-        ((24, 2, 2, 125, 2, 16), torch.float32, False),  # a part of a window
-        ((2, 2, 2, 1500, 2, 16), torch.float8_e4m3fn, False),  # no product gives 8 bits
-    ],
-)
-def test_only_pages_that_a_product_can_write_are_written_so(
-    checkpoint: Checkpoint, shape: tuple[int, ...], dtype: torch.dtype, expected: bool
-) -> None:
-    encoder = WindowEncoder(checkpoint, "float32", "cpu")
-    pool = torch.zeros(shape, dtype=dtype)
-    assert encoder._takes_whole_windows(pool) == expected
-    encoder.close()

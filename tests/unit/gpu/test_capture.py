@@ -77,8 +77,7 @@ def make_encoder(
     )
     encoder.prepare(pool, max_batch)
     assert encoder._static is not None
-    graphs = encoder._static.graphs
-    return encoder, len(graphs._sizes) * len(graphs._contexts)
+    return encoder, len(encoder._static.shapes)
 
 
 def check_roles(

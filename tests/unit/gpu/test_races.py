@@ -79,7 +79,7 @@ def encoder_without_graphs(without: str | None = None) -> Outcome:
     with watched(without) as outcome, patch("encoder_worker.forward.has_triton", lambda: False):
         encoder, pool = _encoder()
         encoder.prepare(pool, 1)
-        encoder([make_pcm(1.0)], pool, [(0, 1)]).wait()
+        encoder([make_pcm(1.0)], pool, [(0, 1)])()
     return outcome
 
 
@@ -162,7 +162,7 @@ MISSED_BY: dict[str, Scenario] = {
     f"{STATIC} StaticEncoder.__init__: synchronize": batches_without_waits,
     f"{FORWARD}.__call__: wait_stream": encoder_without_graphs,
     f"{TABLES} Table.plan: synchronize": step_plans,
-    f"{STATIC} EventReady.wait: synchronize": colocated,
+    f"{STATIC} when_done: synchronize": colocated,
     "cluster/common/kv/memory_wire.py MemoryWire._copy_pages: synchronize": colocated,
     "decoder_worker/step.py Readback.wait: synchronize": colocated,
     f"{RUNNER}.__init__: synchronize": colocated,

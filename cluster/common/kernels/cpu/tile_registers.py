@@ -18,6 +18,7 @@ TILE_ROWS = 16
 TILE_ROW_BYTES = 64
 TILE_BYTES = TILE_ROWS * TILE_ROW_BYTES
 TILE_INPUTS = 32  # bfloat16 numbers in a row of a tile
+HEAD_DIM = 64  # of every published checkpoint: what attention by tiles is for
 N_TILES = 8
 CONFIG_BYTES = 64
 

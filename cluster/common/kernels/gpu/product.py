@@ -18,9 +18,8 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.common.kernels.gpu.kernels import launcher
+from cluster.common.kernels.gpu.kernels import define, launcher
 from cluster.common.model.layers import LAYER_NORM_EPS, LayerNorm, Linear
-from cluster.common.model.operators import define, nothing
 
 MAX_ROWS = 64  # more are a matrix product of their own right: cuBLAS's
 INNER_MULTIPLE = 16  # what n_in must be a multiple of, for tensor cores take so many at once
@@ -103,5 +102,4 @@ _operator = define(
     writes=("out",),
     cuda=launcher("cluster.common.kernels.gpu.product_kernel"),
     cpu=_plain,
-    shapes=nothing,
 )

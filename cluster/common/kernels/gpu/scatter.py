@@ -12,8 +12,7 @@ from collections.abc import Sequence
 import torch
 from torch import Tensor
 
-from cluster.common.kernels.gpu.kernels import has_triton, launcher
-from cluster.common.model.operators import define, nothing
+from cluster.common.kernels.gpu.kernels import define, has_triton, launcher
 from cluster.common.model.streams import upload
 
 NO_PAGE = -1  # in a table of pages: this window is padding, write nothing
@@ -31,7 +30,7 @@ def scatter_pages(kv: Tensor, pool: Tensor, table: Tensor) -> None:
             one saturates.
         table: int32 [B, pages of a window], in frame order; NO_PAGE is left out.
     """
-    _scatter_pages(kv, pool, table)
+    _operator(kv, pool, table)
 
 
 def page_table(pages: Sequence[Sequence[int]], device: torch.device) -> Tensor:
@@ -68,10 +67,9 @@ def _by_torch(kv: Tensor, pool: Tensor, table: Tensor) -> None:
 
 _kernel = launcher("cluster.common.kernels.gpu.scatter_kernel")
 
-_scatter_pages = define(
+_operator = define(
     "scatter_pages",
     writes=("pool",),
     cuda=_launch,
     cpu=_by_torch,
-    shapes=nothing,
 )

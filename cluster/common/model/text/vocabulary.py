@@ -14,6 +14,7 @@ from typing import Any
 from tokenizers import Tokenizer
 
 from cluster.common.errors import CheckpointError
+from cluster.common.model.tensor_files import read_json
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,11 +36,8 @@ def read_vocabulary(folder: Path) -> Vocabulary:
     Raises:
         CheckpointError: the files are missing or hold another kind of tokenizer.
     """
-    if (folder / "tokenizer.json").is_file():
-        definition = _read_json(folder / "tokenizer.json")
-    elif (folder / "vocab.json").is_file() and (folder / "merges.txt").is_file():
-        definition = _definition_from_merges(folder)
-    else:
+    definition = read_json(folder / "tokenizer.json") or _definition_from_merges(folder)
+    if definition is None:
         raise CheckpointError(
             f"{folder} has no tokenizer: neither tokenizer.json nor vocab.json with merges.txt"
         )
@@ -73,17 +71,18 @@ def _is_special(content: str) -> bool:
 
 def _added_tokens(folder: Path, definition: dict[str, Any]) -> dict[str, int]:
     """Added tokens of all the files that may list them, the newest kind of file last."""
-    added: dict[str, int] = {}
-    if (folder / "added_tokens.json").is_file():
-        added |= _read_json(folder / "added_tokens.json")
-    if (folder / "tokenizer_config.json").is_file():
-        decoder = _read_json(folder / "tokenizer_config.json").get("added_tokens_decoder", {})
-        added |= {item["content"]: int(index) for index, item in decoder.items()}
+    added: dict[str, int] = read_json(folder / "added_tokens.json") or {}
+    config = read_json(folder / "tokenizer_config.json") or {}
+    decoder = config.get("added_tokens_decoder", {})
+    added |= {item["content"]: int(index) for index, item in decoder.items()}
     added |= {item["content"]: item["id"] for item in definition.get("added_tokens") or []}
     return added
 
 
-def _definition_from_merges(folder: Path) -> dict[str, Any]:
+def _definition_from_merges(folder: Path) -> dict[str, Any] | None:
+    vocab = read_json(folder / "vocab.json")
+    if vocab is None or not (folder / "merges.txt").is_file():
+        return None
     lines = (folder / "merges.txt").read_text(encoding="utf-8").split("\n")
     merges = [line.split(" ") for line in lines if line and not line.startswith("#version")]
     byte_level = {
@@ -97,18 +96,8 @@ def _definition_from_merges(folder: Path) -> dict[str, Any]:
         "normalizer": None,
         "pre_tokenizer": byte_level,
         "decoder": byte_level,
-        "model": {"type": "BPE", "vocab": _read_json(folder / "vocab.json"), "merges": merges},
+        "model": {"type": "BPE", "vocab": vocab, "merges": merges},
     }
-
-
-def _read_json(file: Path) -> dict[str, Any]:
-    try:
-        content = json.loads(file.read_text(encoding="utf-8"))
-    except (OSError, ValueError) as error:
-        raise CheckpointError(f"cannot read {file}: {error}") from error
-    if not isinstance(content, dict):
-        raise CheckpointError(f"{file} does not hold a JSON object")
-    return content
 
 
 def _byte_of_character() -> dict[str, int]:

@@ -17,14 +17,13 @@ from cluster.common.kernels.cpu.cache import (
     MARK,
     SHARED_SOURCES,
     VARIABLE,
-    ensure_jit_cache,
     forget_stale_kernels,
     one_builder,
 )
 from cluster.demo.samples import sample_path, sample_text
 from cluster.serve.distribution import package_root
 from decoder_worker.cpu import compiled as decoder_sources
-from encoder_worker.cpu import compiled as encoder_sources
+from encoder_worker.cpu import team as encoder_sources
 
 PACKAGES = ("cluster", "encoder_worker", "decoder_worker")
 MOUNT = """\
@@ -77,23 +76,6 @@ def test_a_read_only_install_without_a_home_has_its_kernels(tmp_path: Path) -> N
     )
     assert said.returncode == 0, said.stderr
     assert sample_text("short") in (tmp_path / "short.txt").read_text().replace("\n", " ")
-
-
-def test_a_folder_that_the_operator_names_stays(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv(VARIABLE, str(tmp_path))
-    ensure_jit_cache()
-    assert os.environ[VARIABLE] == str(tmp_path)
-
-
-def test_a_home_that_can_be_written_is_enough(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
-    ensure_jit_cache()
-    assert VARIABLE not in os.environ
 
 
 def write_sources(root: Path) -> tuple[Path, Path]:

@@ -7,7 +7,7 @@ import torch
 
 from cluster.common.errors import ConfigurationError
 from cluster.common.kernels.gpu.scatter import page_table, scatter_pages, stored_as
-from cluster.common.kv.connect import GPU_PAGE_FRAMES, kv_layout, served_kv_layout
+from cluster.common.kv.connect import kv_layout, served_kv_layout
 from cluster.common.kv.cross_kv import CrossKVProjection
 from cluster.common.kv.layout import FLOAT8
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
@@ -59,18 +59,6 @@ def test_a_last_page_is_filled_partly() -> None:
 
 
 @pytest.mark.parametrize("page_frames", [1500, 125])
-def test_a_pool_of_halves_takes_float32_states(checkpoint: Checkpoint, page_frames: int) -> None:
-    layout = kv_layout(checkpoint, page_frames, "bfloat16")
-    states = torch.randn(1, 1500, 32)
-    pool = torch.zeros((layout.pages_per_window, *layout.page_shape), dtype=torch.bfloat16)
-    projection = CrossKVProjection(checkpoint)
-    pages = list(range(layout.pages_per_window))
-    projection.write(states, pool, [pages])
-    expected = projection.project(states)[0].to(torch.bfloat16)
-    assert torch.equal(gather(pool, pages, 1500), expected)
-
-
-@pytest.mark.parametrize("page_frames", [1500, 125])
 def test_a_pool_of_8_bit_floats_saturates(checkpoint: Checkpoint, page_frames: int) -> None:
     layout = kv_layout(checkpoint, page_frames, FLOAT8)
     states = torch.randn(1, 1500, 32, generator=torch.Generator().manual_seed(3))
@@ -104,15 +92,6 @@ def test_the_setting_for_kv_overrides_the_encoders_dtype(
     flags = {"kv_dtype": kv_dtype, "encoder": {"dtype": encoder_dtype}}
     settings = load_settings(flags=flags, environ={})
     assert served_kv_layout(checkpoint, settings, "cpu").dtype == expected
-
-
-def test_layouts_follow_device_and_setting(checkpoint: Checkpoint) -> None:
-    assert kv_layout(checkpoint).page_frames == 1500
-    assert kv_layout(checkpoint, device="cuda").page_frames == GPU_PAGE_FRAMES
-    layout = kv_layout(checkpoint, 50, "float16")
-    assert layout.page_shape == (2, 2, 50, 2, 16)
-    assert layout.model == checkpoint.fingerprint
-    assert layout.pages_per_window == 30
 
 
 @pytest.mark.parametrize("page_frames", [-1, 7, 1501])

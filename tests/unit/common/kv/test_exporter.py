@@ -15,14 +15,14 @@ from numpy.typing import NDArray
 from cluster.common.errors import ConfigurationError, WorkerDrainingError
 from cluster.common.kv import exporter as exporter_module
 from cluster.common.kv.exporter import KVExporter
-from cluster.common.kv.layout import KVLayout
+from cluster.common.kv.layout import PageLayout
 from cluster.common.kv.memory_wire import MemoryWire
 from cluster.common.kv.pool import PagePool
 from cluster.common.kv.wire import TransferConfig
 from cluster.common.messages import CrossKVHandle
 from tests.support.kv.ends import MemoryExporter
 
-LAYOUT = KVLayout("exporter", 1, 1, 4, 10, 5, "float32")
+LAYOUT = PageLayout("exporter", 1, 1, 4, 10, 5, "float32")
 KEY = b"key"
 CONFIG = TransferConfig(KEY, "encoder", "memory")
 
@@ -53,15 +53,6 @@ def test_the_generation_changes_whenever_pages_change_hands(exporter: MemoryExpo
         exporter.abandon(reserve(exporter))
     assert len(set(seen)) == 3
     exporter.check_integrity()
-
-
-def test_a_full_pool_reserves_nothing_until_a_release(exporter: MemoryExporter) -> None:
-    first = publish(exporter, reserve(exporter))
-    exporter.abandon(reserve(exporter))
-    reserve(exporter, 4)
-    assert exporter.reserve(1) is None
-    exporter.handle_notifications([b"REL:" + first.lease.encode()])
-    assert exporter.reserve(2) is not None
 
 
 def test_mistakes_of_the_engine_are_refused(exporter: MemoryExporter) -> None:

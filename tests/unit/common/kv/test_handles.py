@@ -1,4 +1,4 @@
-"""Handles: whatever is altered is refused, and what is signed is the same in every process."""
+"""Handles: whatever is altered is refused. Notifications: what is none of ours is dropped."""
 
 from __future__ import annotations
 
@@ -7,13 +7,24 @@ from dataclasses import fields, replace
 from typing import Any
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cluster.common.errors import HandleRefusedError
-from cluster.common.kv.handles import canonical_bytes, sign, verify
+from cluster.common.kv.handles import (
+    MAX_NOTIFICATION_BYTES,
+    canonical_bytes,
+    parse_notification,
+    release_message,
+    renewal_messages,
+    sign,
+    verify,
+)
 from cluster.common.kv.wire import TransferConfig
 from cluster.common.messages import CrossKVHandle
 
 KEY = b"key"
+LEASE = "00112233445566778899aabbccddeeff"
 HANDLE = CrossKVHandle(
     request_id='req-"1",2',
     window=3,
@@ -26,7 +37,7 @@ HANDLE = CrossKVHandle(
     frames=1500,
     counter_address=1 << 45,
     generation=(1 << 62) + 5,
-    lease="00112233445566778899aabbccddeeff",
+    lease=LEASE,
     remaining_s=10.0,
 )
 ALTERED: dict[str, Any] = {
@@ -93,3 +104,48 @@ def test_the_signed_text_is_unambiguous_and_stable() -> None:
 def test_an_empty_key_is_refused(key: Any) -> None:
     with pytest.raises(ValueError, match="cluster_key"):
         TransferConfig(key, "encoder")
+
+
+def test_messages_come_back_as_they_were_sent() -> None:
+    assert parse_notification(release_message(LEASE)) == ("REL", [LEASE])
+    leases = [f"{n:032x}" for n in range(1000)]
+    messages = list(renewal_messages(leases))
+    assert all(len(message) <= MAX_NOTIFICATION_BYTES for message in messages)
+    received: list[str] = []
+    for message in messages:
+        parsed = parse_notification(message)
+        assert parsed is not None
+        assert parsed[0] == "REN"
+        received += parsed[1]
+    assert received == leases
+    assert list(renewal_messages([])) == []
+
+
+@pytest.mark.parametrize(
+    "payload",
+    [
+        b"",
+        b"REL:",
+        b"REN:",
+        b"REL:" + LEASE.upper().encode(),
+        b"REL:" + LEASE.encode() + b"\n",
+        b"REL:" + LEASE.encode() * 2,
+        b"REL:" + LEASE.encode() + b":",
+        b"REL:" + LEASE.encode() + b":1",
+        b"REL:" + LEASE.encode() + b":-1:2",
+        b"REL:" + LEASE.encode() + b":1:" + b"9" * 10,
+        b"REN:" + LEASE.encode() + b":1:2",
+        b"REL:" + LEASE.encode() + b"," + LEASE.encode(),
+        b"REN:" + LEASE.encode() + b",",
+        b"DEL:" + LEASE.encode(),
+        b"REN:" + b",".join([LEASE.encode()] * 300),
+        b"\xff\xfe" * 100,
+    ],
+)
+def test_anything_else_is_none_of_ours(payload: bytes) -> None:
+    assert parse_notification(payload) is None
+
+
+@given(st.binary(max_size=200))
+def test_no_payload_crashes_the_parser(payload: bytes) -> None:
+    parse_notification(payload)

@@ -13,12 +13,12 @@ from hypothesis.stateful import RuleBasedStateMachine, initialize, invariant, pr
 
 from cluster.common.errors import WorkerDrainingError
 from cluster.common.kv.handles import verify
-from cluster.common.kv.layout import KVLayout
+from cluster.common.kv.layout import PageLayout
 from cluster.common.messages import CrossKVHandle
 from tests.support.kv.ends import MemoryExporter
 from tests.support.workers.encoder_engines import until
 
-LAYOUT = KVLayout("kept", 1, 1, 4, 10, 5, "float32")
+LAYOUT = PageLayout("kept", 1, 1, 4, 10, 5, "float32")
 KEY = b"key"
 N_PAGES = 6
 NAMES: dict[str, Any] = {"request_id": "r", "window": 0, "attempt": 0}

@@ -1,4 +1,4 @@
-"""The page pool: every page has one owner and one way back."""
+"""Pages: their layout, to the byte, and the pool, where each has one owner and one way back."""
 
 from __future__ import annotations
 
@@ -6,15 +6,16 @@ import mmap
 import random
 import threading
 import time
-from dataclasses import replace
+from dataclasses import fields, replace
 
 import pytest
 import torch
 
-from cluster.common.kv.layout import KVLayout
+from cluster.common.kv.layout import PageLayout
 from cluster.common.kv.pool import PagePool
 
-LAYOUT = KVLayout("pool", 2, 2, 4, 10, 5, "float32")
+LARGE_V3 = PageLayout("large-v3", 32, 20, 64, 1500, 125, "bfloat16")
+LAYOUT = PageLayout("pool", 2, 2, 4, 10, 5, "float32")
 
 
 def make_pool(n_pages: int = 8) -> PagePool:
@@ -46,7 +47,7 @@ def test_ends_that_lay_out_short_windows_differently_have_different_hashes() -> 
 
 @pytest.mark.parametrize("dtype", ["float32", "bfloat16", "float16", "float8_e4m3fn"])
 def test_every_dtype_has_its_size(dtype: str) -> None:
-    layout = KVLayout("pool", 1, 1, 8, 10, 10, dtype)
+    layout = PageLayout("pool", 1, 1, 8, 10, 10, dtype)
     pool = PagePool(layout, 2)
     assert pool.tensor.element_size() * pool.tensor[0].numel() == layout.page_bytes
     pool.tensor[1].fill_(1.5)
@@ -171,3 +172,34 @@ def test_no_page_has_two_owners_among_threads() -> None:
     assert not wrong
     pool.check_integrity()
     assert pool.n_free == 6
+
+
+@pytest.mark.parametrize(
+    ("frames", "page_frames", "pages"),
+    [(1500, 64, 24), (1500, 1500, 1), (1, 64, 1), (64, 64, 1), (65, 64, 2)],
+)
+def test_pages_for_a_window_counts_the_partly_filled_last_one(
+    frames: int, page_frames: int, pages: int
+) -> None:
+    assert replace(LARGE_V3, page_frames=page_frames).pages_for(frames) == pages
+
+
+def test_hash_differs_when_any_field_differs() -> None:
+    other = {"model": "m", "dtype": "float16", "page_frames": 50, "payload": "encoder_states"}
+    changed = [
+        replace(LARGE_V3, **{f.name: other.get(f.name, getattr(LARGE_V3, f.name))})
+        if f.name in other
+        else replace(LARGE_V3, **{f.name: getattr(LARGE_V3, f.name) + 1})
+        for f in fields(LARGE_V3)
+    ]
+    assert len({LARGE_V3.hash, *(layout.hash for layout in changed)}) == 1 + len(changed)
+    assert replace(LARGE_V3).hash == LARGE_V3.hash
+
+
+def test_impossible_layouts_are_refused() -> None:
+    with pytest.raises(ValueError, match="dtype"):
+        replace(LARGE_V3, dtype="int8")
+    with pytest.raises(ValueError, match="page_frames"):
+        replace(LARGE_V3, page_frames=0)
+    with pytest.raises(ValueError, match="page_frames"):
+        replace(LARGE_V3, page_frames=1501)

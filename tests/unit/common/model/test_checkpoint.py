@@ -149,9 +149,19 @@ class TestRefusals:
         (tmp_path / "config.json").write_text("[]")
         self.refuse(tmp_path, "does not hold a JSON object")
 
-    def test_another_model(self, tmp_path: Path) -> None:
-        edit_config(make_checkpoint(tmp_path), model_type="bert")
-        self.refuse(tmp_path, "model_type 'bert'")
+    @pytest.mark.parametrize(
+        ("changes", "match"),
+        [
+            ({"model_type": "bert"}, "model_type 'bert'"),
+            ({"decoder_attention_heads": 3}, "32 does not divide by 3 heads"),
+            ({"activation_function": "relu"}, "'relu' is not offered"),
+        ],
+    )
+    def test_a_config_of_another_kind(
+        self, tmp_path: Path, changes: dict[str, Any], match: str
+    ) -> None:
+        edit_config(make_checkpoint(tmp_path), **changes)
+        self.refuse(tmp_path, match)
 
     def test_a_config_key_that_is_missing(self, tmp_path: Path) -> None:
         make_checkpoint(tmp_path)
@@ -159,14 +169,6 @@ class TestRefusals:
         del config["num_mel_bins"]
         (tmp_path / "config.json").write_text(json.dumps(config))
         self.refuse(tmp_path, "'num_mel_bins' is missing")
-
-    def test_heads_that_do_not_divide(self, tmp_path: Path) -> None:
-        edit_config(make_checkpoint(tmp_path), decoder_attention_heads=3)
-        self.refuse(tmp_path, "32 does not divide by 3 heads")
-
-    def test_an_unknown_activation(self, tmp_path: Path) -> None:
-        edit_config(make_checkpoint(tmp_path), activation_function="relu")
-        self.refuse(tmp_path, "'relu' is not offered")
 
     def test_other_features(self, tmp_path: Path) -> None:
         make_checkpoint(tmp_path)

@@ -55,15 +55,16 @@ def test_a_checkpoint_with_fewer_positions_gets_them_all_in_time() -> None:
 
 
 def write(folder: Path, content: Any) -> Path:
-    file = folder / FILE
-    file.write_text(content if isinstance(content, str) else json.dumps(content))
-    return file
+    text = content if isinstance(content, str) else json.dumps(content)
+    (folder / FILE).write_text(text)
+    return folder
 
 
 def test_a_declaration_is_read(tmp_path: Path) -> None:
-    assert read_context(tmp_path / FILE) is None
-    file = write(tmp_path, {"slack": 64, "max_content_s": 30})
-    assert read_context(file) == EncoderContext(64, 30.0)
+    assert read_context(tmp_path) is None
+    assert read_context(write(tmp_path, {"slack": 64, "max_content_s": 30})) == EncoderContext(
+        64, 30.0
+    )
 
 
 @pytest.mark.parametrize(

@@ -9,7 +9,7 @@ from torch.nn import functional as F
 
 from cluster.common.errors import ConfigurationError
 from cluster.common.model.device import resolve_dtype
-from cluster.common.model.layers import DynamicInt8, Linear, PackedLinear, packer, quantize_rows
+from cluster.common.model.layers import DynamicInt8, Linear, PackedLinear, packer
 
 
 def make_linear(n_in: int, n_out: int, dtype: torch.dtype, *, bias: bool = True) -> Linear:
@@ -79,17 +79,6 @@ def test_a_residual_in_float32_stays_so() -> None:
         assert torch.equal(got, residual + product(x))
 
 
-def test_rows_of_zeros_quantise_to_zeros() -> None:
-    rows, scale = quantize_rows(torch.zeros(2, 8))
-    assert not rows.any()
-    assert torch.isfinite(scale).all()
-
-
 def test_int8_is_refused_on_a_gpu() -> None:
     with pytest.raises(ConfigurationError, match="bfloat16"):
         resolve_dtype("int8", "cuda")
-
-
-def test_what_a_gpu_runs_is_the_plain_product() -> None:
-    plain = make_linear(8, 8, torch.float32)
-    assert packer("cuda", torch.bfloat16)(plain) is plain

@@ -80,10 +80,6 @@ def test_a_text_that_ends_inside_a_character_ends_with_a_replacement() -> None:
     assert [(word.text, len(word.tokens)) for word in words] == [(" a", 1), (" \ufffd", 4)]
 
 
-def test_no_tokens_no_words() -> None:
-    assert split_words([], micro_tokenizer(), "en") == []
-
-
 @functools.cache
 def micro_tokenizer() -> WhisperTokenizer:
     return WhisperTokenizer.from_checkpoint(open_checkpoint(str(cached_checkpoint("micro"))))

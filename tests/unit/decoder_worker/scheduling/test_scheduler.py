@@ -9,7 +9,7 @@ from dataclasses import replace
 import pytest
 
 from cluster.common.errors import DeadlineExceededError
-from cluster.common.kv.layout import KVLayout
+from cluster.common.kv.layout import PageLayout
 from cluster.common.kv.pool import PagePool
 from cluster.common.kv.wire import FetchStats
 from cluster.common.messages import CrossKVHandle, DecodeOptions, DecodeRequest, Priority
@@ -22,8 +22,8 @@ FETCHED = FetchStats(1, 0.0, "none")
 
 def make_scheduler(windows: int = 2, max_batch: int = 3, **options: float) -> Scheduler:
     """Cross pages for `windows`, three a window; self pages two a sequence."""
-    cross = PagePool(KVLayout("m", 1, 1, 4, 6, 2, "float32"), 3 * windows)
-    own = PagePool(KVLayout("m", 1, 1, 4, 4, 2, "float32"), 2 * max_batch)
+    cross = PagePool(PageLayout("m", 1, 1, 4, 6, 2, "float32"), 3 * windows)
+    own = PagePool(PageLayout("m", 1, 1, 4, 4, 2, "float32"), 2 * max_batch)
     return Scheduler(cross, own, 2, max_batch, **options)
 
 
