@@ -19,6 +19,7 @@ import threading
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from itertools import islice
 
 import torch
 
@@ -57,12 +58,13 @@ class PagePool:
         self.page_bytes = layout.page_bytes
         self.n_bytes = n_pages * layout.page_bytes
         self.device = torch.device(device)
-        self.packs = _packs(layout, self.device)
+        is_whole = layout.page_frames == layout.n_frames
+        self.packs = layout.payload == "encoder_states" or (self.device.type == "cpu" and is_whole)
         self.tensor = _make_tensor(layout, n_pages, self.device)
         self.base_address = self.tensor.data_ptr()
+        self.n_free = n_pages
+        self.n_quarantined = 0
         self._state = bytearray(n_pages)
-        self._n_free = n_pages
-        self._n_quarantined = 0
         self.lock = threading.RLock()
         self._freed = threading.Condition(self.lock)  # taken by the lock, which is quicker
 
@@ -82,26 +84,12 @@ class PagePool:
         return f"{self.layout.hash}-unpacked" if is_whole and not self.packs else self.layout.hash
 
     @property
-    def n_free(self) -> int:
-        return self._n_free
-
-    @property
-    def n_quarantined(self) -> int:
-        return self._n_quarantined
-
-    @property
     def n_used(self) -> int:
         with self.lock:
-            return self.n_pages - self._n_free - self._n_quarantined
-
-    def address(self, page: int) -> int:
-        """Byte address of `page`, in the address space of `device`."""
-        if not 0 <= page < self.n_pages:
-            raise ValueError(f"page {page} is not in 0..{self.n_pages - 1}")
-        return self.base_address + page * self.page_bytes
+            return self.n_pages - self.n_free - self.n_quarantined
 
     def addresses(self, pages: Sequence[int]) -> tuple[int, ...]:
-        """Of each of these pages, as `address` has it."""
+        """The byte address of each of these pages, in the address space of `device`."""
         if pages and not 0 <= min(pages) <= max(pages) < self.n_pages:
             raise ValueError(f"not all of the pages {tuple(pages)} are in 0..{self.n_pages - 1}")
         base, page_bytes = self.base_address, self.page_bytes
@@ -136,7 +124,7 @@ class PagePool:
         n_pages: int,
         timeout_s: float = 0.0,
         make_room: Callable[[], bool] = lambda: False,
-    ) -> tuple[int, ...] | None:
+    ) -> Pages | None:
         """Take `n_pages` free pages, neighbours where possible, so that transfers coalesce.
 
         Waits up to `timeout_s` for pages to come back, or for `wake`.
@@ -152,7 +140,7 @@ class PagePool:
             raise ValueError(f"cannot take {n_pages} pages of a pool of {self.n_pages}")
         deadline = time.monotonic() + timeout_s
         with self.lock:
-            while self._n_free < n_pages:
+            while self.n_free < n_pages:
                 if make_room():
                     continue
                 left = deadline - time.monotonic()
@@ -161,7 +149,7 @@ class PagePool:
                 self._freed.wait(left)
             pages = self._find_free(n_pages)
             self._mark(pages, _USED)
-            self._n_free -= n_pages
+            self.n_free -= n_pages
             return pages
 
     def release(self, pages: Sequence[int]) -> None:
@@ -183,14 +171,14 @@ class PagePool:
         with self.lock:
             self._check(pages, _USED)
             self._mark(pages, _QUARANTINED)
-            self._n_quarantined += len(pages)
+            self.n_quarantined += len(pages)
 
     def lift(self, pages: Sequence[int]) -> None:
         """End the quarantine of `pages` and release them."""
         with self.lock:
             self._check(pages, _QUARANTINED)
             self._mark(pages, _USED)
-            self._n_quarantined -= len(pages)
+            self.n_quarantined -= len(pages)
             self._release(pages)
 
     def check_used(self, pages: Sequence[int]) -> None:
@@ -207,26 +195,22 @@ class PagePool:
             free = self._state.count(_FREE)
             quarantined = self._state.count(_QUARANTINED)
             used = self._state.count(_USED)
-            if (free, quarantined) != (self._n_free, self._n_quarantined):
+            if (free, quarantined) != (self.n_free, self.n_quarantined):
                 raise RuntimeError(
                     f"pool counts disagree: {free} free and {quarantined} quarantined in the "
-                    f"table, {self._n_free} and {self._n_quarantined} counted"
+                    f"table, {self.n_free} and {self.n_quarantined} counted"
                 )
             if used != n_used:
                 held = [page for page, state in enumerate(self._state) if state == _USED]
                 raise RuntimeError(f"{used} pages are in use, expected {n_used}: {held[:16]}")
 
-    def _find_free(self, n_pages: int) -> tuple[int, ...]:
+    def _find_free(self, n_pages: int) -> Pages:
         """The first run of `n_pages` free pages, or the first free ones when no run is there."""
         start = self._state.find(bytes(n_pages))  # _FREE is 0
         if start >= 0:
             return tuple(range(start, start + n_pages))
-        pages: list[int] = []
-        page = -1
-        while len(pages) < n_pages:
-            page = self._state.find(_FREE, page + 1)
-            pages.append(page)
-        return tuple(pages)
+        free = (page for page, state in enumerate(self._state) if state == _FREE)
+        return tuple(islice(free, n_pages))
 
     def _mark(self, pages: Sequence[int], state: int) -> None:
         if run := _run_of(pages):
@@ -254,7 +238,7 @@ class PagePool:
     def _release(self, pages: Sequence[int]) -> None:
         self._check(pages, _USED)
         self._mark(pages, _FREE)
-        self._n_free += len(pages)
+        self.n_free += len(pages)
         self._freed.notify_all()
 
 
@@ -264,12 +248,6 @@ def _run_of(pages: Sequence[int]) -> range | None:
         return None
     run = range(pages[0], pages[0] + len(pages))
     return run if tuple(run) == tuple(pages) else None
-
-
-def _packs(layout: PageLayout, device: torch.device) -> bool:
-    if layout.payload == "encoder_states":
-        return True
-    return device.type == "cpu" and layout.page_frames == layout.n_frames
 
 
 def _make_tensor(layout: PageLayout, n_pages: int, device: torch.device) -> torch.Tensor:

@@ -110,7 +110,7 @@ class Reader:
             peer = self._peer_of(fetch.handle)
             if peer.overdue:
                 raise PeerLostError(f"encoder {peer.agent} does not answer")
-            local = [self._pool.address(page) for page in fetch.pages]
+            local = self._pool.addresses(fetch.pages)
             of_page = self._pool.filled_bytes(fetch.handle.frames)
             descs = descriptors(local, fetch.handle.addresses, of_page)
             read = partial(self._wire.read_pages, peer.agent, descs)

@@ -16,7 +16,7 @@ import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
-from typing import TYPE_CHECKING, Protocol
+from typing import TYPE_CHECKING, Any, Protocol
 
 import numpy as np
 from numpy.typing import NDArray
@@ -163,25 +163,6 @@ class Wire(Protocol):
         """End what is in flight; nothing is readable or written any more."""
 
 
-class RunsWire(Protocol):
-    """What runs a wire: a thread, or on a virtual clock whoever made it.
-
-    failure: None when well, else why it ended.
-    """
-
-    failure: str | None
-
-    def join(self) -> None:
-        """Wait for the end of what was told to end."""
-
-
-# From the owner's name, and what is called at the start, until it returns, and at the end.
-MakeThread = Callable[
-    [str, Callable[[], None], Callable[[], None], Callable[[], None]],
-    RunsWire,
-]
-
-
 class WireThread:
     """Calls `start`, then `run` until it returns or raises, then `end`.
 
@@ -235,3 +216,7 @@ class WireThread:
             self.failure = f"the KV {self._owner}'s thread died: {error}"
         finally:
             end()
+
+
+# What runs a wire: a `WireThread`, or on a virtual clock something with the same methods.
+MakeThread = Callable[[str, Callable[[], None], Callable[[], None], Callable[[], None]], Any]

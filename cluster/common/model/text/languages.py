@@ -37,7 +37,8 @@ ALIASES: dict[str, str] = {
     "in": "id", "nb": "no", "fil": "tl",
 }  # fmt: skip
 
-_CODES = {name: code for code, name in LANGUAGES.items()} | ALIASES
+_BASES = {code: code for code in LANGUAGES} | ALIASES
+_CODES = {name: code for code, name in LANGUAGES.items()} | _BASES
 
 
 def language_code(text: str) -> str | None:
@@ -46,14 +47,8 @@ def language_code(text: str) -> str | None:
     A region is dropped: "en-US" and "pt_BR" are "en" and "pt".
     """
     wanted = text.strip().lower()
-    if wanted in LANGUAGES:
-        return wanted
-    if wanted in _CODES:
-        return _CODES[wanted]
     base = wanted.replace("_", "-").partition("-")[0]
-    if base in LANGUAGES:
-        return base
-    return ALIASES.get(base)
+    return _CODES.get(wanted) or _BASES.get(base)
 
 
 def language_name(code: str) -> str:

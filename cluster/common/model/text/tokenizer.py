@@ -76,8 +76,8 @@ class WhisperTokenizer:
         return cls(
             special=special,
             is_multilingual=_is_multilingual(checkpoint, special),
-            suppress_tokens=suppress_tokens(checkpoint, vocabulary),
-            begin_suppress_tokens=begin_suppress_tokens(checkpoint, vocabulary, special.eot),
+            suppress_tokens=_suppress_tokens(checkpoint, vocabulary),
+            begin_suppress_tokens=_begin_suppress_tokens(checkpoint, vocabulary, special.eot),
             n_vocab=checkpoint.dims.n_vocab,
             timestamp_step_s=WINDOW_S / checkpoint.dims.n_audio_ctx,
             _vocabulary=vocabulary,
@@ -99,7 +99,8 @@ class WhisperTokenizer:
         """
         tokens = [self.special.sot]
         if self.is_multilingual:
-            tokens += [self.language_token(language), self.task_token(task)]
+            task_token = self.special.translate if task == "translate" else self.special.transcribe
+            tokens += [self.language_token(language), task_token]
         elif language != "en":
             raise UnsupportedValueError(
                 f"this model transcribes English only, not {language!r}", param="language"
@@ -124,23 +125,17 @@ class WhisperTokenizer:
                 f"this model has no language {language!r}; it has: {known}", param="language"
             ) from None
 
-    def task_token(self, task: Task) -> int:
-        return self.special.translate if task == "translate" else self.special.transcribe
-
     def language_of(self, token: int) -> str | None:
         """Code of a language token, None for any other token."""
-        for code, language_token in self.special.languages.items():
-            if language_token == token:
-                return code
-        return None
+        found = (code for code, own in self.special.languages.items() if own == token)
+        return next(found, None)
 
     def is_timestamp(self, token: int) -> bool:
         return self.special.timestamp_begin <= token <= self.special.timestamp_end
 
     def encode(self, text: str) -> list[int]:
         """Text tokens of `text`; what looks like a special token in it is text as well."""
-        ids: list[int] = self._vocabulary.bpe.encode(text, add_special_tokens=False).ids
-        return ids
+        return self._vocabulary.encode(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
         """Text of `tokens`; special and timestamp tokens are skipped.
@@ -155,10 +150,7 @@ class WhisperTokenizer:
         openai/whisper measures the compression of this text: a model in despair samples names.
         """
         pieces, begin = self._vocabulary.pieces, self.special.timestamp_begin
-        for token in tokens:
-            if token < begin and token not in pieces:
-                break
-        else:
+        if all(token >= begin or token in pieces for token in tokens):
             return self.decode(tokens)
         names = {index: content for content, index in self._vocabulary.added.items()}
         parts = []
@@ -251,58 +243,45 @@ _NEVER_SAMPLED = (
 _NON_SPEECH = -1  # in a list: stands for the symbols
 
 
-def suppress_tokens(checkpoint: Checkpoint, vocabulary: Vocabulary) -> tuple[int, ...]:
+def _suppress_tokens(checkpoint: Checkpoint, vocabulary: Vocabulary) -> tuple[int, ...]:
     """Ids that no step may sample, ascending.
 
     An explicit list of the checkpoint is taken as it is, an empty one too.
     """
-    listed = _listed(checkpoint, "suppress_tokens")
-    if listed is None:
-        tokens = set(_non_speech_tokens(vocabulary))
-        tokens |= {vocabulary.added[name] for name in _NEVER_SAMPLED if name in vocabulary.added}
-        return tuple(sorted(tokens))
-    chosen = set(listed)
+    chosen = _listed(checkpoint, "suppress_tokens")
+    if chosen is None:
+        chosen = {_NON_SPEECH}
+        chosen |= {vocabulary.added[name] for name in _NEVER_SAMPLED if name in vocabulary.added}
     if _NON_SPEECH in chosen:
         chosen |= set(_non_speech_tokens(vocabulary))
     return tuple(sorted(token for token in chosen if 0 <= token < checkpoint.dims.n_vocab))
 
 
-def begin_suppress_tokens(
+def _begin_suppress_tokens(
     checkpoint: Checkpoint, vocabulary: Vocabulary, eot: int
 ) -> tuple[int, ...]:
     """Ids that the first step may not sample, ascending: the blank and end-of-text."""
     listed = _listed(checkpoint, "begin_suppress_tokens")
-    if listed is None:
-        listed = [*_encode(vocabulary, " "), eot]
-    return tuple(sorted({token for token in listed if 0 <= token < checkpoint.dims.n_vocab}))
+    chosen = {*vocabulary.encode(" "), eot} if listed is None else listed
+    return tuple(sorted(token for token in chosen if 0 <= token < checkpoint.dims.n_vocab))
 
 
-def _listed(checkpoint: Checkpoint, key: str) -> list[int] | None:
+def _listed(checkpoint: Checkpoint, key: str) -> set[int] | None:
     """The generation config's list; repositories older than that file keep it in config.json."""
     listed = (checkpoint.generation_config or checkpoint.config).get(key)
-    return None if listed is None else [int(token) for token in listed]
+    return None if listed is None else {int(token) for token in listed}
 
 
 def _non_speech_tokens(vocabulary: Vocabulary) -> Iterator[int]:
-    for symbol in _ONLY_INSIDE_WORDS:
-        yield from _if_one_token(vocabulary, f" {symbol}")
-    for symbol in _SYMBOLS:
-        yield from _if_one_token(vocabulary, symbol)
-        yield from _if_one_token(vocabulary, f" {symbol}")
+    alone = [f" {symbol}" for symbol in _ONLY_INSIDE_WORDS]
+    alone += [text for symbol in _SYMBOLS for text in (symbol, f" {symbol}")]
+    for text in alone:
+        tokens = vocabulary.encode(text)
+        if len(tokens) == 1:
+            yield tokens[0]
     for note in _NOTES:
         for text in (note, f" {note}"):
             # In a small vocabulary the space is a token of its own, and must stay.
             yield from (
-                token for token in _encode(vocabulary, text)[:1] if vocabulary.pieces[token].strip()
+                token for token in vocabulary.encode(text)[:1] if vocabulary.pieces[token].strip()
             )
-
-
-def _if_one_token(vocabulary: Vocabulary, text: str) -> Iterator[int]:
-    tokens = _encode(vocabulary, text)
-    if len(tokens) == 1:
-        yield tokens[0]
-
-
-def _encode(vocabulary: Vocabulary, text: str) -> list[int]:
-    ids: list[int] = vocabulary.bpe.encode(text, add_special_tokens=False).ids
-    return ids

@@ -29,6 +29,11 @@ class Vocabulary:
     added: dict[str, int]
     bpe: Tokenizer
 
+    def encode(self, text: str) -> list[int]:
+        """Text tokens; what looks like a special token is text as well."""
+        ids: list[int] = self.bpe.encode(text, add_special_tokens=False).ids
+        return ids
+
 
 def read_vocabulary(folder: Path) -> Vocabulary:
     """Read a checkpoint folder's tokenizer files.
