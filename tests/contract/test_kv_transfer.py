@@ -52,7 +52,7 @@ def test_a_trimmed_window_moves_only_what_it_fills(
     host, importer = make_host(), make_reader()
     layout, pool = importer.layout, importer.pool
     pool.tensor.fill_(torch.nan)
-    handle = host.publish_short(3, frames)
+    handle = host.publish(3, b"", frames)
     assert handle.frames == frames
     importer.accept(handle)
     pages = pool.allocate(layout.pages_for(frames))

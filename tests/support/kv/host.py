@@ -111,20 +111,11 @@ class ExporterService:
         self.wire: Any = make_wire(config)
         self.exporter = KVExporter(layout, n_windows * self._window, config, self.wire)
 
-    def publish(self, seed: int, key: bytes = b"") -> CrossKVHandle:
-        """Reserve a window's pages, write the KV of `seed`, publish; under `key`, to be kept."""
-        pages = self.exporter.reserve(self._window, timeout_s=10.0)
-        assert pages is not None, f"no pages: {self.exporter.pool!r}"
-        self._write(pages, seed)
-        return self.exporter.publish(
-            pages, request_id=f"request-{seed}", window=seed, attempt=0, frames=1500, key=key
-        )
+    def publish(self, seed: int, key: bytes = b"", frames: int = 1500) -> CrossKVHandle:
+        """Reserve a window's pages, write the KV of `seed`, publish; under `key`, to be kept.
 
-    def publish_again(self, key: bytes) -> CrossKVHandle | None:
-        return self.exporter.publish_again(key, request_id="again", window=0, attempt=0)
-
-    def publish_short(self, seed: int, frames: int) -> CrossKVHandle:
-        """The same of so many frames; the other pages go back unused."""
+        Of a window of fewer frames the other pages go back unused.
+        """
         pages = self.exporter.reserve(self._window, timeout_s=10.0)
         assert pages is not None, f"no pages: {self.exporter.pool!r}"
         n_pages = self._layout.pages_for(frames)
@@ -133,8 +124,11 @@ class ExporterService:
         pages = pages[:n_pages]
         self._write(pages, seed)
         return self.exporter.publish(
-            pages, request_id=f"request-{seed}", window=seed, attempt=0, frames=frames
+            pages, request_id=f"request-{seed}", window=seed, attempt=0, frames=frames, key=key
         )
+
+    def publish_again(self, key: bytes) -> CrossKVHandle | None:
+        return self.exporter.publish_again(key, request_id="again", window=0, attempt=0)
 
     def publish_stale(self, seed: int) -> CrossKVHandle:
         """A handle whose pages went back and were written for another window."""

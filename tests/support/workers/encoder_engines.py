@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from typing import Any
@@ -14,11 +13,13 @@ from numpy.typing import NDArray
 
 from cluster.common.kv.connect import kv_layout
 from cluster.common.kv.cross_kv import CrossKVProjection, packed_page
+from cluster.common.kv.layout import PageLayout
 from cluster.common.messages import CrossKVHandle, EncodeReply, EncodeRequest, FileMel, Priority
 from cluster.common.metrics import Recorder
 from cluster.common.model.checkpoint import Checkpoint
 from cluster.common.model.encoder_context import FULL
 from cluster.common.settings import EncoderSettings
+from encoder_worker.cpu.team import TeamEncoder
 from encoder_worker.engine import EncoderEngine
 from encoder_worker.gpu.static_encoder import Wait
 from encoder_worker.mel import LogMel
@@ -51,11 +52,12 @@ class Bench:
         checkpoint: Checkpoint,
         n_windows: int = 4,
         page_frames: int = 0,
+        layout: PageLayout | None = None,
         recorder: Recorder | None = None,
         **settings: Any,
     ) -> None:
         self.checkpoint = checkpoint
-        layout = kv_layout(checkpoint, page_frames)
+        layout = layout or kv_layout(checkpoint, page_frames)
         self.exporter = MemoryExporter(
             layout, n_windows * layout.pages_per_window, cluster_key=b"k" * 32, lease_s=60.0
         )
@@ -141,8 +143,17 @@ class Bench:
         self.exporter.close()
 
 
-def until(condition: Callable[[], bool]) -> None:
-    end = time.monotonic() + PATIENCE_S
-    while not condition():
-        assert time.monotonic() < end, "the condition never came true"
-        time.sleep(0.002)
+def encode_by(team: TeamEncoder, mel: torch.Tensor, n_state: int) -> torch.Tensor:
+    """States [B, T, n_state] of features [B, n_mels, 2 * T], float32; each row is written once."""
+    states = torch.full((len(mel), mel.shape[2] // 2, n_state), float("nan"))
+
+    def put(row: torch.Tensor) -> Callable[[torch.Tensor, int], None]:
+        def sink(rows: torch.Tensor, begin: int) -> None:
+            assert row[begin : begin + len(rows)].isnan().all(), "a row came twice"
+            row[begin : begin + len(rows)] = rows.float()
+
+        return sink
+
+    for future in [team.submit(mel[i : i + 1], put(row)) for i, row in enumerate(states)]:
+        future.result(PATIENCE_S)
+    return states

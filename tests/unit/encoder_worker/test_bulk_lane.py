@@ -8,8 +8,9 @@ from concurrent.futures import wait
 import pytest
 
 from cluster.common.errors import WorkerDrainingError
+from tests.support.kv.ends import wait_until
 from tests.support.references.hugging_face import make_pcm
-from tests.support.workers.encoder_engines import PATIENCE_S, Bench, until
+from tests.support.workers.encoder_engines import PATIENCE_S, Bench
 
 
 def test_a_bulk_window_has_the_kv_of_any_other(bench: Callable[..., Bench]) -> None:
@@ -33,7 +34,7 @@ def test_no_lane_waits_for_the_other(bench: Callable[..., Bench]) -> None:
     b = bench()
     b.bulk_gate.clear()
     bulk = b.submit(make_pcm(0.3), "bulk", priority="bulk")
-    until(lambda: b.engine.stats().running == 1)
+    wait_until(lambda: b.engine.stats().running == 1)
     b.engine.revoke(b.submit(make_pcm(0.4)).result(PATIENCE_S).handle)
     assert not bulk.done()
     assert not b.engine.is_idle()
@@ -43,14 +44,14 @@ def test_no_lane_waits_for_the_other(bench: Callable[..., Bench]) -> None:
     assert not held.done()
     b.gate.set()
     b.engine.revoke(held.result(PATIENCE_S).handle)
-    until(b.engine.is_idle)
+    wait_until(b.engine.is_idle)
 
 
 def test_a_bulk_window_can_be_cancelled_and_its_lane_ended(bench: Callable[..., Bench]) -> None:
     b = bench()
     b.bulk_gate.clear()
     first = b.submit(make_pcm(0.3), "first", priority="bulk")
-    until(lambda: b.engine.stats().running == 1)
+    wait_until(lambda: b.engine.stats().running == 1)
     second, third = (b.submit(make_pcm(0.3), name, priority="bulk") for name in ("2", "3"))
     assert second.cancel()
     assert b.engine.stats().queued == 1

@@ -13,10 +13,15 @@ import torch
 
 from cluster.common.errors import DeadlineExceededError, InvalidAudioError
 from cluster.common.kernels.cpu.background import wait_for_builds
+from cluster.common.kv.connect import states_layout
 from cluster.common.messages import CrossKVHandle, FileMel
 from cluster.common.metrics import ENCODER_METRICS, Recorder
+from cluster.common.model.checkpoint import Checkpoint
+from encoder_worker.mel import LogMel
+from encoder_worker.model import AudioEncoder
+from tests.support.kv.ends import wait_until
 from tests.support.references.hugging_face import make_pcm
-from tests.support.workers.encoder_engines import PATIENCE_S, Bench, until
+from tests.support.workers.encoder_engines import PATIENCE_S, Bench
 
 
 @pytest.mark.parametrize("page_frames", [0, 125])
@@ -75,10 +80,25 @@ def test_a_trimmed_window_fills_as_much_as_its_context(
         b.engine.revoke(handle)
     assert b.batch_sizes[5:] == [1, 2, 1, 2]
     b.engine.revoke(held.result(PATIENCE_S).handle)
-    until(lambda: b.engine.stats().running == 0)
+    wait_until(lambda: b.engine.stats().running == 0)
     assert b.engine.stats().load.work == 0
     assert b.engine.load() == b.engine.stats().load
     b.exporter.pool.check_integrity()
+
+
+def test_states_are_published_as_the_encoder_gave_them(
+    bench: Callable[..., Bench], checkpoint: Checkpoint
+) -> None:
+    b, pcm = bench(layout=states_layout(checkpoint)), make_pcm(0.5)
+    handle, pool = b.submit(pcm).result(PATIENCE_S).handle, b.exporter.pool
+    with torch.inference_mode():
+        expected = AudioEncoder(checkpoint)(LogMel(checkpoint.dims.n_mels)([pcm]))[0]
+    largest = (pool.tensor[pool.page_at(handle.addresses[0])] - expected).abs().max().item()
+    assert largest < 1e-5, f"differs by {largest}"
+    assert (handle.payload, handle.frames) == ("encoder_states", 1500)
+    assert b.engine.revoke(handle)
+    assert not b.engine.revoke(handle)
+    pool.check_integrity()
 
 
 def test_the_pool_is_as_full_as_its_pages(bench: Callable[..., Bench]) -> None:
@@ -121,7 +141,7 @@ def test_windows_that_wait_together_are_one_batch(bench: Callable[..., Bench]) -
     b.gate.set()
     sizes = [future.result(PATIENCE_S).timings.batch_size for future in (first, *rest)]
     assert sizes == [1, 3, 3, 3, 2, 2]
-    until(lambda: b.engine.stats().running == 0)
+    wait_until(lambda: b.engine.stats().running == 0)
     stats = b.engine.stats()
     assert (stats.batches, stats.windows, stats.failed) == (3, 6, 0)
     assert (stats.leases, stats.pages_free, stats.pages_total) == (6, 2, 8)
@@ -131,7 +151,7 @@ def test_a_full_pool_stops_the_loop_until_a_page_comes_back(bench: Callable[...,
     b = bench(n_windows=2)
     futures = [b.submit(make_pcm(0.1), f"r{n}") for n in range(4)]
     done, waiting = wait(futures, timeout=1.0)
-    until(lambda: b.engine.stats().leases == 2)
+    wait_until(lambda: b.engine.stats().leases == 2)
     done, waiting = wait(futures, timeout=0)
     assert (len(done), len(waiting)) == (2, 2)
     assert b.engine.stats().queued == 2
@@ -211,7 +231,7 @@ def test_metrics_are_recorded_by_their_names(bench: Callable[..., Bench]) -> Non
 
     b = bench(recorder=Recorder(ENCODER_METRICS, lambda spec: Metric(spec.name)))
     b.submit(make_pcm(0.1)).result(PATIENCE_S)
-    until(lambda: "splitscribe_encoder_batch_windows" in seen)
+    wait_until(lambda: "splitscribe_encoder_batch_windows" in seen)
     assert seen.keys() <= {spec.name for spec in ENCODER_METRICS}
     assert seen["splitscribe_encode_seconds"][0] > 0
     assert seen["splitscribe_encoder_batch_windows"] == [1]
@@ -230,6 +250,6 @@ def test_the_audio_of_an_answered_window_is_freed_without_the_collector(
         del pcm
         b.engine.revoke(answer.result(PATIENCE_S).handle)
         b.engine.revoke(b.submit(make_pcm(0.6)).result(PATIENCE_S).handle)  # the next batch
-        until(lambda: gone() is None)
+        wait_until(lambda: gone() is None)
     finally:
         gc.enable()

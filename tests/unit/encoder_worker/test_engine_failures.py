@@ -17,15 +17,15 @@ from cluster.common.errors import (
     WorkerDrainingError,
     WorkerError,
 )
-from cluster.common.kv.connect import kv_layout
+from cluster.common.kv.connect import kv_layout, states_layout
 from cluster.common.messages import CrossKVHandle, FileMel
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.common.settings import EncoderSettings
 from encoder_worker.engine import EncoderEngine
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.kv.ends import MemoryExporter
+from tests.support.kv.ends import MemoryExporter, wait_until
 from tests.support.references.hugging_face import make_pcm
-from tests.support.workers.encoder_engines import PATIENCE_S, Bench, until
+from tests.support.workers.encoder_engines import PATIENCE_S, Bench
 
 
 def test_one_bad_window_fails_alone(bench: Callable[..., Bench]) -> None:
@@ -126,7 +126,7 @@ def test_close_fails_what_is_queued_and_stops_the_thread(bench: Callable[..., Be
     queued = b.submit(make_pcm(0.1), "queued")
     closer = threading.Thread(target=b.engine.close)
     closer.start()
-    until(lambda: b.engine._closing)
+    wait_until(lambda: b.engine._closing)
     b.gate.set()
     closer.join(PATIENCE_S)
     assert held.result(PATIENCE_S)
@@ -162,10 +162,13 @@ def test_a_foreign_layout_or_a_pool_below_one_window_is_refused(checkpoint: Chec
         EncoderEngine(checkpoint, too_small, settings)
     too_small.close()
     other = open_checkpoint(str(cached_checkpoint("tiny")))
-    foreign = MemoryExporter(kv_layout(checkpoint), 1, cluster_key=b"k" * 32)
-    with pytest.raises(ConfigurationError, match="of another checkpoint"):
-        EncoderEngine(other, foreign, settings)
-    foreign.close()
+    for layout in (kv_layout(checkpoint), states_layout(checkpoint)):
+        foreign = MemoryExporter(layout, 1, cluster_key=b"k" * 32)
+        with pytest.raises(
+            ConfigurationError, match=f"of another checkpoint: its {layout.payload}"
+        ):
+            EncoderEngine(other, foreign, settings)
+        foreign.close()
 
 
 def test_a_death_in_the_middle_of_a_batch_fails_its_windows_too(

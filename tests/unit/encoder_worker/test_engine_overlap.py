@@ -11,8 +11,9 @@ import torch
 
 from cluster.common.errors import DeadlineExceededError, WorkerDrainingError
 from encoder_worker.gpu.static_encoder import Wait
+from tests.support.kv.ends import wait_until
 from tests.support.references.hugging_face import make_pcm
-from tests.support.workers.encoder_engines import PATIENCE_S, Bench, Replaced, until
+from tests.support.workers.encoder_engines import PATIENCE_S, Bench, Replaced
 
 
 class Device:
@@ -49,18 +50,18 @@ def test_a_full_batch_is_launched_before_the_last_one_is_done(
     first = b.hold("first")
     rest = [b.submit(make_pcm(0.1), f"r{n}") for n in range(5)]
     b.gate.set()
-    until(lambda: len(device.events) == 2)
+    wait_until(lambda: len(device.events) == 2)
     assert device.events == [("launched", 1), ("launched", 2)]
     assert b.engine.stats().running == 3
     device.complete()
-    until(lambda: len(device.events) == 4)
+    wait_until(lambda: len(device.events) == 4)
     assert device.events[2:] == [("done", 1), ("launched", 2)]
     device.complete(3)
     sizes = [future.result(PATIENCE_S).timings.batch_size for future in (first, *rest)]
     assert sizes == [1, 2, 2, 2, 2, 1]
     # The last window is no full batch, so it waited for what was under way.
     assert device.events[4:] == [("done", 2), ("done", 2), ("launched", 1), ("done", 1)]
-    until(lambda: b.engine.stats().running == 0)
+    wait_until(lambda: b.engine.stats().running == 0)
     assert b.engine.stats().windows == 6
     b.exporter.pool.check_integrity(6)
 
@@ -72,7 +73,7 @@ def test_a_window_expires_while_batch_follows_batch(bench: Callable[..., Bench])
     first = b.hold("first")
     late = b.submit(make_pcm(0.1), "late", remaining_s=0.05)
     rest = [b.submit(make_pcm(0.1), f"r{n}") for n in range(2)]
-    until(lambda: b.engine.stats().slack_s < 0)
+    wait_until(lambda: b.engine.stats().slack_s < 0)
     b.gate.set()
     with pytest.raises(DeadlineExceededError):
         late.result(PATIENCE_S)
@@ -101,6 +102,6 @@ def test_a_device_error_ends_the_replica_and_every_window(bench: Callable[..., B
     future = b.submit(make_pcm(0.1))
     with pytest.raises(WorkerDrainingError, match="illegal memory access"):  # so another is asked
         future.result(PATIENCE_S)
-    until(lambda: b.engine.healthy() is not None)
+    wait_until(lambda: b.engine.healthy() is not None)
     with pytest.raises(WorkerDrainingError, match="thread died"):
         b.submit(make_pcm(0.2))

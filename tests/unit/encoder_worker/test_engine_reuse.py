@@ -12,8 +12,9 @@ from numpy.typing import NDArray
 
 from cluster.common.errors import DeadlineExceededError, SequenceFailedError
 from cluster.common.messages import CrossKVHandle, EncodeReply, EncodeRequest
+from tests.support.kv.ends import wait_until
 from tests.support.references.hugging_face import make_pcm
-from tests.support.workers.encoder_engines import PATIENCE_S, Bench, until
+from tests.support.workers.encoder_engines import PATIENCE_S, Bench
 
 PCM = make_pcm(0.3, seed=5)
 OTHER = make_pcm(0.3, seed=6)
@@ -169,7 +170,7 @@ def test_what_was_encoded_for_nobody_is_there_when_the_client_comes_again(
     b = bench()
     assert hold(b).cancel()
     b.gate.set()
-    until(lambda: b.engine.stats().kept == 1)
+    wait_until(lambda: b.engine.stats().kept == 1)
     again = reply_of(send(b))
     assert again.reused is True
     read(b, again)
@@ -212,7 +213,7 @@ def test_those_that_wait_have_the_kv_before_anybody_can_take_its_pages(
     b.gate.set()
     reply = reply_of(follower)
     assert reply.reused is True
-    until(lambda: taken == [None])
+    wait_until(lambda: taken == [None])
     read(b, reply)
     idle(b)
 
@@ -221,7 +222,7 @@ def test_one_that_waits_has_its_own_deadline(bench: Callable[..., Bench]) -> Non
     b = bench()
     blocker = b.hold()
     hurried, patient = send(b, remaining_s=0.05), send(b)
-    until(lambda: b.engine.stats().slack_s < 0)
+    wait_until(lambda: b.engine.stats().slack_s < 0)
     b.gate.set()
     with pytest.raises(DeadlineExceededError):
         reply_of(hurried)

@@ -24,9 +24,9 @@ from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.references.hugging_face import make_pcm
+from tests.support.workers.encoder_engines import encode_by
 
 BUILD_S = 100.0
-PATIENCE_S = 60.0
 NATIVE = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="needs a CPU with AVX512"
 )
@@ -59,16 +59,7 @@ def make_mel(checkpoint: Checkpoint) -> Tensor:
 
 def encode(encoder: AudioEncoder, kernels: TeamKernels, n_threads: int, mel: Tensor) -> Tensor:
     team = TeamEncoder(encoder, kernels, n_threads)
-    states = torch.empty(len(mel), mel.shape[2] // 2, encoder.dims.n_audio_state)
-
-    def put(row: Tensor) -> Any:
-        def sink(rows: Tensor, begin: int) -> None:
-            row[begin : begin + len(rows)] = rows.float()
-
-        return sink
-
-    for future in [team.submit(mel[i : i + 1], put(row)) for i, row in enumerate(states)]:
-        future.result(PATIENCE_S)
+    states = encode_by(team, mel, encoder.dims.n_audio_state)
     team.close()
     return states
 

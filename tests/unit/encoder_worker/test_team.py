@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import itertools
 from collections.abc import Callable, Iterator
-from typing import Any
 
 import numpy as np
 import pytest
@@ -24,6 +23,7 @@ from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder, positions_alike
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.references.hugging_face import assert_close, make_pcm
+from tests.support.workers.encoder_engines import encode_by
 
 BUILD_S = 100.0
 PATIENCE_S = 60.0
@@ -64,19 +64,7 @@ def dtype_of(request: pytest.FixtureRequest) -> torch.dtype:
 
 
 def encode(encoder: AudioEncoder, team: TeamEncoder, mel: Tensor) -> Tensor:
-    shape = (len(mel), mel.shape[2] // 2, encoder.dims.n_audio_state)
-    states = torch.full(shape, float("nan"))
-
-    def put(row: Tensor) -> Any:
-        def sink(rows: Tensor, begin: int) -> None:
-            assert row[begin : begin + len(rows)].isnan().all(), "a row came twice"
-            row[begin : begin + len(rows)] = rows.float()
-
-        return sink
-
-    for future in [team.submit(mel[i : i + 1], put(row)) for i, row in enumerate(states)]:
-        future.result(PATIENCE_S)
-    return states
+    return encode_by(team, mel, encoder.dims.n_audio_state)
 
 
 @FLOAT32_FIRST

@@ -3,8 +3,7 @@
 from __future__ import annotations
 
 import threading
-import time
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from random import Random
 from types import SimpleNamespace
 
@@ -20,7 +19,7 @@ from cluster.common.kv.memory_wire import MemoryWire
 from cluster.common.kv.pool import PagePool
 from cluster.common.kv.wire import TransferConfig
 from cluster.common.messages import CrossKVHandle
-from tests.support.kv.ends import MemoryExporter
+from tests.support.kv.ends import MemoryExporter, wait_until
 
 LAYOUT = PageLayout("exporter", 1, 1, 4, 10, 5, "float32")
 KEY = b"key"
@@ -207,10 +206,3 @@ def test_one_seed_gives_the_same_names_leases_and_generations() -> None:
     assert apart[0].counters[0] != apart[1].counters[0], "as of two processes"
     for exporter in apart:
         exporter.close()
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30.0
-    while not condition():
-        assert time.monotonic() < deadline
-        time.sleep(0.005)

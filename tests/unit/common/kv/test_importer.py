@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import time
 from collections.abc import Iterator
 from dataclasses import replace
 
@@ -19,7 +18,7 @@ from cluster.common.kv.handles import parse_notification, sign
 from cluster.common.kv.importer import KVImporter
 from cluster.common.kv.peers import LOST_S, HeldHandles
 from cluster.common.kv.wire import TransferConfig
-from tests.support.kv.ends import MemoryExporter, memory_importer
+from tests.support.kv.ends import MemoryExporter, memory_importer, wait_until
 from tests.support.kv.stub_wire import KEY, LAYOUT, StubWire, make_handle
 
 DEADLINE_S = 30.0
@@ -42,13 +41,6 @@ def take_pages(importer: KVImporter) -> tuple[int, ...]:
     pages = importer.pool.allocate(2)
     assert pages is not None
     return pages
-
-
-def wait_until(condition: object) -> None:
-    deadline = time.monotonic() + DEADLINE_S
-    while not condition():  # type: ignore[operator]
-        assert time.monotonic() < deadline
-        time.sleep(0.005)
 
 
 def test_callers_mistakes_are_told_at_once(importer: KVImporter) -> None:

@@ -15,8 +15,7 @@ from cluster.common.errors import WorkerDrainingError
 from cluster.common.kv.handles import verify
 from cluster.common.kv.layout import PageLayout
 from cluster.common.messages import CrossKVHandle
-from tests.support.kv.ends import MemoryExporter
-from tests.support.workers.encoder_engines import until
+from tests.support.kv.ends import MemoryExporter, wait_until
 
 LAYOUT = PageLayout("kept", 1, 1, 4, 10, 5, "float32")
 KEY = b"key"
@@ -215,7 +214,7 @@ class KeptWindows(RuleBasedStateMachine):
     @rule()
     def leases_run_out(self) -> None:
         self.now += 61.0
-        until(lambda: not self.exporter.n_leases and not self.exporter.n_read_pages)
+        wait_until(lambda: not self.exporter.n_leases and not self.exporter.n_read_pages)
         for one in self.issued:
             one.is_open = False
 
