@@ -28,7 +28,7 @@ from cluster.common.messages import SAMPLE_RATE, Task
 from cluster.common.model.text.languages import LANGUAGES
 from router.api.forms import parse_transcription
 from router.api.params import TranscriptionParams
-from router.api.request_fields import FIELDS, RequestField
+from router.api.request_fields import FIELDS
 from router.api.subtitles import CueOptions
 
 out = Console(highlight=False, soft_wrap=True)
@@ -141,29 +141,23 @@ def form_of(flags: Mapping[str, Any]) -> Form:
         text = str(said)
         value = field.kind.parse(field.name, [text] if field.kind.shape == "list" else text)
         if field.only_sequential and flags["decoding"] != "sequential":
-            _check_parallel(field, value)
+            if field.name not in PARALLEL_WAYS or PARALLEL_WAYS[field.name] != value:
+                raise InvalidRequestError(
+                    f"{field.flag} is for windows that follow one another: "
+                    "add --decoding sequential"
+                )
         elif value != field.default:
             form[field.name] = "null" if value is None else text
-    if _gives_up_fallback(flags["temperature_increment_on_fallback"]):
+    step = flags["temperature_increment_on_fallback"]
+    if step.lower() == "none":
         form["fallback"] = "false"
-    if flags["word_timestamps"]:
-        form["timestamp_granularities"] = ("segment", "word")
-    return form
-
-
-def _check_parallel(field: RequestField, value: Any) -> None:
-    if field.name not in PARALLEL_WAYS or PARALLEL_WAYS[field.name] != value:
-        raise InvalidRequestError(
-            f"{field.flag} is for windows that follow one another: add --decoding sequential"
-        )
-
-
-def _gives_up_fallback(step: str) -> bool:
-    if step.lower() != "none" and step != FALLBACK_STEP:
+    elif step != FALLBACK_STEP:
         raise InvalidRequestError(
             f"--temperature-increment-on-fallback is {FALLBACK_STEP} or None here, not {step}"
         )
-    return step.lower() == "none"
+    if flags["word_timestamps"]:
+        form["timestamp_granularities"] = ("segment", "word")
+    return form
 
 
 def params_of(model: str, task: Task, form: Form) -> TranscriptionParams:

@@ -10,9 +10,10 @@ from __future__ import annotations
 import base64
 import json
 import math
+from collections import deque
 from collections.abc import AsyncIterator, Iterable, Sequence
 from contextlib import asynccontextmanager
-from dataclasses import replace
+from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
@@ -32,6 +33,9 @@ ANSWER_S = 24 * 3600.0  # the server has its own, shorter deadline
 RETRIES = 5  # where the server is full
 RATE = 24_000  # Hz of live sound: what OpenAI's own server takes too
 TRANSCRIBED = "conversation.item.input_audio_transcription"
+NOT_GIVEN = dict.fromkeys(
+    ("temperature", "avg_logprob", "compression_ratio", "no_speech_prob"), 0.0
+)  # what servers may leave out of a segment
 ENDED = "the end of the sound"  # names the update that follows the last sound
 
 
@@ -111,54 +115,39 @@ def read_answer(content: bytes, params: TranscriptionParams) -> Transcript:
 
 
 def _segment(index: int, item: dict[str, Any]) -> Segment:
-    return Segment(
-        id=item.get("id", index),
-        seek=item.get("seek", 0),
-        start=item["start"],
-        end=item["end"],
-        text=item["text"],
-        tokens=tuple(item.get("tokens") or ()),
-        temperature=item.get("temperature", 0.0),
-        avg_logprob=item.get("avg_logprob", 0.0),
-        compression_ratio=item.get("compression_ratio", 0.0),
-        no_speech_prob=item.get("no_speech_prob", 0.0),
-    )
+    """Times and text must be there; other servers leave out what else there is."""
+    given = {one.name: item[one.name] for one in fields(Segment) if one.name in item}
+    tokens = tuple(item.get("tokens") or ())
+    return Segment(**{"id": index, "seek": 0, **NOT_GIVEN, **given, "tokens": tokens, "words": ()})
 
 
 def words_into_segments(segments: Iterable[Segment], words: Sequence[Word]) -> list[Segment]:
-    """Give each segment its words; the API lists those of the whole answer, in order."""
-    found: list[Segment] = []
-    n_taken = 0
-    for segment in segments:
-        own = _words_of(segment, words[n_taken:])
-        n_taken += len(own)
-        found.append(replace(segment, words=tuple(own)))
-    return found
-
-
-def _words_of(segment: Segment, words: Sequence[Word]) -> list[Word]:
-    """The first of `words`, as many as the segment's text begins with.
+    """Give each segment its words: as many of those of the whole answer as its text begins with.
 
     The API strips spaces, some servers punctuation too: both are taken from the text. What
     stands between two words belongs to the first one up to a space, and then to the second.
     """
-    own: list[Word] = []
-    cursor = 0
-    for word in words:
-        bare = word.word.strip()
-        at = segment.text.find(bare, cursor)
-        between = segment.text[cursor : max(at, 0)]
-        if at < 0 or any(letter.isalnum() for letter in between):
-            break  # a later segment's
+    found: list[Segment] = []
+    waiting = deque(words)
+    for segment in segments:
+        own: list[Word] = []
+        cursor = 0
+        while waiting:
+            bare = waiting[0].word.strip()
+            at = segment.text.find(bare, cursor)
+            between = segment.text[cursor : max(at, 0)]
+            if at < 0 or any(letter.isalnum() for letter in between):
+                break  # a later segment's
+            if own:
+                n_stay = len(between.partition(" ")[0])
+                own[-1] = replace(own[-1], word=own[-1].word + between[:n_stay])
+                between = between[n_stay:]
+            own.append(replace(waiting.popleft(), word=between + bare))
+            cursor = at + len(bare)
         if own:
-            n_stay = len(between.partition(" ")[0])
-            own[-1] = replace(own[-1], word=own[-1].word + between[:n_stay])
-            between = between[n_stay:]
-        own.append(replace(word, word=between + bare))
-        cursor = at + len(bare)
-    if own:
-        own[-1] = replace(own[-1], word=own[-1].word + segment.text[cursor:].rstrip())
-    return own
+            own[-1] = replace(own[-1], word=own[-1].word + segment.text[cursor:].rstrip())
+        found.append(replace(segment, words=tuple(own)))
+    return found
 
 
 def _told(error: openai.APIError, base: str) -> SplitscribeError:
@@ -177,20 +166,18 @@ async def live_through_server(job: LiveJob) -> AsyncIterator[RemoteLiveClient]:
     Raises:
         InvalidRequestError: no server answers there, it knows no live sessions, or it refuses.
     """
+    from websockets.exceptions import WebSocketException  # which openai needs for sessions alone
+
     base = base_url_of(job.target)
     client = openai.AsyncOpenAI(base_url=base, api_key=job.target.api_key or "none")
     query = {"intent": "transcription"}
     try:
         async with client, client.realtime.connect(extra_query=query, max_retries=0) as connection:
-            yield await RemoteLiveClient.begin(connection, _session(job))
-    except (OSError, openai.OpenAIError, _websocket_error()) as error:
+            session = _session(job)
+            await connection.session.update(session=session)
+            yield RemoteLiveClient(connection, session)
+    except (OSError, openai.OpenAIError, WebSocketException) as error:
         raise InvalidRequestError(f"the live session at {base} ended: {error}") from error
-
-
-def _websocket_error() -> type[Exception]:
-    from websockets.exceptions import WebSocketException
-
-    return WebSocketException
 
 
 def _session(job: LiveJob) -> dict[str, Any]:
@@ -221,11 +208,6 @@ class RemoteLiveClient:
     def __init__(self, connection: Any, session: dict[str, Any]) -> None:
         self._connection = connection
         self._session = session
-
-    @classmethod
-    async def begin(cls, connection: Any, session: dict[str, Any]) -> RemoteLiveClient:
-        await connection.session.update(session=session)
-        return cls(connection, session)
 
     async def append(self, pcm: Pcm) -> None:
         audio = base64.b64encode(pcm.astype("<i2").tobytes()).decode()

@@ -147,10 +147,6 @@ def _tell(file: str, error: Exception, err: Console) -> None:
     err.print(f"splitscribe: {file}: {text}", style="red", markup=False)
 
 
-def output_path(folder: Path, audio: Path, name: str) -> Path:
-    return folder / f"{audio.stem}.{name}"
-
-
 def check_names(audio_files: Mapping[Path, str]) -> None:
     """Refuse inputs whose results would overwrite each other; each is told by its text.
 
@@ -172,7 +168,7 @@ def write_results(
 ) -> None:
     """Write every format. Raises OSError."""
     for name in formats:
-        write_whole(output_path(folder, audio, name), WRITERS[name](transcript, cues))
+        write_whole(folder / f"{audio.stem}.{name}", WRITERS[name](transcript, cues))
 
 
 def write_whole(target: Path, text: str) -> None:

@@ -1,4 +1,4 @@
-"""Whatever is cancelled, and wherever it stands then: no audio worker stays behind.
+"""However an audio worker ends or stands still: none stays behind, and no upload pays for it.
 
 A coroutine is cancelled at each of its suspensions in turn, both while it waits and when what it
 waits for is there already but it has not run since: a task that is cancelled then gets both.
@@ -11,6 +11,9 @@ import contextlib
 import itertools
 import os
 import signal
+import subprocess
+import sys
+import time
 import types
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from pathlib import Path
@@ -22,8 +25,8 @@ import pytest
 from cluster.common.errors import ConfigurationError, WorkerDrainingError
 from cluster.common.settings import RouterSettings
 from router.audio.pool import AudioPool
-from router.audio.protocol import MAX_MESSAGE_BYTES
-from tests.support.audio.audio_pools import PATIENCE_S, running, until, worker_of
+from router.audio.protocol import MAX_MESSAGE_BYTES, UploadSlot
+from tests.support.audio.audio_pools import PATIENCE_S, freeze_on, pids, running, until, worker_of
 from tests.support.audio.sounds import voice, write_wav
 
 # Both hang up at once. One then ends by itself, the other only when it is killed.
@@ -201,3 +204,83 @@ async def test_a_worker_that_sends_nonsense_is_replaced(
 async def test_close_after_close_changes_nothing() -> None:
     async with nothing_stays(), running() as pool:
         await pool.close()
+
+
+# ---- workers that stand still ----
+
+
+@pytest.fixture
+def hasty(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("router.audio.pool.STALLED_LOOKS", 2)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_worker_frozen_while_idle_is_replaced(tmp_path: Path) -> None:
+    clip = write_wav(tmp_path / "clip", voice(2.0))
+    async with running() as pool:
+        (frozen,) = pids(pool)
+        os.kill(frozen, signal.SIGSTOP)
+        async with pool.open(clip, request_id="r", timeout_s=PATIENCE_S) as stream:
+            windows = [window async for window in stream]
+        assert len(windows) == 1
+        assert frozen not in pids(pool)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_an_upload_goes_on_where_its_frozen_worker_stopped(tmp_path: Path) -> None:
+    """Unlike one that takes too long, it is not to blame, and no window comes twice."""
+    path = write_wav(tmp_path / "long", voice(400.0))
+    async with running() as pool:
+        async with pool.open(path, request_id="r", timeout_s=PATIENCE_S) as stream:
+            expected = [window.start_sample async for window in stream]
+        async with pool.open(path, request_id="r", timeout_s=PATIENCE_S) as stream:
+            found = [(await anext(stream)).start_sample]
+            frozen = await freeze_on(pool, stream)
+            found += [window.start_sample async for window in stream]
+        assert found == expected
+        assert frozen not in pids(pool)
+
+
+@pytest.mark.usefixtures("hasty")
+async def test_a_worker_at_work_is_not_taken_for_a_frozen_one(tmp_path: Path) -> None:
+    """Looked at as often as can be, while it decodes and while it is idle."""
+    path = write_wav(tmp_path / "long", voice(100.0))
+    async with running() as pool:
+        before = pids(pool)
+        (worker,) = pool._workers
+        async with pool.open(path, request_id="r", timeout_s=PATIENCE_S) as stream:
+            async for _ in stream:
+                worker.n_silent()
+        await until(lambda: worker.n_silent() == 0)
+        assert pids(pool) == before
+
+
+WRITER = """
+import sys, time
+from router.audio.protocol import UploadSlot
+slot, end = UploadSlot(int(sys.argv[1])), time.monotonic() + 1.0
+print("began", flush=True)
+while time.monotonic() < end:
+    for _ in range(1000):
+        slot.set(7)
+        slot.clear()
+"""
+
+
+def test_no_step_looks_long_to_another_process_that_reads_while_it_is_written() -> None:
+    """Half-written, a step seemed to last since the machine's start, and its worker was killed."""
+    fd = UploadSlot.make_file()
+    slot = UploadSlot(fd)
+    command = [sys.executable, "-c", WRITER, str(fd)]
+    with subprocess.Popen(command, pass_fds=(fd,), stdout=subprocess.PIPE) as writer:
+        assert writer.stdout is not None
+        writer.stdout.readline()
+        seen, longest_s = set(), 0.0
+        end = time.monotonic() + 0.9
+        while time.monotonic() < end:
+            upload_id, busy_s = slot.get()
+            seen.add(upload_id)
+            longest_s = max(longest_s, busy_s)
+    slot.close()
+    assert seen == {0, 7}
+    assert longest_s < 60

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import math
 import os
 import signal
 from contextlib import AbstractAsyncContextManager
@@ -14,18 +15,16 @@ import whisper.audio
 from numpy.typing import NDArray
 
 from cluster.common.errors import (
-    AudioTooShortError,
-    DeadlineExceededError,
-    InvalidAudioError,
     OverloadedError,
     WorkerError,
 )
-from cluster.common.messages import WINDOW_SAMPLES
 from router.audio.pool import AudioPool
 from router.audio.stream import WholeAudio
 from router.audio.windows import Pieces
+from router.audio.worker import MelPeak
 from tests.support.audio.audio_pools import PATIENCE_S, freeze_on, pids, running, until
-from tests.support.audio.sounds import encode, joined, silence, tone, voice, write_wav
+from tests.support.audio.sounds import joined, silence, voice, write_wav
+from tests.support.references.hugging_face import make_pcm
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # that of the shared `pool`
 
@@ -64,6 +63,8 @@ async def test_every_sample_can_be_read_silence_included(
     async with open_whole(pool, long_file) as audio:
         assert audio.expected_s == pytest.approx(183.77)
         await audio.load(found_s.append)
+        (worker,) = pool._workers
+        assert worker.streams == {}, "free, since a file is decoded faster than transcribed"
         assert audio.n_samples == long_pcm.shape[0]
         assert audio.decode_s > 0
         for start, stop in ((0, 10), (479_990, 480_010), (1_000_000, 10**9), (5, 5), (7, 3)):
@@ -78,42 +79,7 @@ async def test_the_peak_is_the_references(
     pool: AudioPool, long_file: Path, long_pcm: NDArray[np.int16]
 ) -> None:
     _, audio = await load(pool, long_file)
-    floats = long_pcm.astype(np.float32) / 32_768
-    expected = whisper.audio.log_mel_spectrogram(floats, N_MELS, padding=WINDOW_SAMPLES).max()
-    assert audio.log_max == pytest.approx(float(expected) * 4 - 4, abs=1e-5)
-
-
-async def test_the_worker_is_free_once_all_is_read(pool: AudioPool, long_file: Path) -> None:
-    """A file is decoded in seconds and transcribed in minutes."""
-    async with open_whole(pool, long_file) as audio:
-        await audio.load()
-        (worker,) = pool._workers
-        assert worker.streams == {}
-        assert (await audio.read(0, 100)).shape == (100,)
-
-
-async def test_limits_hold_as_for_windows(tmp_path: Path) -> None:
-    bomb = encode(tmp_path / "bomb", silence(300.0), "ogg", "flac", 16_000)
-    async with running(max_audio_s=60.0) as pool:
-        with pytest.raises(InvalidAudioError, match="longer than"):
-            await load(pool, bomb)
-        with pytest.raises(AudioTooShortError):
-            await load(pool, write_wav(tmp_path / "short", tone(0.05)))
-    async with running(audio_timeout_s=0.01) as pool:
-        with pytest.raises(InvalidAudioError, match="longer than"):
-            await load(pool, write_wav(tmp_path / "slow", voice(120.0)))
-
-
-async def test_short_clips_pass_a_long_file(
-    pool: AudioPool, tmp_path: Path, long_file: Path
-) -> None:
-    clip = write_wav(tmp_path / "clip", voice(2.0))
-    async with open_whole(pool, long_file) as audio:
-        work = asyncio.create_task(audio.load())
-        for _ in range(3):
-            await load(pool, clip)
-        assert not work.done(), "the long file was decoded before the clips"
-        await work
+    assert audio.log_max == pytest.approx(reference(long_pcm), abs=1e-5)
 
 
 async def test_another_uploads_death_costs_nothing(
@@ -179,15 +145,6 @@ async def test_what_the_caller_refuses_ends_the_load(pool: AudioPool, long_file:
     assert pool._workers[0].streams == {}
 
 
-async def test_a_worker_that_cannot_be_had_in_time(long_file: Path) -> None:
-    async with running() as pool:
-        os.kill(pids(pool)[0], signal.SIGSTOP)
-        with pytest.raises(DeadlineExceededError):
-            async with pool.open_whole(long_file, request_id="r", timeout_s=0.1, n_mels=N_MELS):
-                pass
-        os.kill(pids(pool)[0], signal.SIGCONT)
-
-
 async def test_a_full_disk_is_told_as_one(
     pool: AudioPool, long_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -210,3 +167,44 @@ def test_pieces_are_all_of_the_audio_in_order(block: int) -> None:
     assert [(p.index, p.start_sample) for p in found] == [(0, 0), (1, 10), (2, 20), (3, 30)]
     assert np.array_equal(np.concatenate([p.pcm for p in found]), pcm)
     assert pieces.n_samples == 40
+
+
+# ---- the peak that is found block by block is the maximum of openai-whisper's spectrogram ----
+
+
+def peak_of(pcm: NDArray[np.int16], block: int, n_mels: int = 80) -> float:
+    peak = MelPeak(n_mels)
+    for start in range(0, pcm.shape[0], block):
+        peak.feed(pcm[start : start + block])
+    return peak.finish()
+
+
+def reference(pcm: NDArray[np.int16], n_mels: int = 80) -> float:
+    floats = pcm.astype(np.float32) / 32_768
+    scaled = whisper.audio.log_mel_spectrogram(floats, n_mels, padding=whisper.audio.N_SAMPLES)
+    return float(scaled.max()) * 4 - 4
+
+
+@pytest.mark.parametrize("n_mels", [80, 128])
+@pytest.mark.parametrize("block", [1, 160, 199, 7_777, 10**9])
+def test_blocks_of_any_size_give_the_references_maximum(block: int, n_mels: int) -> None:
+    pcm = make_pcm(0.05 if block == 1 else 7.3, seed=5)
+    assert peak_of(pcm, block, n_mels) == pytest.approx(reference(pcm, n_mels), abs=1e-5)
+
+
+@pytest.mark.parametrize("n_samples", [1, 40, 199, 200, 201, 359, 400, 401])
+def test_files_shorter_than_a_frame(n_samples: int) -> None:
+    pcm = make_pcm(1.0, seed=6)[8_000 : 8_000 + n_samples]
+    assert peak_of(pcm, 64) == pytest.approx(reference(pcm), abs=1e-5)
+
+
+@pytest.mark.parametrize("at", [0, 3, 150, -1, -150, -161])
+def test_a_click_at_an_edge_counts_as_in_the_reference(at: int) -> None:
+    """Only there do the reflection before the file and the zeros behind it matter."""
+    pcm = np.zeros(32_077, np.int16)
+    pcm[at] = 30_000
+    assert peak_of(pcm, 8_000) == pytest.approx(reference(pcm), abs=1e-5)
+
+
+def test_silence_is_at_the_floor() -> None:
+    assert math.isclose(peak_of(np.zeros(16_000, np.int16), 8_000), -10.0)
