@@ -173,7 +173,7 @@ async def live_through_server(job: LiveJob) -> AsyncIterator[RemoteLiveClient]:
     query = {"intent": "transcription"}
     try:
         async with client, client.realtime.connect(extra_query=query, max_retries=0) as connection:
-            session = _session(job)
+            session: Any = _session(job)
             await connection.session.update(session=session)
             yield RemoteLiveClient(connection, session)
     except (OSError, openai.OpenAIError, WebSocketException) as error:

@@ -12,15 +12,12 @@ from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
-import jiwer
-import numpy as np
 import pytest
-import soundfile
-import soxr
 
-from cluster.demo.samples import sample_path, sample_text
+from cluster.demo.samples import sample_text
 from tests.e2e.http.test_node_sdk import FOLDER as NODE
 from tests.e2e.http.test_node_sdk import install as install_node
+from tests.e2e.live.test_realtime import MOST_WRONG, pcm_24_khz, wrong_share
 from tests.e2e.live.test_realtime_doors import proxy_in_front
 from tests.e2e.operation.test_tls import certificate
 from tests.support.environments import Program, environment_of
@@ -30,9 +27,7 @@ from tests.support.programs import needs
 CLIENTS = Path(__file__).with_name("clients")
 LIVEKIT = Program("livekit-agents", ("livekit-agents==1.8.9", "livekit-plugins-openai==1.8.9"))
 PIPECAT = Program("pipecat", ("pipecat-ai[openai]==1.14.0",))
-RATE = 24_000
 CLIENT_S = 150.0
-MOST_WRONG = 0.25  # of the words
 ENOUGH_WORDS = str(len(sample_text("short").split()) - 2)  # of finals, after which no turn is open
 __all__ = ["certificate"]  # a fixture
 
@@ -45,22 +40,13 @@ def url() -> Iterator[str]:
 
 @pytest.fixture(scope="module")
 def recording(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The short recording and 1.5 s of silence, int16 at 24 kHz."""
-    samples, rate = soundfile.read(sample_path("short"), dtype="float32")
-    resampled = soxr.resample(samples, rate, RATE)
-    pcm = np.round(32767 * np.clip(resampled, -1, 1)).astype("<i2")
     path = tmp_path_factory.mktemp("pcm") / "short.pcm"
-    path.write_bytes(pcm.tobytes() + bytes(2 * RATE * 3 // 2))
+    path.write_bytes(pcm_24_khz("short"))
     return path
 
 
 def hold_to_the_text(heard: str) -> None:
-    wrong = jiwer.wer(plain(sample_text("short")), plain(heard))
-    assert wrong <= MOST_WRONG, f"{heard!r} for {sample_text('short')!r}"
-
-
-def plain(text: str) -> str:
-    return " ".join("".join(c for c in text.lower() if c.isalnum() or c.isspace()).split())
+    assert wrong_share(heard) <= MOST_WRONG, f"{heard!r} for {sample_text('short')!r}"
 
 
 def reported(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:

@@ -21,7 +21,7 @@ from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from cluster.demo.samples import sample_path, sample_text
 from tests.e2e.conftest import Server, start_server, stop_server, wait_until
-from tests.support.live.realtime_door import append, send, until
+from tests.support.live.realtime_door import append, read_nothing, until
 
 RATE = 24_000
 PIECE = RATE // 10  # samples
@@ -37,7 +37,7 @@ STOPPED = {
 }
 
 
-def recording(name: str = "short", silence_s: float = 1.5) -> bytes:
+def pcm_24_khz(name: str = "short", silence_s: float = 1.5) -> bytes:
     """int16 at 24 kHz, with silence behind it."""
     samples, rate = soundfile.read(sample_path(name), dtype="float32")
     pcm = np.round(32767 * np.clip(soxr.resample(samples, rate, RATE), -1, 1)).astype("<i2")
@@ -55,7 +55,7 @@ async def hear_by_the_sdk(
 
     Without turn detection it is committed as one turn; with it, its turns are the server's.
     """
-    pcm = recording()
+    pcm = pcm_24_khz()
     async with server.async_client().realtime.connect(
         extra_query={"intent": "transcription"}
     ) as connection:
@@ -143,7 +143,7 @@ async def test_every_door_says_429_before_the_upgrade(door: Server) -> None:
 @pytest.mark.slow
 async def test_who_vanishes_frees_the_place(door: Server) -> None:
     async with connect(address(door)) as socket:
-        await append(socket, recording())
+        await append(socket, pcm_24_khz())
         await until(socket, ".delta")
         socket.transport.abort()
     await asyncio.to_thread(wait_until, lambda: no_session_is_open(door), 60, "the session ends")
@@ -154,19 +154,7 @@ async def test_who_vanishes_frees_the_place(door: Server) -> None:
 async def test_a_client_that_reads_nothing_is_closed(door: Server) -> None:
     """It asks for more answers than the doors between hold, and reads none of them."""
     socket = await connect(address(door), ping_interval=None, close_timeout=1)
-    try:
-        socket.transport.pause_reading()
-        update = {"audio": {"input": {"transcription": {"prompt": "word " * 1900}}}}
-        async with asyncio.timeout(240):
-            while not await asyncio.to_thread(no_session_is_open, door):
-                try:
-                    async with asyncio.timeout(0.5):
-                        for _ in range(50):
-                            await send(socket, "session.update", session=update)
-                except (TimeoutError, ConnectionClosed):
-                    await asyncio.sleep(0)
-    finally:
-        socket.transport.abort()
+    await read_nothing(socket, lambda: asyncio.to_thread(no_session_is_open, door), 240)
 
 
 @pytest.mark.slow
@@ -180,7 +168,7 @@ async def test_a_stop_ends_open_turns_and_says_1012(
     stopping: asyncio.Future[int] | None = None
     try:
         async with connect(address(running)) as socket:
-            await append(socket, recording(silence_s=0.0))
+            await append(socket, pcm_24_khz(silence_s=0.0))
             await until(socket, ".delta")
             stopping = asyncio.ensure_future(asyncio.to_thread(stop_server, running))
             await until(socket, ".completed", ".failed")

@@ -33,7 +33,15 @@ from tests.e2e.operation.test_tls import (
     nginx_command,
 )
 from tests.support.live.fake_engine import spoken
-from tests.support.live.realtime_door import RATE, Door, append, opened, send, types_of, until
+from tests.support.live.realtime_door import (
+    RATE,
+    Door,
+    append,
+    opened,
+    read_nothing,
+    types_of,
+    until,
+)
 from tests.support.programs import needs
 from tests.support.router_fakes import make_settings
 
@@ -167,20 +175,12 @@ async def test_a_client_that_reads_nothing_is_closed(
     """It asks for more answers than the proxy and all sockets hold, and reads none of them."""
     async with opened() as door, proxied(kind, door, tmp_path, certificate) as proxy:
         socket = await proxy.connect(ping_interval=None, close_timeout=1)
-        try:
-            await until(socket, "session.created")
-            socket.transport.pause_reading()
-            update = {"audio": {"input": {"transcription": {"prompt": "word " * 1900}}}}
-            async with asyncio.timeout(CLOSED_S):
-                while door.app.state.realtime.sessions:
-                    try:
-                        async with asyncio.timeout(0.5):
-                            for _ in range(50):
-                                await send(socket, "session.update", session=update)
-                    except (TimeoutError, ConnectionClosed):
-                        await asyncio.sleep(0)
-        finally:
-            socket.transport.abort()
+        await until(socket, "session.created")
+
+        async def is_closed() -> bool:
+            return not door.app.state.realtime.sessions
+
+        await read_nothing(socket, is_closed, CLOSED_S)
         await door.none_left()
 
 

@@ -5,14 +5,14 @@ from __future__ import annotations
 import asyncio
 import base64
 import json
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator, Awaitable, Callable
 from contextlib import asynccontextmanager
 from typing import Any
 
 import httpx
 import pytest
 from websockets.asyncio.client import ClientConnection, connect
-from websockets.exceptions import InvalidStatus
+from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from cluster.common.settings import RouterSettings
 from router.http.listener import HttpListener
@@ -86,6 +86,25 @@ async def until(socket: ClientConnection, *types: str) -> list[dict[str, Any]]:
             events.append(json.loads(await socket.recv()))
             if events[-1]["type"].endswith(types):
                 return events
+
+
+async def read_nothing(
+    socket: ClientConnection, is_closed: Callable[[], Awaitable[bool]], most_s: float
+) -> None:
+    """Ask for more answers than all that is between holds, and read none, until it is closed."""
+    try:
+        socket.transport.pause_reading()
+        update = {"audio": {"input": {"transcription": {"prompt": "word " * 1900}}}}
+        async with asyncio.timeout(most_s):
+            while not await is_closed():
+                try:
+                    async with asyncio.timeout(0.5):
+                        for _ in range(50):
+                            await send(socket, "session.update", session=update)
+                except (TimeoutError, ConnectionClosed):
+                    await asyncio.sleep(0)
+    finally:
+        socket.transport.abort()
 
 
 def types_of(events: list[dict[str, Any]]) -> list[str]:
