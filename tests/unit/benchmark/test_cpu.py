@@ -7,33 +7,13 @@ from pathlib import Path
 
 import pytest
 
-from benchmark.cpu.__main__ import is_meant
 from benchmark.cpu.report import Row, comparisons
 from benchmark.rivals.engines import _by_file
-from benchmark.shared.clips import Clip, UniqueFiles
+from benchmark.shared.clips import UniqueFiles
 from benchmark.shared.forced_length import forced_checkpoint
-from cluster.demo.samples import sample_path
-from router.api.params import TranscriptionParams
 from tests.support.checkpoints import ModelShape
-from tests.support.references.transcribers import float32_transcriber, ours
 
-N_TOKENS = 9
 SMALL = ModelShape(64, 2, 2, 2, n_vocab=4_000, n_languages=4)
-
-
-@pytest.fixture(scope="module")
-def checkpoint(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return forced_checkpoint(tmp_path_factory.mktemp("forced"), SMALL, N_TOKENS)
-
-
-async def test_a_window_takes_the_forced_number_of_tokens(checkpoint: Path, tmp_path: Path) -> None:
-    params = TranscriptionParams(model="m", language="en", seed=0, fallback=False)
-    async with float32_transcriber(str(checkpoint)) as transcriber:
-        for recording in ("short", "medium"):  # 5 and 25 s of speech
-            pcm = Clip(recording, sample_path(recording)).pcm()
-            result = await ours(transcriber, params, pcm, tmp_path)
-            sampled = [token for s in result.transcript.segments for token in s.tokens]
-            assert len(sampled) == N_TOKENS
 
 
 def test_a_checkpoint_is_made_again_for_another_length(tmp_path: Path) -> None:
@@ -43,12 +23,6 @@ def test_a_checkpoint_is_made_again_for_another_length(tmp_path: Path) -> None:
     assert (folder / "model.safetensors").read_bytes() == before
     forced_checkpoint(folder, SMALL, 6)
     assert (folder / "model.safetensors").read_bytes() != before
-
-
-def test_a_system_is_meant_by_a_part_of_its_name_or_by_all_of_it() -> None:
-    assert is_meant("splitscribe int8 trimmed", "splitscribe int8")
-    assert not is_meant("splitscribe int8 trimmed", "=splitscribe int8")
-    assert is_meant("splitscribe int8", "=splitscribe int8")
 
 
 def test_our_best_is_compared_with_each_librarys_best_round_by_round() -> None:

@@ -32,16 +32,6 @@ RECORDED = {rule["record"] for rule in rules() if "record" in rule}
 needs_promtool = needs("promtool")
 
 
-def test_names_and_labels_are_found_in_promql() -> None:
-    query = Query(
-        "here",
-        'histogram_quantile(0.9, sum by (le, role) (rate(ray_a_bucket{code=~"5..", b!="x"}[5m])))'
-        ' / 1e9 > 2 or sum(ray_b unless ray_b offset 10m) and absent(own:c:ratio5m)',
-    )  # fmt: skip
-    assert query.names() == {"ray_a_bucket", "ray_b", "own:c:ratio5m"}
-    assert query.labels() == {"role", "code", "b"}
-
-
 @pytest.mark.parametrize("query", QUERIES, ids=lambda query: query.where)
 def test_every_expression_reads_declared_metrics_with_their_labels(query: Query) -> None:
     allowed = set(SERVE_LABELS)

@@ -29,14 +29,6 @@ def test_a_class_that_was_passed_by_often_enough_is_next() -> None:
     assert turns.next(ALL) == "live"
 
 
-def test_live_windows_never_wait_for_a_turn() -> None:
-    turns = Turns()
-    for _ in range(100):
-        turns.went("bulk", ALL)
-    assert not turns.is_due("live")
-    assert turns.next(ALL) == "live"
-
-
 def test_who_waits_no_more_keeps_no_claim() -> None:
     turns = Turns()
     for _ in range(PASSED_BY["bulk"]):

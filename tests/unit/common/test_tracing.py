@@ -78,11 +78,6 @@ def test_children_name_their_parent_by_a_text(traced: Traced) -> None:
     assert spans["window"].events[0].name == "retry"
 
 
-def test_a_span_without_a_parent_begins_no_trace_of_its_own(traced: Traced) -> None:
-    assert traced.tracer.span("encoder", "") is NO_SPAN
-    assert traced.spans() == {}
-
-
 def test_the_clients_trace_is_continued_and_its_no_is_heard(traced: Traced) -> None:
     parent = f"00-{CLIENTS_TRACE}-{CLIENTS_SPAN}"
     with traced.tracer.root("taken", f"{parent}-01") as span:

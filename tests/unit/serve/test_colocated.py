@@ -13,6 +13,7 @@ import torch
 from cluster.common.errors import DeadlineExceededError, HandleRefusedError
 from cluster.common.kv.exporter import KVExporter
 from cluster.common.messages import DecodeOptions, DecodeRequest, DecodeResult, EncodeRequest
+from cluster.common.settings import Settings
 from cluster.common.settings_sources import load_settings
 from cluster.serve.own_calls import OwnCalls
 from cluster.serve.replicas.colocated_replica import SWITCH_S, ColocatedWorker
@@ -39,21 +40,24 @@ class Handle:
         return [await self._worker.status(), RuntimeError("a replica that died")]
 
 
+def cpu_settings(windows: int) -> Settings:
+    """Of the smallest checkpoint, with pools of so many windows."""
+    role = {"threads": 1, "device": "cpu"}
+    flags = {
+        "model": str(cached_checkpoint()),
+        "cluster_key": "k" * 32,
+        "encoder": {**role, "export_windows": windows},
+        "decoder": {**role, "kv_windows": windows},
+    }
+    return load_settings(None, flags, environ={})
+
+
 @pytest.mark.usefixtures("as_replica")
 async def test_one_worker_encodes_decodes_streams_and_drains(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", "cluster.serve")
-    settings = load_settings(
-        None,
-        {
-            "model": str(cached_checkpoint()),
-            "cluster_key": "k" * 32,
-            "encoder": {"threads": 1, "device": "cpu", "export_windows": 2},
-            "decoder": {"threads": 1, "device": "cpu", "kv_windows": 2},
-        },
-        environ={},
-    )
+    settings = cpu_settings(2)
     worker = ColocatedWorker(settings, "build")
     options = DecodeOptions(language="en", max_new_tokens=8)
 
@@ -88,16 +92,7 @@ async def test_what_goes_wrong_is_counted(
     as_replica: dict[tuple[str, ...], float],
 ) -> None:
     """A forged handle, a stray notification, a window too late, a lease that ran out, by name."""
-    settings = load_settings(
-        None,
-        {
-            "model": str(cached_checkpoint()),
-            "cluster_key": "k" * 32,
-            "encoder": {"threads": 1, "device": "cpu", "export_windows": 2},
-            "decoder": {"threads": 1, "device": "cpu", "kv_windows": 2},
-        },
-        environ={},
-    )
+    settings = cpu_settings(2)
     worker = ColocatedWorker(settings, "build")
     encode, decode = worker._encoder, worker._decoder
     reply = await worker.encode(EncodeRequest("r", 0, 1, make_pcm(1.0), 30.0))
@@ -164,16 +159,7 @@ async def transcribed(device: str, dtype: str, shape: str, n: int) -> list[Decod
 async def test_python_changes_hands_within_a_decode_step() -> None:
     """The thread that launches steps would else wait up to 5 ms for the encoder's."""
     before = sys.getswitchinterval()
-    settings = load_settings(
-        None,
-        {
-            "model": str(cached_checkpoint()),
-            "cluster_key": "k" * 32,
-            "encoder": {"threads": 1, "device": "cpu", "export_windows": 1},
-            "decoder": {"threads": 1, "device": "cpu", "kv_windows": 1},
-        },
-        environ={},
-    )
+    settings = cpu_settings(1)
     try:
         worker = ColocatedWorker(settings, "build")
         assert sys.getswitchinterval() == pytest.approx(SWITCH_S)

@@ -24,7 +24,6 @@ from ray.serve.request_router import PendingRequest, RequestRouter
 from cluster.common.messages import EncodeRequest
 from cluster.common.settings import ScalingSettings
 from cluster.serve import own_calls, replica_count, worker_choice
-from cluster.serve.app import PACED_WORKERS, pace, replica_choice
 from cluster.serve.hooks import LoadAwareRouter, PoolPolicy
 from cluster.serve.own_calls import OwnCalls, key_of
 from cluster.serve.worker_choice import shared_key
@@ -184,17 +183,6 @@ def test_the_metric_that_a_large_pool_does_not_export_is_serve_s() -> None:
     name = "_update_router_queue_len_gauge"
     ours, usual = getattr(LoadAwareRouter, name), getattr(RequestRouter, name)
     assert list(inspect.signature(ours).parameters) == list(inspect.signature(usual).parameters)
-
-
-def test_no_pool_s_loads_are_told_to_all_routers() -> None:
-    config = replica_choice()["request_router_config"]
-    assert config.request_routing_stats_period_s >= 600, "each report of each goes to each router"
-
-
-def test_the_controller_of_a_large_pool_is_asked_for_no_more_a_second() -> None:
-    """Beyond some hundred workers; below that nothing is slower."""
-    assert pace(1) == pace(PACED_WORKERS) == 1.0
-    assert 10_000 / pace(10_000) == PACED_WORKERS
 
 
 def test_hooks_sent_by_value_share_what_lives_in_the_process() -> None:
