@@ -11,7 +11,6 @@ import os
 import platform
 import time
 from collections.abc import Callable, Iterator
-from dataclasses import dataclass
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -25,6 +24,9 @@ from cluster.common.settings import DType
 from cluster.serve.distribution import build_id, package_root
 
 Row = tuple[str, str, bool]  # what, finding, whether it is well
+
+DTYPES: tuple[DType, ...] = ("auto", "float32", "int8")  # of either role on a CPU
+LONGEST_S = 600.0  # on cores that other processes have
 
 
 def check_machine(console: Console, *, compile_kernels: bool = False) -> int:
@@ -137,44 +139,19 @@ def _available_gib() -> float | None:
 
 def _kernels() -> list[Row]:
     """Compile what workers of any precision compute with here, unless it is kept already."""
-    from cluster.cli.check import compile_kernels
-
-    rows: list[Row] = []
-    for one in compile_kernels():
-        took = "not compiled: see above" if one.took_s is None else f"{one.took_s:.1f} s"
-        rows.append(("kernels", f"{one.name}, {took}", one.took_s is not None))
-    return rows
-
-
-DTYPES: tuple[DType, ...] = ("auto", "float32", "int8")  # of either role on a CPU
-LONGEST_S = 600.0  # on cores that other processes have
-
-
-@dataclass(frozen=True, slots=True)
-class Compiled:
-    """Kernels of one role, for one set of dtypes.
-
-    took_s: until they were compiled or loaded. None: that failed, and torch's operations remain.
-    """
-
-    name: str
-    took_s: float | None
-
-
-def compile_kernels(dtypes: tuple[DType, ...] = DTYPES) -> Iterator[Compiled]:
-    """Compile one after another what workers compute with here, or load it where it is kept."""
-    done = set()
-    for begin in _builds(dtypes):
+    rows: dict[str, Row] = {}
+    for begin in _builds():
         began_s = time.monotonic()
         kernels = begin()
         name = f"{kernels.name} {kernels.variant}".strip()
-        built = kernels.wait(LONGEST_S)
-        if name not in done:
-            yield Compiled(name, None if built is None else time.monotonic() - began_s)
-        done.add(name)
+        built = kernels.wait(LONGEST_S) is not None
+        took = f"{time.monotonic() - began_s:.1f} s" if built else "not compiled: see above"
+        rows.setdefault(name, ("kernels", f"{name}, {took}", built))
+    return list(rows.values())
 
 
-def _builds(dtypes: tuple[DType, ...]) -> Iterator[Callable[[], Any]]:
+def _builds() -> Iterator[Callable[[], Any]]:
+    """One after another what begins to compile, or to load where it is kept."""
     import torch
 
     from cluster.common.model.device import resolve_dtype
@@ -182,7 +159,7 @@ def _builds(dtypes: tuple[DType, ...]) -> Iterator[Callable[[], Any]]:
     from decoder_worker.cpu import compiled as decoder
     from encoder_worker.cpu.team import team_kernels
 
-    for dtype in dtypes:
+    for dtype in DTYPES:
         computes_in = TORCH_DTYPES[resolve_dtype(dtype, "cpu")]
         int8 = dtype == "int8"
         yield partial(team_kernels, computes_in, int8=int8)

@@ -10,7 +10,7 @@
     ├── ModelNotFoundError                404
     ├── ConflictError                     409   not possible in the object's present state
     ├── PayloadTooLargeError              413
-    ├── RateLimitError                    429   with Retry-After
+    ├── RateLimitError                    429   this client's own limit; with Retry-After
     ├── OverloadedError                   503   with Retry-After
     │   └── CrowdedError                  429   more than the workers can do in time
     ├── InsufficientStorageError          507   the volume is full, or a key's share of it
@@ -34,6 +34,7 @@ Every class survives pickling, because errors cross processes through Ray.
 
 from __future__ import annotations
 
+from functools import partial
 from typing import Any, ClassVar
 
 
@@ -65,23 +66,8 @@ class SplitscribeError(Exception):
         self.retry_after_s = retry_after_s
 
     def __reduce__(self) -> tuple[Any, ...]:
-        return _rebuild, (
-            self.__class__,
-            self.message,
-            self.param,
-            self.code,
-            self.retry_after_s,
-        )
-
-
-def _rebuild(
-    cls: type[SplitscribeError],
-    message: str,
-    param: str | None,
-    code: str | None,
-    retry_after_s: float | None,
-) -> SplitscribeError:
-    return cls(message, param=param, code=code, retry_after_s=retry_after_s)
+        fields = {"param": self.param, "code": self.code, "retry_after_s": self.retry_after_s}
+        return partial(type(self), self.message, **fields), ()
 
 
 class InvalidRequestError(SplitscribeError):
@@ -126,8 +112,6 @@ class ModelNotFoundError(SplitscribeError):
 
 
 class ConflictError(SplitscribeError):
-    """This cannot be done with the object in its present state."""
-
     status = 409
     type = "invalid_request_error"
     should_retry = False
@@ -139,8 +123,6 @@ class PayloadTooLargeError(SplitscribeError):
 
 
 class RateLimitError(SplitscribeError):
-    """This client runs as many requests as it may; other clients are still served."""
-
     status = 429
     type = "requests"
     default_code = "rate_limit_exceeded"
@@ -155,24 +137,18 @@ class OverloadedError(SplitscribeError):
 
 
 class CrowdedError(OverloadedError):
-    """All workers are there, and more is asked of them than they can do in time."""
-
     status = 429
     type = "requests"
     default_code = "overloaded"
 
 
 class InsufficientStorageError(SplitscribeError):
-    """The file does not fit on the disk or in the key's quota, until another file is deleted."""
-
     status = 507
     default_code = "insufficient_storage"
     should_retry = False
 
 
 class DeadlineExceededError(SplitscribeError):
-    """The request's time ran out inside the cluster."""
-
     status = 504
     default_code = "deadline_exceeded"
     should_retry = False  # two more tries of this length would only triple the load

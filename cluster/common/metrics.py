@@ -11,6 +11,7 @@ import asyncio
 import logging
 from collections.abc import Callable, Mapping
 from dataclasses import dataclass
+from functools import partial
 from typing import Any, Literal
 
 logger = logging.getLogger(__name__)
@@ -189,28 +190,22 @@ class Recorder:
 
 def serve_recorder(specs: tuple[MetricSpec, ...]) -> Recorder:
     """A recorder that exports through Ray Serve; call it inside a replica."""
-    from ray.serve import metrics as serve_metrics
+    from ray.serve import metrics
 
-    return _exporting(specs, serve_metrics)
+    return Recorder(specs, partial(_exported, metrics))
 
 
 def ray_recorder(specs: tuple[MetricSpec, ...]) -> Recorder:
     """A recorder that exports through Ray, from any of its processes."""
-    from ray.util import metrics as ray_metrics
+    from ray.util import metrics
 
-    return _exporting(specs, ray_metrics)
+    return Recorder(specs, partial(_exported, metrics))
 
 
-def _exporting(specs: tuple[MetricSpec, ...], metrics: Any) -> Recorder:
-    def make(spec: MetricSpec) -> Any:
-        common: dict[str, Any] = {"description": spec.help, "tag_keys": spec.tags or None}
-        if spec.kind == "counter":
-            return metrics.Counter(spec.name, **common)
-        if spec.kind == "gauge":
-            return metrics.Gauge(spec.name, **common)
-        return metrics.Histogram(spec.name, boundaries=list(spec.bounds), **common)
-
-    return Recorder(specs, make)
+def _exported(metrics: Any, spec: MetricSpec) -> Any:
+    bounds = {"boundaries": list(spec.bounds)} if spec.bounds else {}
+    make = getattr(metrics, spec.kind.capitalize())
+    return make(spec.name, description=spec.help, tag_keys=spec.tags or None, **bounds)
 
 
 class _Silent:
