@@ -25,30 +25,30 @@ import statistics
 import subprocess
 import tempfile
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import AsyncIterator, Awaitable, Callable, Sequence
+from contextlib import asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
+from typing import Any, Self
 
+import numpy as np
 from rich.console import Console
 from rich.table import Table
 
 from benchmark.rivals.engines import RivalProcess, RivalSpec
-from benchmark.shared.bulk_work import (
-    FORM,
-    CutAudio,
-    hours_per_hour,
-    transcribe_all,
-    write_talks,
-)
+from benchmark.shared.clips import Clip
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.forced_length import forced_checkpoint
 from benchmark.shared.machine import cpu_info, median_ratio, usable_cores, versions
 from benchmark.shared.openai_client import Client, Upload, send_all
 from benchmark.shared.server import SPLITSCRIBE, BenchServer, serving
 from benchmark.shared.shapes import SHAPES
+from benchmark.shared.speech.wav import wav_bytes
 from cluster.cli.batch.run import joined_cluster
+from cluster.common.messages import SAMPLE_RATE
 from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.settings import RouterSettings
+from cluster.demo.samples import SAMPLES, sample_path
 from cluster.serve.bulk.engine import (
     BulkEngine,
     application_settings,
@@ -56,14 +56,77 @@ from cluster.serve.bulk.engine import (
     unlimited_engine,
 )
 from cluster.serve.model_parts import make_transcriber
+from router.audio.pool import AudioPool
+from router.audio.windows import Window
 from router.interface import RequestContext
 from router.transcriber import RequestTranscriber
 
 POOLS, BULK, COMMAND, HTTP = "pools alone", "bulk work", "splitscribe batch", "HTTP loop"
+START_S = 120.0
 PATIENCE_S = 3600.0
+FORM = (("model", "whisper-1"), ("language", "en"), ("temperature", "0"), ("fallback", "false"))
 UNTRIED = [  # flags by which the command tries no window again, as FORM has it
     f"--{name}-threshold=None" for name in ("compression-ratio", "logprob", "no-speech")
 ]
+
+
+def write_talks(folder: Path, n_files: int, seconds: float) -> list[Path]:
+    """WAV files of the bundled recordings, each beginning elsewhere in them."""
+    speech = np.concatenate([Clip(name, sample_path(name)).pcm() for name in SAMPLES])
+    n_samples = round(seconds * SAMPLE_RATE)
+    files = []
+    for i in range(n_files):
+        files.append(folder / f"talk-{i:03d}.wav")
+        turned = np.roll(speech, -(i * len(speech)) // n_files)
+        files[-1].write_bytes(wav_bytes(np.resize(turned, n_samples)))
+    return files
+
+
+@dataclass(frozen=True, slots=True)
+class _Cut:
+    """One file's windows, as an `AudioStream` that has all of them at once."""
+
+    windows: tuple[Window, ...]
+    duration_s: float
+    expected_s: float | None = None
+    decode_s: float = 0.0
+
+    async def __aiter__(self) -> AsyncIterator[Window]:
+        for window in self.windows:
+            yield window
+
+
+class CutAudio:
+    """Windows of files that were cut before; stands for `AudioPool` in a transcriber."""
+
+    def __init__(self, cuts: dict[Path, _Cut]) -> None:
+        self._cuts = cuts
+
+    @classmethod
+    async def of(cls, files: Sequence[Path], settings: RouterSettings) -> Self:
+        """Cut them as a router does."""
+        pool = AudioPool(settings)
+        await pool.start()
+        cuts = {}
+        try:
+            for file in files:
+                async with pool.open(file, request_id=file.name, timeout_s=START_S) as stream:
+                    windows = tuple([window async for window in stream])
+                    cuts[file] = _Cut(windows, stream.duration_s)
+        finally:
+            await pool.close()
+        return cls(cuts)
+
+    @property
+    def n_windows(self) -> int:
+        return sum(len(cut.windows) for cut in self._cuts.values())
+
+    @asynccontextmanager
+    async def open(self, upload: Path, **_: Any) -> AsyncIterator[Any]:
+        yield self._cuts[upload]
+
+    def open_whole(self, upload: Path, **_: Any) -> Any:
+        raise NotImplementedError("sequential mode reads files whole")
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,17 +141,25 @@ class Bench:
     at_once: int
 
     async def run_pools(self) -> None:
-        slots, params = asyncio.Semaphore(self.at_once), self.engine.params(FORM)
+        params = self.engine.params(FORM)
+        await self._each(
+            lambda file: self.pools.transcribe(
+                file, params, RequestContext.unlimited(file.name, PATIENCE_S)
+            )
+        )
+
+    async def run_bulk(self) -> None:
+        params = self.engine.params(FORM)
+        await self._each(lambda file: self.engine.transcribe(file, params, name=file.name))
+
+    async def _each(self, transcribe: Callable[[Path], Awaitable[Any]]) -> None:
+        slots = asyncio.Semaphore(self.at_once)
 
         async def one(file: Path) -> None:
             async with slots:
-                context = RequestContext.unlimited(file.name, PATIENCE_S)
-                await self.pools.transcribe(file, params, context)
+                await transcribe(file)
 
         await asyncio.gather(*map(one, self.files))
-
-    async def run_bulk(self) -> None:
-        await transcribe_all(self.engine, self.files, self.at_once)
 
     async def run_command(self) -> None:
         folder = self.files[0].parent
@@ -132,7 +203,7 @@ async def measure(
             began = time.perf_counter()
             await run()
             if turn:
-                speeds[name].append(hours_per_hour(bench.audio_s, began))
+                speeds[name].append(bench.audio_s / (time.perf_counter() - began))
                 print(f"round {turn}: {name}: {speeds[name][-1]:.1f}", flush=True)
     return speeds
 
