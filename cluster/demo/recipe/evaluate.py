@@ -33,7 +33,6 @@ from benchmark.shared.speech.synthesis import UNHEARD_VOICES
 from benchmark.shared.speech.wav import to_pcm, wav_bytes
 from benchmark.shared.word_errors import WordErrors, count_errors
 from cluster.common.messages import SAMPLE_RATE
-from cluster.common.settings import Settings
 from cluster.common.settings_sources import load_settings
 from cluster.demo.recipe.train import CHECKPOINT
 from cluster.demo.samples import words_of
@@ -113,33 +112,27 @@ class LoneModel:
         return texts
 
 
-def transcribe_served(
-    settings: Settings, params: TranscriptionParams, files: Sequence[bytes]
-) -> list[Transcript]:
-    """Audio files through the whole served path in this process; KV is moved in memory."""
+def hear_served(checkpoint: Path, examples: Sequence[Example]) -> list[Transcript]:
+    """Windows through the whole served path in this process, by the server's defaults."""
+    settings = load_settings(None, {"model": str(checkpoint)}, environ={})
+    params = TranscriptionParams(model="demo", seed=0)
 
-    async def transcribe_all() -> list[Transcript]:
+    async def hear_all() -> list[Transcript]:
         slots = asyncio.Semaphore(AT_ONCE)
         async with local_transcriber(settings) as transcriber:
 
-            async def send(content: bytes, file: Path) -> Transcript:
+            async def hear(example: Example, file: Path) -> Transcript:
                 async with slots:
+                    content = wav_bytes(to_pcm(example.audio))
                     await asyncio.to_thread(file.write_bytes, content)
                     context = RequestContext.unlimited(file.name, NO_DEADLINE_S)
                     return (await transcriber.transcribe(file, params, context)).transcript
 
             with tempfile.TemporaryDirectory(prefix="splitscribe-demo-") as folder:
-                paths = [Path(folder) / str(index) for index in range(len(files))]
-                return await asyncio.gather(*map(send, files, paths))
+                paths = [Path(folder) / str(index) for index in range(len(examples))]
+                return await asyncio.gather(*map(hear, examples, paths))
 
-    return asyncio.run(transcribe_all())
-
-
-def hear_served(checkpoint: Path, examples: Sequence[Example]) -> list[Transcript]:
-    """Windows as the server hears them, by its defaults."""
-    settings = load_settings(None, {"model": str(checkpoint)}, environ={})
-    files = [wav_bytes(to_pcm(example.audio)) for example in examples]
-    return transcribe_served(settings, TranscriptionParams(model="demo", seed=0), files)
+    return asyncio.run(hear_all())
 
 
 def make_sets(scale: float = 1.0) -> dict[str, list[Example]]:

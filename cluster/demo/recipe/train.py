@@ -16,11 +16,11 @@ import shutil
 import time
 from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
-from itertools import pairwise
 from pathlib import Path
 from random import Random
 from typing import Any
 
+import numpy as np
 import torch
 import torch.nn.functional as F
 from rich.console import Console
@@ -43,13 +43,14 @@ SHORT = WindowShape(frames=300, batch=16)
 MEDIUM = WindowShape(frames=600, batch=8)
 FULL = WindowShape(frames=1500, batch=4)
 LONE = WindowShape(frames=1500, batch=4, lone=True)
-# Shares of the steps at the start, the middle and the end of a schedule.
-MIXES: tuple[tuple[float, dict[WindowShape, float]], ...] = (
-    (0.0, {SHORT: 0.96, MEDIUM: 0.04, FULL: 0.0, LONE: 0.0}),
-    (0.3, {SHORT: 0.70, MEDIUM: 0.16, FULL: 0.10, LONE: 0.04}),
-    (0.6, {SHORT: 0.34, MEDIUM: 0.20, FULL: 0.36, LONE: 0.10}),
-    (1.0, {SHORT: 0.20, MEDIUM: 0.12, FULL: 0.48, LONE: 0.20}),
-)
+# Shares of the steps when so much of a schedule is over, and between them.
+MIXED_AT = (0.0, 0.3, 0.6, 1.0)
+MIXES = {
+    SHORT: (0.96, 0.70, 0.34, 0.20),
+    MEDIUM: (0.04, 0.16, 0.20, 0.12),
+    FULL: (0.0, 0.10, 0.36, 0.48),
+    LONE: (0.0, 0.04, 0.10, 0.20),
+}
 MIX_FROM_AGAIN = 0.6  # a schedule on old weights is mostly in the full shape at once
 SLACK = 192  # up to so many steps behind the content: 64, and what rounding up may add
 CONTEXTS = {"short": (100, 499), "long": (500, 1500)}  # encoder steps
@@ -62,12 +63,7 @@ LOG_EVERY = 50
 
 def mixed_shape(rng: Random, done: float) -> WindowShape:
     """A window's shape when `done` of a schedule is over, by the mixes."""
-    for (left, first), (right, second) in pairwise(MIXES):
-        if done <= right:
-            weight = (done - left) / (right - left)
-            shares = [(1 - weight) * first[shape] + weight * second[shape] for shape in first]
-            return rng.choices(list(first), shares)[0]
-    raise ValueError(f"done is a share of 1, got {done}")
+    return rng.choices(list(MIXES), [np.interp(done, MIXED_AT, mix) for mix in MIXES.values()])[0]
 
 
 def context_shape(rng: Random, _done: float) -> WindowShape:
