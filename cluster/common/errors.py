@@ -66,7 +66,11 @@ class SplitscribeError(Exception):
         self.retry_after_s = retry_after_s
 
     def __reduce__(self) -> tuple[Any, ...]:
-        fields = {"param": self.param, "code": self.code, "retry_after_s": self.retry_after_s}
+        fields: dict[str, Any] = {
+            "param": self.param,
+            "code": self.code,
+            "retry_after_s": self.retry_after_s,
+        }
         return partial(type(self), self.message, **fields), ()
 
 
