@@ -114,29 +114,18 @@ class OpenUpload:
 
 
 @dataclass(frozen=True, slots=True)
-class AddCredit:
-    """The router will take one window more."""
+class Order:
+    """What follows for an upload.
 
-    upload_id: int
-    kind: Literal["credit"] = "credit"
+    credit: the router will take one window more. cancel: nobody wants the rest. ping: of no upload;
+    answer with `Alive`.
+    """
 
-
-@dataclass(frozen=True, slots=True)
-class CancelUpload:
-    """Nobody wants the rest of this upload."""
-
-    upload_id: int
-    kind: Literal["cancel"] = "cancel"
+    kind: Literal["credit", "cancel", "ping"]
+    upload_id: int = 0
 
 
-@dataclass(frozen=True, slots=True)
-class Ping:
-    """Answer with `Alive`."""
-
-    kind: Literal["ping"] = "ping"
-
-
-Command = OpenUpload | AddCredit | CancelUpload | Ping
+Command = OpenUpload | Order
 
 
 # ------------------------------------------------------------------ from a worker to the router

@@ -37,16 +37,14 @@ from router.api.params import Chunking
 from router.audio.audio_file import AudioFile
 from router.audio.cutter import WindowCutter
 from router.audio.protocol import (
-    AddCredit,
     Alive,
     AudioLimits,
-    CancelUpload,
     Command,
     Failed,
     Finished,
     Opened,
     OpenUpload,
-    Ping,
+    Order,
     UploadEvent,
     UploadReport,
     UploadSlot,
@@ -121,22 +119,19 @@ class AudioWorker:
 
     def _obey(self, command: Command) -> None:
         match command:
-            case Ping():
-                self._connection.send(Alive())
-            case OpenUpload(upload_id):
-                steps = self._steps(command)
+            case OpenUpload(upload_id, path, n_mels):
+                pieces: Pieces | WindowCutter = Pieces()
+                if n_mels is None:
+                    pieces = make_cutter(self._detector, command.chunking, early=command.early)
+                peak = None if n_mels is None else MelPeak(n_mels)
+                steps = transcode(Path(path), self._limits, pieces, peak)
                 self._uploads[upload_id] = Upload(upload_id, steps, command.credit, command.skip)
-            case AddCredit(upload_id) if upload_id in self._uploads:
+            case Order("ping"):
+                self._connection.send(Alive())
+            case Order("credit", upload_id) if upload_id in self._uploads:
                 self._uploads[upload_id].credit += 1
-            case CancelUpload(upload_id) if upload_id in self._uploads:
+            case Order("cancel", upload_id) if upload_id in self._uploads:
                 self._drop(self._uploads[upload_id])
-
-    def _steps(self, command: OpenUpload) -> Steps:
-        path = Path(command.path)
-        if command.n_mels is not None:
-            return transcode(path, self._limits, Pieces(), MelPeak(command.n_mels))
-        cutter = make_cutter(self._detector, command.chunking, early=command.early)
-        return transcode(path, self._limits, cutter)
 
     def _step(self, upload: Upload) -> None:
         self._step_count += 1

@@ -17,11 +17,9 @@ import psutil
 from router.audio.protocol import (
     MAX_PCM_BYTES,
     PREFIX_BYTES,
-    AddCredit,
     AudioLimits,
-    CancelUpload,
     Command,
-    Ping,
+    Order,
     Report,
     UploadSlot,
     pack,
@@ -125,13 +123,13 @@ class AudioProcess:
         self._cpu_s = cpu_s
         if not self._is_asked:
             self._is_asked = True
-            self.send(Ping())
+            self.send(Order("ping"))
         return self._n_silent
 
     def add(self, stream: AudioStream) -> None:
         """Work on the stream's upload from now on."""
         self.streams[stream.upload_id] = stream
-        stream.add_credit = partial(self.send, AddCredit(stream.upload_id))
+        stream.add_credit = partial(self.send, Order("credit", stream.upload_id))
         self.send(stream.opening())
 
     def remove(self, stream: AudioStream) -> None:
@@ -140,7 +138,7 @@ class AudioProcess:
             return
         stream.add_credit = None
         if not stream.finished:
-            self.send(CancelUpload(stream.upload_id))
+            self.send(Order("cancel", stream.upload_id))
 
     def end(self, patience_s: float) -> asyncio.Future[None]:
         """Close the socket, which ends the process; kill it if it does not end in time.

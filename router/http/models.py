@@ -16,7 +16,7 @@ from cluster.common.errors import ConfigurationError, ModelNotFoundError
 from cluster.common.messages import ROLES
 from router.api.responses import ModelListResponse, ModelResponse
 from router.interface import Transcriber
-from router.live.interface import LiveEngine
+from router.live.session import LiveSessions
 
 ALIAS = "whisper-1"  # the hosted service's name, which many clients cannot change
 # Its newer names. Clients choose by them what they send: whether they end turns themselves, say.
@@ -45,7 +45,7 @@ class ServedModel:
     aliases: tuple[str, ...] = ()
     created: int = field(default_factory=lambda: int(time.time()))
     owned_by: str = "splitscribe"
-    live: LiveEngine | None = None
+    live: LiveSessions | None = None
 
 
 class ModelRegistry:

@@ -1,8 +1,7 @@
-"""The seam between the realtime protocol and live transcription: calls in, events out.
+"""What a live session is configured by, and the events that it tells: frozen values.
 
-`router.http` and `router.live.protocol` use a `LiveEngine`, one for each model; tests have one that
-needs no workers. Frozen values and protocols only: nothing here does any work, and nothing here
-knows OpenAI's events or their JSON. The words are explained in `router.live`.
+`router.http` and `router.live.protocol` use `router.live.session`, which knows nothing of OpenAI's
+events or their JSON, by these. The words are explained in `router.live`.
 
 Turns are numbered from 0 on, in the order of their audio. The events of one turn come in this
 order; those in brackets do not come for every turn:
@@ -17,12 +16,10 @@ and get deltas, before the last one is completed.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
 from dataclasses import dataclass
-from typing import Literal, Protocol
+from typing import Literal
 
 from cluster.common.errors import SplitscribeError
-from cluster.common.messages import Pcm
 from router.transcript import TokenLogprob
 
 Eagerness = Literal["low", "medium", "high", "auto"]
@@ -170,64 +167,3 @@ LiveEvent = (
     | TurnFailed
     | IdleTimeout
 )
-
-
-class LiveSession(Protocol):
-    """One client's session. To be used from the event loop only.
-
-    No method but `drain` and `close` waits. After `drain` or `close`, audio is ignored.
-    """
-
-    def configure(self, config: LiveConfig) -> None:
-        """Replace the configuration: turn detection for the audio that follows, all else from the
-        next turn on, or from this one if it has no text yet."""
-
-    def append(self, pcm: Pcm) -> None:
-        """Add audio to the buffer: int16 [n_samples], 16 kHz mono, any length. The caller keeps
-        `unsent_s` bounded."""
-
-    def commit(self) -> int | None:
-        """End the turn here. Returns its number, for which `TurnCommitted` follows. None, and no
-        event, if the buffer is empty, or holds only silence that turn detection has left out."""
-
-    def clear(self) -> None:
-        """Drop the audio of the turn that is not committed yet. If the turn was announced, it ends
-        with `TurnCompleted` of the text that was sent."""
-
-    @property
-    def unsent_s(self) -> float:
-        """Seconds of audio that was appended and is not transcribed yet."""
-
-    def events(self) -> AsyncIterator[LiveEvent]:
-        """The events, in order; to be iterated once, by one task. It ends after `drain` or `close`.
-
-        Its queue has no bound of its own, because the audio bounds it: a second of audio gives only
-        a few bytes of text."""
-
-    def take_events(self) -> list[LiveEvent]:
-        """The events that wait to be iterated, in order. `events` does not give these."""
-
-    async def drain(self) -> None:
-        """Commit the open turn, wait until every turn has ended, and end `events`."""
-
-    async def close(self) -> None:
-        """End at once: cancel all that runs for this session, and end `events`. It may be called
-        more than once, and after `drain`."""
-
-
-class LiveEngine(Protocol):
-    """Transcribes all live sessions of this process with one model."""
-
-    def open(self, config: LiveConfig, *, session_id: str, owner: bytes = b"") -> LiveSession:
-        """Begin a session.
-
-        Args:
-            session_id: its name in logs and traces, and of its windows at the workers.
-            owner: whose audio it is, as in `router.interface.RequestContext`.
-
-        Raises:
-            OverloadedError: the workers have no time for another session.
-        """
-
-    async def close(self) -> None:
-        """Close every session."""

@@ -30,31 +30,42 @@ RETRY_AFTER_S = 10.0
 
 
 class LiveSessions(SessionParts):
-    """Implements `router.live.interface.LiveEngine`."""
+    """Transcribes all live sessions of this process with one model."""
 
     def __post_init__(self) -> None:
         super().__post_init__()
-        self.sessions: set[Session] = set()  # open ones
+        self.sessions: set[LiveSession] = set()  # open ones
 
-    def open(self, config: LiveConfig, *, session_id: str, owner: bytes = b"") -> Session:
-        """See `router.live.interface.LiveEngine.open`."""
+    def open(self, config: LiveConfig, *, session_id: str, owner: bytes = b"") -> LiveSession:
+        """Begin a session.
+
+        Args:
+            session_id: its name in logs and traces, and of its windows at the workers.
+            owner: whose audio it is, as in `router.interface.RequestContext`.
+
+        Raises:
+            OverloadedError: the workers have no time for another session.
+        """
         if self.pace.is_overloaded:
             raise OverloadedError(
                 "the workers have no time for another live session: an update of the open ones "
                 f"takes {self.pace.update_s:.1f} s",
                 retry_after_s=RETRY_AFTER_S,
             )
-        session = Session(self, config, session_id, owner)
+        session = LiveSession(self, config, session_id, owner)
         self.sessions.add(session)
         return session
 
     async def close(self) -> None:
-        """See `router.live.interface.LiveEngine.close`."""
+        """Close every session."""
         await asyncio.gather(*(session.close() for session in list(self.sessions)))
 
 
-class Session:
-    """Implements `router.live.interface.LiveSession`."""
+class LiveSession:
+    """One client's session. To be used from the event loop only.
+
+    No method but `drain` and `close` waits. After `drain` or `close`, audio is ignored.
+    """
 
     def __init__(
         self, engine: LiveSessions, config: LiveConfig, session_id: str, owner: bytes
@@ -75,13 +86,15 @@ class Session:
         self._internal_error: Exception | None = None  # a mistake in our code; it ends the session
         self._updating = asyncio.get_running_loop().create_task(self._update_until_done())
 
-    # -- LiveSession -------------------------------------------------------------------------
-
     def configure(self, config: LiveConfig) -> None:
+        """Replace the configuration: turn detection for the audio that follows, all else from the
+        next turn on, or from this one if it has no text yet."""
         self._detector.configure(config)
         self._changed.set()
 
     def append(self, pcm: Pcm) -> None:
+        """Add audio to the buffer: int16 [n_samples], 16 kHz mono, any length. The caller keeps
+        `unsent_s` bounded."""
         if self._events.is_over or self._is_draining or not pcm.shape[0]:
             return
         self._audio.append(pcm)
@@ -89,6 +102,8 @@ class Session:
         self._engine.activity.feed(self._vad_stream, pcm)
 
     def commit(self) -> int | None:
+        """End the turn here. Returns its number, for which `TurnCommitted` follows. None, and no
+        event, if the buffer is empty, or holds only silence that turn detection has left out."""
         if self._events.is_over or self._is_draining:
             return None
         turn = self._detector.commit()
@@ -96,6 +111,8 @@ class Session:
         return None if turn is None else turn.number
 
     def clear(self) -> None:
+        """Drop the audio of the turn that is not committed yet. If the turn was announced, it ends
+        with `TurnCompleted` of the text that was sent."""
         if self._events.is_over:
             return
         if (turn := self._detector.clear()) is not None:
@@ -104,23 +121,32 @@ class Session:
 
     @property
     def unsent_s(self) -> float:
+        """Seconds of audio that was appended and is not transcribed yet."""
         utterances = self._detector.utterances
         done_to = utterances[0].updated_to if utterances else self._detector.detected_to
         return seconds(max(0, self._audio.end - done_to))
 
     def events(self) -> AsyncIterator[LiveEvent]:
+        """The events, in order; to be iterated once, by one task. It ends after `drain` or `close`.
+
+        Its queue has no bound of its own, because the audio bounds it: a second of audio gives only
+        a few bytes of text."""
         return self._events.events()
 
     def take_events(self) -> list[LiveEvent]:
+        """The events that wait to be iterated, in order. `events` does not give these."""
         return self._events.take()
 
     async def drain(self) -> None:
+        """Commit the open turn, wait until every turn has ended, and end `events`."""
         self._is_draining = True
         self._finish_draining()
         self._changed.set()
         await self._over.wait()
 
     async def close(self) -> None:
+        """End at once: cancel all that runs for this session, and end `events`. It may be called
+        more than once, and after `drain`."""
         self._updating.cancel()
         await asyncio.wait([self._updating])
         self._end()

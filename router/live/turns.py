@@ -156,12 +156,10 @@ class SessionEvents:
         self.is_over = False
 
     async def events(self) -> AsyncIterator[LiveEvent]:
-        """As `router.live.interface.LiveSession.events`."""
         while (event := await self._queue.get()) is not None:
             yield event
 
     def take(self) -> list[LiveEvent]:
-        """As `router.live.interface.LiveSession.take_events`."""
         taken = []
         while not self._queue.empty():
             event = self._queue.get_nowait()

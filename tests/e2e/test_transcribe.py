@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import signal
 import subprocess
-import wave
 from pathlib import Path
 
 import av
 import numpy as np
 import pytest
 
+from benchmark.shared.speech.wav import wav_bytes
 from cluster.common.messages import SAMPLE_RATE
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import SPLITSCRIBE
@@ -21,11 +21,7 @@ def write_long_recording(file: Path, seconds: int) -> None:
     with av.open(str(sample_path("long"))) as container:
         pcm = np.concatenate([frame.to_ndarray()[0] for frame in container.decode(audio=0)])
     repeated = np.resize(pcm.astype(np.int16), seconds * SAMPLE_RATE)
-    with wave.open(str(file), "wb") as target:
-        target.setnchannels(1)
-        target.setsampwidth(2)
-        target.setframerate(SAMPLE_RATE)
-        target.writeframes(repeated.tobytes())
+    file.write_bytes(wav_bytes(repeated))
 
 
 def test_nobody_who_reads_on_costs_no_result(tmp_path: Path) -> None:

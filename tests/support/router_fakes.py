@@ -27,7 +27,6 @@ from router.interface import (
     TranscriptionResult,
     Update,
 )
-from router.live.interface import LiveEngine
 from router.transcript import Segment, TokenLogprob, Transcript, Word
 
 NAMES = ("openai/whisper-large-v3", "demo")
@@ -94,7 +93,7 @@ def make_updates(transcript: Transcript) -> list[Update]:
 def make_registry(
     transcriber: Transcriber,
     languages: tuple[str, ...] = LANGUAGES,
-    live: LiveEngine | None = None,
+    live: Any | None = None,
 ) -> ModelRegistry:
     model = ServedModel(NAMES, languages, transcriber, created=1_700_000_000, live=live)
     return ModelRegistry([model])

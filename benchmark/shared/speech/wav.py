@@ -14,12 +14,12 @@ def to_pcm(audio: npt.NDArray[np.float32]) -> npt.NDArray[np.int16]:
     return (np.clip(audio, -1, 1) * 32767).astype(np.int16)
 
 
-def wav_bytes(pcm: npt.NDArray[np.int16]) -> bytes:
-    """A WAV file of int16 (n,), mono, 16 kHz."""
+def wav_bytes(pcm: npt.NDArray[np.int16], rate: int = SAMPLE_RATE) -> bytes:
+    """A WAV file of int16 (n,), mono, at `rate` Hz."""
     buffer = io.BytesIO()
     with wave.open(buffer, "wb") as wav:
         wav.setnchannels(1)
         wav.setsampwidth(2)
-        wav.setframerate(SAMPLE_RATE)
+        wav.setframerate(rate)
         wav.writeframes(pcm.tobytes())
     return buffer.getvalue()

@@ -19,7 +19,8 @@ from cluster.common.settings import Settings
 from cluster.common.settings_sources import load_settings
 from router.api.forms import check_model
 from router.interface import RequestContext
-from router.live.interface import LiveConfig, LiveSession, TextDelta, TurnCompleted, TurnFailed
+from router.live.interface import LiveConfig, TextDelta, TurnCompleted, TurnFailed
+from router.live.session import LiveSession
 from router.transcript import Transcript
 
 NO_DEADLINE_S = 7 * 24 * 3600.0

@@ -38,7 +38,7 @@ from router.http.realtime.access import (
     refuse,
 )
 from router.http.realtime.connection import RealtimeConnection
-from router.live.interface import LiveConfig, LiveSession
+from router.live.interface import LiveConfig
 from router.live.protocol.events import EventWriter, ProtocolVersion, new_id
 from router.live.protocol.session_config import (
     ModelNames,
@@ -47,6 +47,7 @@ from router.live.protocol.session_config import (
     updated,
 )
 from router.live.protocol.session_protocol import LiveProtocol
+from router.live.session import LiveSession
 
 logger = logging.getLogger(__name__)
 

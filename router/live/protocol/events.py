@@ -16,6 +16,7 @@ from typing import Any, Literal
 
 from cluster.common.errors import InvalidRequestError, PayloadTooLargeError, SplitscribeError
 from router.api.documents import read_json
+from router.api.responses import error_body
 
 Event = dict[str, Any]
 ProtocolVersion = Literal["ga", "beta"]
@@ -68,25 +69,31 @@ class InvalidEvent(ClientEvent):
 
 def read_event(text: str | bytes | None) -> ClientEvent:
     """Read one WebSocket message. A message that is not valid becomes `InvalidEvent`."""
+    event_id = None
+    try:
+        sent = _document(text)
+        sent_id = sent.get("event_id")
+        event_id = sent_id[:_MAX_EVENT_ID] if isinstance(sent_id, str) else None
+        return _read(sent, event_id)
+    except InvalidRequestError as error:
+        return InvalidEvent(event_id, error.with_traceback(None))  # whose frames hold the text
+
+
+def _document(text: str | bytes | None) -> dict[str, Any]:
     if not isinstance(text, str):
-        return InvalidEvent(None, _wrong("Send events as text messages, not as binary ones."))
+        raise _wrong("Send events as text messages, not as binary ones.")
     try:
         sent = read_json(text.encode(), ("audio",), MAX_BESIDE_AUDIO)
     except PayloadTooLargeError:
         message = f"The event has more than {MAX_BESIDE_AUDIO} bytes beside its audio."
-        return InvalidEvent(None, _wrong(message, code="event_too_large"))
+        raise _wrong(message, code="event_too_large") from None
     except InvalidRequestError as error:
-        return InvalidEvent(None, _wrong(error.message, code="invalid_json"))
+        raise _wrong(error.message, code="invalid_json") from None
     except ValueError:
-        return InvalidEvent(None, _wrong("The event is not JSON.", code="invalid_json"))
+        raise _wrong("The event is not JSON.", code="invalid_json") from None
     if not isinstance(sent, dict):
-        return InvalidEvent(None, _wrong("The event is not a JSON object.", code="invalid_json"))
-    event_id = sent.get("event_id")
-    event_id = event_id[:_MAX_EVENT_ID] if isinstance(event_id, str) else None
-    try:
-        return _read(sent, event_id)
-    except InvalidRequestError as error:
-        return InvalidEvent(event_id, error.with_traceback(None))  # whose frames hold the text
+        raise _wrong("The event is not a JSON object.", code="invalid_json")
+    return sent
 
 
 def _read(sent: Mapping[str, Any], event_id: str | None) -> ClientEvent:
@@ -175,18 +182,9 @@ class EventWriter:
         )
 
     def error(self, error: SplitscribeError, event_id: str | None = None) -> Event:
-        return self.event("error", error={**error_fields(error), "event_id": event_id})
+        return self.event("error", error={**error_body(error)["error"], "event_id": event_id})
 
 
 def new_id(random: Random, kind: str) -> str:
     """A random id, such as "event_" with 21 letters or digits."""
     return f"{kind}_{''.join(random.choices(_ID_LETTERS, k=_ID_LENGTH))}"
-
-
-def error_fields(error: SplitscribeError) -> dict[str, Any]:
-    return {
-        "type": error.type,
-        "code": error.code,
-        "message": error.message,
-        "param": error.param,
-    }

@@ -17,11 +17,11 @@ from typing import Any
 from cluster.common.errors import InvalidRequestError, SplitscribeError
 from cluster.common.messages import SAMPLE_RATE, Pcm
 from router.api.formats import logprob_bodies
+from router.api.responses import error_body
 from router.live.interface import (
     IdleTimeout,
     LiveConfig,
     LiveEvent,
-    LiveSession,
     SpeechStarted,
     SpeechStopped,
     TextDelta,
@@ -40,9 +40,9 @@ from router.live.protocol.events import (
     EventWriter,
     InvalidEvent,
     SessionUpdate,
-    error_fields,
 )
 from router.live.protocol.session_config import ModelNames, SessionConfig, as_session, updated
+from router.live.session import LiveSession
 
 HELD_S = 1.0  # so much audio is held back at most until the session is configured
 MAX_MISTAKES = 100  # wrong events after which the session is closed
@@ -287,8 +287,8 @@ class LiveProtocol:
         if isinstance(event, TurnCompleted):
             events.append(self._completed(item, event))
         else:
-            error = error_fields(event.error)
-            events.append(self._writer.transcription("failed", item.item_id, error=error))
+            fields = error_body(event.error)  # as `error`
+            events.append(self._writer.transcription("failed", item.item_id, **fields))
         return events
 
     def _committed(self, item: Item) -> list[Event]:

@@ -4,17 +4,13 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
-import io
-import wave
 from pathlib import Path
 
 import httpx
-import numpy as np
 import openai
 import pytest
-from numpy.typing import NDArray
 
-from cluster.common.messages import SAMPLE_RATE
+from benchmark.shared.speech.wav import wav_bytes
 from cluster.common.settings_sources import load_settings
 from cluster.demo.samples import SAMPLES, sample_path, sample_text
 from router.audio.pool import AudioPool
@@ -93,23 +89,14 @@ async def test_the_long_recording_has_the_text_of_its_parts(server: Server) -> N
         model="whisper-1", file=sample_path("long"), response_format="verbose_json"
     )
     parts = [
-        await client.audio.transcriptions.create(model="whisper-1", file=("a.wav", wav(window.pcm)))
+        await client.audio.transcriptions.create(
+            model="whisper-1", file=("a.wav", wav_bytes(window.pcm))
+        )
         for window in windows
     ]
     assert whole.text == " ".join(part.text for part in parts)
     starts = {round(window.start_s * 100) for window in windows}
     assert starts <= {segment.seek for segment in whole.segments or []}
-
-
-def wav(pcm: NDArray[np.int16]) -> bytes:
-    """A file of 16 kHz mono samples."""
-    content = io.BytesIO()
-    with wave.open(content, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(SAMPLE_RATE)
-        file.writeframes(pcm.tobytes())
-    return content.getvalue()
 
 
 def test_the_request_id_comes_back(server: Server) -> None:

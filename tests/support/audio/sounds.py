@@ -4,13 +4,13 @@ from __future__ import annotations
 
 import functools
 import subprocess
-import wave
 from pathlib import Path
 from typing import Any
 
 import av
 import numpy as np
 
+from benchmark.shared.speech.wav import wav_bytes
 from cluster.common.messages import SAMPLE_RATE, Pcm
 from router.audio.protocol import AudioLimits
 from tests.support.programs import require
@@ -124,13 +124,9 @@ def _frame(pcm: Pcm, rate: int) -> av.AudioFrame:
     return frame
 
 
-def write_wav(path: Path, pcm: Pcm) -> Path:
-    """16 kHz mono, written at once: also for hours."""
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(SAMPLE_RATE)
-        file.writeframes(pcm.tobytes())
+def write_wav(path: Path, pcm: Pcm, rate: int = SAMPLE_RATE) -> Path:
+    """Mono, written at once: also for hours."""
+    path.write_bytes(wav_bytes(pcm, rate))
     return path
 
 

@@ -3,14 +3,12 @@
 from __future__ import annotations
 
 import functools
-import io
 import json
-import wave
 from dataclasses import dataclass
 
 import av
-import numpy as np
 
+from benchmark.shared.speech.wav import wav_bytes
 from cluster.common.messages import SAMPLE_RATE, Pcm
 from cluster.demo.samples import sample_path
 from tests.support.audio.sounds import joined
@@ -46,13 +44,7 @@ def sentence_pcm(name: str, index: int, margin_s: float = 0.5) -> Pcm:
 
 def wav_of(pcm: Pcm, size_bytes: int | None = None) -> bytes:
     """A WAV file; with `size_bytes`, a chunk that players skip makes it exactly so long."""
-    content = io.BytesIO()
-    with wave.open(content, "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(SAMPLE_RATE)
-        file.writeframes(np.ascontiguousarray(pcm).tobytes())
-    whole = content.getvalue()
+    whole = wav_bytes(pcm)
     if size_bytes is None:
         return whole
     junk = size_bytes - len(whole) - 8

@@ -1,4 +1,4 @@
-"""A live engine that needs no workers, and keeps the contract of `router.live.interface`.
+"""A live engine that needs no workers, and keeps the contract of `router.live.session`.
 
 It "transcribes" by sample values: each second of audio whose first sample is not 0 is the word of
 that sample, so that a test can say in audio what it wants to hear. Turn detection: a second of
@@ -120,10 +120,7 @@ class FakeLiveSession:
         seconds = self._n if self.engine.is_stuck else len(self._rest)
         return seconds / SAMPLE_RATE
 
-    def events(self) -> AsyncIterator[LiveEvent]:
-        return self._events()
-
-    async def _events(self) -> AsyncIterator[LiveEvent]:
+    async def events(self) -> AsyncIterator[LiveEvent]:
         while (event := await self._queue.get()) is not None:
             if self.engine.crash is not None:
                 raise self.engine.crash

@@ -7,13 +7,13 @@ its clock moving on. So what a session tells does not depend on how fast the mac
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Callable, Coroutine, Iterator
-from concurrent.futures import Future
+from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from typing import Any, TypeVar
+from dataclasses import dataclass
+from typing import Any
 
 import numpy as np
+from anyio.from_thread import start_blocking_portal
 
 from cluster.common.messages import (
     SAMPLE_RATE,
@@ -34,48 +34,26 @@ from router.live.activity import VoiceActivity
 from router.live.interface import LiveConfig, TurnFailed
 from tests.support.live.virtual_sessions import Told, at_once, listen, speak
 
-T = TypeVar("T")
 
-
+@dataclass(frozen=True)
 class BackgroundEngines:
-    """Both roles, running on a thread."""
+    """Both roles, running on a thread.
 
-    def __init__(self, engines: LocalEngines, loop: asyncio.AbstractEventLoop) -> None:
-        self.engines = engines
-        self._loop = loop
+    call: runs a coroutine function there, and keeps the caller's loop from doing anything else.
+    """
 
-    def call(self, work: Coroutine[Any, Any, T]) -> T:
-        """Wait for work of the engines, and keep the caller's loop from doing anything else."""
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+    engines: LocalEngines
+    call: Callable[..., Any]
 
 
 @contextmanager
 def background_engines(settings: Settings) -> Iterator[BackgroundEngines]:
     """Engines from the start of their thread to its end."""
-    started: Future[tuple[LocalEngines, asyncio.AbstractEventLoop, asyncio.Event]] = Future()
-
-    async def run() -> None:
-        async with local_engines(settings) as engines:
-            stop = asyncio.Event()
-            started.set_result((engines, asyncio.get_running_loop(), stop))
-            await stop.wait()
-
-    def work() -> None:
-        try:
-            asyncio.run(run())
-        except BaseException as error:
-            if started.done():
-                raise
-            started.set_exception(error)
-
-    thread = threading.Thread(target=work, daemon=True)
-    thread.start()
-    engines, loop, stop = started.result()
-    try:
-        yield BackgroundEngines(engines, loop)
-    finally:
-        loop.call_soon_threadsafe(stop.set)
-        thread.join()
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(local_engines(settings)) as engines,
+    ):
+        yield BackgroundEngines(engines, portal.call)
 
 
 class LatePools:
@@ -90,7 +68,7 @@ class LatePools:
         late_s: Callable[[int], float] = lambda nth: 0.05,
         fault: Callable[[int], Exception | None] = lambda nth: None,
     ) -> None:
-        self._background = background
+        self._call = background.call
         self._encoders = background.engines.pool("encoder")
         self._decoders = background.engines.pool("decoder")
         self._late_s = late_s
@@ -100,13 +78,13 @@ class LatePools:
     async def encode(self, request: EncodeRequest) -> EncodeReply:
         self._encodes += 1
         await asyncio.sleep(self._late_s(self._encodes))
-        return self._background.call(self._encoders.encode(request))
+        return self._call(self._encoders.encode, request)
 
     async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
         self._decodes += 1
         if (error := self._fault(self._decodes)) is not None:
             raise error
-        return self._background.call(self._decoders.decode(request, on_token))
+        return self._call(self._decoders.decode, request, on_token)
 
     async def status(self) -> list[WorkerStatus]:
         return []

@@ -19,14 +19,13 @@ from router.live.activity import VoiceActivity
 from router.live.interface import (
     LiveConfig,
     LiveEvent,
-    LiveSession,
     ServerVad,
     TextDelta,
     TurnCompleted,
     TurnFailed,
 )
 from router.live.partial_transcript import AttentionPeak, LocalAgreement, Policy
-from router.live.session import LiveSessions
+from router.live.session import LiveSession, LiveSessions
 from router.pipeline import Pipeline
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.live.played_speech import (

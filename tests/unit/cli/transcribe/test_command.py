@@ -59,12 +59,17 @@ def test_without_flags_nothing_is_as_it_is_not_usually(job_of: MakeJob) -> None:
     assert job.verbose
 
 
-def test_what_is_so_anyway_is_not_sent(job_of: MakeJob) -> None:
-    line = (
-        "a.wav --temperature 0.0 --beam_size 1 --compression_ratio_threshold 2.4 "
-        "--logprob_threshold -1.0 --no_speech_threshold 0.6"
-    )
-    job = job_of(*line.split())
+@pytest.mark.parametrize(
+    "line",
+    [
+        "--temperature 0.0 --beam_size 1 --compression_ratio_threshold 2.4 "
+        "--logprob_threshold -1.0 --no_speech_threshold 0.6",
+        "--beam_size None --best_of None --max_line_width None --patience none",
+        "--condition_on_previous_text False --carry_initial_prompt True --clip_timestamps 0",
+    ],
+)
+def test_what_is_so_anyway_may_be_said_and_is_not_sent(job_of: MakeJob, line: str) -> None:
+    job = job_of("a.wav", *line.split())
     assert job.params == USUAL
     assert job.form == {}
 
@@ -121,20 +126,12 @@ def test_a_switch_may_be_said_in_many_ways(job_of: MakeJob, args: tuple[str, ...
     assert job_of(*args, "a.wav").params.words
     assert job_of("a.wav", *args).params.words
     assert job_of(*args, "a.wav").files == ("a.wav",)
-
-
-@pytest.mark.parametrize("args", [("--word_timestamps", "False"), ("--no-word-timestamps",)])
-def test_a_switch_may_be_turned_off(job_of: MakeJob, args: tuple[str, ...]) -> None:
-    assert not job_of("a.wav", *args).params.words
+    for off in (("--word_timestamps", "False"), ("--no-word-timestamps",)):
+        assert not job_of("a.wav", *off).params.words
 
 
 def test_behind_two_dashes_nothing_is_a_flag(job_of: MakeJob) -> None:
     assert job_of("--", "--word_timestamps").files == ("--word_timestamps",)
-
-
-def test_none_is_what_was_not_said(job_of: MakeJob) -> None:
-    line = "a.wav --beam_size None --best_of None --max_line_width None --patience none"
-    assert job_of(*line.split()).params == USUAL
 
 
 def test_fallback_is_given_up_with_its_step(job_of: MakeJob) -> None:
@@ -143,13 +140,6 @@ def test_fallback_is_given_up_with_its_step(job_of: MakeJob) -> None:
     assert given_up.form == {"fallback": "false"}
     assert job_of("a.wav").params.temperatures == LADDER
     assert job_of("a.wav", "--temperature", "0.4").params.temperatures == (0.4,)
-
-
-def test_what_parallel_mode_does_anyway_may_be_said(job_of: MakeJob) -> None:
-    line = (
-        "a.wav --condition_on_previous_text False --carry_initial_prompt True --clip_timestamps 0"
-    )
-    assert job_of(*line.split()).params == USUAL
 
 
 @pytest.mark.parametrize(

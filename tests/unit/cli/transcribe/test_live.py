@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import io
-import wave
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -19,6 +18,7 @@ from cluster.cli.transcribe import live
 from cluster.cli.transcribe.job import LiveJob, Said, Source, Target
 from cluster.common.errors import InvalidRequestError
 from cluster.common.messages import Pcm
+from tests.support.audio.sounds import write_wav
 from tests.support.references.hugging_face import make_pcm
 from tests.unit.cli.transcribe.conftest import CommandLine
 
@@ -63,12 +63,7 @@ class PlayedLiveClient:
 
 @pytest.fixture
 def job(tmp_path: Path) -> LiveJob:
-    file = tmp_path / "a.wav"
-    with wave.open(str(file), "wb") as content:
-        content.setnchannels(1)
-        content.setsampwidth(2)
-        content.setframerate(16_000)
-        content.writeframes(PCM.tobytes())
+    file = write_wav(tmp_path / "a.wav", PCM)
     return LiveJob(Source(str(file)), "demo", None, "", (), Target())
 
 

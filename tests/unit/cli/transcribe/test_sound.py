@@ -7,7 +7,6 @@ import os
 import sys
 import threading
 import types
-import wave
 from collections.abc import Callable, Iterator
 from pathlib import Path
 from typing import Any
@@ -19,6 +18,7 @@ from cluster.cli.transcribe.job import STDIN, Source
 from cluster.cli.transcribe.live import blocks_of, open_sound
 from cluster.common.errors import ConfigurationError, InvalidAudioError
 from cluster.common.messages import Pcm
+from tests.support.audio.sounds import write_wav
 from tests.support.references.hugging_face import make_pcm
 
 RATE = 16_000
@@ -27,15 +27,6 @@ FeedStdin = Callable[[bytes, int], None]
 
 def heard(source: Source, rate: int = RATE) -> Pcm:
     return np.concatenate(list(open_sound(source, rate, threading.Event())))
-
-
-def wav_of(path: Path, pcm: Pcm, rate: int = RATE) -> Path:
-    with wave.open(str(path), "wb") as file:
-        file.setnchannels(1)
-        file.setsampwidth(2)
-        file.setframerate(rate)
-        file.writeframes(pcm.tobytes())
-    return path
 
 
 @pytest.fixture
@@ -74,7 +65,7 @@ def test_a_container_is_read_from_standard_input_and_from_a_file(
     tmp_path: Path, feed_stdin: FeedStdin
 ) -> None:
     pcm = make_pcm(1.0)
-    file = wav_of(tmp_path / "a.wav", pcm)
+    file = write_wav(tmp_path / "a.wav", pcm)
     assert np.array_equal(heard(Source(str(file))), pcm)
     feed_stdin(file.read_bytes(), 1000)
     assert np.array_equal(heard(Source(STDIN)), pcm)
@@ -87,7 +78,7 @@ def test_other_rates_are_resampled_to_the_last_sample(tmp_path: Path, raw: bool)
     if raw:
         path.write_bytes(tone.tobytes())
     else:
-        wav_of(path, tone, 48_000)
+        write_wav(path, tone, 48_000)
     got = heard(Source(str(path), 48_000 if raw else 0))
     assert len(got) == pytest.approx(RATE, abs=2)
     expected = 8000 * np.sin(2 * np.pi * 440 * np.arange(len(got)) / RATE)
@@ -144,7 +135,7 @@ def test_a_microphone_is_heard_until_it_is_stopped(monkeypatch: pytest.MonkeyPat
 
 async def test_an_event_loop_gets_the_same_and_what_went_wrong(tmp_path: Path) -> None:
     pcm = make_pcm(30.0)
-    file = wav_of(tmp_path / "a.wav", pcm)
+    file = write_wav(tmp_path / "a.wav", pcm)
     stop = threading.Event()
     blocks = []
     async for block in blocks_of(Source(str(file)), RATE, stop):

@@ -13,7 +13,6 @@ from cluster.planning.virtual_time import run_virtually
 from router.live.interface import (
     IdleTimeout,
     LiveConfig,
-    LiveSession,
     SemanticVad,
     ServerVad,
     SpeechStarted,
@@ -24,6 +23,7 @@ from router.live.interface import (
     TurnSegment,
 )
 from router.live.partial_transcript import Policy
+from router.live.session import LiveSession
 from tests.support.live.played_speech import Floats, LoudIsSpeech, pcm_of_words, spoken
 from tests.support.live.virtual_sessions import (
     GAP_S,

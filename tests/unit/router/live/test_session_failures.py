@@ -17,13 +17,13 @@ from cluster.common.settings import LiveSettings
 from cluster.planning.virtual_time import run_virtually, virtual_clock
 from router.live.interface import (
     LiveConfig,
-    LiveSession,
     SpeechStarted,
     TextDelta,
     TurnCompleted,
     TurnFailed,
 )
 from router.live.schedule import FRESH_S, Pace
+from router.live.session import LiveSession
 from tests.support.live.played_speech import SlowToHear, pcm_of_words, spoken
 from tests.support.live.virtual_sessions import (
     GAP_S,
