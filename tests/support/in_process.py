@@ -8,13 +8,12 @@ from __future__ import annotations
 
 import asyncio
 import socket
-import threading
-from collections.abc import Iterator, Mapping
-from concurrent.futures import Future
-from contextlib import contextmanager
+from collections.abc import AsyncIterator, Iterator, Mapping
+from contextlib import asynccontextmanager, contextmanager
 from typing import Any
 
 import uvicorn
+from anyio.from_thread import start_blocking_portal
 
 from cluster.common.settings import Settings
 from cluster.common.settings_sources import load_settings
@@ -23,7 +22,6 @@ from cluster.serve.model_parts import served_model
 from router.http.models import ModelRegistry
 from router.http.routes import create_app
 
-START_S = 60.0
 STOP_S = 30.0
 
 
@@ -32,32 +30,17 @@ def in_process_server(others: Mapping[str, Any] | None = None, **router: Any) ->
     """Serve the bundled model with these settings of the router and `others`. Yields the URL."""
     flags = {**(others or {}), "router": {"audio_workers": 1, **router}}
     settings = load_settings(None, flags, environ={})
-    started: Future[uvicorn.Server] = Future()
-    with socket.create_server(("127.0.0.1", 0)) as listening:
-        thread = threading.Thread(target=_run, args=(settings, listening, started), daemon=True)
-        thread.start()
-        server = started.result(START_S)
-        try:
-            yield f"http://127.0.0.1:{listening.getsockname()[1]}"
-        finally:
-            server.should_exit = True
-            thread.join(STOP_S)
-            assert not thread.is_alive(), "the server did not end"
+    with (
+        socket.create_server(("127.0.0.1", 0)) as listening,
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(_serving(settings, listening)),
+    ):
+        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
 
 
-def _run(settings: Settings, listening: socket.socket, started: Future[uvicorn.Server]) -> None:
-    try:
-        asyncio.run(_serve(settings, listening, started))
-    except BaseException as error:
-        if started.done():
-            raise
-        started.set_exception(error)
-
-
-async def _serve(
-    settings: Settings, listening: socket.socket, started: Future[uvicorn.Server]
-) -> None:
-    """Serve until `should_exit`; clients may connect before, they wait in the socket's queue."""
+@asynccontextmanager
+async def _serving(settings: Settings, listening: socket.socket) -> AsyncIterator[None]:
+    """Serve while it is entered; clients may connect before, they wait in the socket's queue."""
     name, own = next(iter(settings.by_model().items()))
     async with (
         local_engines(own) as engines,
@@ -67,5 +50,10 @@ async def _serve(
         registry = ModelRegistry([served_model(settings, name, transcriber, live)])
         app = create_app(registry, settings.router)
         server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-        started.set_result(server)
-        await server.serve(sockets=[listening])
+        serving = asyncio.create_task(server.serve(sockets=[listening]))
+        try:
+            yield
+        finally:
+            server.should_exit = True
+            async with asyncio.timeout(STOP_S):
+                await serving

@@ -8,7 +8,6 @@ meaning are in `router.live.protocol.session_protocol`. Source: openai-python, `
 from __future__ import annotations
 
 import base64
-import binascii
 from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
@@ -124,14 +123,13 @@ def _read(sent: Mapping[str, Any], event_id: str | None) -> ClientEvent:
 
 
 def _audio(sent: object) -> bytes:
-    if not isinstance(sent, str):
-        raise _wrong(
-            "'audio' must be a string that holds base64.", param="audio", code="invalid_value"
-        )
+    message = "'audio' must be a string that holds base64."
     try:
-        return base64.b64decode(sent, validate=True)
-    except (binascii.Error, ValueError):
-        raise _wrong("'audio' is not valid base64.", param="audio", code="invalid_value") from None
+        if isinstance(sent, str):
+            return base64.b64decode(sent, validate=True)
+    except ValueError:
+        message = "'audio' is not valid base64."
+    raise _wrong(message, param="audio", code="invalid_value")
 
 
 def _wrong(

@@ -10,7 +10,7 @@ know of its mistake, since many clients end at any error.
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterable, Sequence
 from dataclasses import dataclass
 from typing import Any
 
@@ -119,7 +119,7 @@ class LiveProtocol:
             case SessionUpdate():
                 return self._update(event)
             case Append():
-                self._append(event.audio)
+                self._give(self._decoder.decode(event.audio))
                 return []
             case Commit():
                 return self._commit()
@@ -173,37 +173,29 @@ class LiveProtocol:
             self.session.configure(config.live)
         self.config = config
         if config.audio != before.audio:
-            self._flush_decoder()
+            self._give(self._decoder.flush())
             self._decoder = StreamDecoder(config.audio)
 
-    def _append(self, audio: bytes) -> None:
-        for pcm in self._decoder.decode(audio):
-            self._give(pcm)
-
-    def _give(self, pcm: Pcm) -> None:
+    def _give(self, audio: Iterable[Pcm]) -> None:
         """Give audio to the engine, or hold it until the session is configured."""
-        if self._held_audio is None:
-            self._has_audio = True
-            self.session.append(pcm)
-            return
-        self._held_audio.append(pcm)
-        if sum(map(len, self._held_audio)) > HELD_S * SAMPLE_RATE:
-            self._release_held()
+        for pcm in audio:
+            if self._held_audio is None:
+                self._has_audio = True
+                self.session.append(pcm)
+                continue
+            self._held_audio.append(pcm)
+            if sum(map(len, self._held_audio)) > HELD_S * SAMPLE_RATE:
+                self._release_held()
 
     def _release_held(self) -> None:
         held, self._held_audio = self._held_audio, None
-        for pcm in held or ():
-            self._give(pcm)
-
-    def _flush_decoder(self) -> None:
-        for pcm in self._decoder.flush():
-            self._give(pcm)
+        self._give(held or ())
 
     def _commit(self) -> list[Event]:
         """Commit. A commit without audio gets an item without text, and no error: clients also
         commit when turn detection has committed everything already, and wait for an answer."""
         self._release_held()
-        self._flush_decoder()
+        self._give(self._decoder.flush())
         if (number := self.session.commit()) is not None:
             self._item_of(number)  # now, since another commit may come before the engine's event
             return []
@@ -239,16 +231,13 @@ class LiveProtocol:
         """The client's events for an event of the engine."""
         item, write = self._item_of(event.turn), self._writer
         match event:
-            case SpeechStarted(_, audio_start_ms):
-                return [self._buffer("speech_started", item, audio_start_ms=audio_start_ms)]
-            case SpeechStopped(_, audio_end_ms):
-                return [self._buffer("speech_stopped", item, audio_end_ms=audio_end_ms)]
+            case SpeechStarted(_, start_ms):
+                return [self._buffer("speech_started", item, audio_start_ms=start_ms)]
+            case SpeechStopped(_, end_ms):
+                return [self._buffer("speech_stopped", item, audio_end_ms=end_ms)]
             case IdleTimeout(_, start_ms, end_ms):
-                return [
-                    self._buffer(
-                        "timeout_triggered", item, audio_start_ms=start_ms, audio_end_ms=end_ms
-                    )
-                ]
+                times = {"audio_start_ms": start_ms, "audio_end_ms": end_ms}
+                return [self._buffer("timeout_triggered", item, **times)]
             case TurnCommitted():
                 return self._committed(item)
             case TextDelta(_, text, logprobs):
@@ -265,31 +254,26 @@ class LiveProtocol:
                 return [write.transcription("segment", item.item_id, **segment)]
             case TurnCompleted() | TurnFailed():
                 del self._open_items[event.turn]
-                return [*self._ended(item, event), *self._answer_empty_commits()]
+                # A turn that was cleared ends without a commit, but the client has heard of it.
+                events = [] if item.committed else self._committed(item)
+                if isinstance(event, TurnCompleted):
+                    events.append(self._completed(item, event))
+                else:
+                    fields = error_body(event.error)  # as `error`
+                    events.append(write.transcription("failed", item.item_id, **fields))
+                return [*events, *self._answer_empty_commits()]
         raise AssertionError(f"not an event of an engine: {event!r}")
 
     def fail_open_items(self, error: SplitscribeError) -> list[Event]:
         """End every open item; for an engine that sends no more events."""
-        events: list[Event] = []
-        for number in sorted(self._open_items):
-            events += self.on_engine_event(TurnFailed(number, error))
-        return events
+        ends = [TurnFailed(number, error) for number in sorted(self._open_items)]
+        return [event for end in ends for event in self.on_engine_event(end)]
 
     def _item_of(self, number: int) -> Item:
         """The item of the engine's turn of this number; it is made if there is none."""
         if number not in self._open_items:
             self._open_items[number] = Item(self._writer.new_id("item"))
         return self._open_items[number]
-
-    def _ended(self, item: Item, event: TurnCompleted | TurnFailed) -> list[Event]:
-        # A turn that was cleared ends without a commit, but the client has heard of its item.
-        events = [] if item.committed else self._committed(item)
-        if isinstance(event, TurnCompleted):
-            events.append(self._completed(item, event))
-        else:
-            fields = error_body(event.error)  # as `error`
-            events.append(self._writer.transcription("failed", item.item_id, **fields))
-        return events
 
     def _committed(self, item: Item) -> list[Event]:
         previous, self._last_item = self._last_item, item.item_id
