@@ -23,6 +23,7 @@ from router.http.routes import create_app
 from tests.support.router_fakes import FakeTranscriber, make_registry, make_settings
 
 ENDPOINT: Literal["/v1/audio/transcriptions"] = "/v1/audio/transcriptions"
+AUDIO = {"input_audio": {"data": "UklGRg=="}}
 DEADLINE_S = 20.0
 HOUR_S = 3600
 
@@ -75,6 +76,10 @@ class Desk:
         batch_id = batch_id or new_id("batch_")
         return (await self.service.create_batch(self.owner, batch_id, asked)).id
 
+    async def run(self, *lines: bytes) -> Batch:
+        """A batch of these lines, once it has ended."""
+        return await self.ended(await self.create(await self.upload(b"".join(lines))))
+
     async def state(self, batch_id: str) -> Batch:
         return await self.service.batch(self.owner, batch_id)
 
@@ -126,6 +131,16 @@ def line(custom_id: str, endpoint: str = ENDPOINT, **body: Any) -> bytes:
     """A line of a batch; `body` is added to what each has."""
     document = {"custom_id": custom_id, "method": "POST", "url": endpoint}
     return json.dumps({**document, "body": {"model": "whisper-1", **body}}).encode() + b"\n"
+
+
+def talks(n: int, **body: Any) -> bytes:
+    """So many lines of a batch, l0 and so on, with audio in them."""
+    return b"".join(line(f"l{i}", **AUDIO, **body) for i in range(n))
+
+
+def outcome(batch: Batch) -> tuple[str, int, int]:
+    """Of a batch: its status, and how many of its lines are completed and failed."""
+    return batch.status, batch.request_counts.completed, batch.request_counts.failed
 
 
 @dataclass

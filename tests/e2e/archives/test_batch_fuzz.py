@@ -24,8 +24,7 @@ from hypothesis import strategies as st
 from schemathesis import Case, GenerationMode
 from schemathesis.checks import CHECKS, load_all_checks
 
-from router.batches.store import ENDED
-from tests.e2e.conftest import wait_until
+from tests.e2e.archives.test_batches import ended, upload
 from tests.support.batches import ENDPOINT, desk, line, served
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(900)]
@@ -71,30 +70,13 @@ def client(url: str) -> openai.OpenAI:
     return openai.OpenAI(base_url=f"{url}/v1", api_key="none", max_retries=0)
 
 
-def create(client: openai.OpenAI, content: bytes) -> Any:
-    file = client.files.create(file=("lines.jsonl", content), purpose="batch")
-    return client.batches.create(
-        input_file_id=file.id,
-        endpoint=ENDPOINT,  # type: ignore[arg-type]
-        completion_window="24h",
-    )
-
-
-def ended(client: openai.OpenAI, batch_id: str) -> Any:
-    def over() -> Any:
-        batch = client.batches.retrieve(batch_id)
-        return batch if batch.status in ENDED else None
-
-    return wait_until(over, 30, "the end of the batch", 0.01)
-
-
 def narrowed(document: dict[str, Any], client: openai.OpenAI) -> dict[str, Any]:
     """The routes of files and batches alone, with ids of which some are there."""
     files = [
         client.files.create(file=(f"{i}.jsonl", line(f"l{i}", url=AUDIO)), purpose="batch").id
         for i in range(CASES)
     ]
-    batches = [create(client, line("l", url=AUDIO)).id for _ in range(4)]
+    batches = [upload(client, [line("l", url=AUDIO)]).id for _ in range(4)]
     ids = {"file_id": [*files[:20], "file-none", "%00"], "batch_id": [*batches, "batch_none"]}
     paths = document["paths"]
     document["paths"] = {p: paths[p] for p in paths if p.startswith(("/v1/files", "/v1/batches"))}
@@ -190,8 +172,7 @@ def test_whatever_stands_in_a_line_its_batch_ends_and_adds_up(client: openai.Ope
     @settings(**GENERATED, max_examples=BATCHES)
     @given(mistaken | passable())
     def run(lines: list[bytes]) -> None:
-        content = b"\n".join(lines) + b"\n"
-        batch = ended(client, create(client, content).id)
+        batch = ended(client, upload(client, [one + b"\n" for one in lines]).id, step_s=0.01)
         outcomes[batch.status] += 1
         assert batch.status in ("completed", "failed"), batch
         if batch.status == "failed":

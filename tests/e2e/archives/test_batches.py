@@ -52,14 +52,16 @@ def upload(client: openai.OpenAI, lines: list[bytes]) -> Batch:
     )
 
 
-def ended(client: openai.OpenAI, batch_id: str, within_s: float = BATCH_S) -> Batch:
+def ended(
+    client: openai.OpenAI, batch_id: str, within_s: float = BATCH_S, step_s: float = 0.1
+) -> Batch:
     """A batch, once it has ended. Calls that fail meanwhile do not matter."""
 
     def over() -> Batch | None:
         batch = client.batches.retrieve(batch_id)
         return batch if batch.status in ("completed", "failed", "cancelled", "expired") else None
 
-    batch: Batch = wait_until(over, within_s, "the end of the batch")
+    batch: Batch = wait_until(over, within_s, "the end of the batch", step_s)
     return batch
 
 

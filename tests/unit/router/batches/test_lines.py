@@ -15,10 +15,8 @@ from router.batches import runner
 from router.batches.line_work import MAX_CLAIMS
 from router.batches.lines import MAX_ERRORS, CheckedInput, check_input
 from router.batches.runner import MAX_CHECKS
-from tests.support.batches import ENDPOINT, desk, eventually, line
+from tests.support.batches import AUDIO, ENDPOINT, desk, eventually, line, outcome, talks
 from tests.support.router_fakes import FakeTranscriber, make_registry
-
-AUDIO = {"input_audio": {"data": "UklGRg=="}}
 
 
 def checked(tmp_path: Path, *lines: bytes, max_lines: int = 1000) -> CheckedInput:
@@ -91,7 +89,7 @@ async def test_what_the_engine_gives_up_is_settled_at_once(tmp_path: Path) -> No
             (InvalidAudioError("no audio", param="file"), 400),
         ):
             at.transcriber.error = error
-            batch = await at.ended(await at.create(await at.upload(line("a", **AUDIO))))
+            batch = await at.run(line("a", **AUDIO))
             [told] = await at.content(batch.error_file_id)
             assert told["response"]["status_code"] == status
             assert told["response"]["body"]["error"]["message"] == error.message
@@ -113,7 +111,7 @@ async def test_lines_that_are_wrong_end_and_starve_no_others(tmp_path: Path) -> 
     """Those of their own batch, nor those of others."""
     async with desk(tmp_path, allowed_hosts=("*",)) as at:
         wrong = b"".join(line(f"w{i}", **WRONG[i % len(WRONG)]) for i in range(12))
-        good = b"".join(line(f"g{i}", **AUDIO) for i in range(4))
+        good = talks(4)
         at.owner = "aa"
         first = await at.create(await at.upload(wrong + good))
         at.owner = "bb"
@@ -121,11 +119,7 @@ async def test_lines_that_are_wrong_end_and_starve_no_others(tmp_path: Path) -> 
         assert (await at.ended(second)).request_counts.completed == 4
         at.owner = "aa"
         batch = await at.ended(first)
-        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == (
-            "completed",
-            4,
-            12,
-        )
+        assert outcome(batch) == ("completed", 4, 12)
         errors = await at.content(batch.error_file_id)
     assert {one["response"]["status_code"] for one in errors} == {400}
     found = {one["custom_id"]: one["response"]["body"]["error"] for one in errors}
@@ -151,7 +145,7 @@ async def test_a_line_that_fails_unexpectedly_fails_once_and_is_counted(
 
         monkeypatch.setattr(engine, "params", params)
         lines = line("bad", prompt="a bug", **AUDIO) + line("good", **AUDIO)
-        batch = await at.ended(await at.create(await at.upload(lines)))
+        batch = await at.run(lines)
         assert (batch.request_counts.completed, batch.request_counts.failed, tried) == (1, 1, 1)
         [error] = await at.content(batch.error_file_id)
         assert error["response"]["status_code"] == 500

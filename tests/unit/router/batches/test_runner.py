@@ -20,65 +20,72 @@ from router.batches import runner
 from router.batches.blobs import READERS_GRACE_S
 from router.batches.line_work import MAX_CLAIMS
 from router.interface import TranscriptionResult
-from tests.support.batches import HOUR_S, Hands, desk, eventually, line
+from tests.support.batches import (
+    AUDIO,
+    HOUR_S,
+    Hands,
+    desk,
+    eventually,
+    line,
+    outcome,
+    talks,
+)
 from tests.support.router_fakes import FakeTranscriber
 
-AUDIO = {"input_audio": {"data": "UklGRg=="}}
+
+@pytest.fixture
+def held() -> FakeTranscriber:
+    """It works until it is cancelled, or `hold` is taken off."""
+    transcriber = FakeTranscriber()
+    transcriber.hold = True
+    return transcriber
 
 
 async def test_a_new_owner_goes_on_where_the_last_one_was(tmp_path: Path) -> None:
     """What was finished is not run again, what was claimed is."""
     transcriber = FakeTranscriber()
-    lines = b"".join(line(f"l{i}", **AUDIO) for i in range(6))
     async with desk(tmp_path, transcriber, concurrency=2) as first:
-        batch_id = await first.create(await first.upload(lines))
+        batch_id = await first.create(await first.upload(talks(6)))
         await first.until(batch_id, lambda batch: batch.request_counts.completed >= 2)
         transcriber.hold = True
     n_done = len(transcriber.uploads)
     transcriber.hold = False
     async with desk(tmp_path, transcriber, concurrency=2) as second:
         batch = await second.ended(batch_id)
-        assert (batch.status, batch.request_counts.total, batch.request_counts.completed) == (
-            "completed",
-            6,
-            6,
-        )
+        assert outcome(batch) == ("completed", 6, 0)
         found = await second.content(batch.output_file_id)
         assert [one["custom_id"] for one in found] == [f"l{i}" for i in range(6)]
         assert len({one["id"] for one in found}) == 6
     assert n_done <= len(transcriber.uploads) <= 6 + 2, "at most what ran was run again"
 
 
-async def test_an_owner_that_is_killed_loses_no_line(tmp_path: Path) -> None:
+async def test_an_owner_that_is_killed_loses_no_line(tmp_path: Path, held: FakeTranscriber) -> None:
     """Nothing is given back: the database and its log are as a kill leaves them."""
     import shutil
 
-    transcriber = FakeTranscriber()
-    transcriber.hold = True
-    lines = b"".join(line(f"l{i}", **AUDIO) for i in range(3))
     left = tmp_path / "left"
-    async with desk(tmp_path / "first", transcriber, concurrency=2) as first:
-        batch_id = await first.create(await first.upload(lines))
-        await eventually(lambda: len(transcriber.uploads) == 2)
+    async with desk(tmp_path / "first", held, concurrency=2) as first:
+        batch_id = await first.create(await first.upload(talks(3)))
+        await eventually(lambda: len(held.uploads) == 2)
         shutil.copytree(tmp_path / "first", left)
-    transcriber.hold = False
-    async with desk(left, transcriber) as second:
+    held.hold = False
+    async with desk(left, held) as second:
         batch = await second.ended(batch_id)
-        assert (batch.status, batch.request_counts.completed) == ("completed", 3)
+        assert outcome(batch) == ("completed", 3, 0)
 
 
-async def test_a_line_that_ends_every_owner_fails_by_itself(tmp_path: Path) -> None:
-    transcriber = FakeTranscriber()
-    transcriber.hold = True
-    async with desk(tmp_path, transcriber) as first:
+async def test_a_line_that_ends_every_owner_fails_by_itself(
+    tmp_path: Path, held: FakeTranscriber
+) -> None:
+    async with desk(tmp_path, held) as first:
         batch_id = await first.create(await first.upload(line("bad", **AUDIO)))
-        await eventually(lambda: bool(transcriber.uploads))
+        await eventually(lambda: bool(held.uploads))
         await first.service._owned.thread.call(
             first.service._owned.database.run,
             "UPDATE lines SET attempts = ?, epoch = 0",
             MAX_CLAIMS,
         )
-    async with desk(tmp_path, transcriber) as second:
+    async with desk(tmp_path, held) as second:
         batch = await second.ended(batch_id)
         assert (batch.request_counts.completed, batch.request_counts.failed) == (0, 1)
         [error] = await second.content(batch.error_file_id)
@@ -95,18 +102,13 @@ class OnceOnly(FakeTranscriber):
 
 async def test_what_the_window_leaves_out_is_told_as_expired(tmp_path: Path) -> None:
     transcriber, hands = OnceOnly(), Hands()
-    lines = b"".join(line(f"l{i}", **AUDIO) for i in range(3))
     async with desk(tmp_path, transcriber, hands, concurrency=1) as at:
-        batch_id = await at.create(await at.upload(lines))
+        batch_id = await at.create(await at.upload(talks(3)))
         await eventually(lambda: len(transcriber.uploads) == 2)
         hands.pass_s(24 * HOUR_S)
         at.service._runner.look()
         batch = await at.ended(batch_id)
-        assert (batch.status, batch.request_counts.completed, batch.request_counts.failed) == (
-            "expired",
-            1,
-            2,
-        )
+        assert outcome(batch) == ("expired", 1, 2)
         assert batch.expired_at is not None
         assert batch.expired_at >= batch.expires_at
         assert len(await at.content(batch.output_file_id)) == 1
@@ -122,7 +124,7 @@ async def test_a_full_disk_pauses_and_loses_nothing(
     monkeypatch.setattr(runner, "ROOM_S", 0.05)
     transcriber = FakeTranscriber()
     async with desk(tmp_path, transcriber) as at:
-        input_id = await at.upload(b"".join(line(f"l{i}", **AUDIO) for i in range(5)))
+        input_id = await at.upload(talks(5))
         at.service._owned.blobs._min_free_bytes = 2**62
         batch_id = await at.create(input_id)
         batch = await at.until(batch_id, lambda batch: batch.paused is not None)
@@ -131,11 +133,7 @@ async def test_a_full_disk_pauses_and_loses_nothing(
         assert (await at.service.list_batches("", None, 1)).data[0].paused
         at.service._owned.blobs._min_free_bytes = 0
         batch = await at.ended(batch_id)
-        assert (batch.status, batch.request_counts.completed, batch.paused) == (
-            "completed",
-            5,
-            None,
-        )
+        assert (outcome(batch), batch.paused) == (("completed", 5, 0), None)
 
 
 async def test_a_result_that_cannot_be_stored_is_kept_until_it_can(
@@ -180,15 +178,16 @@ async def test_what_is_kept_goes_when_its_time_is_over(tmp_path: Path) -> None:
             await at.state(batch.id)
 
 
-async def test_a_batch_is_kept_for_a_time_that_begins_with_its_end(tmp_path: Path) -> None:
+async def test_a_batch_is_kept_for_a_time_that_begins_with_its_end(
+    tmp_path: Path, held: FakeTranscriber
+) -> None:
     """One that took longer than that would else be gone before anybody read its results."""
-    transcriber, hands = FakeTranscriber(), Hands()
-    transcriber.hold = True
-    async with desk(tmp_path, transcriber, hands, retention_s=HOUR_S) as at:
+    hands = Hands()
+    async with desk(tmp_path, held, hands, retention_s=HOUR_S) as at:
         batch_id = await at.create(await at.upload(line("a", **AUDIO)))
-        await eventually(lambda: bool(transcriber.uploads))
+        await eventually(lambda: bool(held.uploads))
         hands.pass_s(3 * HOUR_S)
-        transcriber.hold = False
+        held.hold = False
         for task in list(at.service._runner._lines):
             task.cancel()  # given back, and run again
         await at.ended(batch_id)
@@ -237,13 +236,14 @@ async def test_a_line_is_given_back_once_there_is_room(
         assert tried == 4
 
 
-async def test_the_input_of_a_batch_that_runs_does_not_expire(tmp_path: Path) -> None:
-    transcriber, hands = FakeTranscriber(), Hands()
-    transcriber.hold = True
-    async with desk(tmp_path, transcriber, hands, retention_s=HOUR_S, concurrency=1) as at:
+async def test_the_input_of_a_batch_that_runs_does_not_expire(
+    tmp_path: Path, held: FakeTranscriber
+) -> None:
+    hands = Hands()
+    async with desk(tmp_path, held, hands, retention_s=HOUR_S, concurrency=1) as at:
         input_id = await at.upload(line("a", **AUDIO) + line("b", **AUDIO))
         batch_id = await at.create(input_id)
-        await eventually(lambda: bool(transcriber.uploads))
+        await eventually(lambda: bool(held.uploads))
         hands.pass_s(2 * HOUR_S)
         with pytest.raises(NotFoundError):
             await at.service.delete_file("", input_id)
@@ -253,14 +253,13 @@ async def test_the_input_of_a_batch_that_runs_does_not_expire(tmp_path: Path) ->
 
 
 async def test_a_file_that_is_deleted_while_a_line_reads_it_is_read_to_its_end(
-    tmp_path: Path,
+    tmp_path: Path, held: FakeTranscriber
 ) -> None:
-    transcriber, hands = FakeTranscriber(), Hands()
-    transcriber.hold = True
-    async with desk(tmp_path, transcriber, hands) as at:
+    hands = Hands()
+    async with desk(tmp_path, held, hands) as at:
         audio_id = await at.upload(b"RIFF")
         batch_id = await at.create(await at.upload(line("a", file_id=audio_id)))
-        await eventually(lambda: bool(transcriber.uploads))
+        await eventually(lambda: bool(held.uploads))
         await at.service.delete_file("", audio_id)
         hands.pass_s(READERS_GRACE_S + 1)
         await at.service.clean()
@@ -272,31 +271,26 @@ async def test_a_file_that_is_deleted_while_a_line_reads_it_is_read_to_its_end(
         assert list((tmp_path / "fetched").iterdir()) == []
 
 
-async def test_keys_take_turns(tmp_path: Path) -> None:
+async def test_keys_take_turns(tmp_path: Path, held: FakeTranscriber) -> None:
     """A key with a large batch does not keep one with a small batch waiting."""
-    transcriber = FakeTranscriber()
-    transcriber.hold = True
-    async with desk(tmp_path, transcriber, concurrency=2) as at:
-        large = b"".join(line(f"l{i}", language="de", **AUDIO) for i in range(20))
+    async with desk(tmp_path, held, concurrency=2) as at:
         at.owner = "aa"
-        first = await at.create(await at.upload(large))
-        await eventually(lambda: len(transcriber.uploads) == 2)
+        first = await at.create(await at.upload(talks(20, language="de")))
+        await eventually(lambda: len(held.uploads) == 2)
         at.owner = "bb"
         second = await at.create(await at.upload(line("s", language="en", **AUDIO)))
         await at.until(second, lambda batch: batch.status == "in_progress")
-        transcriber.hold = False
+        held.hold = False
         for task in list(at.service._runner._lines):
             task.cancel()  # as if they had ended: they are given back
         assert (await at.ended(second)).request_counts.completed == 1
         at.owner = "aa"
         assert (await at.ended(first)).request_counts.completed == 20
-    assert "en" in [params.language for params in transcriber.params[2:5]]
+    assert "en" in [params.language for params in held.params[2:5]]
 
 
-async def test_a_key_has_only_so_many_batches(tmp_path: Path) -> None:
-    transcriber = FakeTranscriber()
-    transcriber.hold = True
-    async with desk(tmp_path, transcriber, max_batches_per_key=2) as at:
+async def test_a_key_has_only_so_many_batches(tmp_path: Path, held: FakeTranscriber) -> None:
+    async with desk(tmp_path, held, max_batches_per_key=2) as at:
         input_id = await at.upload(line("a", **AUDIO))
         ids = [await at.create(input_id) for _ in range(2)]
         with pytest.raises(RateLimitError):
@@ -307,7 +301,7 @@ async def test_a_key_has_only_so_many_batches(tmp_path: Path) -> None:
         for batch_id in ids:
             await at.service.cancel_batch("", batch_id)
         await at.ended(ids[0])
-        transcriber.hold = False
+        held.hold = False
         batch = await at.ended(await at.create(input_id))
         with pytest.raises(ConflictError, match="completed"):
             await at.service.cancel_batch("", batch.id)

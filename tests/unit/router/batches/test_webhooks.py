@@ -12,11 +12,10 @@ import pytest
 from cluster.common.errors import InvalidRequestError
 from router.batches.hosts import Destination
 from router.batches.webhooks import DELAYS_S
-from tests.support.batches import Hands, desk, eventually, line
+from tests.support.batches import AUDIO, Hands, desk, eventually, line
 from tests.support.http_host import Answer, Came, Host, http_host
 
 SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef01234567").decode()
-AUDIO = {"input_audio": {"data": "UklGRg=="}}
 
 
 def allowing(host: Host) -> dict[str, Any]:
