@@ -45,14 +45,13 @@ from cluster.demo.samples import sample_path
 from cluster.planning.profile import (
     AudioProfile,
     DecoderProfile,
-    EncodePoint,
     EncoderProfile,
     LinkProfile,
+    Point,
     Profile,
     RouterProfile,
     Shape,
     StartProfile,
-    StepPoint,
     save_profile,
 )
 from cluster.planning.report import at_percentile
@@ -76,7 +75,7 @@ LEAST_FIT_S = 90.0
 
 def slow_profile(hop_s: float) -> Profile:
     """Of the bundled model's shape. hop_s: a call of a worker beside its device."""
-    steps = tuple(StepPoint(rows=n, positions=1500, seconds=STEP_S + ROW_S * n) for n in ROWS)
+    steps = tuple(Point(size=n, positions=1500, seconds=STEP_S + ROW_S * n) for n in ROWS)
     return Profile(
         name="slow",
         predicted=True,
@@ -85,7 +84,7 @@ def slow_profile(hop_s: float) -> Profile:
         shape=Shape(n_audio_state=384, n_text_state=384, n_text_head=6, n_text_layer=4),
         page_frames=1500,
         encoder=EncoderProfile(
-            points=(EncodePoint(batch=1, positions=1500, seconds=ENCODE_S),),
+            points=(Point(size=1, positions=1500, seconds=ENCODE_S),),
             max_batch=1,
             export_windows=16,
             overlaps=True,

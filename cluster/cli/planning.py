@@ -77,7 +77,7 @@ def simulate(
     Example: splitscribe simulate --rate 12 --encoders 2 --json report.json
     """
     from cluster.planning import simulate as simulation
-    from cluster.planning.profile import load_profile, shipped_profiles
+    from cluster.planning.profile import load_profile, shipped_profiles, write_text
     from cluster.planning.report import summary
     from cluster.planning.scenario import make_scenario
 
@@ -113,10 +113,7 @@ def simulate(
     figures = summary(outcome, time.perf_counter() - began_s)
     _show(of_devices, figures, without=("profile", "scenario", "moments"))
     if json_file is not None:
-        try:
-            json_file.write_text(json.dumps(figures, indent=1) + "\n", encoding="utf-8")
-        except OSError as error:
-            raise ConfigurationError(f"cannot write {json_file}: {error}") from error
+        write_text(json_file, json.dumps(figures, indent=1) + "\n")
 
 
 def _fault(text: str) -> dict[str, Any]:
@@ -257,7 +254,7 @@ def write_plan(plan: Plan, figures: dict[str, Any], folder: Path) -> list[Path]:
     Raises:
         ConfigurationError: a file cannot be written.
     """
-    from cluster.planning.profile import save_profile
+    from cluster.planning.profile import save_profile, write_text
 
     order, cells, scenario = plan.best.order, plan.best.cells, plan.check.scenario
     again = scenario.model_dump(mode="json", exclude={"settings"}) | {"profile": "profile.json"}
@@ -273,10 +270,10 @@ def write_plan(plan: Plan, figures: dict[str, Any], folder: Path) -> list[Path]:
     }
     try:
         folder.mkdir(parents=True, exist_ok=True)
-        for name, text in texts.items():
-            (folder / name).write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"cannot write the plan into {folder}: {error}") from error
+    for name, text in texts.items():
+        write_text(folder / name, text)
     save_profile(plan.best.design.profile(), folder / "profile.json")
     read_serve_file(folder / "serve.yaml")
     read_cluster_file(folder / "cluster.yaml")
@@ -353,7 +350,7 @@ def profile(
     ] = None,
     api_key: Annotated[str | None, typer.Option(help="of that server")] = None,
     name: Annotated[str | None, typer.Option(help="of the profile [the file's]")] = None,
-    rounds: Annotated[int, typer.Option(min=3, help="of each, whose fastest counts")] = 15,
+    rounds: Annotated[int, typer.Option(min=3, help="of each, whose fastest counts")] = 5,
 ) -> None:
     """Measure what workers take on this machine, for splitscribe simulate.
 

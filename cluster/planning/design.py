@@ -15,7 +15,7 @@ from typing import Any, Literal
 
 from cluster.common.kv.layout import window_bytes
 from cluster.planning.order import NodeKind, Order, Placement
-from cluster.planning.profile import Profile
+from cluster.planning.profile import Profile, Surface
 from cluster.planning.scenario import TIMESTAMPS, Load, arrivals
 
 SAMPLES = 2000  # requests of the load from which means are taken
@@ -86,7 +86,8 @@ class Costs:
     def of(cls, design: Design, load: Load) -> Costs:
         """In the best batches."""
         profile = design.profile()
-        (step, prefill), encode = profile.decoder.surfaces(), profile.encoder.surface()
+        step, prefill = Surface(profile.decoder.steps), Surface(profile.decoder.prefills)
+        encode = Surface(profile.encoder.points)
         positions, rows = profile.shape.n_audio_ctx, profile.decoder.max_batch
         sizes = range(1, profile.encoder.max_batch + 1)
         endless = load.model_copy(update={"seconds": 1e12})
@@ -95,16 +96,14 @@ class Costs:
         windows = sum(len(request.cuts_s) for request in requests) / len(requests)
         tokens = load.lengths.tokens_per_s * audio_s + TIMESTAMPS * windows
         window_s = prefill.at(rows, positions) / rows
-        layout: Any = profile.kv_layout()
         if design.handoff == "encoder_states":
-            layout = profile.states_layout()
             window_s += profile.decoder.projection_s
         return cls(
             encode_s=windows * min(encode.at(size, positions) / size for size in sizes),
             decode_s=tokens * step.at(rows, positions) / rows + windows * window_s,
             router_s=profile.router.request_s + windows * profile.router.window_s,
             audio_cpu_s=profile.audio.request_s + profile.audio.audio_second_s * audio_s,
-            kv_bytes=windows * window_bytes(layout),
+            kv_bytes=windows * window_bytes(profile.layout(design.handoff)),
             audio_s=audio_s,
         )
 

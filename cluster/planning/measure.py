@@ -1,60 +1,56 @@
-"""Makes a profile: times both workers' parts in this process, and a server where one is given.
+"""Makes a profile: times both engines in this process, and a server where one is given.
 
-The parts are those of a served worker, with the kernels that this machine compiles. They are timed
-one after another, and the fastest of some rounds counts: a profile is of a worker that has its
-device to itself.
+The engines are those of a served worker, with the kernels that this machine compiles. Windows go
+through one and then the other, so many at a time; what each forward and each READ took is what the
+engines themselves count, and the fastest of some rounds counts here. Requests to a server go one at
+a time, so that nothing waits. Their `server-timing` says what each stage took; the rest of the time
+is the router's and the calls'. Where the server's processes run on this machine, the router's
+processor time is read from the system, else that rest is divided in halves.
 """
 
 from __future__ import annotations
 
 import os
 import platform
+import re
+import statistics
 import time
 from collections.abc import Callable
-from concurrent.futures import Future
-from contextlib import ExitStack, suppress
-from dataclasses import dataclass
-from importlib.metadata import PackageNotFoundError, version
+from contextlib import ExitStack
+from dataclasses import dataclass, field
+from importlib.metadata import distributions
+from itertools import product
 from pathlib import Path
 
+import av
+import httpx
 import numpy as np
 import psutil
 
-from cluster.common.kernels.cpu.background import longest_wait_s, wait_for_builds
+from cluster.common.errors import ConfigurationError
+from cluster.common.kernels.cpu.background import longest_wait_s
 from cluster.common.kv.connect import make_exporter, make_importer, served_kv_layout
-from cluster.common.kv.exporter import KVExporter
 from cluster.common.kv.importer import KVImporter
-from cluster.common.kv.pool import PagePool, Pages
-from cluster.common.messages import (
-    SAMPLE_RATE,
-    CrossKVHandle,
-    DecodeOptions,
-    DecodeRequest,
-    EncodeRequest,
-)
-from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
-from cluster.common.model.device import usable_cores, use_step_threads
-from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.messages import DecodeOptions, DecodeRequest, EncodeReply, EncodeRequest, Pcm
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.device import usable_cores
+from cluster.common.model.encoder_context import SAMPLES_PER_POSITION
 from cluster.common.settings import Settings
-from cluster.planning.measure_server import time_server
+from cluster.demo.samples import sample_path
 from cluster.planning.profile import (
     AudioProfile,
     DecoderProfile,
-    EncodePoint,
     EncoderProfile,
     LinkProfile,
+    Point,
     Profile,
     RouterProfile,
     Shape,
     StartProfile,
-    StepPoint,
 )
 from cluster.serve.distribution import build_id
 from cluster.serve.in_process import on_one_device, sized_together
-from decoder_worker.build import build_parts
-from decoder_worker.prompts import PromptBuilder
-from decoder_worker.sampling.search import Row
-from decoder_worker.scheduling.sequence import DecodeSequence
+from decoder_worker.engine import DecoderEngine
 from encoder_worker.engine import EncoderEngine, auto_batch
 
 # Assumed where no server is given to measure: a router's processor time is what router and proxy
@@ -65,11 +61,14 @@ PROCESS_S = 3.0  # until Ray has a process for a replica, and it has imported wh
 PACKAGES = ("splitscribe", "torch", "ray", "nixl-cu13", "numba")
 CONTEXTS = (320, 768)  # beside the whole window's
 ROWS = (1, 2, 4, 8, 16, 32, 64)
-WARM_UP = 3  # rounds that do not count
+WARM_UP = 3  # requests to a server that do not count
 ANSWER_S = 120.0
-NOISE = 300.0  # of int16: the time does not depend on what is said
-WINDOW_S = 2.0  # of audio in a window: all contexts hold it
 LEAST_LATENCY_S = 1e-6
+SHORT_S, MEDIUM_S = 5.0, 25.0  # of the two samples, about; the rate is taken between them
+CALLS = 2  # of a window: one of each role
+STAGE = re.compile(r"(\w+);dur=([\d.]+)")
+ROUTER = "ServeReplica:splitscribe:router"
+RAY_NODE = "raylet"
 
 Tell = Callable[[str], None]
 
@@ -82,7 +81,7 @@ class Asked:
     settings: Settings
     url: str | None = None
     api_key: str | None = None
-    rounds: int = 9
+    rounds: int = 5
 
 
 def measure(asked: Asked, tell: Tell) -> Profile:
@@ -100,18 +99,41 @@ def measure(asked: Asked, tell: Tell) -> Profile:
     settings = sized_together(settings, checkpoint, device)
     settings = settings.model_copy(update={"cluster_key": os.urandom(32).hex()})
     layout = served_kv_layout(checkpoint, settings, device)
+    dims, kernels_s = checkpoint.dims, longest_wait_s(settings.kernels)
+    most = settings.encoder.max_batch or auto_batch(device)
+    batches = settings.encoder.model_copy(
+        update={"max_batch": most, "batch_wait_ms": 1000.0, "cache": False}
+    )
     with ExitStack() as stack:
         began = time.monotonic()
         exporter = make_exporter(checkpoint, settings, device, "encoder")
         stack.callback(exporter.close)
         importer = make_importer(checkpoint, settings, device, "decoder")
         stack.callback(importer.close)
-        bench = Bench(checkpoint, settings, exporter, importer, asked.rounds, tell)
-        decoder = bench.decoder()
-        start_s = PROCESS_S + bench.built_s - began
-        handoff = bench.handoff()
-        encoder = bench.encoder()
+        decoder = DecoderEngine(checkpoint, importer, settings.decoder, kernels_s=kernels_s)
+        stack.callback(decoder.close)
+        start_s = PROCESS_S + time.monotonic() - began
+        encoder = EncoderEngine(checkpoint, exporter, batches, kernels_s=kernels_s)
+        stack.callback(encoder.close)
+        with av.open(str(sample_path("medium"))) as audio_file:
+            frames = [frame.to_ndarray()[0] for frame in audio_file.decode(audio=0)]
+        bench = Bench(encoder, importer, decoder, np.concatenate(frames))
+        rows = min(settings.decoder.max_batch, batches.export_windows)
+        for n, positions in product(
+            sorted({n for n in ROWS if n < rows} | {rows}),
+            sorted({n for n in CONTEXTS if n < dims.n_audio_ctx} | {dims.n_audio_ctx}),
+        ):
+            for _ in range(1 + asked.rounds):
+                bench.run(n, positions, dims.n_audio_ctx)
+            prompt_s, step_s = (bench.fastest[one, n, positions] for one in ("prompts", "step"))
+            tell(
+                f"{n} windows of {positions} positions: prompts in {1000 * prompt_s:.2f} ms, "
+                f"a step in {1000 * step_s:.2f} ms"
+            )
+        transport = importer.transport
+    ahead = settings.decoder.steps_ahead
     of_router = f"measured at {asked.url}" if asked.url else "assumed"
+    installed = {one.name: one.version for one in distributions() if one.name in PACKAGES}
     return Profile(
         name=asked.name,
         predicted=False,
@@ -123,15 +145,26 @@ def measure(asked: Asked, tell: Tell) -> Profile:
             "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
             "device": device,
         },
-        versions=_versions(),
+        versions={"python": platform.python_version(), **installed},
         commit=build_id(),
         model=checkpoint.name,
-        shape=Shape.of(checkpoint.dims),
+        shape=Shape.model_validate(dims, from_attributes=True),
         kv_dtype=layout.dtype,
         page_frames=layout.page_frames,
-        encoder=encoder,
-        decoder=decoder,
-        handoff=handoff,
+        encoder=EncoderProfile(
+            points=bench.points("encoder"),
+            max_batch=most,
+            export_windows=batches.export_windows,
+            overlaps=True,
+        ),
+        decoder=DecoderProfile(
+            steps=bench.points("step"),
+            prefills=bench.points("prompts"),
+            max_batch=settings.decoder.max_batch,
+            kv_windows=settings.decoder.kv_windows,
+            steps_ahead=int(device != "cpu") if ahead is None else ahead,
+        ),
+        handoff=_link(bench.points("read"), transport),
         router=router,
         audio=audio,
         start_s=StartProfile(encoder=start_s, decoder=start_s, router=start_s),
@@ -140,192 +173,151 @@ def measure(asked: Asked, tell: Tell) -> Profile:
 
 @dataclass(slots=True)
 class Bench:
-    """The parts of both workers. settings: with all sizes filled in. Call on one thread.
+    """Both engines of one process. fastest: seconds, by what took them, size and positions."""
 
-    built_s: when the decoder's parts were there, by the monotonic clock.
-    """
-
-    checkpoint: Checkpoint
-    settings: Settings
-    exporter: KVExporter
+    encoder: EncoderEngine
     importer: KVImporter
-    rounds: int
-    tell: Tell
-    built_s: float = 0.0
+    decoder: DecoderEngine
+    speech: Pcm
+    fastest: dict[tuple[str, int, int], float] = field(default_factory=dict)
 
-    @property
-    def contexts(self) -> list[int]:
-        whole = self.checkpoint.dims.n_audio_ctx
-        return [*(context for context in CONTEXTS if context < whole), whole]
+    def run(self, n_windows: int, positions: int, whole: int) -> None:
+        """So many windows at once, of the first seconds of speech that positions hold."""
+        pcm = self.speech[: positions * SAMPLES_PER_POSITION]
+        context = 0 if positions == whole else positions
+        encoding = [
+            self.encoder.submit(EncodeRequest("profile", n, 1, pcm, ANSWER_S, context=context))
+            for n in range(n_windows)
+        ]
+        replies: list[EncodeReply] = []
+        for encoded in encoding:
+            reply = encoded.result(ANSWER_S)
+            self.importer.accept(reply.handle)  # so that its lease does not run out
+            replies.append(reply)
+        times: dict[int, list[float]] = {}
+        for reply in replies:
+            times.setdefault(reply.timings.batch_size, []).append(reply.timings.encode_s)
+        for size, seconds in times.items():  # the mean: one batch may begin behind another
+            self._note("encoder", size, positions, sum(seconds) / len(seconds))
+        before, options = self.decoder.stats(), DecodeOptions(language="en")
+        decoding = [
+            self.decoder.submit(DecodeRequest("profile", n, 1, reply.handle, options, ANSWER_S))
+            for n, reply in enumerate(replies)
+        ]
+        for decoded in decoding:
+            read = decoded.result(ANSWER_S).timings
+            self._note("read", read.transfer_bytes, positions, read.transfer_s)
+        after = self.decoder.stats()
+        step_s = (after.step_s - before.step_s) / max(1, after.steps - before.steps)
+        self._note("prompts", n_windows, positions, after.prefill_s - before.prefill_s)
+        self._note("step", n_windows, positions, step_s)
 
-    def fastest(self, seconds: Callable[[], float]) -> float:
-        return min([seconds() for _ in range(WARM_UP + self.rounds)][WARM_UP:])
-
-    def encoder(self) -> EncoderProfile:
-        """Batches, by windows and positions, each size by an engine of its own."""
-        settings, whole = self.settings.encoder, self.checkpoint.dims.n_audio_ctx
-        most = settings.max_batch or auto_batch(settings.device)
-        points = []
-        for size in sorted({1, min(2, most), most}):
-            sized = {"max_batch": size, "batch_wait_ms": 1000.0, "cache": False}
-            engine = EncoderEngine(
-                self.checkpoint,
-                self.exporter,
-                settings.model_copy(update=sized),
-                kernels_s=longest_wait_s(self.settings.kernels),
-            )
-            try:
-                for context in self.contexts:
-                    asked = 0 if context == whole else context
-                    seconds = self.fastest(lambda: _batch_s(engine, size, asked))  # noqa: B023
-                    points.append(EncodePoint(batch=size, positions=context, seconds=seconds))
-                    self.tell(
-                        f"encoder: {size} windows of {context} positions in {1000 * seconds:.1f} ms"
-                    )
-            finally:
-                engine.close()
-        return EncoderProfile(
-            points=tuple(points),
-            max_batch=most,
-            export_windows=settings.export_windows,
-            overlaps=True,
+    def points(self, what: str) -> tuple[Point, ...]:
+        return tuple(
+            Point(size=size, positions=positions, seconds=seconds)
+            for (kind, size, positions), seconds in sorted(self.fastest.items())
+            if kind == what
         )
 
-    def decoder(self) -> DecoderProfile:
-        """Prompts and decode steps, by rows and positions."""
-        settings = self.settings.decoder
-        tokenizer = WhisperTokenizer.from_checkpoint(self.checkpoint)
-        parts = build_parts(self.checkpoint, tokenizer, self.importer, None, settings, 0)
-        prompts = PromptBuilder(tokenizer, self.checkpoint.dims)
-        use_step_threads(settings.threads)
-        kernels_s = longest_wait_s(self.settings.kernels)
-        if kernels_s and parts.device == "cpu":
-            wait_for_builds(kernels_s)
-        self.importer.pool.tensor.zero_()
-        parts.self_pool.tensor.zero_()
-        self.built_s = time.monotonic()
-        runner, most = parts.runner, settings.max_batch
-        steps, prefills = [], []
-
-        def prefill_s() -> float:
-            began = time.perf_counter()
-            runner.collect(runner.prefill(sequences))
-            return time.perf_counter() - began
-
-        def step_s() -> float:
-            for sequence in sequences:
-                sequence.live[0].tokens.append(prompts.eot)
-                runner.restore(sequence)
-            began = time.perf_counter()
-            runner.collect(runner.decode(sequences))
-            return time.perf_counter() - began
-
-        for n_rows in sorted({n for n in ROWS if n < most} | {most}):
-            for context in self.contexts:
-                rows = [Row(n, _pages(parts.self_pool, 1)) for n in range(n_rows)]
-                sequences = [self._sequence(prompts, row, context) for row in rows]
-                prompt_s, one_s = self.fastest(prefill_s), self.fastest(step_s)
-                for sequence in sequences:
-                    self.importer.pool.release(sequence.cross_pages)
-                    parts.self_pool.release(sequence.rows[0].self_pages)
-                prefills.append(StepPoint(rows=n_rows, positions=context, seconds=prompt_s))
-                steps.append(StepPoint(rows=n_rows, positions=context, seconds=one_s))
-                self.tell(
-                    f"decoder: {n_rows} rows of {context} positions: prompts in "
-                    f"{1000 * prompt_s:.2f} ms, a step in {1000 * one_s:.2f} ms"
-                )
-        return DecoderProfile(
-            steps=tuple(steps),
-            prefills=tuple(prefills),
-            max_batch=most,
-            kv_windows=settings.kv_windows,
-            steps_ahead=parts.steps_ahead,
-        )
-
-    def _sequence(self, prompts: PromptBuilder, row: Row, context: int) -> DecodeSequence:
-        """Silence of so many positions, in pages of its own."""
-        pool, options = self.importer.pool, DecodeOptions()
-        sequence = DecodeSequence(
-            DecodeRequest("", 0, 0, _handle_of(context), options, 0.0),
-            Future(),
-            arrived=0.0,
-            deadline=ANSWER_S,
-            n_new_max=prompts.n_new_max(options),
-            language=prompts.any_language,
-            rows=[row],
-            cross_pages=_pages(pool, pool.layout.pages_for(context)),
-        )
-        sequence.prompt = prompts.prompt(options, prompts.any_language)
-        sequence.begin_attempt(prompts.eot)
-        return sequence
-
-    def handoff(self) -> LinkProfile:
-        """Latency and rate, of the line through a short window's READ and a whole one's."""
-        layout, pool = self.exporter.layout, self.importer.pool
-        whole = layout.n_frames
-        short = max(1, whole // 10) if pool.packs else layout.page_frames
-        times = {n: self.fastest(lambda: self._read_s(n)) for n in {short, whole}}  # noqa: B023
-        n_bytes = {n: layout.pages_for(n) * pool.filled_bytes(n) for n in times}
-        rate = n_bytes[whole] / times[whole]
-        if times[whole] > times[short]:
-            rate = (n_bytes[whole] - n_bytes[short]) / (times[whole] - times[short])
-        latency_s = max(LEAST_LATENCY_S, times[whole] - n_bytes[whole] / rate)
-        transport = self.importer.transport
-        megabytes, ms = n_bytes[whole] / 1e6, 1000 * times[whole]
-        self.tell(f"hand-off by {transport}: {megabytes:.1f} MB in {ms:.2f} ms")
-        return LinkProfile(transport=transport, latency_s=latency_s, bytes_per_s=rate)
-
-    def _read_s(self, frames: int) -> float:
-        n_pages = self.exporter.layout.pages_for(frames)
-        pages = self.exporter.reserve(n_pages, ANSWER_S)
-        assert pages is not None
-        target = _pages(self.importer.pool, n_pages)
-        handle = self.exporter.publish(
-            pages, request_id="profile", window=0, attempt=1, frames=frames
-        )
-        self.importer.accept(handle)
-        stats = self.importer.fetch(handle, target).result(ANSWER_S)
-        self.importer.pool.release(target)
-        return stats.seconds
+    def _note(self, what: str, size: int, positions: int, seconds: float) -> None:
+        key = what, size, positions
+        self.fastest[key] = min(seconds, self.fastest.get(key, seconds))
 
 
-def _batch_s(engine: EncoderEngine, size: int, context: int) -> float:
-    """One batch, alone: the engine's own figure, which has the projection and no queue."""
-    rng = np.random.default_rng(size)
-    pcm = (NOISE * rng.standard_normal(round(WINDOW_S * SAMPLE_RATE))).astype(np.int16)
-    futures = [
-        engine.submit(EncodeRequest("profile", index, 1, pcm, ANSWER_S, context=context))
-        for index in range(size)
-    ]
-    replies = [future.result(ANSWER_S) for future in futures]
-    for reply in replies:
-        engine.revoke(reply.handle)
-    # An idle engine takes the first window at once: what it left for the next batch is counted too.
-    found = {reply.timings.encode_s: reply.timings.batch_size for reply in replies}
-    return sum(found) * size / sum(found.values())
+def _link(reads: tuple[Point, ...], transport: str) -> LinkProfile:
+    """Latency and rate, of the line through the READs of a short window and of a whole one.
 
-
-def _handle_of(context: int) -> CrossKVHandle:
-    return CrossKVHandle("", 0, 0, "", b"", "", (), 0, context, 0, 0, "", 0.0)
-
-
-def _pages(pool: PagePool, n_pages: int) -> Pages:
-    pages = pool.allocate(n_pages, ANSWER_S)
-    assert pages is not None
-    return pages
+    reads: of so many bytes each.
+    """
+    short, whole = min(reads, key=lambda one: one.size), max(reads, key=lambda one: one.size)
+    rate = whole.size / whole.seconds
+    if whole.seconds > short.seconds and whole.size > short.size:
+        rate = (whole.size - short.size) / (whole.seconds - short.seconds)
+    latency_s = max(LEAST_LATENCY_S, whole.seconds - whole.size / rate)
+    return LinkProfile(transport=transport, latency_s=latency_s, bytes_per_s=rate)
 
 
 def _cpu_name() -> str:
-    lines: list[str] = []
-    with suppress(OSError):
-        lines = Path("/proc/cpuinfo").read_text().splitlines()
-    names = (line.partition(":")[2].strip() for line in lines if line.startswith("model name"))
-    return next(names, platform.processor())
+    file = Path("/proc/cpuinfo")
+    text = file.read_text() if file.exists() else ""
+    found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
+    return found[1] if found else platform.processor()
 
 
-def _versions() -> dict[str, str]:
-    found = {"python": platform.python_version()}
-    for package in PACKAGES:
-        with suppress(PackageNotFoundError):
-            found[package] = version(package)
-    return found
+def time_server(
+    url: str, rounds: int, api_key: str | None, tell: Tell
+) -> tuple[RouterProfile, AudioProfile]:
+    """What a request costs a router and its audio workers.
+
+    Raises:
+        ConfigurationError: no server of ours answers there.
+    """
+    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
+    try:
+        with httpx.Client(base_url=url, timeout=ANSWER_S, headers=headers) as client:
+            client.get("/health").raise_for_status()
+            routers = _routers_at(url)
+            if not routers:
+                tell("server: its router is not to be seen on this machine: its time is estimated")
+            cpu_s, rest_s, short_s = _time(client, "short", rounds, routers)
+            _, _, medium_s = _time(client, "medium", rounds, routers)
+    except (httpx.HTTPError, KeyError) as error:
+        raise ConfigurationError(f"cannot measure the server at {url}: {error!r}") from error
+    tell(f"server: {1000 * rest_s:.1f} ms of a request beside its stages")
+    per_s = max(0.0, (medium_s - short_s) / (MEDIUM_S - SHORT_S))
+    cpu_s = min(cpu_s, rest_s) if routers else rest_s / 2
+    router = RouterProfile(request_s=cpu_s, window_s=0.0, hop_s=(rest_s - cpu_s) / CALLS)
+    audio_s = max(0.0, short_s - per_s * SHORT_S)
+    return router, AudioProfile(request_s=audio_s, audio_second_s=per_s)
+
+
+def _time(
+    client: httpx.Client, name: str, rounds: int, routers: list[psutil.Process]
+) -> tuple[float, float, float]:
+    """The router's processor seconds, and medians: beside all stages, and of the stage `audio`."""
+    audio = sample_path(name).read_bytes()
+    rests, audios, before_s = [], [], 0.0
+    for number in range(WARM_UP + rounds):
+        if number == WARM_UP:
+            before_s = _cpu_s(routers)
+        began = time.perf_counter()
+        answer = client.post(
+            "/v1/audio/transcriptions",
+            files={"file": (f"{number}.flac", audio)},
+            data={"model": "whisper-1", "language": "en"},
+        )
+        answer.raise_for_status()
+        seconds = time.perf_counter() - began
+        header = answer.headers["server-timing"]
+        told = {stage: float(ms) / 1000 for stage, ms in STAGE.findall(header)}
+        rests.append(max(0.0, seconds - (sum(told.values()) - told["total"])))
+        audios.append(told["audio"])
+    cpu_s = (_cpu_s(routers) - before_s) / rounds
+    return cpu_s, statistics.median(rests[WARM_UP:]), statistics.median(audios[WARM_UP:])
+
+
+def _routers_at(url: str) -> list[psutil.Process]:
+    """The routers of the server that listens there, if it runs on this machine.
+
+    They are processes of the same Ray node as whoever listens, so that routers of other servers on
+    this machine are left out.
+    """
+    port = httpx.URL(url).port
+    try:
+        listeners = {
+            one.pid
+            for one in psutil.net_connections("tcp")
+            if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port
+        }
+        above = [parent for pid in listeners if pid for parent in psutil.Process(pid).parents()]
+        nodes = {parent for parent in above if parent.name() == RAY_NODE}
+        below = (process for node in nodes for process in node.children(recursive=True))
+        return [process for process in below if ROUTER in " ".join(process.cmdline())]
+    except psutil.Error:
+        return []
+
+
+def _cpu_s(routers: list[psutil.Process]) -> float:
+    """Processor seconds of these routers."""
+    times = [router.cpu_times() for router in routers]
+    return sum(one.user + one.system for one in times)

@@ -11,11 +11,19 @@ from collections.abc import Iterable
 from pathlib import Path
 from typing import Literal
 
-from pydantic import BaseModel, ConfigDict, Field, NonNegativeFloat, PositiveInt, ValidationError
+from pydantic import (
+    AliasChoices,
+    BaseModel,
+    ConfigDict,
+    Field,
+    NonNegativeFloat,
+    PositiveInt,
+    ValidationError,
+)
 
 from cluster.common.errors import ConfigurationError
 from cluster.common.kv.layout import PageLayout
-from cluster.common.model.dims import ModelDims
+from cluster.common.messages import Payload
 
 FOLDER = Path(__file__).parent / "profiles"
 
@@ -34,56 +42,33 @@ class Shape(Frozen):
     n_text_head: PositiveInt
     n_text_layer: PositiveInt
 
-    @classmethod
-    def of(cls, dims: ModelDims) -> Shape:
-        return cls(**{name: getattr(dims, name) for name in cls.model_fields})
 
+class Point(Frozen):
+    """Seconds of one launch. size: windows of a batch, or rows. positions: of the encoder, each."""
 
-class EncodePoint(Frozen):
-    """One batch: windows in it, encoder positions of each, and its seconds, with the projection."""
-
-    batch: PositiveInt
+    size: PositiveInt = Field(validation_alias=AliasChoices("size", "batch", "rows"))
     positions: PositiveInt
     seconds: float = Field(gt=0)
 
 
 class EncoderProfile(Frozen):
-    """max_batch, export_windows: what `auto` gives on this device."""
+    """points: batches, with the projection. max_batch, export_windows: what `auto` gives there."""
 
-    points: tuple[EncodePoint, ...] = Field(min_length=1)
+    points: tuple[Point, ...] = Field(min_length=1)
     max_batch: PositiveInt
     export_windows: PositiveInt
     overlaps: bool = Field(False, description="the next batch is launched before this one is done")
-
-    def surface(self) -> Surface:
-        return Surface((p.batch, p.positions, p.seconds) for p in self.points)
-
-
-class StepPoint(Frozen):
-    """One forward of the decoder: rows, encoder positions that each attends to, and seconds."""
-
-    rows: PositiveInt
-    positions: PositiveInt
-    seconds: float = Field(gt=0)
 
 
 class DecoderProfile(Frozen):
     """steps: decode steps; prefills: prompts of so many sequences. The others as `auto` gives."""
 
-    steps: tuple[StepPoint, ...] = Field(min_length=1)
-    prefills: tuple[StepPoint, ...] = Field(min_length=1)
+    steps: tuple[Point, ...] = Field(min_length=1)
+    prefills: tuple[Point, ...] = Field(min_length=1)
     max_batch: PositiveInt
     kv_windows: PositiveInt
     steps_ahead: int = Field(0, ge=0, le=1)
     projection_s: NonNegativeFloat = Field(0.0, description="KV of one window, from encoder states")
-
-    def surfaces(self) -> tuple[Surface, Surface]:
-        """Of steps and of prompts."""
-        steps, prefills = (
-            Surface((p.rows, p.positions, p.seconds) for p in points)
-            for points in (self.steps, self.prefills)
-        )
-        return steps, prefills
 
 
 class LinkProfile(Frozen):
@@ -144,56 +129,51 @@ class Profile(Frozen):
 
     def kv_layout(self) -> PageLayout:
         """Of the pages that the encoder exports and the decoder holds."""
-        return self._layout(self.model, self.shape.n_audio_ctx, self.page_frames)
+        shape = self.shape
+        return PageLayout(
+            model=self.model,
+            n_layer=shape.n_text_layer,
+            n_head=shape.n_text_head,
+            head_dim=shape.n_text_state // shape.n_text_head,
+            n_frames=shape.n_audio_ctx,
+            page_frames=self.page_frames,
+            dtype=self.kv_dtype,
+        )
 
-    def states_layout(self) -> PageLayout:
-        """Of encoder states, where these travel."""
+    def layout(self, handoff: Payload) -> PageLayout:
+        """Of what is handed over."""
+        if handoff == "cross_kv":
+            return self.kv_layout()
         shape = self.shape
         return PageLayout.of_states(
             self.model, shape.n_audio_state, shape.n_audio_ctx, self.kv_dtype
         )
 
-    def self_layout(self) -> PageLayout:
-        """Of the decoder's self-attention KV, a page for each row."""
-        return self._layout("self", self.shape.n_text_ctx, self.shape.n_text_ctx)
-
-    def _layout(self, model: str, n_frames: int, page_frames: int) -> PageLayout:
-        shape = self.shape
-        head_dim = shape.n_text_state // shape.n_text_head
-        return PageLayout(
-            model=model,
-            n_layer=shape.n_text_layer,
-            n_head=shape.n_text_head,
-            head_dim=head_dim,
-            n_frames=n_frames,
-            page_frames=page_frames,
-            dtype=self.kv_dtype,
-        )
-
 
 class Surface:
-    """Seconds by a size (windows or rows) and a length (encoder positions).
+    """Seconds by size and encoder positions.
 
     Between the points they lie on straight lines in both directions, which go on beyond the
     outermost points, but never below the smallest value: a launch does not become cheaper by doing
     less.
     """
 
-    def __init__(self, points: Iterable[tuple[int, int, float]]) -> None:
-        """points: size, length, seconds; at least one. For each length its own sizes."""
+    def __init__(self, points: Iterable[Point]) -> None:
+        """For each number of positions its own sizes."""
         lines: dict[int, list[tuple[float, float]]] = {}
-        for size, length, seconds in points:
-            lines.setdefault(length, []).append((size, seconds))
-        self._lines = [(length, sorted(knots)) for length, knots in sorted(lines.items())]
+        for point in points:
+            lines.setdefault(point.positions, []).append((point.size, point.seconds))
+        self._lines = [(positions, sorted(knots)) for positions, knots in sorted(lines.items())]
         self._least_s = min(seconds for _, knots in self._lines for _, seconds in knots)
         self._known: dict[tuple[int, int], float] = {}
 
-    def at(self, size: int, length: int) -> float:
-        """Seconds for this size at this length."""
-        found = self._known.get((size, length))
+    def at(self, size: int, positions: int) -> float:
+        """Seconds for this size at so many positions."""
+        found = self._known.get((size, positions))
         if found is None:
             knots = [(float(at), _on_line(line, size)) for at, line in self._lines]
-            found = self._known[size, length] = max(self._least_s, _on_line(knots, length))
+            found = max(self._least_s, _on_line(knots, positions))
+            self._known[size, positions] = found
         return found
 
 
@@ -231,16 +211,20 @@ def load_profile(name: str) -> Profile:
         raise ConfigurationError(f"{name} is not a profile: {first_problem(error)}") from error
 
 
-def save_profile(profile: Profile, file: Path) -> None:
-    """Write a profile, over what was there.
+def write_text(file: Path, text: str) -> None:
+    """Write a file, over what was there.
 
     Raises:
-        ConfigurationError: the file cannot be written.
+        ConfigurationError: it cannot be written.
     """
     try:
-        file.write_text(profile.model_dump_json(indent=1) + "\n", encoding="utf-8")
+        file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"cannot write {file}: {error}") from error
+
+
+def save_profile(profile: Profile, file: Path) -> None:
+    write_text(file, profile.model_dump_json(indent=1) + "\n")
 
 
 def first_problem(error: ValidationError) -> str:

@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -61,7 +61,7 @@ class WaitingForward:
 
     def __init__(self, profile: Profile, device: Device, clock: WorkerClock) -> None:
         self.is_async = profile.encoder.overlaps
-        self._surface = profile.encoder.surface()
+        self._surface = Surface(profile.encoder.points)
         self._n_audio_ctx = profile.shape.n_audio_ctx
         self._device = device
         self._clock = clock
@@ -87,8 +87,7 @@ class SimEncoder(SimWorker):
     def __init__(self, name: str, node: str, cell: Cell, device: Device) -> None:
         super().__init__(node, cell, device)
         profile, settings, now = cell.profile, cell.settings.encoder, self.clock.now
-        states = cell.settings.handoff == "encoder_states"
-        layout: PageLayout = profile.states_layout() if states else profile.kv_layout()
+        layout = profile.layout(cell.settings.handoff)
         config = TransferConfig(
             cluster_key=b"simulated",
             name=name,
@@ -170,7 +169,8 @@ class WaitingRunner:
     """In the place of `ModelRunner`."""
 
     def __init__(self, profile: Profile, texts: Texts, device: Device, clock: WorkerClock) -> None:
-        self._steps, self._prefills = profile.decoder.surfaces()
+        self._steps = Surface(profile.decoder.steps)
+        self._prefills = Surface(profile.decoder.prefills)
         self._texts = texts
         self._device = device
         self._clock = clock
@@ -246,13 +246,17 @@ class SimDecoder(SimWorker):
         landing: PagePool | None = None
         projection: Any = None
         if cell.settings.handoff == "encoder_states":
-            landing = _pool(profile.states_layout(), min(settings.kv_windows, LANDING_WINDOWS))
+            landing = _pool(
+                profile.layout("encoder_states"), min(settings.kv_windows, LANDING_WINDOWS)
+            )
             projection = WaitingProjection(profile, device, self.clock)
         self._importer = SimImporter(
             landing or self.pool, cell.links, node, now, settings.fetch_timeout_s
         )
         importer: Any = self._importer
-        self_pool = PagePool(profile.self_layout(), settings.max_batch + 1, "meta")
+        n_text = profile.shape.n_text_ctx
+        self_layout = replace(profile.kv_layout(), n_frames=n_text, page_frames=n_text)
+        self_pool = _pool(self_layout, settings.max_batch + 1)
         scheduler = Scheduler(
             self.pool, self_pool, 1, settings.max_batch, settings.bulk_share, landing
         )

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster.common.errors import ConfigurationError
-from cluster.planning.profile import Surface, load_profile, save_profile, shipped_profiles
+from cluster.planning.profile import Point, Surface, load_profile, save_profile, shipped_profiles
 
 PREDICTED = {
     f"{model}-{gpu}" for model in ("large-v3", "large-v3-turbo") for gpu in ("h100", "h200", "l40s")
@@ -38,14 +38,16 @@ def test_a_file_that_is_no_profile_tells_what_is_missing(tmp_path: Path) -> None
         load_profile(str(tmp_path / "no.json"))
 
 
+def surface(*points: tuple[int, int, float]) -> Surface:
+    names = ("size", "positions", "seconds")
+    return Surface([Point(**dict(zip(names, one, strict=True))) for one in points])
+
+
 def test_seconds_lie_on_the_lines_between_points_and_never_below_the_least() -> None:
-    surface = Surface([(1, 300, 0.01), (1, 1500, 0.05), (4, 300, 0.02), (4, 1500, 0.14)])
-    assert surface.at(1, 300) == pytest.approx(0.01)
-    assert surface.at(2, 1500) == pytest.approx(0.08)
-    assert surface.at(1, 900) == pytest.approx(0.03)
-    assert surface.at(8, 1500) == pytest.approx(0.26), "beyond the points the line goes on"
-    assert surface.at(1, 1) == pytest.approx(0.01)
-
-
-def test_one_point_is_the_same_everywhere() -> None:
-    assert Surface([(1, 1500, 0.5)]).at(7, 20) == 0.5
+    found = surface((1, 300, 0.01), (1, 1500, 0.05), (4, 300, 0.02), (4, 1500, 0.14))
+    assert found.at(1, 300) == pytest.approx(0.01)
+    assert found.at(2, 1500) == pytest.approx(0.08)
+    assert found.at(1, 900) == pytest.approx(0.03)
+    assert found.at(8, 1500) == pytest.approx(0.26), "beyond the points the line goes on"
+    assert found.at(1, 1) == pytest.approx(0.01)
+    assert surface((1, 1500, 0.5)).at(7, 20) == 0.5, "one point is the same everywhere"

@@ -9,14 +9,13 @@ import pytest
 from cluster.planning.profile import (
     AudioProfile,
     DecoderProfile,
-    EncodePoint,
     EncoderProfile,
     LinkProfile,
+    Point,
     Profile,
     RouterProfile,
     Shape,
     StartProfile,
-    StepPoint,
 )
 from cluster.planning.report import Outcome, summary
 from cluster.planning.scenario import make_scenario
@@ -27,7 +26,7 @@ SIZES = {"median_s": 5.0, "sigma": 0.0}
 
 
 def make_profile(**changes: Any) -> Profile:
-    steps = tuple(StepPoint(rows=n, positions=1500, seconds=0.002 + 0.0005 * n) for n in (1, 16))
+    steps = tuple(Point(size=n, positions=1500, seconds=0.002 + 0.0005 * n) for n in (1, 16))
     fields: dict[str, Any] = {
         "name": "test",
         "predicted": True,
@@ -36,7 +35,7 @@ def make_profile(**changes: Any) -> Profile:
         "shape": Shape(n_audio_state=64, n_text_state=64, n_text_head=2, n_text_layer=2),
         "page_frames": 125,
         "encoder": EncoderProfile(
-            points=(EncodePoint(batch=1, positions=1500, seconds=ENCODE_S),),
+            points=(Point(size=1, positions=1500, seconds=ENCODE_S),),
             max_batch=1,
             export_windows=4,
             overlaps=True,
