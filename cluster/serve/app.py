@@ -12,7 +12,7 @@ from collections.abc import Mapping
 from typing import Any
 
 from cluster.common.messages import Role
-from cluster.common.settings import Settings
+from cluster.common.settings import DecoderSettings, EncoderSettings, Settings
 from cluster.serve.bulk.batch_owner import BatchOwner
 from cluster.serve.placement import Placement
 from cluster.serve.ray_environment import deployment_suffixes
@@ -60,36 +60,26 @@ def build_app(settings: Settings, build: str, placement: Placement) -> Any:
     }
     encoders = {name: encoder for name, (encoder, _) in pools.items()}
     decoders = {name: decoder for name, (_, decoder) in pools.items()}
-    batches = None
+    batches, patient = None, {"health_check_timeout_s": PATIENT_TIMEOUT_S}
     if settings.batches.folder is not None:
-        batches = _batch_owner(deployment, settings).bind(settings, build, encoders, decoders)
+        # One replica, and a new version begins when the old one has ended.
+        options = _replica_options(0.0, settings.batches.node_labels) | patient
+        batches = deployment(
+            BatchOwner,
+            name="batches",
+            num_replicas=1,
+            max_ongoing_requests=UNBOUNDED,
+            **(options | {"max_surge_percent": 0}),
+        ).bind(settings, build, encoders, decoders)
+    front = settings.router
+    options = _replica_options(0.0, front.node_labels, front.cpus, front.replicas) | patient
     return deployment(
         http_front(Router, settings),
         name="router",
-        num_replicas=settings.router.replicas,
+        num_replicas=front.replicas,
         max_ongoing_requests=MAX_REQUESTS,
-        **_front_options(
-            settings.router.node_labels, settings.router.cpus, settings.router.replicas
-        ),
-    ).bind(
-        settings,
-        build,
-        encoders,
-        decoders,
-        batches,
-    )
-
-
-def _batch_owner(deployment: Any, settings: Settings) -> Any:
-    """Files and batches: one replica, and a new version begins when the old one has ended."""
-    options = _front_options(settings.batches.node_labels)
-    return deployment(
-        BatchOwner,
-        name="batches",
-        num_replicas=1,
-        max_ongoing_requests=UNBOUNDED,
-        **{**options, "max_surge_percent": 0},
-    )
+        **options,
+    ).bind(settings, build, encoders, decoders, batches)
 
 
 def _size(role: Role, settings: Settings) -> dict[str, Any]:
@@ -102,11 +92,7 @@ def _size(role: Role, settings: Settings) -> dict[str, Any]:
     (model,) = settings.by_model()
     policy = AutoscalingPolicy(  # type: ignore[no-untyped-call]
         policy_function="cluster.serve.hooks:PoolPolicy",
-        policy_kwargs={
-            "role": role,
-            "model": model,
-            "rules": settings.scaling.model_dump(),
-        },
+        policy_kwargs={"role": role, "model": model, "rules": settings.scaling.model_dump()},
     )
     with warnings.catch_warnings():
         # Deprecated for environment variables that a running Ray cluster may not have.
@@ -159,11 +145,10 @@ def _pools(
     deployment: Any, settings: Settings, build: str, suffix: str, placement: Placement
 ) -> tuple[Any, Any]:
     """The encoder pool and the decoder pool of one model; the same one where they are colocated."""
-    encoder_options = _replica_options(
-        placement.gpus_of(settings.encoder),
-        settings.encoder.node_labels,
-        most=settings.encoder.most,
-    )
+
+    def options(role: EncoderSettings | DecoderSettings) -> dict[str, Any]:
+        return _replica_options(placement.gpus_of(role), role.node_labels, most=role.most)
+
     if placement.kind == "colocated":
         worker = deployment(
             ColocatedReplica,
@@ -171,7 +156,7 @@ def _pools(
             # Each engine has a bound of its own. With one for both, windows that wait for pages
             # could keep out the decodes that would free them.
             max_ongoing_requests=UNBOUNDED,
-            **encoder_options,
+            **options(settings.encoder),
         ).bind(settings, build)
         return worker, worker
     encoder = deployment(
@@ -181,7 +166,7 @@ def _pools(
         **replica_choice(),
         # Windows queue inside the replica by deadline, so Serve's own queue must stay shallow.
         max_ongoing_requests=4 * (settings.encoder.max_batch or DEEPEST_BATCH),
-        **encoder_options,
+        **options(settings.encoder),
     ).bind(settings, build)
     decoder = deployment(
         DecoderReplica,
@@ -190,11 +175,7 @@ def _pools(
         **replica_choice(),
         max_ongoing_requests=settings.decoder.max_waiting
         + (settings.decoder.max_batch or MOST_ROWS),
-        **_replica_options(
-            placement.gpus_of(settings.decoder),
-            settings.decoder.node_labels,
-            most=settings.decoder.most,
-        ),
+        **options(settings.decoder),
     ).bind(settings, build)
     return encoder, decoder
 
@@ -220,11 +201,3 @@ def _replica_options(
         # cannot start replaces nothing. Not where it would wait for what the old ones claim.
         "max_surge_percent": 0 if gpus or cpus else 1,
     }
-
-
-def _front_options(
-    node_labels: Mapping[str, str], cpus: float = 0.0, most: int = 1
-) -> dict[str, Any]:
-    """Options of what meets clients' bytes."""
-    options = _replica_options(0.0, node_labels, cpus, most)
-    return {**options, "health_check_timeout_s": PATIENT_TIMEOUT_S}

@@ -79,7 +79,16 @@ class LocalEngines:
     def pool(self, role: Role) -> EnginePool:
         """One engine as a pool of one worker."""
         engine = self.encoder if role == "encoder" else self.decoder
-        status = _status_of(engine, self.checkpoint, self.settings.encoder.device)
+
+        def status() -> WorkerStatus:
+            return engine.stats().as_status(
+                replica=f"local-{os.getpid()}",
+                model=self.checkpoint.name,
+                transport="memory",
+                device=self.settings.encoder.device,
+                healthy=engine.healthy() is None,
+            )
+
         return EnginePool(engine.submit, status)
 
 
@@ -183,16 +192,3 @@ async def live_engine_over(
     finally:
         await live.close()
         await activity.close()
-
-
-def _status_of(
-    engine: EncoderEngine | DecoderEngine, checkpoint: Checkpoint, device: str
-) -> Callable[[], WorkerStatus]:
-    """What tells the status of an engine in this process."""
-    return lambda: engine.stats().as_status(
-        replica=f"local-{os.getpid()}",
-        model=checkpoint.name,
-        transport="memory",
-        device=device,
-        healthy=engine.healthy() is None,
-    )
