@@ -18,7 +18,7 @@ from cluster.common.kernels.cpu.background import longest_wait_s
 from cluster.common.kv.connect import make_exporter, make_importer, make_kv_pool
 from cluster.common.kv.pool import gpu_budget
 from cluster.common.messages import Role, WorkerStatus
-from cluster.common.metrics import ROUTER_METRICS, Recorder, silent_recorder
+from cluster.common.metrics import ROUTER_METRICS, silent_recorder
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.common.model.device import resolve_device
 from cluster.common.settings import Settings
@@ -139,44 +139,35 @@ async def _made(started: AsyncExitStack, make: Callable[..., _T], *args: Any) ->
 
 
 @asynccontextmanager
-async def local_transcriber(
-    settings: Settings, recorder: Recorder | None = None
-) -> AsyncIterator[RequestTranscriber]:
+async def local_transcriber(settings: Settings) -> AsyncIterator[RequestTranscriber]:
     """The whole way of a request in this process: audio workers and `local_engines`.
 
     Raises:
         ConfigurationError: settings and checkpoint do not fit each other or this machine.
     """
-    async with (
-        local_engines(settings) as engines,
-        transcriber_over(engines, recorder) as transcriber,
-    ):
+    async with local_engines(settings) as engines, transcriber_over(engines) as transcriber:
         yield transcriber
 
 
 @asynccontextmanager
-async def transcriber_over(
-    engines: LocalEngines, recorder: Recorder | None = None
-) -> AsyncIterator[RequestTranscriber]:
+async def transcriber_over(engines: LocalEngines) -> AsyncIterator[RequestTranscriber]:
     """Audio workers in front of engines in this process."""
     audio = AudioPool(engines.settings.router)
-    async with AsyncExitStack() as started:
-        await audio.start()
-        started.push_async_callback(audio.close)
+    await audio.start()
+    try:
         yield make_transcriber(
             engines.settings,
             engines.checkpoint,
             audio,
             engines.pool("encoder"),
             engines.pool("decoder"),
-            recorder,
         )
+    finally:
+        await audio.close()
 
 
 @asynccontextmanager
-async def live_engine_over(
-    engines: LocalEngines, recorder: Recorder | None = None
-) -> AsyncIterator[LiveSessions]:
+async def live_engine_over(engines: LocalEngines) -> AsyncIterator[LiveSessions]:
     """Live sessions over engines in this process."""
     activity = VoiceActivity()
     live = make_live_engine(
@@ -185,7 +176,7 @@ async def live_engine_over(
         engines.pool("encoder"),
         engines.pool("decoder"),
         activity,
-        recorder or silent_recorder(ROUTER_METRICS),
+        silent_recorder(ROUTER_METRICS),
     )
     try:
         yield live
