@@ -142,8 +142,9 @@ def compare(shape: str, plan: Plan, audio: UniqueFiles) -> list[Row]:
         for rival in rivals:
             stack.callback(rival.close)
             rows[rival.name].n_tokens = _warm_up(rival, warm_up)[0].n_tokens
+        loaded_already: Any = nullcontext
         turns: list[tuple[str, Callable[[], AbstractContextManager[System]]]]
-        turns = [(rival.name, partial(nullcontext, rival)) for rival in rivals]
+        turns = [(rival.name, partial(loaded_already, rival)) for rival in rivals]
         for kind in plan.dtypes:
             row = Row(f"{OURS} {kind}")
             rows[row.system] = row

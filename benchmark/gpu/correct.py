@@ -92,8 +92,8 @@ def _check_encoder(rig: Rig, checkpoint: Checkpoint, way: Way, record: Record) -
         pool.fill_(float("nan"))
         reference.fill_(float("nan"))
         rig.synchronize()  # encoders write on streams of their own
-        fast(windows, pool, pages).wait()
-        plain(windows, reference, pages).wait()
+        fast(windows, pool, pages)()
+        plain(windows, reference, pages)()
         own = torch.tensor(order[:n].flatten(), device=rig.device)
         error = _relative(pool[own], reference[own])
         others = torch.tensor(order[n:].flatten(), device=rig.device)

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import time
+from functools import partial
 from typing import Any
 
 import torch
@@ -33,7 +34,7 @@ def decoder(rig: Rig, clock: Clock, record: Record) -> None:
                 record(f"{name}, batch of {batch}: roofline, ms", 1000 * limit)
                 record(f"{name}, batch of {batch}: tokens/s", batch / seconds)
             batch = min(8, largest)
-            kernels = rig.profiled(lambda batch=batch: step_s(pair, batch))
+            kernels = rig.profiled(partial(step_s, pair, batch))
             record(f"{name}: kernels of {STEADY_TOKENS} steps, batch of {batch}", kernels)
 
 
@@ -102,7 +103,7 @@ def encoder(rig: Rig, clock: Clock, record: Record) -> None:
                 rate = batch / seconds
                 record(f"{name}, {way}, batch of {batch}: windows/s", rate)
                 record(f"{name}, {way}, batch of {batch}: share of roofline", rate / limit)
-            kernels = rig.profiled(lambda served=served: served.launch(largest, waits=True))
+            kernels = rig.profiled(partial(served.launch, largest, waits=True))
             record(f"{name}, {way}: kernels of a batch of {largest}", kernels)
             del served
 

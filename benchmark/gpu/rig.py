@@ -37,7 +37,7 @@ from cluster.common.messages import (
 )
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.common.settings import DecoderSettings, EncoderSettings, Settings
-from decoder_worker import sizing as decoder_sizing
+from decoder_worker import build as decoder_build
 from decoder_worker.engine import DecoderEngine
 from encoder_worker import sizing as encoder_sizing
 from encoder_worker.engine import EncoderEngine
@@ -289,7 +289,7 @@ class Rig:
         exporter = make_exporter(checkpoint, settings, self.device, "encoder")
         encodes = EncoderEngine(checkpoint, exporter, settings.encoder)
         budget = gpu_budget(self.device)
-        settings = decoder_sizing.sized(settings, checkpoint, self.device, budget)
+        settings = decoder_build.sized(settings, checkpoint, self.device, budget)
         importer = make_importer(checkpoint, settings, self.device, "decoder")
         kv_pool = make_kv_pool(checkpoint, settings, self.device)
         decoder = DecoderEngine(checkpoint, importer, settings.decoder, kv_pool=kv_pool)

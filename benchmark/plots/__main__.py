@@ -25,7 +25,7 @@ HERE = Path(__file__).parent
 RESULTS = HERE.parent / "results"
 BASE = "cpu-zen5-2-cores-base-2026-11-22"
 # Text stays text, and the same numbers give the same file.
-STYLE = {"svg.fonttype": "none", "svg.hashsalt": "splitscribe", "font.size": 9}
+STYLE: Any = {"svg.fonttype": "none", "svg.hashsalt": "splitscribe", "font.size": 9}
 OURS_COLOUR, THEIRS_COLOUR = "#0969da", "#8c959f"
 CEILING_COLOURS = ("#bc4c00", "#8250df")
 

@@ -163,7 +163,8 @@ def serving(
                 process.wait(STOP_S)
             except subprocess.TimeoutExpired:  # what was measured must not be lost with it
                 print(f"the server did not stop within {STOP_S:.0f} s; killed", file=sys.stderr)
-                for child in (*psutil.Process(process.pid).children(recursive=True), process):
+                own = psutil.Process(process.pid)
+                for child in (*own.children(recursive=True), own):
                     with suppress(psutil.Error):
                         child.kill()
                 process.wait()

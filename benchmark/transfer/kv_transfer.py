@@ -13,6 +13,7 @@ from __future__ import annotations
 
 import argparse
 import ctypes
+import logging
 import os
 import random
 import socket
@@ -181,9 +182,8 @@ def start_ray() -> Any:
     """An actor that returns KV of the size it was given last."""
     import ray
 
-    ray.init(num_cpus=2, include_dashboard=False, logging_level="ERROR", log_to_driver=False)
+    ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
 
-    @ray.remote(num_cpus=1)  # type: ignore[untyped-decorator, unused-ignore]
     class RayEncoder:
         def prepare(self, n_bytes: int) -> None:
             self.kv = np.ones(n_bytes, dtype=np.uint8)
@@ -191,14 +191,15 @@ def start_ray() -> Any:
         def hand_off(self) -> Any:
             return self.kv
 
-    return RayEncoder.remote()
+    remote: Any = ray.remote(num_cpus=1)
+    return remote(RayEncoder).remote()
 
 
 def measure(layout: PageLayout, rounds: int, encoder: Encoder, ray_encoder: Any) -> Row:
     n_bytes = window_bytes(layout)
     encoder.call("open", layout)
     importer = KVImporter(layout, layout.pages_per_window, CONFIG, make_wire(CONFIG))
-    pages = importer.pool.allocate(layout.pages_per_window)
+    pages = importer.pool.allocate(layout.pages_per_window) or ()
     target = importer.pool.base_address
     source = np.ones(n_bytes, dtype=np.uint8)
 
@@ -216,12 +217,12 @@ def measure(layout: PageLayout, rounds: int, encoder: Encoder, ray_encoder: Any)
         kv = ray.get(ray_encoder.hand_off.remote())
         ctypes.memmove(target, kv.ctypes.data, n_bytes)
 
-    contenders: dict[str, Callable[[CrossKVHandle], None]] = {
+    contenders: dict[str, Callable[[CrossKVHandle], object]] = {
         "ours": ours,
         "process_vm_readv": lambda handle: process_vm_readv(
             encoder.pid, target, handle.addresses[0], n_bytes
         ),
-        "memcpy": lambda _: ctypes.memmove(target, source.ctypes.data, n_bytes) and None,
+        "memcpy": lambda _: ctypes.memmove(target, source.ctypes.data, n_bytes),
     }
     if ray_encoder is not None:
         import ray
