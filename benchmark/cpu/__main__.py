@@ -59,7 +59,7 @@ from benchmark.cpu.systems import (
 from benchmark.rivals.engines import Heard, RivalProcess, RivalSpec, rival_specs
 from benchmark.shared import command
 from benchmark.shared.clips import CACHE, UniqueFiles, demo_clips
-from benchmark.shared.flops import window_flops
+from benchmark.shared.flops import SHAPES, window_flops
 from benchmark.shared.forced_length import forced_checkpoint
 from benchmark.shared.machine import (
     MemoryWatch,
@@ -68,7 +68,6 @@ from benchmark.shared.machine import (
     usable_cores,
     versions,
 )
-from benchmark.shared.shapes import SHAPES
 from benchmark.shared.word_errors import WordErrors, count_all, total
 from cluster.common.settings import DType
 

@@ -22,8 +22,7 @@ import numpy as np
 import torch
 from numpy.typing import NDArray
 
-from benchmark.shared.flops import H200, Gpu
-from benchmark.shared.shapes import SHAPES
+from benchmark.shared.flops import H200, SHAPES, Gpu
 from cluster.common.kv.connect import make_exporter, make_importer, make_kv_pool
 from cluster.common.kv.pool import gpu_budget
 from cluster.common.messages import (

@@ -38,11 +38,11 @@ from rich.table import Table
 from benchmark.rivals.engines import RivalProcess, RivalSpec
 from benchmark.shared.clips import Clip
 from benchmark.shared.command import make_parser, print_result
+from benchmark.shared.flops import SHAPES
 from benchmark.shared.forced_length import forced_checkpoint
 from benchmark.shared.machine import cpu_info, median_ratio, usable_cores, versions
 from benchmark.shared.openai_client import Client, Upload, send_all
 from benchmark.shared.server import SPLITSCRIBE, BenchServer, serving
-from benchmark.shared.shapes import SHAPES
 from benchmark.shared.speech.wav import wav_bytes
 from cluster.cli.batch.run import joined_cluster
 from cluster.common.messages import SAMPLE_RATE

@@ -1,4 +1,4 @@
-"""What one window of Whisper takes at the least: operations, and bytes that a decode step reads.
+"""The published models' shapes, and what a window takes at the least: operations, and bytes read.
 
 Counts matrix products and attention as operations, the decoder's weights and KV as bytes. A device
 with two rates takes no less than operations over the one, or bytes over the other: the ceiling of
@@ -7,13 +7,25 @@ what `benchmark.gpu` measures.
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 
 from tests.support.checkpoints import ModelShape
 
 FRAMES = 1500  # encoder positions of a window
 ITEM_BYTES = 2  # of every number of a GPU: weights and KV are in 16 bit
 START_TOKENS = 3  # transcript, language, task
+
+_LARGE_V3 = ModelShape(
+    1280, 20, 32, 32, n_mels=128, n_vocab=51_866, n_languages=100, no_speech="<|nospeech|>"
+)
+SHAPES = {
+    "tiny": ModelShape(384, 6, 4, 4),
+    "base": ModelShape(512, 8, 6, 6),
+    "small": ModelShape(768, 12, 12, 12),
+    "medium": ModelShape(1024, 16, 24, 24),
+    "large-v3": _LARGE_V3,
+    "large-v3-turbo": replace(_LARGE_V3, decoder_layers=4),
+}
 
 
 def encoder_flops(shape: ModelShape, positions: int = FRAMES) -> float:

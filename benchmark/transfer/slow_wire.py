@@ -24,9 +24,8 @@ from rich.console import Console
 from rich.table import Table
 
 from benchmark.shared.command import make_parser, print_result
-from benchmark.shared.flops import FRAMES, projection_flops
+from benchmark.shared.flops import FRAMES, SHAPES, projection_flops
 from benchmark.shared.machine import cpu_info
-from benchmark.shared.shapes import SHAPES
 from benchmark.transfer.kv_transfer import CONFIG, Encoder
 from cluster.common.kv.cross_kv import CrossKVProjection
 from cluster.common.kv.importer import KVImporter

@@ -32,6 +32,10 @@ from cluster.serve.ray_internals import bind_replica_port
 logger = logging.getLogger(__name__)
 
 DOMAIN_LABEL = "nvlink-domain"  # a label of Ray nodes, set by whoever starts them
+DEVICES = "UCX_NET_DEVICES"
+RDMA = Path("/sys/class/infiniband")
+
+Interfaces = Mapping[str, tuple[str, ...]]  # addresses by interface
 
 
 def start_replica(
@@ -45,8 +49,10 @@ def start_replica(
     Raises:
         ConfigurationError: this node runs other code than the cluster, or has not its network.
     """
+    from ray import serve
+
     check_distribution(build)
-    name = f"{role}-{_serve_id()}-{os.getpid()}"
+    name = f"{role}-{serve.get_replica_context().replica_id.unique_id}-{os.getpid()}"
     configure_logging(
         settings.log_level,
         CODE_PACKAGES,
@@ -88,12 +94,6 @@ def own_location() -> Location:
     return Location(context.get_node_id(), str(labels.get(DOMAIN_LABEL, "")))
 
 
-def _serve_id() -> str:
-    from ray import serve
-
-    return str(serve.get_replica_context().replica_id.unique_id)
-
-
 class BusyShare:
     """Made from a total of seconds worked that somebody else counts."""
 
@@ -110,14 +110,6 @@ class BusyShare:
             self._totals.popleft()
         since_s, before_s = self._totals[0]
         return min(1.0, (total_s - before_s) / (now_s - since_s)) if now_s > since_s else 0.0
-
-
-logger = logging.getLogger(__name__)
-
-DEVICES = "UCX_NET_DEVICES"
-RDMA = Path("/sys/class/infiniband")
-
-Interfaces = Mapping[str, tuple[str, ...]]  # addresses by interface
 
 
 def keep_to_network(kv_network: str | None) -> None:
@@ -197,9 +189,6 @@ def interfaces() -> Interfaces:
 
 def rdma_ports(root: Path = RDMA) -> tuple[str, ...]:
     """Ports of InfiniBand, RoCE and EFA that are up, as UCX names them: `mlx5_0:1`."""
-    ports = sorted(state.parent for state in root.glob("*/ports/*/state") if _is_active(state))
+    states = sorted(root.glob("*/ports/*/state"))
+    ports = [one.parent for one in states if one.read_text().startswith("4:")]  # "4: ACTIVE"
     return tuple(f"{port.parent.parent.name}:{port.name}" for port in ports)
-
-
-def _is_active(state: Path) -> bool:
-    return state.read_text().startswith("4:")  # "4: ACTIVE"

@@ -15,8 +15,7 @@ from benchmark.gpu import __main__ as gpu
 from benchmark.gpu.__main__ import file_of, keep, print_table
 from benchmark.gpu.rig import Served
 from benchmark.gpu.serving import closed_loop, latencies
-from benchmark.shared.flops import H200
-from benchmark.shared.shapes import SHAPES
+from benchmark.shared.flops import H200, SHAPES
 from cluster.common.messages import DecodeTimings
 
 TIMINGS = DecodeTimings(0.0, 0.0, 0, "memory", 0.0, 0.0, 0)

@@ -7,7 +7,7 @@ import time
 
 import numpy as np
 
-from benchmark.serving.live_session import Heard, speak
+from benchmark.serving.live import Heard, speak
 from benchmark.shared.talks import Talk
 from cluster.common.messages import SAMPLE_RATE
 from tests.support.live.realtime_door import opened
