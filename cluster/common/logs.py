@@ -14,6 +14,7 @@ from __future__ import annotations
 import json
 import logging
 import sys
+import time
 import traceback
 from collections.abc import Iterable, Iterator
 from contextlib import contextmanager
@@ -97,33 +98,35 @@ def configure_logging(
 class PlainFormatter(logging.Formatter):
     """`2026-01-31 12:00:00.123 INFO router/router-1 req_7f router.http: message key=value`"""
 
-    def format(self, record: logging.LogRecord) -> str:
+    converter = time.gmtime
+    default_msec_format = "%s.%03d"
+
+    def __init__(self) -> None:
+        who = "%(levelname)s %(role)s/%(replica)s %(request_id)s"
+        super().__init__(f"%(asctime)s {who} %(name)s: %(message)s")
+
+    def formatMessage(self, record: logging.LogRecord) -> str:  # noqa: N802
         extras = "".join(f" {name}={value}" for name, value in _extras(record).items())
-        line = (
-            f"{_time(record):%Y-%m-%d %H:%M:%S}.{int(record.msecs):03d} {record.levelname} "
-            f"{_of(record, 'role')}/{_of(record, 'replica')} {_of(record, 'request_id')} "
-            f"{record.name}: {record.getMessage()}{extras}"
-        )
-        trace = _trace(self, record)
-        return f"{line}\n{trace}" if trace else line
+        return super().formatMessage(record) + extras
 
 
 class JsonFormatter(logging.Formatter):
     """One JSON object per line, with the same content."""
 
     def format(self, record: logging.LogRecord) -> str:
+        told = vars(record)
         line: dict[str, Any] = {
-            "time": _time(record).isoformat(timespec="milliseconds"),
+            "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
-            "role": _of(record, "role"),
-            "replica": _of(record, "replica"),
-            "request_id": _of(record, "request_id"),
+            **{name: told[name] for name in ("role", "replica", "request_id")},
             "logger": record.name,
             "message": record.getMessage(),
-            **getattr(record, "log_fields", {}),
+            **told.get("log_fields", {}),
             **_extras(record),
         }
-        if trace := _trace(self, record):
+        raised = self.formatException(record.exc_info) if record.exc_info else record.exc_text
+        stack = self.formatStack(record.stack_info) if record.stack_info else ""
+        if trace := "\n".join(filter(None, (raised, stack))):
             line["exception"] = trace
         return json.dumps(line, ensure_ascii=False, default=str)
 
@@ -152,14 +155,6 @@ class _Stamp(logging.Filter):
         return True
 
 
-def _time(record: logging.LogRecord) -> datetime:
-    return datetime.fromtimestamp(record.created, UTC)
-
-
-def _of(record: logging.LogRecord, name: str) -> str:
-    return str(getattr(record, name, NO_REQUEST))
-
-
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
     """Items of `extra`. A leading underscore is somebody's own: Ray stamps every record."""
     return {
@@ -167,17 +162,6 @@ def _extras(record: logging.LogRecord) -> dict[str, Any]:
         for name, value in vars(record).items()
         if name not in _STANDARD_FIELDS and not name.startswith("_")
     }
-
-
-def _trace(formatter: logging.Formatter, record: logging.LogRecord) -> str:
-    parts = []
-    if record.exc_text and not record.exc_info:
-        parts.append(record.exc_text)
-    if record.exc_info:
-        parts.append(formatter.formatException(record.exc_info))
-    if record.stack_info:
-        parts.append(formatter.formatStack(record.stack_info))
-    return "\n".join(parts)
 
 
 def _unquoted(error: BaseException) -> list[str]:
