@@ -71,33 +71,29 @@ def measure(flags: Sequence[str], seconds: float, n_requests: int) -> dict[str, 
     began_s = time.monotonic()
     with serving(*flags) as server:
         ready_s = time.monotonic() - began_s
-        answers = [ask(server.url, number) for number in range(n_requests)]
+        taken_ms, stages_ms = zip(*(ask(server.url, n) for n in range(n_requests)), strict=True)
         time.sleep(SETTLE_S)
         kinds = at_rest(server, seconds)
     return {
         "flags": list(flags),
         "ready_s": round(ready_s, 2),
-        "first_ms": round(answers[0].latency_ms, 1),
-        "second_ms": round(answers[1].latency_ms, 1),
-        "later_ms": round(statistics.median(one.latency_ms for one in answers[1:]), 1),
-        "first_stages_ms": answers[0].stages_ms,
-        "second_stages_ms": answers[1].stages_ms,
+        "first_ms": round(taken_ms[0], 1),
+        "second_ms": round(taken_ms[1], 1),
+        "later_ms": round(statistics.median(taken_ms[1:]), 1),
+        "first_stages_ms": stages_ms[0],
+        "second_stages_ms": stages_ms[1],
         "pss_mb": round(sum(kind.pss_mb for kind in kinds.values()), 1),
         "busy_cores": round(sum(kind.cores for kind in kinds.values()), 4),
         "kinds": {name: _rounded(kind) for name, kind in kinds.items()},
     }
 
 
-@dataclass(frozen=True, slots=True)
-class Answered:
-    """A request: milliseconds until its answer, and of its stages, as the server tells them."""
+def ask(url: str, number: int) -> tuple[float, dict[str, float]]:
+    """Send the short recording, which is another one by a click for each number.
 
-    latency_ms: float
-    stages_ms: dict[str, float]
-
-
-def ask(url: str, number: int) -> Answered:
-    """Send the short recording, which is another one by a click for each number."""
+    Returns:
+        Milliseconds until the answer, and of each stage, as the server tells them.
+    """
     pcm = Clip("short", sample_path("short")).pcm()
     pcm[number] ^= 1
     audio, began_s = wav_bytes(pcm), time.perf_counter()
@@ -108,10 +104,8 @@ def ask(url: str, number: int) -> Answered:
         timeout=300,
     )
     answer.raise_for_status()
-    return Answered(
-        1000 * (time.perf_counter() - began_s),
-        parse_server_timing(answer.headers.get("server-timing", "")),
-    )
+    latency_ms = 1000 * (time.perf_counter() - began_s)
+    return latency_ms, parse_server_timing(answer.headers.get("server-timing", ""))
 
 
 def at_rest(server: BenchServer, seconds: float) -> dict[str, Kind]:

@@ -1,6 +1,8 @@
 """Makes what transcribes for one model: the transcriber of whole files, and the live engine.
 
 For routers of a cluster, for bulk work beside them and for the whole path in one process alike.
+Settings are those of the model as if it were alone (`Settings.by_model`); its checkpoint may be
+without weights.
 """
 
 from __future__ import annotations
@@ -36,14 +38,7 @@ def make_transcriber(
     recorder: Recorder | None = None,
     **options: Any,
 ) -> RequestTranscriber:
-    """The transcriber of one model.
-
-    Args:
-        settings: the model's, as if it were alone (`Settings.by_model`).
-        checkpoint: may be without its weights.
-        audio: of all models of the process.
-        options: of `RequestTranscriber`, such as its clock and its tracer.
-    """
+    """The transcriber of one model. `audio` is of all models; options: of `RequestTranscriber`."""
     return RequestTranscriber(
         audio,
         encoders,
@@ -67,13 +62,7 @@ def make_live_engine(
     tracer: Tracer = NO_TRACER,
     clock: Clock = SYSTEM_CLOCK,
 ) -> LiveSessions:
-    """The engine of one model.
-
-    Args:
-        settings: the model's, as if it were alone (`Settings.by_model`).
-        checkpoint: may be without its weights.
-        activity: of all engines of the process; the caller closes it, after the engine.
-    """
+    """The engine of one model. activity: of all engines; the caller closes it, after the engine."""
     dims = checkpoint.dims
     return LiveSessions(
         # Growing audio never comes again, so that its KV is not kept.
