@@ -98,7 +98,7 @@ def configure_logging(
 class PlainFormatter(logging.Formatter):
     """`2026-01-31 12:00:00.123 INFO router/router-1 req_7f router.http: message key=value`"""
 
-    converter = time.gmtime
+    converter = staticmethod(time.gmtime)
     default_msec_format = "%s.%03d"
 
     def __init__(self) -> None:
