@@ -9,7 +9,7 @@ from dataclasses import dataclass
 from cluster.common.errors import ConfigurationError
 from cluster.common.kv.connect import LANDING_WINDOWS, served_kv_layout, served_layout
 from cluster.common.kv.importer import KVImporter
-from cluster.common.kv.layout import ITEM_BYTES, PageLayout, window_bytes
+from cluster.common.kv.layout import ITEM_BYTES, window_bytes
 from cluster.common.kv.pool import RESERVE_BYTES, GpuBudget, PagePool, pool_windows
 from cluster.common.messages import CrossKVHandle, DecodeOptions, DecodeRequest
 from cluster.common.model.checkpoint import Checkpoint
@@ -97,7 +97,7 @@ def build_parts(
 
 def _check_layout(checkpoint: Checkpoint, pool: PagePool) -> None:
     layout, dims = pool.layout, checkpoint.dims
-    if not isinstance(layout, PageLayout):
+    if layout.payload != "cross_kv":
         raise ConfigurationError("a decoder needs a pool of cross-attention KV, also for states")
     found = (layout.n_layer, layout.n_head, layout.head_dim, layout.n_frames)
     expected = (dims.n_text_layer, dims.n_text_head, dims.text_head_dim, dims.n_audio_ctx)

@@ -30,7 +30,7 @@ from decoder_worker.build import EngineParts, auto_batch, build_parts, warm_up
 from decoder_worker.loop import IDLE_S, Call, DecodeLoop
 from decoder_worker.prompts import PromptBuilder
 from decoder_worker.scheduling.sequence import DecodeSequence, SequenceState
-from decoder_worker.stats import DecoderStats, load_of
+from decoder_worker.stats import DecoderStats
 
 logger = logging.getLogger(__name__)
 
@@ -144,26 +144,27 @@ class DecoderCore:
 
     def load(self) -> WorkerLoad:
         """That of `stats`, without all that makes up the rest: large pools ask for it often."""
-        pool, scheduler = self._pool, self._loop.scheduler
-        return load_of(
-            self._n_waiting + scheduler.n_without_slots,
-            (pool.n_free, pool.n_pages, pool.layout.pages_per_window),
-            (scheduler.n_free_slots, self._settings.max_batch),
-        )
+        return self._load(self._n_waiting + self._loop.scheduler.n_without_slots)
+
+    def _load(self, waiting: int) -> WorkerLoad:
+        """By pages or by rows of the batch, whichever there is less of."""
+        pool, most = self._pool, self._settings.max_batch
+        capacity = max(1, min(most, pool.n_pages // pool.layout.pages_per_window))
+        free = min(self._loop.scheduler.n_free_slots / most, pool.n_free / pool.n_pages)
+        return WorkerLoad(capacity * (1.0 - free) + waiting, capacity)
 
     def stats(self) -> DecoderStats:
         pool, scheduler = self._pool, self._loop.scheduler
         read_ahead = scheduler.n_without_slots
+        waiting = self._n_waiting + read_ahead
         return DecoderStats(
-            waiting=self._n_waiting + read_ahead,
+            waiting=waiting,
             loading=max(0, scheduler.n_loading - read_ahead),
             running=scheduler.n_running,
             pages_free=pool.n_free,
             pages_total=pool.n_pages,
             pages_quarantined=self._importer.pool.n_quarantined,
-            pages_per_window=pool.layout.pages_per_window,
-            slots_free=scheduler.n_free_slots,
-            slots_total=self._settings.max_batch,
+            load=self._load(waiting),
             **asdict(self._loop.counters),
         )
 
@@ -266,9 +267,8 @@ class DecoderEngine(DecoderCore):
         super().__init__(parts, importer, prompts, settings, self._wake.set, time.monotonic)
         self._heartbeat = self._clock()
         started: Future[None] = Future()
-        prepare = partial(self._prepare, parts, kernels_s)
         self._thread = threading.Thread(
-            target=self._main, args=(prepare, started), name="decoder-engine", daemon=True
+            target=self._main, args=(parts, kernels_s, started), name="decoder-engine", daemon=True
         )
         self._thread.start()
         started.result()
@@ -299,19 +299,14 @@ class DecoderEngine(DecoderCore):
 
     # Called on the engine's thread only.
 
-    def _prepare(self, parts: EngineParts, kernels_s: float) -> None:
-        if parts.device != "cpu":
-            return  # its graphs were captured, which is a first call too
-        if kernels_s:
-            wait_for_builds(kernels_s)
-        warm_up(parts.runner, self._prompts, parts.cross_pool, parts.self_pool)
-
-    def _main(self, prepare: Callable[[], None], started: Future[None]) -> None:
+    def _main(self, parts: EngineParts, kernels_s: float, started: Future[None]) -> None:
         use_step_threads(self._settings.threads)
-        if self.device == "cpu":
-            let_encoder_go_first()
         try:
-            prepare()
+            if self.device == "cpu":  # on a GPU graphs were captured, which is a first call too
+                let_encoder_go_first()
+                if kernels_s:
+                    wait_for_builds(kernels_s)
+                warm_up(parts.runner, self._prompts, parts.cross_pool, parts.self_pool)
         except Exception as error:
             started.set_exception(error)
             return

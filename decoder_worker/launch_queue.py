@@ -10,7 +10,6 @@ again alone, from what the host knows, and only culprits fail.
 from __future__ import annotations
 
 import logging
-import time
 from collections import deque
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass
@@ -63,7 +62,7 @@ class LaunchQueue:
         take: Callable[[Kind, DecodeSequence, list[StepOutput]], None],
         fail: Callable[[DecodeSequence, Exception], None],
         retire: Callable[[DecodeSequence], None],
-        clock: Callable[[], float] = time.monotonic,
+        clock: Callable[[], float],
     ) -> None:
         self._runner = runner
         self._depth = depth

@@ -11,7 +11,6 @@ from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
 from itertools import accumulate
 
 import torch
@@ -55,16 +54,6 @@ def self_kv_layout(checkpoint: Checkpoint, dtype: str, page_tokens: int = 0) -> 
         page_frames=page_tokens or dims.n_text_ctx,
         dtype=dtype,
     )
-
-
-@dataclass(frozen=True, slots=True)
-class Feed:
-    """Tokens that a row is fed in one forward, from position `start` on."""
-
-    sequence: DecodeSequence
-    row: Row
-    tokens: tuple[int, ...]
-    start: int
 
 
 class ModelRunner:
@@ -131,13 +120,13 @@ class ModelRunner:
             if self._fixed is not None:
                 readbacks = self._fixed.languages(sequences)
             else:
-                fed = [Feed(s, s.rows[0], (self._tokenizer.special.sot,), 0) for s in sequences]
-                logits = self._decoder.logits(self._forward(fed))
+                sot = (self._tokenizer.special.sot,)
+                logits = self._decoder.logits(self._forward(sequences, [sot] * len(sequences)))
                 readbacks = [read_back(best_of(logits, self._language_tokens))]
             return Launched(tuple(sequences), (1,) * len(sequences), tuple(readbacks))
 
     def prefill(self, sequences: Sequence[DecodeSequence]) -> Launched:
-        """Run prompts, each in its sequence's first live row; all rows sample from its logits."""
+        """Run prompts, each in its sequence's first row; all live rows sample from its logits."""
         with self._on_device():
             self._restore(sequences)
             if self._fixed is not None:
@@ -172,9 +161,9 @@ class ModelRunner:
         return [[[StepOutput(*one)] for one in zip(*step, strict=True)] for step in made]
 
     def _prefill_ragged(self, sequences: Sequence[DecodeSequence]) -> Readback:
-        fed = [Feed(s, s.live[0], s.prompt.tokens, 0) for s in sequences]
-        states = self._forward(fed)
-        begins = list(accumulate((len(f.tokens) for f in fed), initial=0))
+        fed = [s.prompt.tokens for s in sequences]
+        states = self._forward(sequences, fed)
+        begins = list(accumulate(map(len, fed), initial=0))
         sots = [begin + s.prompt.sot for begin, s in zip(begins[:-1], sequences, strict=True)]
         lasts = [end - 1 for end in begins[1:]]
         # Both in one pass over the weights.
@@ -288,14 +277,15 @@ class ModelRunner:
         with torch.inference_mode(), on_stream(self._stream):
             yield
 
-    def _forward(self, fed: Sequence[Feed]) -> Tensor:
-        """Run the rows' tokens; states [n_tokens, state]. Rows of a sequence stand together."""
-        counts = [len(feed.tokens) for feed in fed]
-        ends = [feed.start + n for feed, n in zip(fed, counts, strict=True)]
-        self._plan([(f.sequence, f.row, end) for f, end in zip(fed, ends, strict=True)], counts)
-        flat = [token for feed in fed for token in feed.tokens]
-        spans = zip(fed, ends, strict=True)
-        positions = [position for feed, end in spans for position in range(feed.start, end)]
+    def _forward(
+        self, sequences: Sequence[DecodeSequence], fed: Sequence[tuple[int, ...]]
+    ) -> Tensor:
+        """Run what is fed to each one's first row, from position 0 on; states [n_tokens, state]."""
+        counts = [len(tokens) for tokens in fed]
+        rows = [(s, s.rows[0], n) for s, n in zip(sequences, counts, strict=True)]
+        self._plan(rows, counts)
+        flat = [token for tokens in fed for token in tokens]
+        positions = [position for n in counts for position in range(n)]
         return self._decoder.states(self._indices(flat), self._indices(positions))
 
     def _plan(self, rows: Sequence[tuple[DecodeSequence, Row, int]], counts: Sequence[int]) -> None:

@@ -33,7 +33,6 @@ class DecoderStats(Counters):
     waiting, loading, running: sequences in each state (arrivals not yet taken are waiting, and so
         are those whose KV is read before there are rows for them).
     pages_*: of the cross-attention pool.
-    slots_*: rows of the batch; a sequence has one for each of its hypotheses.
     """
 
     waiting: int
@@ -42,20 +41,12 @@ class DecoderStats(Counters):
     pages_free: int
     pages_total: int
     pages_quarantined: int
-    pages_per_window: int
-    slots_free: int
-    slots_total: int
+    load: WorkerLoad
 
     @property
     def transfer_gb_per_s(self) -> float:
         """10^9 bytes per second of a READ, the check of its generation included; 0: none yet."""
         return self.transfer_bytes / self.transfer_s / 1e9 if self.transfer_s else 0.0
-
-    @property
-    def load(self) -> WorkerLoad:
-        """Whichever of pages and slots there is less of."""
-        pages = (self.pages_free, self.pages_total, self.pages_per_window)
-        return load_of(self.waiting, pages, (self.slots_free, self.slots_total))
 
     def signals(self) -> DecoderSignals:
         load, waiting = self.load, self.waiting
@@ -81,12 +72,3 @@ class DecoderStats(Counters):
                 "transfer_gb_per_s": round(self.transfer_gb_per_s, 3),
             },
         )
-
-
-def load_of(waiting: int, pages: tuple[int, int, int], slots: tuple[int, int]) -> WorkerLoad:
-    """By pages (free, in all, of a window) or slots (free, in all), whichever there is less of."""
-    pages_free, pages_total, pages_per_window = pages
-    slots_free, slots_total = slots
-    capacity = max(1, min(slots_total, pages_total // pages_per_window))
-    free = min(slots_free / slots_total, pages_free / pages_total)
-    return WorkerLoad(capacity * (1.0 - free) + waiting, capacity)

@@ -105,8 +105,7 @@ class Readback:
         self._event: torch.cuda.Event | None = None
         assert tensors[0] is not None
         if tensors[0].device.type == "cpu":
-            copy = torch.clone if reused else _itself
-            self._tensors = [None if t is None else copy(t) for t in tensors]
+            self._tensors = [t.clone() if reused and t is not None else t for t in tensors]
             return
         self._tensors = [None if t is None else _on_its_way(t) for t in tensors]
         self._event = new_event()
@@ -117,10 +116,6 @@ class Readback:
         if self._event is not None:
             self._event.synchronize()
         return self._tensors
-
-
-def _itself(tensor: Tensor) -> Tensor:
-    return tensor
 
 
 def _on_its_way(tensor: Tensor) -> Tensor:

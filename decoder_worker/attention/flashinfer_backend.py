@@ -14,14 +14,13 @@ from decoder_worker.attention.base import AttentionBatch, PagedKV, ProjectedAtte
 from decoder_worker.attention.flashinfer_tables import (
     PrefillTable,
     StepTable,
+    Table,
     on_device,
-    parts_of,
     same,
     same_pages,
 )
 
 WORKSPACE_BYTES = 128 * 2**20  # what flashinfer recommends, for partial results of split KV
-SPLIT_FRAMES = 125  # of a larger page: kernels share out a window by its pages
 
 
 class FlashInfer:
@@ -33,17 +32,30 @@ class FlashInfer:
 
     def __init__(self, self_pool: Tensor, cross_pool: Tensor) -> None:
         self._pools = self_pool, cross_pool
-        self._workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self_pool.device)
+        workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self_pool.device)
+        self._common = (self_pool.dtype, workspace)
+
+    def _prefill_tables(self, n_rows: int) -> tuple[PrefillTable, PrefillTable]:
+        own, cross = self._pools
+        return (
+            PrefillTable(own, *self._common, n_rows, is_own=True),
+            PrefillTable(cross, *self._common, n_rows),
+        )
 
     def ragged(self) -> ProjectedAttention:
-        return RaggedAttention(*self._pools, self._workspace)
+        return RaggedAttention(*self._prefill_tables(0))
 
     def fixed(self, n_rows: int, n_tokens: int, n_sharing: int = 1) -> ProjectedAttention:
         """As `MakeFixed`."""
-        if n_tokens == 1:
-            return StepAttention(*self._pools, self._workspace, n_rows, n_sharing)
-        assert n_sharing == 1
-        return PromptAttention(*self._pools, self._workspace, n_rows, n_tokens)
+        if n_tokens > 1:
+            assert n_sharing == 1
+            return PromptAttention(*self._prefill_tables(n_rows), n_rows, n_tokens)
+        own, cross = self._pools
+        steps = StepTable(own, *self._common, n_rows, is_own=True)
+        if n_sharing == 1:
+            return StepAttention(steps, StepTable(cross, *self._common, n_rows), n_rows)
+        windows = PrefillTable(cross, *self._common, n_rows // n_sharing)
+        return StepAttention(steps, windows, n_rows)
 
 
 class _OverTables:
@@ -52,10 +64,9 @@ class _OverTables:
     _entries, _positions: of the new tokens, int32 [n_tokens] on the device.
     """
 
-    _self: StepTable | PrefillTable
-    _cross: StepTable | PrefillTable
-    _entries: Tensor
-    _positions: Tensor
+    def __init__(self, own: Table, cross: Table, entries: Tensor, positions: Tensor) -> None:
+        self._self, self._cross = own, cross
+        self._entries, self._positions = (x.to(own.device) for x in (entries, positions))
 
     def self_attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         self._self.append(layer, k, v, self._entries, self._positions)
@@ -72,12 +83,8 @@ class _OverTables:
 class RaggedAttention(_OverTables):
     """Implements `ProjectedAttention` with the prefill kernels: entries of any number of rows."""
 
-    def __init__(self, self_pool: Tensor, cross_pool: Tensor, workspace: Tensor) -> None:
-        dtype = self_pool.dtype
-        self._self = PrefillTable(self_pool, dtype, workspace, causal=True)
-        parts = parts_of(cross_pool, SPLIT_FRAMES)
-        self._cross = PrefillTable(cross_pool, dtype, workspace, causal=False, parts=parts)
-        self._entries = self._positions = torch.empty(0)
+    def __init__(self, own: Table, cross: Table) -> None:
+        super().__init__(own, cross, torch.empty(0), torch.empty(0))
 
     def plan(self, batch: AttentionBatch) -> None:
         self._self.plan(batch.self_kv)
@@ -97,29 +104,11 @@ class StepAttention(_OverTables):
     Rows that share a window are queries of one entry, so that its pages are read once.
     """
 
-    def __init__(
-        self,
-        self_pool: Tensor,
-        cross_pool: Tensor,
-        workspace: Tensor,
-        n_rows: int,
-        n_sharing: int = 1,
-    ) -> None:
-        dtype = self_pool.dtype
-        self._self = StepTable(self_pool, dtype, workspace, n_rows)
-        parts = parts_of(cross_pool, SPLIT_FRAMES)
-        if n_sharing == 1:
-            self._cross = StepTable(cross_pool, dtype, workspace, n_rows, parts)
-        else:
-            n_windows = n_rows // n_sharing
-            self._cross = PrefillTable(
-                cross_pool, dtype, workspace, causal=False, n_rows=n_windows, parts=parts
-            )
-        device = self_pool.device
-        self._entries = torch.arange(n_rows, dtype=torch.int32, device=device)
-        self._positions = torch.zeros(n_rows, dtype=torch.int32, device=device)
+    def __init__(self, own: Table, cross: Table, n_rows: int) -> None:
+        rows = torch.arange(n_rows, dtype=torch.int32, device=own.device)
+        super().__init__(own, cross, rows, torch.zeros_like(rows))
         # Positions before a row's last planned page, less one: what its position is counted from.
-        self._before = torch.zeros(n_rows, dtype=torch.int32, device=device)
+        self._before = torch.zeros_like(rows)
 
     def plan(self, batch: AttentionBatch) -> None:
         self_kv = batch.self_kv
@@ -137,23 +126,10 @@ class StepAttention(_OverTables):
 class PromptAttention(_OverTables):
     """Implements `ProjectedAttention` for prompts: `n_rows` entries of `n_tokens` tokens each."""
 
-    def __init__(
-        self, self_pool: Tensor, cross_pool: Tensor, workspace: Tensor, n_rows: int, n_tokens: int
-    ) -> None:
-        dtype = self_pool.dtype
-        self._self = PrefillTable(self_pool, dtype, workspace, causal=True, n_rows=n_rows)
-        self._cross = PrefillTable(
-            cross_pool,
-            dtype,
-            workspace,
-            causal=False,
-            n_rows=n_rows,
-            parts=parts_of(cross_pool, SPLIT_FRAMES),
-        )
+    def __init__(self, own: Table, cross: Table, n_rows: int, n_tokens: int) -> None:
         entries = torch.arange(n_rows, dtype=torch.int32).repeat_interleave(n_tokens)
-        self._entries = entries.to(self_pool.device)
         positions = torch.arange(n_tokens, dtype=torch.int32).repeat(n_rows)
-        self._positions = positions.to(self_pool.device)
+        super().__init__(own, cross, entries, positions)
 
     def plan(self, batch: AttentionBatch) -> None:
         self._self.plan(batch.self_kv)

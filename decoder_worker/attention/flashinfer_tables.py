@@ -32,6 +32,7 @@ from decoder_worker.attention.operators import (
     empty_queries,
 )
 
+SPLIT_FRAMES = 125  # of a larger page: kernels share out a window by its pages
 BACKEND = "fa2"  # not "auto": it takes any page size and fp8 pages under bf16 queries
 
 
@@ -88,10 +89,10 @@ class SplitPages:
         )
 
 
-def parts_of(pool: Tensor, frames: int) -> int:
-    """Into how many parts of `frames` a pool's pages can be split; 1 where they cannot."""
+def parts_of(pool: Tensor) -> int:
+    """Into how many parts of `SPLIT_FRAMES` a pool's pages can be split; 1 where they cannot."""
     page_frames = pool.shape[3]
-    return page_frames // frames if page_frames % frames == 0 else 1
+    return page_frames // SPLIT_FRAMES if page_frames % SPLIT_FRAMES == 0 else 1
 
 
 class Table:
@@ -99,14 +100,17 @@ class Table:
 
     _planned_run: Planned
 
-    def __init__(self, pool: Tensor, workspace: Tensor, parts: int) -> None:
-        """parts: of each page, that kernels take for pages."""
+    def __init__(
+        self, pool: Tensor, dtype: torch.dtype, workspace: Tensor, *, is_own: bool
+    ) -> None:
+        """dtype: of queries. is_own: of self-attention, whose pages are short as they are."""
         self.device = pool.device
         self._workspace = workspace
         n_head, head_dim = pool.shape[4:]
-        self._split = SplitPages(pool, parts)
+        self._split = SplitPages(pool, 1 if is_own else parts_of(pool))
         self.page_size = self._split.page_size
         self._sizes = (n_head, n_head, head_dim, self.page_size)  # as every plan takes them
+        self._dtypes = {"q_data_type": dtype, "kv_data_type": pool.dtype}
         self._pool = pool
         self._layers = self._split.layers
         self.indptr = self.indices = self.last_page_len = torch.empty(0)  # int32, set below
@@ -167,12 +171,11 @@ class PrefillTable(Table):
         pool: Tensor,
         dtype: torch.dtype,
         workspace: Tensor,
+        n_rows: int,
         *,
-        causal: bool,
-        n_rows: int = 0,
-        parts: int = 1,
+        is_own: bool = False,
     ) -> None:
-        super().__init__(pool, workspace, parts)
+        super().__init__(pool, dtype, workspace, is_own=is_own)
         buffers: dict[str, Tensor] = {}
         if n_rows:
             self._make_buffers(n_rows, self._split.n_pages)
@@ -187,8 +190,7 @@ class PrefillTable(Table):
         )
         self._planned_run = Planned(self._wrapper.run)
         self._is_fixed = n_rows > 0
-        self._causal = causal
-        self._dtypes = {"q_data_type": dtype, "kv_data_type": pool.dtype}
+        self._is_own = is_own
 
     def _plan(self, kv: PagedKV) -> None:
         # From the host, a plan would wait for the device.
@@ -202,16 +204,22 @@ class PrefillTable(Table):
             indices,
             kv.kv_last_page_len.pin_memory(),
             *self._sizes,
-            causal=self._causal,
+            causal=self._is_own,
             **self._dtypes,
         )
 
 
 class StepTable(Table):
     def __init__(
-        self, pool: Tensor, dtype: torch.dtype, workspace: Tensor, n_rows: int, parts: int = 1
+        self,
+        pool: Tensor,
+        dtype: torch.dtype,
+        workspace: Tensor,
+        n_rows: int,
+        *,
+        is_own: bool = False,
     ) -> None:
-        super().__init__(pool, workspace, parts)
+        super().__init__(pool, dtype, workspace, is_own=is_own)
         self._make_buffers(n_rows, self._split.n_pages)
         self._wrapper = BatchDecodeWithPagedKVCacheWrapper(
             workspace,
@@ -223,7 +231,6 @@ class StepTable(Table):
             backend=BACKEND,
         )
         self._planned_run = Planned(self._wrapper.run)
-        self._dtypes = {"q_data_type": dtype, "kv_data_type": pool.dtype}
 
     def _plan(self, kv: PagedKV) -> None:
         if self._kv is None:  # loads the kernels, which the fast way needs

@@ -1,4 +1,7 @@
-"""The short form of the fault suite (`make chaos` has all of it): no request pays for a fault."""
+"""No request pays for a fault: the short form of the fault suite, and all of it on kept KV.
+
+`make chaos` has the rest.
+"""
 
 from __future__ import annotations
 
@@ -7,7 +10,7 @@ from collections.abc import Iterator
 import pytest
 
 from tests.chaos.campaign import run_fault
-from tests.chaos.faults import Both, Fault, Freeze, FullSpool, Kill
+from tests.chaos.faults import Both, Fault, Freeze, FullSpool, Kill, kept_faults
 from tests.chaos.kept_load import TIGHT, steady_load
 from tests.chaos.load import Load, Sent
 from tests.chaos.page_tables import broken_tables
@@ -15,7 +18,7 @@ from tests.chaos.report import recovery_s
 from tests.chaos.target import Target, local_target
 from tests.e2e.conftest import wait_until
 
-RATE = 1.5  # requests/s
+RATE, KEPT_RATE = 1.5, 4.0  # requests/s
 
 
 @pytest.fixture(scope="module")
@@ -61,6 +64,25 @@ def test_routers_that_all_die_leave_nothing_behind(target: Target, load: Load) -
     assert target.left_over() == []
     assert broken_tables(target) == []
     wait_until(lambda: load.n_in_flight == 0, 60, "the end of what was in flight")
+
+
+@pytest.fixture(scope="module")
+def repeated(target: Target) -> Iterator[Load]:
+    with steady_load(target.url, KEPT_RATE, kept=True) as running:
+        yield running
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
+@pytest.mark.parametrize("fault", kept_faults(), ids=lambda fault: fault.name)
+def test_no_reader_of_kept_kv_gets_another_window_s(
+    target: Target, repeated: Load, fault: Fault
+) -> None:
+    """While it is evicted and asked for: every answer is the one asked for alone."""
+    outcome = run_fault(fault, target, repeated, before_s=5.0, watch_s=10.0, is_timed=False)
+    assert outcome.is_good, outcome
+    assert outcome.hits, "kept KV was read"
+    assert outcome.evicted, "and evicted"
 
 
 # ------------------------------------------------------------------------- how it is counted

@@ -16,11 +16,10 @@ from unittest.mock import patch
 import pytest
 import torch
 
-from cluster.common.messages import DecodeOptions, DecodeResult, QualityGates
+from cluster.common.messages import DecodeOptions, QualityGates
 from decoder_worker.gpu import graphs
 from tests.support.checkpoints import SHAPES, cached_checkpoint
-from tests.support.references.near_texts import assert_follow
-from tests.support.workers.decoder_engines import ANSWER_S, Stand, make_stand
+from tests.support.workers.decoder_engines import assert_follow, make_stand
 from tests.support.workers.model_runners import RunnerBench
 
 pytestmark = [pytest.mark.gpu, pytest.mark.timeout(900)]
@@ -138,19 +137,14 @@ def test_a_row_is_about_the_same_in_every_bucket() -> None:
                 batch.runner.restore(sequence)
 
 
-def decode_all(stand: Stand) -> list[DecodeResult]:
-    futures = [stand.engine.submit(stand.request(**options)) for options in REQUESTS]
-    return [future.result(ANSWER_S) for future in futures]
-
-
 @pytest.mark.parametrize("steps_ahead", [0, 1])
 def test_the_engine_in_float32_gives_the_texts_of_the_cpu(steps_ahead: int) -> None:
     folder = cached_checkpoint("tiny")
     with make_stand(folder, max_batch=8, kv_windows=8) as stand:
-        expected = decode_all(stand)
+        expected = stand.decode_all(REQUESTS)
     changes: dict[str, Any] = {"max_batch": 8, "kv_windows": 8, "dtype": "float32"}
     with make_stand(folder, device="cuda", steps_ahead=steps_ahead, **changes) as stand:
-        for result, other in zip(decode_all(stand), expected, strict=True):
+        for result, other in zip(stand.decode_all(REQUESTS), expected, strict=True):
             assert result.tokens == other.tokens
             assert result.language == other.language
             assert result.avg_logprob == pytest.approx(other.avg_logprob, abs=1e-3)
@@ -167,7 +161,7 @@ def test_a_full_engine_in_bfloat16_follows_the_cpu(page_tokens: int, kv_dtype: s
     """
     folder = cached_checkpoint("large-v3-turbo")
     with make_stand(folder, max_batch=7, kv_windows=7, kv_dtype=kv_dtype) as stand:
-        expected = decode_all(stand)
+        expected = stand.decode_all(REQUESTS)
     changes: dict[str, Any] = {"max_batch": 7, "kv_windows": 7, "dtype": "bfloat16"}
     with make_stand(
         folder,
@@ -178,7 +172,7 @@ def test_a_full_engine_in_bfloat16_follows_the_cpu(page_tokens: int, kv_dtype: s
     ) as stand:
         for _ in range(3):
             leaving = stand.engine.submit(stand.request(99, max_new_tokens=200))
-            assert_follow(decode_all(stand), expected, BF16_TOLERANCE, SHARE_BEFORE_TIES)
+            assert_follow(stand.decode_all(REQUESTS), expected, BF16_TOLERANCE, SHARE_BEFORE_TIES)
             leaving.cancel()
         stand.assert_all_returned()
         assert stand.engine.healthy() is None

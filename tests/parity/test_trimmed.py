@@ -18,7 +18,6 @@ from cluster.common.kernels.cpu.background import wait_for_builds
 from cluster.common.messages import (
     FRAMES_PER_S,
     SAMPLE_RATE,
-    CrossKVHandle,
     DecodeOptions,
     DecodeRequest,
     DecodeResult,
@@ -52,12 +51,6 @@ async def engines(**settings: Any) -> AsyncIterator[LocalEngines]:
         yield made
 
 
-async def encode(made: LocalEngines, index: int, pcm: Pcm, context: int) -> CrossKVHandle:
-    request = EncodeRequest(f"r{index}-{context}", 0, 1, pcm, ANSWER_S, context=context)
-    reply = await asyncio.wrap_future(made.encoder.submit(request))
-    return reply.handle
-
-
 async def transcribe(
     made: LocalEngines,
     index: int,
@@ -66,7 +59,8 @@ async def transcribe(
     content_frames: int = 0,
     **options: Any,
 ) -> DecodeResult:
-    handle = await encode(made, index, pcm, context)
+    encode = EncodeRequest(f"r{index}-{context}", 0, 1, pcm, ANSWER_S, context=context)
+    handle = (await asyncio.wrap_future(made.encoder.submit(encode))).handle
     frames = content_frames or frames_of(pcm)
     request = DecodeRequest(
         handle.request_id, 0, 1, handle, DecodeOptions(**{"language": "en", **options}), ANSWER_S,

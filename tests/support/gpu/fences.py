@@ -24,11 +24,15 @@ def fences() -> dict[tuple[str, int], str]:
     """By file and line, names that stay when lines move: the n-th such call of a function."""
     found: dict[tuple[str, int], str] = {}
     for path in product_files():
-        file, function, seen = str(path.relative_to(ROOT)), "", list[str]()
+        file, seen = str(path.relative_to(ROOT)), list[str]()
+        owner = function = ""
         for number, line in enumerate(path.read_text(encoding="utf-8").splitlines(), 1):
-            if defined := re.match(r" *(class|(?:async )?def) (\w+)", line):
-                owner = function.partition(".")[0] if line[0] == " " else ""
-                function = ".".join(filter(None, (owner, defined[2])))
+            if defined := re.match(r"( {4})?(class|(?:async )?def) (\w+)", line):
+                if not defined[1]:
+                    function = defined[3]
+                    owner = f"{function}." if defined[2] == "class" else ""
+                elif owner:  # of functions in a function the outer one tells
+                    function = owner + defined[3]
             elif call := WAIT.search(line):
                 name = f"{file} {function}: {call[1]}"
                 seen.append(name)

@@ -49,15 +49,6 @@ class SimulatedStream:
         with self._runtime.fence():
             join(self.clock, stream.clock)
 
-    def synchronize(self) -> None:
-        with self._runtime.fence():
-            join(self._runtime.host, self.clock)
-
-    def record_event(self, event: SimulatedEvent | None = None) -> SimulatedEvent:
-        event = SimulatedEvent(self._runtime) if event is None else event
-        event.record(self)
-        return event
-
 
 class SimulatedEvent:
     """Nothing was recorded yet: whoever waits for it goes on at once."""
@@ -68,9 +59,6 @@ class SimulatedEvent:
 
     def record(self, stream: SimulatedStream | None = None) -> None:
         self.clock = dict((stream or self._runtime.current_stream(None)).clock)
-
-    def wait(self, stream: SimulatedStream | None = None) -> None:
-        (stream or self._runtime.current_stream(None)).wait_event(self)
 
     def synchronize(self) -> None:
         with self._runtime.fence():
@@ -98,7 +86,6 @@ class SimulatedRuntime(CudaRuntime):
         self._numbers = itertools.count()
         self._streams = [SimulatedStream(self, next(self._numbers))]
         self._local = threading.local()
-        self._ignored = False
 
     @contextmanager
     def fence(self) -> Iterator[None]:

@@ -54,14 +54,6 @@ class DeviceTensor(Tensor):
     def device(self) -> torch.device:  # type: ignore[override]
         return CUDA
 
-    @property
-    def is_cuda(self) -> bool:  # type: ignore[override]
-        return True
-
-    @property
-    def is_cpu(self) -> bool:  # type: ignore[override]
-        return False
-
     def data_ptr(self) -> int:
         return self.plain.data_ptr() or id(self.plain.untyped_storage())
 

@@ -6,8 +6,6 @@ import functools
 import importlib
 import importlib.util
 import sys
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
 from types import ModuleType
 from typing import Any, Self
 from unittest.mock import patch
@@ -66,40 +64,28 @@ class _Recorded:
 
     def __init__(self, function: Any) -> None:
         self.function = function
-        self.grid: tuple[int, ...] = ()
-        self.args: tuple[Any, ...] = ()
-        self.options: dict[str, Any] = {}
 
     def __getitem__(self, grid: tuple[int, ...]) -> Self:
-        self.grid = grid
         return self
 
     def __call__(self, *args: Any, **options: Any) -> None:
         self.args, self.options = args, options
 
 
-@contextmanager
-def _recorded(module: ModuleType, kernel: str) -> Iterator[_Recorded]:
-    recorded = _Recorded(getattr(module, kernel))
-    with patch.object(module, kernel, recorded):
-        yield recorded
-
-
-def compiled(
-    module: ModuleType, kernel: str, architecture: int, launch: Callable[[], None]
-) -> dict[str, Any]:
-    """What `launch` would run, compiled: "ptx" to its text, "shared" to bytes of shared memory.
+def compiled(launch: Any, kernel: str, architecture: int, *given: Any) -> dict[str, Any]:
+    """A kernel as a launcher would run it: "ptx" to its text, "shared" to bytes of shared memory.
 
     Args:
-        module: from `load_kernel`, not interpreted.
-        launch: calls the module's launcher, with meta tensors.
+        launch: of a module from `load_kernel`, not interpreted.
+        given: what it is called with, meta tensors.
     """
     import triton
     from triton.backends.compiler import GPUTarget
     from triton.compiler import ASTSource
 
-    with _recorded(module, kernel) as recorded:
-        launch()
+    recorded = _Recorded(launch.__globals__[kernel])
+    with patch.dict(launch.__globals__, {kernel: recorded}):
+        launch(*given)
     signature: dict[str, str] = {}
     constants: dict[tuple[int, ...], Any] = {}
     divisible: dict[tuple[int, ...], Any] = {}

@@ -6,6 +6,7 @@ import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
+from itertools import takewhile
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -129,6 +130,31 @@ def assert_same(result: DecodeResult, alone: DecodeResult, what: Any = "") -> No
     if result.alignment and alone.alignment:
         assert result.alignment.tokens == alone.alignment.tokens, what
         assert result.alignment.times_s == pytest.approx(alone.alignment.times_s, abs=0.021), what
+
+
+def assert_follow(
+    found: Sequence[DecodeResult],
+    expected: Sequence[DecodeResult],
+    tolerance: float,
+    share: float,
+) -> None:
+    """Each text of 16-bit arithmetic follows that of float32 until a near tie.
+
+    Args:
+        tolerance: of the log probability of each token before it, in nats.
+        share: of all expected tokens, at least so many come before one.
+    """
+    n_same = 0
+    for one, other in zip(found, expected, strict=True):
+        assert one.language == other.language
+        both = zip(one.tokens, other.tokens, strict=False)
+        n = sum(1 for _ in takewhile(lambda pair: pair[0] == pair[1], both))
+        pairs = zip(one.token_logprobs[:n], other.token_logprobs[:n], strict=True)
+        largest = max((abs(a - b) for a, b in pairs), default=0.0)
+        assert largest <= tolerance, f"log probabilities differ by {largest}"
+        n_same += n
+    n_all = sum(len(other.tokens) for other in expected)
+    assert n_same >= share * n_all, f"{n_same} of {n_all} tokens before the first that differs"
 
 
 def wait_until(condition: Callable[[], bool], otherwise: str) -> None:

@@ -123,13 +123,11 @@ def test_the_kernels_compile_for_gpus_that_have_eight_bits(
     rows, out = on_meta(1500, width), on_meta(1500, width, dtype=FLOAT8)
     scale = on_meta(1500, dtype=torch.float32)
     module = load_kernel(monkeypatch, KERNEL, interpreted=False)
-    built = compiled(
-        module, "scale_rows", architecture, lambda: module.launch(rows, True, out, scale)
-    )
+    built = compiled(module.launch, "scale_rows", architecture, rows, True, out, scale)
     assert "e4m3" in built["ptx"]
     norm = load_kernel(monkeypatch, NORM, interpreted=False)
     args = (rows, rows, on_meta(width), on_meta(width), on_meta(width), out, scale)
-    built = compiled(norm, "add_norm", architecture, lambda: norm.launch(*args))
+    built = compiled(norm.launch, "add_norm", architecture, *args)
     assert "e4m3" in built["ptx"]
 
 

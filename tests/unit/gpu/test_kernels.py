@@ -199,26 +199,18 @@ def test_every_kernel_compiles_for_gpus(
     rows, vector = on_meta(8, width), on_meta(width)
     for delta in (None, rows):
         args = (rows, delta, None if delta is None else vector, vector, vector, rows, None)
-        built = compiled(norm, "add_norm", architecture, lambda args=args: norm.launch(*args))
+        built = compiled(norm.launch, "add_norm", architecture, *args)
         assert "ld.global.v" in built["ptx"]
         assert "st.global.v" in built["ptx"]
     ours = load_kernel(monkeypatch, OURS, interpreted=False)
     table = [on_meta(9, dtype=torch.int32)] * 4
     pool, q = on_meta(90, 32, 2, 64, width // 64, 64), on_meta(8, width // 64, 64)
-    built = compiled(
-        ours,
-        "append_qkv",
-        architecture,
-        lambda: ours.launch_append(on_meta(8, 3 * width), on_meta(3 * width), *table, pool, 5, q),
-    )
+    args = (on_meta(8, 3 * width), on_meta(3 * width), *table, pool, 5, q)
+    built = compiled(ours.launch_append, "append_qkv", architecture, *args)
     assert "st.global.v" in built["ptx"]
     index = on_meta(8, dtype=torch.int64)
-    built = compiled(
-        ours,
-        "embed",
-        architecture,
-        lambda: ours.launch_embed(index, index, on_meta(51_866, width), on_meta(448, width), rows),
-    )
+    args = (index, index, on_meta(51_866, width), on_meta(448, width), rows)
+    built = compiled(ours.launch_embed, "embed", architecture, *args)
     assert "ld.global.v" in built["ptx"]
 
 
@@ -231,19 +223,11 @@ def test_the_choice_compiles_for_gpus(monkeypatch: pytest.MonkeyPatch, architect
     index, table = on_meta(8, dtype=torch.int64), on_meta(9, 9, dtype=torch.int64)
     parts, begin = empty_parts(logits), on_meta(2, dtype=torch.int64)
     rules = (on_meta(51_866, dtype=torch.float32), begin, 50_257, 50_364, 50_365, 50)
-    compiled(
-        module,
-        "reduce_logits",
-        architecture,
-        lambda: module.launch_reduce(logits, index, table, *rules, *parts),
-    )
+    reduced = (logits, index, table, *rules, *parts)
+    compiled(module.launch_reduce, "reduce_logits", architecture, *reduced)
     chosen = (on_meta(8, dtype=torch.int64), on_meta(8, dtype=torch.float32))
-    compiled(
-        module,
-        "sample_greedy",
-        architecture,
-        lambda: module.launch_sample(*parts, index, table, 50_257, 50_365, *chosen),
-    )
+    given = (*parts, index, table, 50_257, 50_365, *chosen)
+    compiled(module.launch_sample, "sample_greedy", architecture, *given)
 
 
 @pytest.mark.timeout(600)  # minutes on a busy machine
@@ -269,7 +253,7 @@ def test_every_product_of_a_layer_compiles_for_gpus(
         front = (gain, sums[:n_out]) if normed else (None, None)
         bias = sums[:n_out] if normed else on_meta(n_out)
         args = (on_meta(n, n_in), on_meta(n_out, n_in), bias, *front, gelu, add, on_meta(n, n_out))
-        built = compiled(module, "few_rows", architecture, lambda args=args: module.launch(*args))
+        built = compiled(module.launch, "few_rows", architecture, *args)
         assert "mma" in built["ptx"]
         assert "cp.async" in built["ptx"]
         assert built["shared"] <= 99 * 1024

@@ -20,7 +20,7 @@ from cluster.serve.replicas.colocated_replica import SWITCH_S, ColocatedWorker
 from cluster.serve.serve_pool import ServePool
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.references.hugging_face import make_pcm
-from tests.support.references.near_texts import assert_follow
+from tests.support.workers.decoder_engines import assert_follow
 
 
 class Handle:
