@@ -24,19 +24,6 @@ from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTrace
 EXPORT_S = 30.0  # a replica sends what it has every 5 s
 REQUEST = "POST /v1/audio/transcriptions"
 OF_REQUEST = {"upload", "audio"}
-OF_WINDOW = {
-    "window",
-    "call encoder",
-    "encoder",
-    "encoder queue",
-    "encode batch",
-    "call decoder",
-    "decoder",
-    "decoder queue",
-    "KV transfer",
-    "prefill",
-    "decode",
-}
 PARENTS = {
     "upload": REQUEST,
     "audio": REQUEST,
@@ -52,6 +39,7 @@ PARENTS = {
     "prefill": "decoder",
     "decode": "decoder",
 }
+OF_WINDOW = PARENTS.keys() - OF_REQUEST
 ROLES = {"encoder": "encoder", "decoder": "decoder", "window": "router", "KV transfer": "decoder"}
 
 
