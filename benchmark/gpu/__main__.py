@@ -117,7 +117,7 @@ def print_table(results: dict[str, Rows]) -> None:
 
 def run_section(name: str, args: argparse.Namespace) -> int:
     """In the child: run one section and write its rows as they come."""
-    from benchmark.gpu import correct, decode, options, serving
+    from benchmark.gpu import correct, decode, serving
     from benchmark.gpu.rig import FULL, SMOKE, Clock, OutOfTimeError, Record, Rig
 
     run: Callable[[Rig, Clock, Record], None] = {
@@ -129,7 +129,7 @@ def run_section(name: str, args: argparse.Namespace) -> int:
         "e2e": serving.e2e,
         "handoff": serving.handoff,
         "hf": serving.hugging_face,
-        "options": options.options,
+        "options": serving.options,
     }[name]
     rows: Rows = {}
     file = rows_file(args.work, name)

@@ -12,7 +12,7 @@ import pytest
 from tests.gpu_kit.bare import bare_environment, brought_along
 
 ROOT = Path(__file__).resolve().parents[2]
-BENCHMARK = ("correct", "decode", "options", "serving", "rig")
+BENCHMARK = ("correct", "decode", "serving", "rig")
 
 
 def run_bare(folder: Path, *arguments: str, seconds: float = 110.0) -> str:
