@@ -1,8 +1,7 @@
 """The bodies of `/v1/files` and `/v1/batches`, as OpenAI's API has them.
 
-`openai.types.FileObject`, `Batch` and their parameters are the truth of the fields. Knows nothing
-of HTTP. `FileObject` and `Batch` are also what is kept of a file and of a batch, and what crosses
-between processes.
+`openai.types.FileObject`, `Batch` and their parameters are the truth of the fields. `FileObject`
+and `Batch` are also what is kept of a file and of a batch, and what crosses between processes.
 """
 
 from __future__ import annotations

@@ -2,7 +2,7 @@
 
 A parser makes twenty bytes of objects of each byte of `[],[],`, and holds Python's lock meanwhile.
 What is long in an honest document is one text, the base64 of audio: it is cut out, and all else is
-short. Knows nothing of HTTP and of WebSockets.
+short.
 """
 
 from __future__ import annotations
@@ -47,14 +47,15 @@ def read_json(content: bytes, long_text: Sequence[str], max_bytes: int) -> Any:
     parts = content.split(b'"', _MAX_QUOTES)
     longest = max(parts, key=len)
     rest_bytes = len(content) - len(longest)
+    too_long = PayloadTooLargeError(f"more than {max_bytes} bytes are not '{'.'.join(long_text)}'")
     if rest_bytes > max_bytes or len(parts) > _MAX_QUOTES or b"[" in longest or b"{" in longest:
-        raise PayloadTooLargeError(f"more than {max_bytes} bytes are not '{'.'.join(long_text)}'")
+        raise too_long
     document = _loaded(content.replace(longest, _PLACE.encode(), 1))
     node = document
     for key in long_text[:-1]:
         node = node.get(key) if isinstance(node, dict) else None
     if not isinstance(node, dict) or node.get(long_text[-1]) != _PLACE:
-        raise PayloadTooLargeError(f"more than {max_bytes} bytes are not '{'.'.join(long_text)}'")
+        raise too_long
     node[long_text[-1]] = json.loads(b'"%b"' % longest)
     return document
 
@@ -153,8 +154,7 @@ def check_audio(document: Mapping[str, Any], *, has_data: bool) -> None:
     if not isinstance(audio, dict) or not has_data or audio.get(DATA_PART) != "":
         raise InvalidRequestError(
             f"no audio was sent: send '{AUDIO_FIELD}' with '{DATA_PART}', the file's bytes in "
-            f"base64, "
-            f"and '{FORMAT_PART}'",
+            f"base64, and '{FORMAT_PART}'",
             param=AUDIO_FIELD,
         )
     if unknown := audio.keys() - {DATA_PART, FORMAT_PART}:
@@ -164,14 +164,13 @@ def check_audio(document: Mapping[str, Any], *, has_data: bool) -> None:
             param=name,
             code="unknown_parameter",
         )
-    sort = audio.get(FORMAT_PART)
+    sort, name = audio.get(FORMAT_PART), f"{AUDIO_FIELD}.{FORMAT_PART}"
     if sort is not None and not isinstance(sort, str):
-        name = f"{AUDIO_FIELD}.{FORMAT_PART}"
         raise InvalidRequestError(f"'{name}' must be a text, not {shown(sort)}", param=name)
     if sort is not None and sort.strip().lower() in HEADERLESS:
         raise UnsupportedValueError(
             f"audio of format {shown(sort)} has no header that says what it is; send wav",
-            param=f"{AUDIO_FIELD}.{FORMAT_PART}",
+            param=name,
         )
 
 

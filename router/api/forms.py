@@ -3,8 +3,7 @@
 Takes (name, text) pairs in any order and in every spelling that OpenAI's clients use: `name` for a
 text; `name[]` and `name[0]` for lists; `name[key]` for objects; and JSON in place of either. What
 this server does not know, does not offer, or could not honour beside the others is refused by name:
-a client learns from a 400 what it would otherwise miss in the text. Fields and their kinds stand in
-`router.api.request_fields`. Knows nothing of multipart parsing or of HTTP.
+a client learns from a 400 what it would otherwise miss in the text.
 """
 
 from __future__ import annotations
@@ -12,6 +11,7 @@ from __future__ import annotations
 import json
 from collections.abc import Collection, Iterable, Iterator, Mapping
 from dataclasses import replace
+from functools import partial
 from typing import Any
 
 from cluster.common.errors import InvalidRequestError, UnsupportedValueError
@@ -38,12 +38,15 @@ def requested_model(pairs: Pairs) -> str:
     return names[0]
 
 
-def parse_transcription(pairs: Pairs, languages: Collection[str]) -> TranscriptionParams:
+def parse_transcription(
+    pairs: Pairs, languages: Collection[str], task: Task = "transcribe"
+) -> TranscriptionParams:
     """Check a form of /v1/audio/transcriptions.
 
     Args:
         pairs: names and texts of all parts but the file.
         languages: codes that the model knows.
+        task: whose endpoint it came to.
 
     Raises:
         UnsupportedValueError: a field or value of OpenAI's that is not offered here, or what the
@@ -51,25 +54,9 @@ def parse_transcription(pairs: Pairs, languages: Collection[str]) -> Transcripti
         InvalidRequestError: an unknown or repeated field, a value that is no such thing, or one
             that does not go with the others.
     """
-    return _parse("transcribe", tuple(pairs), languages, NOT_OFFERED)
-
-
-def parse_translation(pairs: Pairs, languages: Collection[str]) -> TranscriptionParams:
-    """Check a form of /v1/audio/translations; see `parse_transcription`.
-
-    `language`, the one that is spoken, is an extension of ours; OpenAI detects it always.
-    """
-    return _parse("translate", tuple(pairs), languages, ())
-
-
-def _parse(
-    task: Task,
-    pairs: tuple[tuple[str, str], ...],
-    languages: Collection[str],
-    refused: Collection[str],
-) -> TranscriptionParams:
+    pairs = tuple(pairs)
     model = requested_model(pairs)
-    sent = collect(pairs, fields_of(task), refused)
+    sent = collect(pairs, fields_of(task), NOT_OFFERED if task == "transcribe" else ())
     values = {
         name: FIELDS[name].kind.parse(name, content)
         for name, content in sent.items()
@@ -77,15 +64,29 @@ def _parse(
     }
     params = _with_values(TranscriptionParams(model, task=task), values)
     check_model(params, languages)
-    check_fields(params, values)
+    for rule in (_decoding_conflicts, _search_conflicts, _answer_conflicts):
+        for name, message in rule(params, values):
+            raise InvalidRequestError(message, param=name, code="incompatible_parameters")
     return params
+
+
+# The same of /v1/audio/translations. `language`, the one that is spoken, is an extension of ours;
+# OpenAI detects it always.
+parse_translation = partial(parse_transcription, task="translate")
 
 
 def _with_values(params: TranscriptionParams, values: Mapping[str, Any]) -> TranscriptionParams:
     """`params` with every value where its field says."""
     if values.get("decoding") == "sequential":
         params = replace(params, gates=QualityGates())  # the last attempt stands, as there
-    own = _of_several_fields(values)
+    listed = values.get("timestamp_granularities", ())
+    hotwords = [values.get("hotwords", ""), *values.get("keywords", ())]
+    own: dict[str, Any] = {
+        "words": "word" in listed,
+        "segments": "segment" in listed or "word" not in listed,
+        "logprobs": "logprobs" in values.get("include", ()),
+        "hotwords": ", ".join(word.strip() for word in hotwords if word.strip()) or None,
+    }
     parts: dict[str, dict[str, Any]] = {}
     for name, value in values.items():
         part, _, attribute = FIELDS[name].attribute.rpartition(".")
@@ -95,18 +96,6 @@ def _with_values(params: TranscriptionParams, values: Mapping[str, Any]) -> Tran
             own[attribute] = value
     own |= {part: replace(getattr(params, part), **changes) for part, changes in parts.items()}
     return replace(params, **own)
-
-
-def _of_several_fields(values: Mapping[str, Any]) -> dict[str, Any]:
-    """Parameters that are not one field's value: words, segments, log probabilities, hotwords."""
-    listed = values.get("timestamp_granularities", ())
-    hotwords = [values.get("hotwords", ""), *values.get("keywords", ())]
-    return {
-        "words": "word" in listed,
-        "segments": "segment" in listed or "word" not in listed,
-        "logprobs": "logprobs" in values.get("include", ()),
-        "hotwords": ", ".join(word.strip() for word in hotwords if word.strip()) or None,
-    }
 
 
 # ---- spellings
@@ -188,17 +177,6 @@ def _unknown(raw_name: str, fields: Mapping[str, RequestField]) -> InvalidReques
 # ---- how fields go together
 
 Conflicts = Iterator[tuple[str, str]]  # the field to change, and why
-
-
-def check_fields(params: TranscriptionParams, sent: Collection[str]) -> None:
-    """Whether the fields go together. `sent`: the names of those that came with a content.
-
-    Raises:
-        InvalidRequestError: two of them do not, or one would have no effect.
-    """
-    for rule in (_decoding_conflicts, _search_conflicts, _answer_conflicts):
-        for name, message in rule(params, sent):
-            raise InvalidRequestError(message, param=name, code="incompatible_parameters")
 
 
 def check_model(params: TranscriptionParams, languages: Collection[str]) -> None:

@@ -1,8 +1,7 @@
 """What a field may hold: of forms, JSON bodies and batch lines, and of realtime sessions.
 
-Each kind reads what a client sent, a text or one of JSON's own values, and describes itself:
-`parse` makes a value of it, or raises an error that names the field; `schema` says the same as JSON
-schema. A kind knows nothing of the field's meaning, nor of other fields.
+Each kind reads what a client sent, a text or one of JSON's own values: `parse` makes a value of it,
+or raises an error that names the field; `schema` says the same as JSON schema.
 """
 
 from __future__ import annotations

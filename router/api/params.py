@@ -1,7 +1,7 @@
 """What a client asks for, checked: the frozen parameters of one request.
 
 Made by `router.api.forms` from a form, or by the command line from flags; read by the pipeline and
-by what writes the answer. Holds defaults and nothing of where the values came from.
+by what writes the answer.
 """
 
 from __future__ import annotations

@@ -101,8 +101,8 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
         RequestField(
             "file",
             AudioFile(),
-            "The audio: flac, mp3, mp4, mpeg, mpga, m4a, ogg, opus, wav or webm. "
-            "The format is found from the content, not from the file's name.",
+            "The audio: flac, mp3, mp4, mpeg, mpga, m4a, ogg, opus, wav or webm. The format is "
+            "found from the content, not from the file's name.",
             sets=NO_ATTRIBUTE,
         ),
         RequestField(
@@ -169,8 +169,8 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
             "stream",
             Boolean(),
             "Send the text as server-sent events while the rest is still being transcribed. With "
-            "`srt` and `vtt`, each delta holds whole cues; with `verbose_json`, the last event has "
-            "the whole answer.",
+            "`srt` and `vtt`, each delta holds whole cues; with `verbose_json`, the last event "
+            "has the whole answer.",
             tasks=TRANSCRIPTIONS,
         ),
         RequestField(
@@ -184,8 +184,8 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
         RequestField(
             "stream_continuous_usage_stats",
             Boolean(),
-            "With `stream_include_usage`: each delta also has the `usage` of all segments that are "
-            "complete by then.",
+            "With `stream_include_usage`: each delta also has the `usage` of all segments that "
+            "are complete by then.",
             "vLLM",
             tasks=TRANSCRIPTIONS,
         ),
@@ -222,8 +222,7 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
             "length_penalty",
             Number(0, 1),
             "Exponent of Google's length penalty, which ranks beams and samples. If it is left "
-            "out, "
-            "their mean log probability ranks them.",
+            "out, their mean log probability ranks them.",
             "openai/whisper",
             "--length-penalty",
         ),
@@ -272,8 +271,7 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
             "no_speech_threshold",
             Threshold(0, 1),
             "A window with a higher probability of no speech counts as silence, if its text also "
-            "fails "
-            "`logprob_threshold`.",
+            "fails `logprob_threshold`.",
             "openai/whisper",
             "--no-speech-threshold",
             "gates.no_speech_prob",
@@ -285,9 +283,8 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
             "decoding",
             Choice(DECODINGS),
             "`parallel`: the audio is cut into windows at pauses, and these are decoded side by "
-            "side. "
-            "`sequential`: as openai/whisper does it, each window begins where the last one's text "
-            "ended.",
+            "side. `sequential`: as openai/whisper does it, each window begins where the last "
+            "one's text ended.",
             "splitscribe",
             "--decoding",
         ),
@@ -318,8 +315,7 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
             "clip_timestamps",
             Times(MAX_CLIP_S),
             "The parts to transcribe, as start, end, start, end, ... in seconds. A last start "
-            "without "
-            "an end means up to the file's end. They may be one text with commas.",
+            "without an end means up to the file's end. They may be one text with commas.",
             "openai/whisper",
             "--clip-timestamps",
             "sequential.clip_timestamps",

@@ -1,7 +1,7 @@
 """The bodies of answers, as the API's documentation shows them.
 
-Answers are written from plain dicts (`router.api.formats`, `router.http.sse`); tests hold those to
-these models. Errors' are written here. Knows nothing of transcripts.
+Answers are written from plain dicts (`router.api.formats`, `router.http.sse`), as validating them
+would cost more than writing them; tests hold those to these models. Errors' are written here.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """Segments as srt, vtt, tsv and plain text: byte for byte what openai/whisper's writers make.
 
-Pure functions over `router.transcript_builder.Segment`. Where segments carry words, cues can be
-laid out anew from them (`CueOptions`). Where the two differ, a player would stumble over theirs:
-text never holds a line break of its own, "-->" is taken out of words too, and a segment without
-words among others that have some keeps its text. Knows nothing of files and of HTTP. Source:
+Where segments carry words, cues can be laid out anew from them (`CueOptions`). Where the two
+differ, a player would stumble over theirs: text never holds a line break of its own, "-->" is taken
+out of words too, and a segment without words among others that have some keeps its text. Source:
 openai/whisper `utils.py`.
 """
 

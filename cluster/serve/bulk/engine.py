@@ -31,7 +31,7 @@ from cluster.serve.own_calls import OWN_CALLS
 from cluster.serve.ray_environment import APP_NAME, deployment_suffixes
 from cluster.serve.serve_pool import ServePool, call_worker
 from router.api.formats import answer_of
-from router.api.forms import parse_transcription, parse_translation, requested_model
+from router.api.forms import parse_transcription, requested_model
 from router.api.params import TranscriptionParams
 from router.audio.pool import AudioPool
 from router.http.models import ModelRegistry
@@ -145,8 +145,7 @@ class BulkEngine:
         """
         pairs = tuple(fields)
         model = self.models.find(requested_model(pairs))
-        parse = parse_translation if task == "translate" else parse_transcription
-        params = parse(pairs, model.languages)
+        params = parse_transcription(pairs, model.languages, task)
         if params.stream:
             raise UnsupportedValueError(
                 "bulk requests are not streamed: leave 'stream' out", param="stream"
