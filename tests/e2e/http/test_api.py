@@ -5,13 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 
-import httpx
 import openai
 import pytest
 import yaml
 
 from cluster.demo.samples import sample_path
-from tests.e2e.conftest import Server, start_server, stop_server, wait_until
+from tests.e2e.conftest import Server, start_server, stop_server
 from tests.e2e.test_reuse import ask
 from tests.support.audio.recordings import lengthened
 
@@ -120,57 +119,3 @@ def test_a_stream_of_subtitles_is_the_file(server: Server) -> None:
     assert [text for _, _, text in streamed] == [text for _, _, text in cues]
     for times, expected in zip(streamed, cues, strict=True):
         assert times[:2] == pytest.approx(expected[:2], abs=0.1)  # a stream is cut more often
-
-
-def test_garbage_is_refused_before_a_stream_begins(server: Server) -> None:
-    create = server.client(max_retries=0).audio.transcriptions.create
-    for content in (b"", b"hello", bytes(4096)):
-        with pytest.raises(openai.BadRequestError):
-            create(model="whisper-1", file=("a.flac", content), stream=True)
-
-
-def test_leaving_a_stream_ends_its_work(server: Server) -> None:
-    form = {"model": "whisper-1", "stream": "true"}
-    with (
-        sample_path("long").open("rb") as file,
-        httpx.stream(
-            "POST",
-            f"{server.url}/v1/audio/transcriptions",
-            data=form,
-            files={"file": file},
-            timeout=60,
-        ) as answer,
-    ):
-        assert answer.status_code == 200
-        assert answer.headers["content-type"].startswith("text/event-stream")
-        assert next(answer.iter_lines()).startswith("data: ")
-
-    def idle() -> bool:
-        health = server.health()
-        workers = [w for pool in health["pools"].values() for w in pool["workers"]]
-        return health["router"]["requests"] == 0 and all(
-            w["running"] == w["queued"] == 0 and w["pages_free"] == w["pages_total"]
-            for w in workers
-        )
-
-    wait_until(idle, 60, "everything is free again")
-
-
-def test_words_and_logprobs_are_those_of_the_text(server: Server) -> None:
-    create = server.client().audio.transcriptions.create
-    verbose = create(
-        model="whisper-1",
-        file=sample_path("short"),
-        response_format="verbose_json",
-        timestamp_granularities=["word"],
-    )
-    words = [word.word for word in verbose.words or ()]
-    assert " ".join(words) == verbose.text
-    plain = create(model="whisper-1", file=sample_path("short"), include=["logprobs"])
-    spoken = b"".join(bytes(map(int, one.bytes or ())) for one in plain.logprobs or ())
-    assert spoken.decode().strip() == plain.text
-
-
-def test_documentation_is_served(server: Server) -> None:
-    document = httpx.get(f"{server.url}/openapi.json").json()
-    assert {"/v1/audio/transcriptions", "/v1/audio/translations"} <= set(document["paths"])

@@ -91,12 +91,6 @@ def test_a_stream_says_what_a_plain_answer_says(server: Server, options: dict[st
     assert "".join(event.delta for event in events[:-1]) == events[-1].text == plain
 
 
-def test_verbose_json_has_the_text_of_json(server: Server) -> None:
-    verbose = create(server, sample_path("medium"), response_format="verbose_json")
-    assert verbose.text == create(server, sample_path("medium")).text
-    assert "".join(segment.text for segment in verbose.segments).strip() == verbose.text
-
-
 @pytest.mark.parametrize("decoding", ["parallel", "sequential"])
 def test_a_prompt_is_not_heard(server: Server, decoding: str) -> None:
     prompt = sentences_of("long")[3].text

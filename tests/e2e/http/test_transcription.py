@@ -45,17 +45,6 @@ def test_each_recording_is_transcribed_as_spoken(server: Server, name: str) -> N
     assert all(0 <= s.start < s.end <= answer.duration + 0.01 for s in segments)
 
 
-def test_json_and_text_say_the_same(server: Server) -> None:
-    client = server.client()
-    path = sample_path("short")
-    as_json = client.audio.transcriptions.create(model="whisper-1", file=path)
-    as_text = client.audio.transcriptions.create(
-        model="whisper-1", file=path, response_format="text"
-    )
-    assert as_json.text
-    assert str(as_text).strip() == as_json.text
-
-
 def test_32_at_once_are_all_right(server: Server) -> None:
     """Each of 32 concurrent requests answers with the text that it has alone."""
     client = server.client(max_retries=0)
@@ -97,24 +86,6 @@ async def test_the_long_recording_has_the_text_of_its_parts(server: Server) -> N
     assert whole.text == " ".join(part.text for part in parts)
     starts = {round(window.start_s * 100) for window in windows}
     assert starts <= {segment.seek for segment in whole.segments or []}
-
-
-def test_the_request_id_comes_back(server: Server) -> None:
-    raw = server.client().audio.transcriptions.with_raw_response.create(
-        model="whisper-1",
-        file=sample_path("short"),
-        extra_headers={"X-Request-ID": "my-request-7"},
-    )
-    assert raw.headers["x-request-id"] == "my-request-7"
-    assert "transfer" in raw.headers["server-timing"]
-
-
-def test_models_are_listed(server: Server) -> None:
-    client = server.client()
-    assert [model.id for model in client.models.list()]
-    assert client.models.retrieve("whisper-1").object == "model"
-    with pytest.raises(openai.NotFoundError):
-        client.models.retrieve("openai/whisper-large-v3")
 
 
 def test_garbage_changes_nothing(server: Server) -> None:

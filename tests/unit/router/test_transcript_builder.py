@@ -143,10 +143,6 @@ def test_empty_and_zero_length_segments_are_dropped() -> None:
     assert spans(window) == [(0.0, 1.0, " one"), (3.0, 4.0, " three")]
 
 
-def test_no_tokens_no_segments() -> None:
-    assert gather().segments == ()
-
-
 @pytest.mark.parametrize(
     ("no_speech_prob", "avg_logprob", "kept"),
     [(0.7, -1.5, False), (0.7, -1.0, False), (0.7, -0.9, True), (0.6, -1.5, True)],

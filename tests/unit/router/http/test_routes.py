@@ -38,28 +38,6 @@ async def test_json_by_default(client: httpx.AsyncClient, transcriber: FakeTrans
     assert transcriber.uploads == [AUDIO]
 
 
-async def test_text(client: httpx.AsyncClient) -> None:
-    answer = await post(client, response_format="text")
-    assert answer.headers["content-type"] == "text/plain; charset=utf-8"
-    assert answer.text == "Hello there. General.\n"
-
-
-async def test_verbose_json(client: httpx.AsyncClient) -> None:
-    form = {"response_format": "verbose_json", "timestamp_granularities[]": "segment"}
-    answer = await post(client, **form)
-    assert answer.json()["language"] == "english"
-    assert len(answer.json()["segments"]) == 2
-
-
-async def test_fields_reach_the_pipeline(
-    client: httpx.AsyncClient, transcriber: FakeTranscriber
-) -> None:
-    await post(client, language="German", prompt="Grüße", temperature="0.5", seed="3")
-    (params,) = transcriber.params
-    assert (params.language, params.prompt) == ("de", "Grüße")
-    assert (params.temperature, params.seed, params.task) == (0.5, 3, "transcribe")
-
-
 async def test_the_stages_are_in_server_timing(client: httpx.AsyncClient) -> None:
     answer = await post(client)
     stages = dict(
@@ -184,24 +162,6 @@ async def test_the_id_can_be_left_to_a_proxy(transcriber: FakeTranscriber) -> No
     async with client_of(app) as client:
         answer = await client.get("/health", headers={"x-request-id": "a"})
     assert "x-request-id" not in answer.headers
-
-
-async def test_a_translation(client: httpx.AsyncClient, transcriber: FakeTranscriber) -> None:
-    answer = await post(client, url=TRANSLATIONS_URL)
-    assert (answer.status_code, answer.json()) == (200, {"text": "Hello there. General."})
-    assert transcriber.params[0].task == "translate"
-
-
-async def test_words_alone(client: httpx.AsyncClient) -> None:
-    form = {"response_format": "verbose_json", "timestamp_granularities[]": "word"}
-    body = (await post(client, **form)).json()
-    assert "segments" not in body
-    assert body["words"][0] == {
-        "word": "Hello",
-        "start": 0.0,
-        "end": 0.5,
-        "probability": 0.9,
-    }
 
 
 async def test_pages_of_other_origins_are_kept_out_unless_they_are_let_in(

@@ -2,13 +2,11 @@
 
 from __future__ import annotations
 
-import io
 import os
 import socket
 from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
-from typing import Any
 
 import httpx
 import openai
@@ -21,7 +19,6 @@ from router.api.params import Chunking
 from router.http.routes import create_app
 from tests.support.router_fakes import (
     LIMIT,
-    NAMES,
     FakeTranscriber,
     make_registry,
     make_settings,
@@ -92,35 +89,6 @@ def test_the_sdk_reads_each_format(client: openai.OpenAI, transcriber: FakeTrans
     assert transcriber.params[1].seed == 5
 
 
-def test_the_sdk_reads_words_logprobs_and_subtitles(client: openai.OpenAI) -> None:
-    create = client.audio.transcriptions.create
-    verbose = create(
-        model="demo",
-        file=AUDIO,
-        response_format="verbose_json",
-        timestamp_granularities=["word"],
-    )
-    assert verbose.segments is None
-    assert [word.word for word in verbose.words or ()] == ["Hello", "there.", "General."]
-    plain = create(model="demo", file=AUDIO, include=["logprobs"])
-    assert [one.token for one in plain.logprobs or ()] == [" Hello there.", " General."]
-    assert str(create(model="demo", file=AUDIO, response_format="srt")).startswith(
-        "1\n00:00:00,000"
-    )
-    assert str(create(model="demo", file=AUDIO, response_format="vtt")).startswith("WEBVTT\n\n")
-
-
-@pytest.mark.filterwarnings("ignore::DeprecationWarning")  # so does the SDK call the endpoint
-def test_the_sdk_translates(client: openai.OpenAI, transcriber: FakeTranscriber) -> None:
-    transcriber.language = "de"
-    create = client.audio.translations.create
-    assert create(model="demo", file=AUDIO, prompt="p").text == "Hello there. General."
-    verbose = create(model="demo", file=AUDIO, response_format="verbose_json", temperature=0.2)
-    assert (verbose.language, len(verbose.segments or ())) == ("english", 2)
-    assert str(create(model="demo", file=AUDIO, response_format="text")).endswith("General.\n")
-    assert {params.task for params in transcriber.params} == {"translate"}
-
-
 def test_what_the_sdk_sends_as_objects_lists_and_extras_arrives(
     client: openai.OpenAI, transcriber: FakeTranscriber
 ) -> None:
@@ -143,29 +111,6 @@ def test_what_the_sdk_sends_as_objects_lists_and_extras_arrives(
     assert first.gates.no_speech_prob is None
     assert (second.chunking, second.decoding) == (None, "sequential")
     assert second.sequential.clip_timestamps == (0.0, 1.5)
-
-
-def test_raw_bytes_and_unseekable_streams_arrive_whole(
-    client: openai.OpenAI, transcriber: FakeTranscriber, seen: list[Headers]
-) -> None:
-    client.audio.transcriptions.create(model="demo", file=AUDIO)
-
-    class Pipe(io.RawIOBase):
-        """No length and no way back."""
-
-        def __init__(self) -> None:
-            self._source = io.BytesIO(AUDIO)
-
-        def readable(self) -> bool:
-            return True
-
-        def readinto(self, buffer: Any) -> int:
-            return self._source.readinto(buffer)
-
-    client.audio.transcriptions.create(model="demo", file=("pipe.wav", io.BufferedReader(Pipe())))
-    assert transcriber.uploads == [AUDIO, AUDIO]
-    assert "content-length" in seen[0]
-    assert seen[1]["transfer-encoding"] == "chunked"
 
 
 def test_the_sdk_raises_typed_errors_with_message_code_and_request_id(
@@ -198,11 +143,6 @@ def test_the_sdk_sees_413_for_uploads_over_the_limit(
     assert caught.value.status_code == 413
     assert f"Maximum content size limit ({LIMIT}) exceeded" in str(caught.value)
     assert transcriber.uploads == []
-
-
-def test_the_sdk_finds_models_with_a_slash(client: openai.OpenAI) -> None:
-    assert client.models.retrieve("openai/whisper-large-v3").id == "openai/whisper-large-v3"
-    assert [model.id for model in client.models.list()] == list(NAMES)
 
 
 def test_the_sdk_retries_an_overload_and_nothing_deterministic(

@@ -35,7 +35,6 @@ from tests.support.router_fakes import (
     make_segment,
     make_settings,
     make_transcript,
-    make_updates,
     running_server,
     wait_until,
 )
@@ -125,17 +124,6 @@ def test_without_stream_include_usage_events_are_openais_alone(
     *deltas, done = events_of(post_stream(url, **form))
     assert all(set(event) == {"type", "delta"} for event in deltas)
     assert "completion_tokens" not in done["usage"]
-
-
-async def test_the_asynchronous_sdk_reads_the_same(url: str) -> None:
-    async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:
-        stream = await client.audio.transcriptions.create(model="demo", file=AUDIO, stream=True)
-        events = [event async for event in stream]
-    assert [event.type for event in events] == [
-        "transcript.text.delta",
-        "transcript.text.delta",
-        "transcript.text.done",
-    ]
 
 
 def test_logprobs_come_with_their_deltas_and_all_of_them_at_the_end(client: openai.OpenAI) -> None:
@@ -328,8 +316,3 @@ def test_logprobs_without_text_come_in_an_event_of_their_own() -> None:
     last = writer.done(TranscriptionResult(make_transcript(" a"), TIMINGS))
     for text in (event, last):
         assert b'"logprobs":[{"token":" a"' in (text or b"")
-
-
-def test_updates_of_the_fake_are_what_the_seam_promises() -> None:
-    transcript = make_transcript(" a", " b")
-    assert "".join(update.text for update in make_updates(transcript)) == transcript.text
