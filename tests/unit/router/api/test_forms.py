@@ -10,8 +10,9 @@ from hypothesis import given
 from hypothesis import strategies as st
 
 from cluster.common.errors import InvalidRequestError, UnsupportedValueError
+from cluster.common.messages import QualityGates
 from router.api.forms import parse_transcription, parse_translation
-from router.api.params import LADDER, Chunking, TranscriptionParams
+from router.api.params import LADDER, Chunking, SequentialOptions, TranscriptionParams
 from router.api.request_fields import FIELDS, MAX_SEED, RequestField
 from tests.support.forms import LANGUAGES, SEQUENTIAL, VERBOSE, Field, parse, refusal
 
@@ -46,13 +47,12 @@ def test_all_fields_in_any_order() -> None:
     assert parse_transcription(reversed(fields), LANGUAGES) == expected
 
 
-@pytest.mark.parametrize("value", ["de", "DE", " german ", "German"])
-def test_a_language_is_a_code_or_an_english_name(value: str) -> None:
-    assert parse(("language", value)).language == "de"
-
-
-def test_an_alias_of_a_language_is_known() -> None:
-    assert parse(("language", "Burmese")).language == "my"
+@pytest.mark.parametrize(
+    ("value", "code"),
+    [("de", "de"), ("DE", "de"), (" german ", "de"), ("German", "de"), ("Burmese", "my")],
+)
+def test_a_language_is_a_code_or_an_english_name(value: str, code: str) -> None:
+    assert parse(("language", value)).language == code
 
 
 @pytest.mark.parametrize(
@@ -65,12 +65,6 @@ def test_an_empty_field_is_as_if_it_had_not_been_sent(field: RequestField) -> No
     assert parse((field.spelling, ""), *decoding) == parse(*decoding)
 
 
-@pytest.mark.parametrize("value", ["klingon", "e n", "12", "auto"])
-def test_an_unknown_language_is_refused(value: str) -> None:
-    error = refusal(("language", value))
-    assert (error.param, error.code) == ("language", "invalid_language_format")
-
-
 def test_a_language_that_the_model_lacks_is_refused_with_those_it_has() -> None:
     error = refusal(("language", "ja"))
     assert isinstance(error, UnsupportedValueError)
@@ -78,62 +72,15 @@ def test_a_language_that_the_model_lacks_is_refused_with_those_it_has() -> None:
     assert "de, en, my" in error.message
 
 
-@pytest.mark.parametrize("value", ["1.01", "-0.1", "nan", "inf", "warm", "0,5"])
-def test_a_temperature_outside_0_to_1_is_refused(value: str) -> None:
-    assert refusal(("temperature", value)).param == "temperature"
-
-
 @pytest.mark.parametrize(("value", "expected"), [("0", 0.0), ("1", 1.0), ("0.2", 0.2), ("", 0.0)])
 def test_a_temperature_from_0_to_1_is_taken(value: str, expected: float) -> None:
     assert parse(("temperature", value)).temperature == expected
-
-
-@pytest.mark.parametrize("value", ["-1", "1.5", "x", str(MAX_SEED + 1), "9" * 5000, "²"])
-def test_a_seed_that_is_no_whole_number_is_refused(value: str) -> None:
-    assert refusal(("seed", value)).param == "seed"
 
 
 @pytest.mark.parametrize("value", ["json", "text", "srt", "verbose_json", "vtt"])
 def test_the_classic_formats_are_taken(value: str) -> None:
     assert parse(("response_format", value)).response_format == value
     assert parse(("response_format", value), ("stream", "true")).stream
-
-
-def test_the_format_of_diarization_is_unsupported() -> None:
-    error = refusal(("response_format", "diarized_json"))
-    assert (error.param, error.code) == ("response_format", "unsupported_value")
-
-
-@pytest.mark.parametrize("value", ["xml", "", "JSON"])
-def test_formats_of_nobody_are_invalid(value: str) -> None:
-    error = refusal(("response_format", value))
-    assert (error.param, error.code) == ("response_format", "invalid_value")
-    assert "'verbose_json'" in error.message
-
-
-@pytest.mark.parametrize(
-    "field",
-    [
-        ("known_speaker_names[]", "Ann"),
-        ("known_speaker_references[]", "data:audio/wav;base64,AA"),
-        ("languages[]", "en"),
-        ("languages", "en"),
-    ],
-)
-def test_what_openai_has_and_this_server_lacks_is_refused_by_name(field: Field) -> None:
-    error = refusal(field)
-    assert isinstance(error, UnsupportedValueError)
-    assert error.code == "unsupported_value"
-    assert error.param == field[0].partition("[")[0]
-    assert error.param in error.message
-
-
-@pytest.mark.parametrize(
-    "name", ["beams", "prompt[]", "model[0]", "", "timestamp_granularities[x]", "file[]"]
-)
-def test_unknown_fields_are_refused_by_name(name: str) -> None:
-    error = refusal((name, "1"))
-    assert (error.param, error.code) == (name, "unknown_parameter")
 
 
 @pytest.mark.parametrize(
@@ -216,60 +163,32 @@ def test_messages_repeat_only_a_piece_of_what_came() -> None:
 
 # ---- lists and objects, in every spelling that OpenAI's clients use
 
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        [],
-        [("timestamp_granularities[]", "segment"), ("timestamp_granularities[]", "segment")],
-        [("timestamp_granularities", "segment")],
-        [("timestamp_granularities[0]", "segment")],
-        [("timestamp_granularities", '["segment"]')],
-        [("timestamp_granularities", "[]")],
-    ],
-)
-def test_segment_granularity_in_every_spelling_and_with_every_format(fields: list[Field]) -> None:
-    assert parse(*fields) == parse()
-    params = parse(*fields, VERBOSE)
-    assert (params.words, params.segments) == (False, True)
+SEGMENT, WORD, BOTH = (False, True), (True, False), (True, True)
 
 
 @pytest.mark.parametrize(
-    "fields",
+    ("texts", "listed"),
     [
-        [("timestamp_granularities[]", "word")],
-        [("timestamp_granularities", "word")],
-        [("timestamp_granularities", '["word"]')],
-        [("timestamp_granularities[0]", "word"), ("timestamp_granularities[1]", "word")],
+        ({}, SEGMENT),
+        ({"[]": "segment"}, SEGMENT),
+        ({"": "segment"}, SEGMENT),
+        ({"[0]": "segment"}, SEGMENT),
+        ({"": '["segment"]'}, SEGMENT),
+        ({"": "[]"}, SEGMENT),
+        ({"[]": "word"}, WORD),
+        ({"": "word"}, WORD),
+        ({"": '["word"]'}, WORD),
+        ({"[0]": "word", "[1]": "word"}, WORD),
+        ({"[0]": "word", "[]": "segment"}, BOTH),
+        ({"": '["segment", "word"]'}, BOTH),
     ],
 )
-def test_word_granularity_alone_leaves_segments_out(fields: list[Field]) -> None:
+def test_granularities_in_every_spelling(texts: dict[str, str], listed: tuple[bool, bool]) -> None:
+    fields = [(f"timestamp_granularities{end}", text) for end, text in texts.items()]
     params = parse(*fields, VERBOSE)
-    assert (params.words, params.segments, params.aligns) == (True, False, True)
-
-
-@pytest.mark.parametrize(
-    "fields",
-    [
-        [("timestamp_granularities[]", "word"), ("timestamp_granularities[]", "segment")],
-        [("timestamp_granularities", '["segment", "word"]')],
-    ],
-)
-def test_both_granularities_list_both(fields: list[Field]) -> None:
-    params = parse(*fields, VERBOSE)
-    assert (params.words, params.segments) == (True, True)
-
-
-@pytest.mark.parametrize("value", ["json", "text", "srt", "vtt"])
-def test_words_need_verbose_json(value: str) -> None:
-    error = refusal(("timestamp_granularities[]", "word"), ("response_format", value))
-    assert error.param == "timestamp_granularities"
-    assert "verbose_json" in error.message
-
-
-@pytest.mark.parametrize("value", ["char", "", '["x"]', "[", "[1]", "[[]]"])
-def test_other_granularities_are_refused(value: str) -> None:
-    assert refusal(("timestamp_granularities[]", value)).param == "timestamp_granularities"
+    assert (params.words, params.segments) == listed
+    assert params.aligns is params.words
+    assert listed != SEGMENT or parse(*fields) == parse(), "with every format"
 
 
 @pytest.mark.parametrize("name", ["include[]", "include", "include[0]"])
@@ -277,15 +196,6 @@ def test_logprobs_are_included_in_json(name: str) -> None:
     assert parse((name, "logprobs")).logprobs
     assert parse((name, "logprobs"), ("stream", "true")).logprobs
     assert not parse().logprobs
-
-
-@pytest.mark.parametrize("value", ["text", "srt", "verbose_json", "vtt"])
-def test_logprobs_need_json(value: str) -> None:
-    assert refusal(("include[]", "logprobs"), ("response_format", value)).param == "include"
-
-
-def test_nothing_else_can_be_included() -> None:
-    assert refusal(("include[]", "usage")).param == "include"
 
 
 @pytest.mark.parametrize("fields", [[("chunking_strategy", "auto")], [("chunking_strategy", "")]])
@@ -345,11 +255,6 @@ def test_a_stream_can_be_asked_for(value: str) -> None:
     assert parse(("stream", value)).stream
 
 
-@pytest.mark.parametrize("value", ["maybe", "2"])
-def test_stream_is_a_boolean(value: str) -> None:
-    assert refusal(("stream", value)).param == "stream"
-
-
 def test_keywords_are_hotwords() -> None:
     assert parse(("keywords[]", "Zoë"), ("keywords[]", "kiwi")).hotwords == "Zoë, kiwi"
     assert parse(("keywords", '["a"]'), ("hotwords", "b")).hotwords == "b, a"
@@ -359,3 +264,157 @@ def test_keywords_are_hotwords() -> None:
 def test_half_a_character_never_becomes_a_text() -> None:
     hotwords = parse(("keywords", '["\\ud800"]')).hotwords
     assert hotwords == '["\\ud800"]', "no list of texts, so it is one text as it came"
+
+
+# Fields and the values that each may not have, with the code of the refusal.
+REFUSED: list[tuple[str, list[str], str | None]] = [
+    ("language", ["klingon", "e n", "12", "auto"], "invalid_language_format"),
+    ("temperature", ["1.01", "-0.1", "nan", "inf", "warm", "0,5"], None),
+    ("seed", ["-1", "1.5", "x", str(MAX_SEED + 1), "9" * 5000, "²"], None),
+    ("response_format", ["diarized_json"], "unsupported_value"),
+    ("response_format", ["xml", "", "JSON"], "invalid_value"),
+    ("known_speaker_names[]", ["Ann"], "unsupported_value"),
+    ("known_speaker_references[]", ["data:audio/wav;base64,AA"], "unsupported_value"),
+    ("languages[]", ["en"], "unsupported_value"),
+    ("languages", ["en"], "unsupported_value"),
+    ("timestamp_granularities[]", ["char", "", '["x"]', "["], "invalid_value"),
+    ("timestamp_granularities[]", ["[1]", "[[]]"], None),
+    ("include[]", ["usage"], "invalid_value"),
+    ("stream", ["maybe", "2"], None),
+    ("keywords", ['[{"a": 1}]'], None),
+    ("beam_size", ["0", "17"], None),
+    ("best_of", ["1.5"], None),
+    ("patience", ["0"], None),
+    ("length_penalty", ["1.1"], None),
+    ("compression_ratio_threshold", ["-1"], None),
+    ("logprob_threshold", ["0.1"], None),
+    ("no_speech_threshold", ["2", ""], None),
+    ("decoding", ["magic"], "invalid_value"),
+    ("fallback", ["perhaps"], None),
+    ("max_completion_tokens", ["0", "-1", "many", "1.5"], None),
+    ("condition_on_previous_text", ["5"], None),
+    ("carry_initial_prompt", ["5"], None),
+    ("hallucination_silence_threshold", ["-1"], None),
+    ("clip_timestamps", ["3,1", "-1"], None),
+    ("clip_timestamps[]", ["x"], None),
+]
+
+
+@pytest.mark.parametrize(("name", "values", "code"), REFUSED)
+def test_a_value_that_is_no_such_thing_is_refused_by_the_fields_name(
+    name: str, values: list[str], code: str | None
+) -> None:
+    field = name.removesuffix("[]")
+    decoding = [SEQUENTIAL] if field in FIELDS and FIELDS[field].only_sequential else []
+    for value in values:
+        error = refusal((name, value), *decoding)
+        assert error.param == field
+        assert error.code == code
+        assert isinstance(error, UnsupportedValueError) is (code == "unsupported_value")
+        assert value[:20] in error.message or field in error.message
+
+
+@pytest.mark.parametrize(
+    "name", ["beams", "prompt[]", "model[0]", "", "timestamp_granularities[x]", "file[]"]
+)
+def test_unknown_fields_are_refused_by_name(name: str) -> None:
+    error = refusal((name, "1"))
+    assert (error.param, error.code) == (name, "unknown_parameter")
+
+
+WORDS = ("timestamp_granularities[]", "word")
+LOGPROBS = ("include[]", "logprobs")
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        *(([(field.name, "1")], field.name) for field in FIELDS.values() if field.only_sequential),
+        *(([WORDS, ("response_format", one)], WORDS[0]) for one in ("json", "text", "srt", "vtt")),
+        *(([LOGPROBS, ("response_format", one)], LOGPROBS[0]) for one in ("text", "srt", "vtt")),
+        ([LOGPROBS, VERBOSE], "include"),
+        ([("clip_timestamps[]", "1")], "clip_timestamps"),
+        ([("carry_initial_prompt", "true"), SEQUENTIAL], "carry_initial_prompt"),
+        ([("beam_size", "5"), ("temperature", "0.2")], "beam_size"),
+        ([("best_of", "5"), ("fallback", "false")], "best_of"),
+        ([("fallback", "true"), ("temperature", "0.2")], "fallback"),
+        ([("patience", "2")], "patience"),
+        ([("length_penalty", "0.5")], "length_penalty"),
+    ],
+)
+def test_what_would_have_no_effect_beside_the_others_is_refused(
+    fields: list[Field], param: str
+) -> None:
+    error = refusal(*fields)
+    assert (error.param, error.code) == (param.removesuffix("[]"), "incompatible_parameters")
+
+
+# ---- fields that are not OpenAI's
+
+
+def test_decoding_options_of_openai_whisper() -> None:
+    params = parse(
+        SEQUENTIAL,
+        ("prompt", "p"),
+        ("beam_size", "5"),
+        ("patience", "2"),
+        ("best_of", "3"),
+        ("length_penalty", "0"),
+        ("condition_on_previous_text", "false"),
+        ("carry_initial_prompt", "true"),
+        ("hallucination_silence_threshold", "2.5"),
+        ("clip_timestamps", "0,1.5,3"),
+        ("compression_ratio_threshold", "none"),
+        ("logprob_threshold", "-0.5"),
+        ("no_speech_threshold", "null"),
+    )
+    assert (params.beam_size, params.patience, params.best_of) == (5, 2.0, 3)
+    assert params.length_penalty == 0.0
+    assert params.sequential == SequentialOptions(False, True, 2.5, (0.0, 1.5, 3.0))
+    assert params.gates == QualityGates(None, -0.5, None, keep="last")
+    assert params.aligns, "silence around hallucinations is found by words"
+
+
+def test_an_attempt_is_kept_as_the_mode_has_it() -> None:
+    assert parse().gates.keep == "best"
+    assert parse(SEQUENTIAL).gates == QualityGates(keep="last")
+
+
+def test_fallback_can_be_turned_off() -> None:
+    assert parse(("fallback", "false")).temperatures == (0.0,)
+    assert parse(("temperature", "0.3")).temperatures == (0.3,)
+
+
+@pytest.mark.parametrize(
+    "fields",
+    [
+        [("clip_timestamps[]", "0"), ("clip_timestamps[]", "2")],
+        [("clip_timestamps", "[0, 2.0]")],
+        [("clip_timestamps", "0, 2")],
+    ],
+)
+def test_clips_in_every_spelling(fields: list[Field]) -> None:
+    assert parse(*fields, SEQUENTIAL).sequential.clip_timestamps == (0.0, 2.0)
+
+
+def test_what_vllm_s_benchmark_client_sends_is_taken() -> None:
+    params = parse(
+        ("temperature", "0.0"),
+        ("max_completion_tokens", "128"),
+        ("stream", "True"),
+        ("language", "en"),
+        ("stream_include_usage", "True"),
+        ("stream_continuous_usage_stats", "True"),
+    )
+    assert params.stream
+    assert params.max_completion_tokens == 128
+    assert params.stream_include_usage
+    assert params.stream_continuous_usage_stats
+
+
+def test_a_translation_has_no_stream_and_so_no_usage_in_it() -> None:
+    fields = [("model", "m"), ("max_completion_tokens", "5")]
+    assert parse_translation(fields, LANGUAGES).max_completion_tokens == 5
+    with pytest.raises(InvalidRequestError) as caught:
+        parse_translation([*fields, ("stream_include_usage", "true")], LANGUAGES)
+    assert caught.value.code == "unknown_parameter"
