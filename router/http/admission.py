@@ -6,8 +6,7 @@ and not in the middle of a transcript. How much may be pending follows what requ
 above `MOST_WAIT` of their deadlines they would not be done in time, and to take them in would keep
 the workers busy for nobody. But a long wait may also come from a cold start or a lost worker, so
 the limit never falls below `LEAST_SHARE` of the setting, and is the whole setting again after
-`QUIET_S + RECOVERY_S` in which nothing waits long. Knows nothing of HTTP; each router replica
-counts for itself.
+`QUIET_S + RECOVERY_S` in which nothing waits long. Each router replica counts for itself.
 """
 
 from __future__ import annotations

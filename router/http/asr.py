@@ -139,13 +139,8 @@ def add_asr_routes(app: FastAPI, service: TranscriptionService, keys: KeyRing) -
 
         def write(language: str, probability: float) -> Response:
             name = language_name(language)
-            return JSONResponse(
-                {
-                    "detected_language": name,
-                    "language_code": language,
-                    "confidence": probability,
-                }
-            )
+            found = {"detected_language": name, "language_code": language}
+            return JSONResponse({**found, "confidence": probability})
 
         fields = (("model", model or ALIAS),)
         endpoint = Endpoint(parse_transcription, shape=_shape(encode), fields=fields, detect=write)

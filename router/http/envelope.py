@@ -1,8 +1,7 @@
 """Writes errors as HTTP answers, all in OpenAI's envelope.
 
 `{"error": {"message", "type", "param", "code"}}`, always with all keys, since OpenAI's clients show
-no message of any other shape. Answers of `ASR_PATHS` also have `detail`. Routes raise errors;
-only this module writes their bodies.
+no message of any other shape. Answers of `ASR_PATHS` also have `detail`.
 """
 
 from __future__ import annotations

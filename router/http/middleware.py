@@ -60,7 +60,7 @@ class RequestMiddleware:
         if scope["type"] != "http":
             await self._app(scope, receive, send)
             return
-        request_id = accept_request_id(Headers(scope=scope).get("x-request-id"))
+        request_id = accept_request_id(scope)
         started_s = self._clock.monotonic()
         status = 0  # until it is sent
 
@@ -97,7 +97,7 @@ class RequestMiddleware:
 
     async def _serve_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Name the connection for its log lines and its client; it counts its events itself."""
-        request_id = accept_request_id(Headers(scope=scope).get("x-request-id"))
+        request_id = accept_request_id(scope)
 
         async def send_stamped(message: Message) -> None:
             begins = message["type"] in ("websocket.accept", "websocket.http.response.start")
@@ -140,7 +140,8 @@ def request_span(scope: Mapping[str, Any]) -> Span:
     return span
 
 
-def accept_request_id(sent: str | None) -> str:
+def accept_request_id(scope: Scope) -> str:
     """The client's id without characters that could forge a log line, or a new one."""
-    cleaned = _NOT_IN_IDS.sub("", sent or "")[:MAX_REQUEST_ID]
+    sent = Headers(scope=scope).get("x-request-id", "")
+    cleaned = _NOT_IN_IDS.sub("", sent)[:MAX_REQUEST_ID]
     return cleaned or f"req_{uuid.uuid4().hex}"

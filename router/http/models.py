@@ -1,7 +1,4 @@
-"""Which models clients may name, how, and the transcriber behind each.
-
-Knows names, languages and transcribers, nothing of checkpoints.
-"""
+"""Which models clients may name, how, and the transcriber behind each."""
 
 from __future__ import annotations
 
@@ -59,15 +56,12 @@ class ModelRegistry:
         list_openai_aliases: bool = False,
         is_held: Callable[[], bool] = lambda: False,
     ) -> None:
-        """Take `models`, the default first.
+        """Take `models`, the default first. Raises ConfigurationError: two share a name.
 
         Args:
             openai_aliases: OPENAI_ALIASES mean the first model, too, where no model claims them.
             list_openai_aliases: `listing` has them, and `whisper-1`.
             is_held: whether a server is not ready although all its pools are.
-
-        Raises:
-            ConfigurationError: two models share a name.
         """
         if not models:
             raise ConfigurationError("there is no model to serve")

@@ -48,10 +48,12 @@ _ESCAPES = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 
 
 class EventWriter:
-    """Turns updates and the result into events, in the format that was asked for."""
+    """Turns updates and the result into events, in the format that was asked for.
+
+    tell_timing: for the last event, where the time went.
+    """
 
     def __init__(self, params: TranscriptionParams, tell_timing: TellTiming) -> None:
-        """`tell_timing`: for the last event, where the time went."""
         self._params = params
         self._tell_timing = tell_timing
         self._n_cues = 0
@@ -169,10 +171,18 @@ class EventStream:
     async def events(self) -> AsyncIterator[bytes]:
         """The body: events until the work has ended, and its outcome."""
         try:
-            async for update in self._until_the_end():
-                if event := self._writer.delta(update) if update else HEARTBEAT:
-                    yield event
             assert self._task is not None
+            while True:
+                try:
+                    async with asyncio.timeout(self._heartbeat_s):
+                        update = await self._updates.get()
+                except TimeoutError:
+                    yield HEARTBEAT
+                    continue
+                if update is None:
+                    break
+                if event := self._writer.delta(update):
+                    yield event
             yield self._writer.done(await self._task)
         except ClientDisconnectedError:
             logger.info("the client hung up in mid-stream")
@@ -191,19 +201,6 @@ class EventStream:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)
         await self._release()
-
-    async def _until_the_end(self) -> AsyncIterator[Update | None]:
-        """Every update; None whenever there was none for a while."""
-        while True:
-            try:
-                async with asyncio.timeout(self._heartbeat_s):
-                    update = await self._updates.get()
-            except TimeoutError:
-                yield None
-                continue
-            if update is None:
-                return
-            yield update
 
     async def _run(self, work: Coroutine[Any, Any, TranscriptionResult]) -> TranscriptionResult:
         try:
