@@ -211,7 +211,7 @@ def plan(
 
     Example: splitscribe plan --rate 500/s --gpus h200:1.9,l40s:0.6 --links 400gbps -o plan
     """
-    from cluster.planning.order import Order, make_load, parse_kinds, parse_link, parse_objectives
+    from cluster.planning.design import Order, make_load, parse_kinds, parse_link, parse_objectives
     from cluster.planning.plan import make_plan
 
     order = Order(

@@ -19,8 +19,7 @@ from typing import Any
 
 from cluster.common.errors import ConfigurationError
 from cluster.common.settings import RouterSettings, Settings
-from cluster.planning.design import Design, Found, designs
-from cluster.planning.order import Order
+from cluster.planning.design import Design, Found, Order, designs
 from cluster.planning.report import at_percentile, percentiles
 from cluster.planning.scenario import Cluster, Kill, Load, Scenario, Slo
 from cluster.planning.simulate import simulate
@@ -101,6 +100,8 @@ class Plan:
             "rate_per_s": round(rate, 4),
             "mean_audio_s": round(best.costs.audio_s, 3),
             "objectives": order.asked,
+            "placement": design.placement,
+            "handoff": design.handoff,
             "design": str(design),
             "cells": best.cells,
             **{

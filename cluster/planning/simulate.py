@@ -62,17 +62,13 @@ async def _run(scenario: Scenario, profile: Profile, on_progress: OnProgress) ->
     for fault in scenario.faults:
         loop.call_at(fault.at_s, pools[fault.role].kill, fault.count)
     keeping = asyncio.create_task(_keep(pools, routers, records, on_progress))
-    running: set[asyncio.Task[None]] = set()
-    for request in arrivals(scenario.load, load_chance):
-        if (wait_s := request.at_s - loop.time()) > 0:
-            await asyncio.sleep(wait_s)
-        records.n_requests += 1
-        router = routers[0] if len(routers) == 1 else cell_chance.choice(routers)
-        task = loop.create_task(router.answer(request))
-        running.add(task)
-        task.add_done_callback(running.discard)
-    while running:
-        await asyncio.wait(running)
+    async with asyncio.TaskGroup() as requests:
+        for request in arrivals(scenario.load, load_chance):
+            if (wait_s := request.at_s - loop.time()) > 0:
+                await asyncio.sleep(wait_s)
+            records.n_requests += 1
+            router = routers[0] if len(routers) == 1 else cell_chance.choice(routers)
+            requests.create_task(router.answer(request))
     keeping.cancel()
     return Outcome(scenario, profile, records, loop.time())
 

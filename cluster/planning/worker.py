@@ -39,8 +39,7 @@ from cluster.planning.profile import LinkProfile, Profile
 from cluster.planning.scenario import LoadRequest
 
 LOST_AFTER_S = 0.005  # until a READ from a dead process fails: 0.2 to 31 ms, 1 in the median
-
-Answer = asyncio.Future[Any]
+TICK_S = 1e-6  # of rounding, between two times that are the same
 
 
 @dataclass(slots=True)
@@ -113,8 +112,7 @@ class SimWorker(ABC):
         self.clock = WorkerClock(self.loop.time)
         self._hop_s = cell.profile.router.hop_s  # that an answer is under way
         self._turn_at: asyncio.TimerHandle | None = None
-        self._in_turn = self._woken = False
-        self._calls: dict[Answer, None] = {}  # in order, so that a seed gives one result
+        self._calls: dict[asyncio.Future[float], None] = {}  # in order: a seed gives one result
 
     @abstractmethod
     def turn(self) -> float | None:
@@ -136,79 +134,73 @@ class SimWorker(ABC):
         """The caller left when the engine had its answer already."""
         del submitted  # what it held came back with the answer
 
-    def call(self, request: Any) -> Answer:
-        """Begin one call. The answer may be cancelled at any time."""
-        answer = self.loop.create_future()
+    async def call(self, request: Any) -> Any:
+        """The engine's answer. The call may be cancelled at any time.
+
+        Raises:
+            RayActorError: the worker was killed.
+        """
+        if self.is_dead:
+            await asyncio.sleep(self._hop_s)
+            raise RayActorError
         try:
-            if self.is_dead:
-                raise RayActorError
             submitted = self.core.submit(request)
-        except (SplitscribeError, RayActorError) as error:
-            self.loop.call_later(self._hop_s, _fail, answer, error)
-            return answer
-        self._calls[answer] = None
-        answer.add_done_callback(partial(self._on_answer, submitted))
-        submitted.add_done_callback(partial(self._on_done, answer))
+        except SplitscribeError:
+            await asyncio.sleep(self._hop_s)
+            raise
+        answered_s: asyncio.Future[float] = self.loop.create_future()  # by the worker's clock
+        submitted.add_done_callback(partial(self._on_done, answered_s))
+        self._calls[answered_s] = None
         self.wake()
-        return answer
+        try:
+            await asyncio.sleep(await answered_s + self._hop_s - self.loop.time())
+        except asyncio.CancelledError:
+            if not self.is_dead and not submitted.cancel():
+                self.abandon(submitted)
+            raise
+        finally:
+            del self._calls[answered_s]
+        if self.is_dead:
+            raise RayActorError
+        return submitted.result()
 
     def wake(self) -> None:
         """There is something to do: begin a turn as soon as the thread is free."""
-        self._woken = True
-        if self.is_dead or self._in_turn:
-            return
-        free_at_s = self.clock.now()
-        if self._turn_at is not None:
-            if self._turn_at.when() <= free_at_s:
-                return
-            self._turn_at.cancel()
-        self._turn_at = self.loop.call_at(free_at_s, self._take_turn)
+        if not self.is_dead:
+            self._turn_by(self.clock.now())
 
     def kill(self, detected_after_s: float) -> None:
         """End it at once; its callers learn of it so much later."""
         self.is_dead = True
         if self._turn_at is not None:
             self._turn_at.cancel()
-        for answer in tuple(self._calls):
-            self.loop.call_later(detected_after_s, _fail, answer, RayActorError())
+        for answered_s in self._calls:
+            self.loop.call_later(detected_after_s, _fail, answered_s)
+
+    def _turn_by(self, at_s: float) -> None:
+        if self._turn_at is not None:
+            if self._turn_at.when() <= at_s:
+                return
+            self._turn_at.cancel()
+        self._turn_at = self.loop.call_at(at_s, self._take_turn)
 
     def _take_turn(self) -> None:
         self._turn_at = None
-        self._in_turn, self._woken = True, False
-        try:
-            wait_s = self.turn()
-        finally:
-            self._in_turn = False
-        if self._woken:
-            wait_s = 0.0
-        if wait_s is not None:
-            self._turn_at = self.loop.call_at(self.clock.now() + wait_s, self._take_turn)
+        free_at_s = self.clock.now()
+        if free_at_s > self.loop.time() + TICK_S:  # it was woken in a turn, before that had ended
+            self._turn_by(free_at_s)
+        elif (wait_s := self.turn()) is not None:
+            self._turn_by(self.clock.now() + wait_s)
 
-    def _on_done(self, answer: Answer, submitted: Future[Any]) -> None:
+    def _on_done(self, answered_s: asyncio.Future[float], submitted: Future[Any]) -> None:
         """The engine has answered, perhaps ahead of the loop's time."""
-        if not submitted.cancelled() and not self.is_dead:
-            at_s = self.clock.now() + self._hop_s
-            self.loop.call_at(at_s, self._deliver, answer, submitted)
-
-    def _deliver(self, answer: Answer, submitted: Future[Any]) -> None:
-        if self.is_dead or answer.done():
-            return
-        if (error := submitted.exception()) is not None:
-            answer.set_exception(error)
-        else:
-            answer.set_result(submitted.result())
-
-    def _on_answer(self, submitted: Future[Any], answer: Answer) -> None:
-        self._calls.pop(answer, None)
-        if answer.cancelled():
-            if not self.is_dead and not submitted.cancel():
-                self.abandon(submitted)
-            self.wake()
+        if not submitted.cancelled() and not self.is_dead and not answered_s.done():
+            answered_s.set_result(self.clock.now())
 
 
-def _fail(answer: Answer, error: Exception) -> None:
-    if not answer.done():
-        answer.set_exception(error)
+def _fail(answered_s: asyncio.Future[float]) -> None:
+    if not answered_s.done():
+        answered_s.set_exception(RayActorError())
 
 
 @dataclass(slots=True)

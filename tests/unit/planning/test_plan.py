@@ -13,8 +13,9 @@ import yaml
 from cluster.cli.operate.files import read_cluster_file, read_serve_file
 from cluster.cli.planning import cluster_file, write_plan
 from cluster.common.errors import ConfigurationError
-from cluster.planning.design import Design, Found
-from cluster.planning.order import (
+from cluster.planning.design import (
+    Design,
+    Found,
     NodeKind,
     Order,
     make_load,
