@@ -19,8 +19,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.common.kernels.gpu.kernels import define, launcher, nothing
-from cluster.common.kernels.gpu.norm import Pending
-from cluster.common.kernels.gpu.product import INNER_MULTIPLE, MAX_ROWS, FewRows
+from cluster.common.kernels.gpu.operators import INNER_MULTIPLE, MAX_ROWS, FewRows, Pending
 from cluster.common.model.layers import LayerNorm, Linear, as_loaded
 from decoder_worker.attention.base import AttentionBatch, ProjectedAttention
 from decoder_worker.model import DecoderLayer, TorchDecoder

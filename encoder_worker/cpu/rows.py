@@ -28,7 +28,7 @@ from cluster.common.kernels.cpu.background import as_array
 from cluster.common.kernels.cpu.rows import SUMS, add_norm_row
 from cluster.common.kernels.cpu.tile_instructions import address
 from cluster.common.kernels.cpu.vectors import LANES
-from cluster.common.kernels.gpu.scatter import stored_as
+from cluster.common.kernels.gpu.operators import stored_as
 from cluster.common.model.layers import LEAST_SCALE, MIDDLE, MOST
 
 N_BFLOAT16 = 1 << 16

@@ -26,7 +26,7 @@ from torch.nn import functional as F
 
 from cluster.common.errors import ConfigurationError
 from cluster.common.kernels.gpu.kernels import define, launcher
-from cluster.common.kernels.gpu.norm import Pending, add_norm, store_scaled
+from cluster.common.kernels.gpu.operators import TRITON, Pending, add_norm, store_scaled
 from cluster.common.model.layers import LayerNorm, Linear, Projection, as_loaded
 from encoder_worker.model import AudioEncoder, EncoderLayer, attention
 
@@ -206,7 +206,7 @@ def _shape(x: Tensor, scale: Tensor, weight: Tensor, *others: object) -> Tensor:
 _scale_rows = define(
     "scale_rows",
     writes=("out", "scale"),
-    cuda=launcher("encoder_worker.gpu.float8_kernel"),
+    cuda=launcher(TRITON, "launch_scale_rows"),
     cpu=_plain_rows,
 )
 

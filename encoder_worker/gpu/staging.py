@@ -16,7 +16,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cluster.common.kernels.gpu.scatter import NO_PAGE
+from cluster.common.kernels.gpu.operators import NO_PAGE
 from cluster.common.messages import FileMel
 from cluster.common.model.streams import current_stream, new_event, new_stream, on_stream
 from encoder_worker.mel import INT16_SCALE, N_MARKS, ROW_SAMPLES, marks_of

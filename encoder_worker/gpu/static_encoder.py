@@ -18,7 +18,7 @@ from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from cluster.common.kernels.gpu.scatter import scatter_pages
+from cluster.common.kernels.gpu.operators import scatter_pages
 from cluster.common.kv.cross_kv import WINDOWS_AT_ONCE, CrossKVProjection, Unprojected
 from cluster.common.messages import FileMel
 from cluster.common.model.layers import Linear

@@ -6,8 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.common.kernels.gpu.norm import add_norm
-from cluster.common.kernels.gpu.product import MAX_ROWS, FewRows
+from cluster.common.kernels.gpu.operators import MAX_ROWS, FewRows, add_norm
 from cluster.common.model.layers import LayerNorm, Linear
 from decoder_worker.attention.operators import append_qkv
 from decoder_worker.gpu.decoder import embed

@@ -8,6 +8,7 @@ from typing import Any
 
 import pytest
 
+from cluster.common.kernels.gpu.operators import TRITON
 from cluster.common.messages import Location
 from cluster.common.metrics import MetricSpec, Recorder
 from tests.support.gpu.triton_kernels import load_kernel
@@ -53,10 +54,11 @@ def as_replica(monkeypatch: pytest.MonkeyPatch) -> Counted:
 
 @pytest.fixture
 def interpreted(monkeypatch: pytest.MonkeyPatch) -> Callable[[str], Callable[..., None]]:
-    """Gives the launcher of a kernel's module, by its name, in Triton's interpreter."""
+    """Gives a launcher of `kernels.gpu.triton_kernels`, by its name, in Triton's interpreter."""
 
     def load(name: str) -> Callable[..., None]:
-        launch: Callable[..., None] = load_kernel(monkeypatch, name, interpreted=True).launch
+        module = load_kernel(monkeypatch, TRITON, interpreted=True)
+        launch: Callable[..., None] = getattr(module, name)
         return launch
 
     return load

@@ -15,7 +15,7 @@ from itertools import product
 import torch
 from torch import Tensor
 
-from cluster.common.kernels.gpu.scatter import page_table, scatter_pages, stored_as
+from cluster.common.kernels.gpu.operators import page_table, scatter_pages, stored_as
 from cluster.common.model.checkpoint import Checkpoint
 from cluster.common.model.dims import cross_kv_shapes
 from cluster.common.model.kv_scales import KVScales

@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.common.kernels.gpu.scatter import stored_as
+from cluster.common.kernels.gpu.operators import stored_as
 from cluster.common.model.checkpoint import open_checkpoint
 from encoder_worker.cpu.rows import N_BFLOAT16, store_float8
 from encoder_worker.forward import WindowEncoder

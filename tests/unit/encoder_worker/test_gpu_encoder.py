@@ -9,7 +9,7 @@ import pytest
 import torch
 
 from cluster.common.errors import ConfigurationError
-from cluster.common.kernels.gpu.norm import add_norm
+from cluster.common.kernels.gpu.operators import TRITON, add_norm
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.common.model.device import resolve_dtype
 from cluster.common.model.layers import LayerNorm, Linear, as_it_is
@@ -20,7 +20,6 @@ from tests.support.checkpoints import cached_checkpoint
 from tests.support.gpu.triton_kernels import ARCHITECTURES, compiled, load_kernel
 from tests.support.references.hugging_face import assert_close
 
-KERNEL, NORM = "encoder_worker.gpu.float8_kernel", "cluster.common.kernels.gpu.norm_kernel"
 SHAPES = ["micro", "tiny", pytest.param("large-v3", marks=pytest.mark.slow)]
 WIDTHS = (384, 1280, 5120)
 SCALED = [384, *(pytest.param(width, marks=pytest.mark.slow) for width in WIDTHS[1:])]
@@ -88,7 +87,7 @@ def test_the_kernels_scale_rows_as_torch_does(
         expected = Scaled.of(x, gelu=gelu)
         values, scale = torch.empty_like(x, dtype=torch.float16), torch.empty(3)
         with patch.object(torch, "finfo", lambda dtype: _Range(most)):
-            interpreted(KERNEL)(x, gelu, values, scale)
+            interpreted("launch_scale_rows")(x, gelu, values, scale)
         torch.testing.assert_close(scale, expected.scale)
         near = values.float().to(FLOAT8).float()
         assert (near != expected.values.float()).float().mean() < 0.01  # where a tie was rounded
@@ -98,7 +97,7 @@ def test_the_kernels_scale_rows_as_torch_does(
     expected = Scaled.empty_like(x)
     add_norm(rows, x, None, norm, expected.values, expected.scale)
     with patch.object(torch, "finfo", lambda dtype: _Range(most)):
-        interpreted(NORM)(own, x, None, norm.weight, norm.bias, values, scale)
+        interpreted("launch_add_norm")(own, x, None, norm.weight, norm.bias, values, scale)
     assert torch.equal(own, rows)
     torch.testing.assert_close(scale, expected.scale)
     near = values.float().to(FLOAT8).float()
@@ -122,12 +121,12 @@ def test_the_kernels_compile_for_gpus_that_have_eight_bits(
 
     rows, out = on_meta(1500, width), on_meta(1500, width, dtype=FLOAT8)
     scale = on_meta(1500, dtype=torch.float32)
-    module = load_kernel(monkeypatch, KERNEL, interpreted=False)
-    built = compiled(module.launch, "scale_rows", architecture, rows, True, out, scale)
+    module = load_kernel(monkeypatch, TRITON, interpreted=False)
+    launch = module.launch_scale_rows
+    built = compiled(launch, "scale_rows", architecture, rows, True, out, scale)
     assert "e4m3" in built["ptx"]
-    norm = load_kernel(monkeypatch, NORM, interpreted=False)
     args = (rows, rows, on_meta(width), on_meta(width), on_meta(width), out, scale)
-    built = compiled(norm.launch, "add_norm", architecture, *args)
+    built = compiled(module.launch_add_norm, "add_norm", architecture, *args)
     assert "e4m3" in built["ptx"]
 
 

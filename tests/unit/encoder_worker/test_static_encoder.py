@@ -10,7 +10,7 @@ import pytest
 import torch
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
-from cluster.common.kernels.gpu.scatter import NO_PAGE, scatter_pages
+from cluster.common.kernels.gpu.operators import NO_PAGE, TRITON, scatter_pages
 from cluster.common.kv.connect import kv_layout, states_layout
 from cluster.common.kv.cross_kv import CrossKVProjection, Unprojected, as_kv_pool
 from cluster.common.messages import FileMel, Payload
@@ -22,11 +22,10 @@ from encoder_worker.gpu.static_encoder import ATTENTION, StaticEncoder, sizes_up
 from encoder_worker.mel import N_MARKS, ROW_SAMPLES, FixedLogMel, LogMel
 from encoder_worker.model import AudioEncoder, EncoderLayer, attention
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.gpu.triton_kernels import load_kernel
+from tests.support.gpu.triton_kernels import compiled, load_kernel
 from tests.support.references.hugging_face import make_pcm
 
 UNTOUCHED = -7.0
-KERNEL = "cluster.common.kernels.gpu.scatter_kernel"
 WINDOWS = [make_pcm(seconds, seed) for seed, seconds in enumerate((0.0001, 4.9973, 29.995, 30.0))]
 WINDOWS += [np.zeros(8_000, np.int16)]
 SLICES = [None] * len(WINDOWS)
@@ -173,39 +172,19 @@ def test_a_shorter_context_takes_the_first_pages_of_each_window(checkpoint: Chec
 
 
 @pytest.mark.parametrize(
-    ("pool", "most", "pages_per_window"),
-    [("*bf16", 0.0, None), ("*bf16", 0.0, 1), ("*fp8e4nv", 448.0, None)],
+    ("dtype", "page_frames"),
+    [(torch.bfloat16, 125), (torch.bfloat16, 1500), (torch.float8_e4m3fn, 125)],
 )
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 def test_the_kernel_compiles_for_hopper_with_wide_accesses(
-    monkeypatch: pytest.MonkeyPatch, pool: str, most: float, pages_per_window: int | None
+    monkeypatch: pytest.MonkeyPatch, dtype: torch.dtype, page_frames: int
 ) -> None:
     """Interpreted it may use what a compiler refuses; and an element at a time would be slow."""
-    module = load_kernel(monkeypatch, KERNEL, interpreted=False)
-    import triton
-    from triton.backends.compiler import GPUTarget
-    from triton.compiler import ASTSource
-
-    constants = {
-        "n_blocks": 64,
-        "page_frames": 125,
-        "width": 1280,
-        "most": most,
-        "block": module.BLOCK,
-    }
-    if pages_per_window is not None:  # Triton makes a constant of every 1
-        constants["pages_per_window"] = pages_per_window
-    types = {"kv": "*bf16", "pool": pool, "table": "*i32", "n_frames": "i32"}
-    types["pages_per_window"] = "i32"
-    names = list(types) + [name for name in constants if name not in types]
-    signature = {name: "constexpr" if name in constants else types[name] for name in names}
-    source = ASTSource(
-        module.scatter,
-        signature,
-        constexprs={(names.index(name),): value for name, value in constants.items()},
-        attrs={(i,): [["tt.divisibility", 16]] for i in range(3)},
-    )
-    ptx = triton.compile(source, target=GPUTarget("cuda", 90, 32)).asm["ptx"]
+    module = load_kernel(monkeypatch, TRITON, interpreted=False)
+    kv = torch.empty(2, 1500, 32, 2, 20, 64, dtype=torch.bfloat16, device="meta")
+    pool = torch.empty(24, 32, 2, page_frames, 20, 64, dtype=dtype, device="meta")
+    table = torch.empty(2, 1500 // page_frames, dtype=torch.int32, device="meta")
+    ptx = compiled(module.launch_scatter, "scatter", 90, kv, pool, table)["ptx"]
     assert "ld.global.v4.b32" in ptx
     assert "st.global.v4.b32" in ptx
 
@@ -217,7 +196,7 @@ def test_the_kernel_equals_torch(monkeypatch: pytest.MonkeyPatch, pool_dtype: to
     table = torch.tensor([[4, 9, 0, 2, 7], [NO_PAGE] * 5, [1, 3, 5, NO_PAGE, 8]], dtype=torch.int32)
     ours = torch.full((11, 2, 2, 8, 3, 8), UNTOUCHED, dtype=pool_dtype)
     expected = ours.clone()
-    load_kernel(monkeypatch, KERNEL, interpreted=True).launch(kv, ours, table)
+    load_kernel(monkeypatch, TRITON, interpreted=True).launch_scatter(kv, ours, table)
     scatter_pages(kv, expected, table)
     assert torch.equal(ours, expected)
     assert (ours[[6, 10]] == UNTOUCHED).all()

@@ -9,8 +9,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.common.kernels.gpu.norm import add_norm
-from cluster.common.kernels.gpu.product import MAX_ROWS, FewRows
+from cluster.common.kernels.gpu.operators import MAX_ROWS, TRITON, FewRows, add_norm
 from cluster.common.model.layers import LAYER_NORM_EPS, LayerNorm, Linear
 from decoder_worker.attention.operators import append_qkv
 from decoder_worker.gpu.decoder import embed
@@ -27,10 +26,7 @@ SHARES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 UNTOUCHED = -7.0
 OURS = "decoder_worker.gpu.kernels"
 
-NORM, PRODUCT = (
-    "cluster.common.kernels.gpu.norm_kernel",
-    "cluster.common.kernels.gpu.product_kernel",
-)
+NORM, PRODUCT = "launch_add_norm", "launch_few_rows"
 
 
 def rand(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -195,11 +191,11 @@ def test_every_kernel_compiles_for_gpus(
     monkeypatch: pytest.MonkeyPatch, architecture: int, width: int
 ) -> None:
     """In bfloat16, for one row and for many; with wide accesses, and within shared memory."""
-    norm = load_kernel(monkeypatch, NORM, interpreted=False)
+    norm = load_kernel(monkeypatch, TRITON, interpreted=False)
     rows, vector = on_meta(8, width), on_meta(width)
     for delta in (None, rows):
         args = (rows, delta, None if delta is None else vector, vector, vector, rows, None)
-        built = compiled(norm.launch, "add_norm", architecture, *args)
+        built = compiled(norm.launch_add_norm, "add_norm", architecture, *args)
         assert "ld.global.v" in built["ptx"]
         assert "st.global.v" in built["ptx"]
     ours = load_kernel(monkeypatch, OURS, interpreted=False)
@@ -240,7 +236,7 @@ def test_every_product_of_a_layer_compiles_for_gpus(
     monkeypatch: pytest.MonkeyPatch, architecture: int, width: int, n: int
 ) -> None:
     """On the tensor cores, with loads ahead into shared memory; of which an SM has 99 KiB (8.9)."""
-    module = load_kernel(monkeypatch, PRODUCT, interpreted=False)
+    module = load_kernel(monkeypatch, TRITON, interpreted=False)
     sums, gain = on_meta(5 * width, dtype=torch.float32), on_meta(width)
     wide, narrow = 4 * width, width
     products = [
@@ -253,7 +249,7 @@ def test_every_product_of_a_layer_compiles_for_gpus(
         front = (gain, sums[:n_out]) if normed else (None, None)
         bias = sums[:n_out] if normed else on_meta(n_out)
         args = (on_meta(n, n_in), on_meta(n_out, n_in), bias, *front, gelu, add, on_meta(n, n_out))
-        built = compiled(module.launch, "few_rows", architecture, *args)
+        built = compiled(module.launch_few_rows, "few_rows", architecture, *args)
         assert "mma" in built["ptx"]
         assert "cp.async" in built["ptx"]
         assert built["shared"] <= 99 * 1024

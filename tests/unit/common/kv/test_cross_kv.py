@@ -6,7 +6,7 @@ import pytest
 import torch
 
 from cluster.common.errors import ConfigurationError
-from cluster.common.kernels.gpu.scatter import page_table, scatter_pages, stored_as
+from cluster.common.kernels.gpu.operators import page_table, scatter_pages, stored_as
 from cluster.common.kv.connect import kv_layout, served_kv_layout
 from cluster.common.kv.cross_kv import CrossKVProjection
 from cluster.common.kv.layout import FLOAT8

@@ -1,0 +1,244 @@
+"""What our kernels compute on a GPU: residual adds with a norm, products of few rows, pages' KV.
+
+The norm: a layer's half ends with a product whose result is still to be added to the residual
+stream, and the next half begins with a norm of that sum. Between the two nothing else needs it, so
+one kernel does both, and for products in 8 bits the rows' scales.
+
+The product of few rows reads its frozen weights once, which is all that its time depends on. In
+front of it is a layer norm; behind it the bias, GELU or the sum with the residual stream. With a
+norm in front the product runs over the rows as they are, times the norm's weight: what centring and
+scaling would have changed is put right behind it, from the rows' mean and deviation, which the same
+pass over the rows finds: norm(x) @ W.T + b is
+
+    ((x * gain) @ W.T - mean * (W @ gain)) / deviation + (W @ shift + b)
+
+The scatter reads each projected KV once and writes each page once, in the page's order, without
+asking the host, so that a graph can hold it; torch's indexed writes read the permuted product
+element by element.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Sequence
+from dataclasses import dataclass
+
+import torch
+from torch import Tensor
+from torch.nn import functional as F
+
+from cluster.common.kernels.gpu.kernels import define, has_triton, launcher
+from cluster.common.model.layers import LAYER_NORM_EPS, LayerNorm, Linear
+from cluster.common.model.streams import upload
+
+TRITON = "cluster.common.kernels.gpu.triton_kernels"
+LEAST_SCALE = 1e-12  # of a row of zeros
+MAX_ROWS = 64  # more are a matrix product of their own right: cuBLAS's
+INNER_MULTIPLE = 16  # what n_in must be a multiple of, for tensor cores take so many at once
+PROGRAMS = 128  # wanted at least: an H100 has 132 multiprocessors
+OUTER_BLOCKS = (64, 32, 16)
+NO_PAGE = -1  # in a table of pages: this window is padding, write nothing
+
+
+def add_norm(
+    x: Tensor,
+    delta: Tensor | None,
+    bias: Tensor | None,
+    norm: LayerNorm,
+    out: Tensor,
+    scale: Tensor | None = None,
+) -> None:
+    """x += delta + bias, rounded once; then out = norm(x). Mutates x, out and scale.
+
+    Args:
+        x: [n, d], contiguous like all others: the residual stream, of any float dtype.
+        delta: [n, d], what is added; None adds nothing.
+        bias: [d], added with it.
+        out: [n, d], of any float dtype. float8_e4m3fn holds `norm(x) / scale`.
+        scale: float32 [n], written where `out` has 8 bits: a row's largest number becomes the
+            dtype's largest. None otherwise.
+    """
+    _add_norm(x, delta, bias, norm.weight, norm.bias, out, scale)
+
+
+@dataclass(frozen=True, slots=True)
+class Pending:
+    """What is still to be added to the residual stream: delta [n, d], and the bias [d] of it."""
+
+    delta: Tensor | None = None
+    bias: Tensor | None = None
+
+    def add_norm(self, x: Tensor, norm: LayerNorm) -> Tensor:
+        """Add it to x, and the norm of the sum; [n, d], in the norm's dtype. Mutates x."""
+        out = torch.empty_like(x, dtype=norm.dtype)
+        add_norm(x, self.delta, self.bias, norm, out)
+        return out
+
+
+def _plain_add_norm(
+    x: Tensor,
+    delta: Tensor | None,
+    bias: Tensor | None,
+    weight: Tensor,
+    shift: Tensor,
+    out: Tensor,
+    scale: Tensor | None,
+) -> None:
+    if delta is not None:
+        added = delta.float() if bias is None else delta.float() + bias.float()
+        x.copy_(x.float() + added)
+    normed = F.layer_norm(x.float(), weight.shape, weight.float(), shift.float(), LAYER_NORM_EPS)
+    if scale is None:
+        out.copy_(normed)
+    else:
+        store_scaled(normed, out, scale)
+
+
+def store_scaled(values: Tensor, out: Tensor, scale: Tensor) -> None:
+    """values float32 [n, d] into out float8_e4m3fn [n, d] and their rows' scales, float32 [n]."""
+    most = torch.finfo(out.dtype).max
+    torch.clamp(values.abs().amax(-1) / most, min=LEAST_SCALE, out=scale)
+    # The quotient may round to just above the largest number, of which a cast makes NaN.
+    out.copy_((values / scale[:, None]).clamp_(-most, most))
+
+
+_add_norm = define(
+    "add_norm",
+    writes=("x", "out", "scale"),
+    cuda=launcher(TRITON, "launch_add_norm"),
+    cpu=_plain_add_norm,
+)
+
+
+@dataclass(frozen=True, slots=True)
+class FewRows:
+    """weight [n_out, n_in], bias [n_out] or None; with a norm in front gain [n_in], and `sums`.
+
+    sums: float32 [n_out], W @ gain; the bias then has W @ shift in it, and is float32.
+    """
+
+    weight: Tensor
+    bias: Tensor | None
+    gain: Tensor | None = None
+    sums: Tensor | None = None
+
+    @classmethod
+    def of(cls, linear: Linear, norm: LayerNorm | None = None) -> FewRows:
+        """Shares the linear's weight and makes no copy of it."""
+        if norm is None:
+            return cls(linear.weight, linear.bias)
+        weight = linear.weight.float()
+        bias = weight @ norm.bias.float()
+        if linear.bias is not None:
+            bias += linear.bias.float()
+        return cls(linear.weight, bias, norm.weight, weight @ norm.weight.float())
+
+    def __call__(self, x: Tensor, out: Tensor) -> None:
+        """out = x @ weight.T + bias, of norm(x) where there is a norm. Mutates `out`.
+
+        Args:
+            x: [n, n_in], contiguous, at most MAX_ROWS rows.
+            out: [n, n_out], contiguous.
+        """
+        _few_rows(x, self.weight, self.bias, self.gain, self.sums, False, False, out)
+
+    def gelu(self, x: Tensor, out: Tensor) -> None:
+        """The same through GELU (exact, by the error function)."""
+        _few_rows(x, self.weight, self.bias, self.gain, self.sums, True, False, out)
+
+    def add_to(self, out: Tensor, x: Tensor) -> None:
+        """out += the product, rounded once. No program reads what another one writes."""
+        _few_rows(x, self.weight, self.bias, self.gain, self.sums, False, True, out)
+
+
+def outer_block(n_out: int) -> int:
+    """Outputs of a program: as many as leave PROGRAMS programs, or the fewest there may be."""
+    return next((size for size in OUTER_BLOCKS if n_out >= size * PROGRAMS), OUTER_BLOCKS[-1])
+
+
+def _plain_few_rows(
+    x: Tensor,
+    weight: Tensor,
+    bias: Tensor | None,
+    gain: Tensor | None,
+    sums: Tensor | None,
+    gelu: bool,
+    add: bool,
+    out: Tensor,
+) -> None:
+    rows = x.float()
+    fed = rows if gain is None else rows * gain.float()
+    y = fed.to(weight.dtype).float() @ weight.float().t()
+    if sums is not None:
+        mean = rows.mean(-1, keepdim=True)
+        variance = rows.square().mean(-1, keepdim=True) - mean.square()
+        y = (y - mean * sums) * torch.rsqrt(variance.clamp_(min=0) + LAYER_NORM_EPS)
+    if bias is not None:
+        y = y + bias.float()
+    if gelu:
+        y = F.gelu(y)
+    out.copy_(out.float() + y if add else y)
+
+
+_few_rows = define(
+    "few_rows",
+    writes=("out",),
+    cuda=launcher(TRITON, "launch_few_rows"),
+    cpu=_plain_few_rows,
+)
+
+
+def scatter_pages(kv: Tensor, pool: Tensor, table: Tensor) -> None:
+    """Write each window's KV into its pages. Mutates `pool`.
+
+    Example: 1500 frames in pages of 64 take 24 pages; the last gets 28 frames, and its other 36
+    are left as they were.
+
+    Args:
+        kv: [B, T, L, 2, H, Dh], contiguous.
+        pool: [n_pages, L, 2, page_frames, H, Dh] on the same device, any float dtype; an 8-bit
+            one saturates.
+        table: int32 [B, pages of a window], in frame order; NO_PAGE is left out.
+    """
+    _scatter_pages(kv, pool, table)
+
+
+def page_table(pages: Sequence[Sequence[int]], device: torch.device) -> Tensor:
+    """The table of windows that have as many pages each; to a GPU without waiting for it."""
+    flat = [page for own in pages for page in own]
+    return upload(flat, torch.int32, device).view(len(pages), -1)
+
+
+def stored_as(kv: Tensor, dtype: torch.dtype) -> Tensor:
+    """`kv` in a pool's dtype.
+
+    float8_e4m3fn has no infinity: what is beyond its range becomes the largest number it has, for
+    a conversion alone makes NaN of it on some devices.
+    """
+    if dtype is torch.float8_e4m3fn:
+        most = torch.finfo(dtype).max  # 448
+        kv = kv.clamp(-most, most)  # keeps NaN
+    return kv.to(dtype)
+
+
+def _launch(kv: Tensor, pool: Tensor, table: Tensor) -> None:
+    (_kernel if has_triton() else _by_torch)(kv, pool, table)
+
+
+def _by_torch(kv: Tensor, pool: Tensor, table: Tensor) -> None:
+    page_frames = pool.shape[3]
+    for window, pages in zip(kv, table.tolist(), strict=True):
+        for page, frames in zip(pages, window.split(page_frames), strict=True):
+            if page != NO_PAGE:
+                # Rows of H * Dh are contiguous on both sides: indexed writes make no use of it.
+                part = frames.permute(1, 2, 0, 3, 4)  # [L, 2, page_frames, H, Dh]
+                pool[page, :, :, : len(frames)] = stored_as(part, pool.dtype)
+
+
+_kernel = launcher(TRITON, "launch_scatter")
+
+_scatter_pages = define(
+    "scatter_pages",
+    writes=("pool",),
+    cuda=_launch,
+    cpu=_by_torch,
+)

@@ -1,0 +1,299 @@
+"""Our Triton kernels that both roles run, or that stand beside those: see `operators`.
+
+Imported only where Triton is. Where there is no GPU their tests run them interpreted
+(TRITON_INTERPRET=1), and compile them.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import torch
+import triton
+import triton.language as tl
+from torch import Tensor
+
+from cluster.common.kernels.gpu.operators import (
+    INNER_MULTIPLE,
+    LEAST_SCALE,
+    MAX_ROWS,
+    outer_block,
+)
+from cluster.common.model.layers import LAYER_NORM_EPS
+
+WARPS_ABOVE = 4096  # numbers of a row for which four warps have too many each
+LEAST_ROWS = 16  # of a tile: what tensor cores take at once
+STAGES = 4  # steps of a program's loop that are loaded ahead
+SHARED_BYTES = 96 * 1024  # of 99 KiB that a program may have on compute capability 8.9
+INNER_BLOCKS = (256, 128, 64, 32, 16)
+BLOCK = 2048  # elements of a program: 4 KB in bfloat16, 16 bytes a thread with 4 warps, twice
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def add_norm(  # type: ignore[no-untyped-def]  # Triton reads annotations, and knows its own only
+    x,  # [n, width], read and, with a delta, written
+    delta,  # [n, width]
+    bias,  # [width]
+    weight,
+    shift,
+    out,  # [n, width]
+    scale,  # float32 [n]
+    width: tl.constexpr,
+    has_delta: tl.constexpr,
+    has_bias: tl.constexpr,
+    most: tl.constexpr,  # largest number of an `out` in 8 bits, 0 for others
+    least_scale: tl.constexpr,
+    eps: tl.constexpr,
+    block: tl.constexpr,  # a power of two, at least the width
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, block)
+    inside = column < width
+    place = row * width + column
+    values = tl.load(x + place, mask=inside, other=0.0).to(tl.float32)
+    if has_delta:
+        added = tl.load(delta + place, mask=inside, other=0.0).to(tl.float32)
+        if has_bias:
+            added += tl.load(bias + column, mask=inside, other=0.0).to(tl.float32)
+        rounded = (values + added).to(x.dtype.element_ty)
+        tl.store(x + place, rounded, mask=inside)
+        values = rounded.to(tl.float32)
+    mean = tl.sum(values, 0) / width
+    centred = tl.where(inside, values - mean, 0.0)
+    variance = tl.sum(centred * centred, 0) / width
+    factor = 1.0 / tl.sqrt(variance + eps)
+    gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
+    offset = tl.load(shift + column, mask=inside, other=0.0).to(tl.float32)
+    normed = centred * factor * gain + offset
+    if most > 0:
+        largest = tl.max(tl.abs(normed), 0)
+        size = tl.maximum(largest / most, least_scale)
+        tl.store(scale + row, size)
+        normed = normed / size
+        normed = tl.where(normed > most, most, tl.where(normed < -most, -most, normed))
+    tl.store(out + place, normed.to(out.dtype.element_ty), mask=inside)
+
+
+def launch_add_norm(*given: Any) -> None:
+    """The operands of the operator of that name, in order."""
+    x, delta, bias, _, _, out, scale = given
+    n, width = x.shape
+    for tensor in (x, out) if delta is None else (x, out, delta):
+        assert tensor.is_contiguous()
+        assert tensor.shape == x.shape
+    add_norm[(n,)](
+        *given,
+        width,
+        delta is not None,
+        bias is not None,
+        0.0 if scale is None else torch.finfo(out.dtype).max,
+        LEAST_SCALE,
+        LAYER_NORM_EPS,
+        triton.next_power_of_2(width),
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def scale_rows(  # type: ignore[no-untyped-def]  # Triton reads annotations, and knows its own only
+    x,  # [n, width]
+    out,  # [n, width], of 8 bits
+    scale,  # float32 [n]
+    width: tl.constexpr,
+    gelu: tl.constexpr,
+    most: tl.constexpr,  # largest number of `out`
+    least_scale: tl.constexpr,
+    block: tl.constexpr,  # a power of two, at least the width
+):
+    row = tl.program_id(0).to(tl.int64)
+    column = tl.arange(0, block)
+    inside = column < width
+    values = tl.load(x + row * width + column, mask=inside, other=0.0).to(tl.float32)
+    if gelu:
+        values = 0.5 * values * (1.0 + tl.erf(values * 0.7071067811865476))
+    size = tl.maximum(tl.max(tl.abs(values), 0) / most, least_scale)
+    tl.store(scale + row, size)
+    values = values / size
+    values = tl.where(values > most, most, tl.where(values < -most, -most, values))
+    tl.store(out + row * width + column, values.to(out.dtype.element_ty), mask=inside)
+
+
+def launch_scale_rows(x: Tensor, gelu: bool, out: Tensor, scale: Tensor) -> None:
+    """Rows in 8 bits with their scales: see `encoder_worker.gpu.encoder.Scaled.of`."""
+    n, width = x.shape
+    assert x.is_contiguous()
+    assert out.is_contiguous()
+    scale_rows[(n,)](
+        x,
+        out,
+        scale,
+        width,
+        gelu,
+        torch.finfo(out.dtype).max,
+        LEAST_SCALE,
+        triton.next_power_of_2(width),
+        num_warps=4 if width <= WARPS_ABOVE else 8,
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def few_rows(  # type: ignore[no-untyped-def]  # Triton reads annotations, and knows its own only
+    x,  # [n, n_in]
+    weight,  # [n_out, n_in]
+    bias,  # [n_out]
+    gain,  # [n_in]
+    sums,  # [n_out]
+    out,  # [n, n_out]
+    n,
+    n_out,
+    n_in: tl.constexpr,
+    has_bias: tl.constexpr,
+    has_norm: tl.constexpr,
+    gelu: tl.constexpr,
+    add: tl.constexpr,
+    eps: tl.constexpr,
+    rows: tl.constexpr,
+    outer: tl.constexpr,
+    inner: tl.constexpr,  # divides n_in
+):
+    row = tl.arange(0, rows)[:, None]
+    column = tl.program_id(0) * outer + tl.arange(0, outer)
+    is_row, is_column = row < n, column < n_out
+    step = tl.arange(0, inner)
+    total = tl.zeros((rows, outer), tl.float32)
+    added = tl.zeros((rows,), tl.float32)
+    squares = tl.zeros((rows,), tl.float32)
+    for begin in range(0, n_in, inner):
+        k = begin + step
+        w = tl.load(
+            weight + column[None, :].to(tl.int64) * n_in + k[:, None],
+            mask=is_column[None, :],
+            other=0.0,
+        )
+        values = tl.load(x + row * n_in + k[None, :], mask=is_row, other=0.0)
+        if has_norm:
+            full = values.to(tl.float32)
+            added += tl.sum(full, 1)
+            squares += tl.sum(full * full, 1)
+            fed = (full * tl.load(gain + k)[None, :].to(tl.float32)).to(w.dtype)
+        else:
+            fed = values.to(w.dtype)
+        total = tl.dot(fed, w, total, input_precision="ieee")
+    if has_norm:
+        mean = added / n_in
+        variance = tl.maximum(squares / n_in - mean * mean, 0.0)
+        factor = 1.0 / tl.sqrt(variance + eps)
+        summed = tl.load(sums + column, mask=is_column, other=0.0)
+        total = (total - mean[:, None] * summed[None, :]) * factor[:, None]
+    if has_bias:
+        total += tl.load(bias + column, mask=is_column, other=0.0).to(tl.float32)[None, :]
+    if gelu:
+        total = 0.5 * total * (1.0 + tl.erf(total * 0.7071067811865476))
+    place = out + row * n_out + column[None, :]
+    inside = is_row & is_column[None, :]
+    if add:
+        total += tl.load(place, mask=inside, other=0.0).to(tl.float32)
+    tl.store(place, total.to(out.dtype.element_ty), mask=inside)
+
+
+def inner_block(n_in: int, row_bytes: int) -> int:
+    """Of the inner dimension in one step of the loop, which divides it.
+
+    row_bytes: that a step takes for each number of it; STAGES steps must fit shared memory.
+
+    Raises:
+        ValueError: nothing that tensor cores take does.
+    """
+    for size in INNER_BLOCKS:
+        if n_in % size == 0 and STAGES * size * row_bytes <= SHARED_BYTES:
+            return size
+    raise ValueError(f"rows of {n_in} numbers: the kernel takes multiples of {INNER_MULTIPLE}")
+
+
+def launch_few_rows(*given: Any) -> None:
+    """The operands of the operator of that name, in order: a program for a few outputs, all rows.
+
+    What limits it is how many bytes of weights are on their way at once, so the outputs are cut
+    small enough that every multiprocessor has some, and several steps of a program's loop are
+    loaded ahead. Nothing is split along the inner dimension, which would need another kernel to
+    add the parts up.
+    """
+    *operands, gelu, add, out = given
+    x, weight, bias, gain, _ = operands
+    (n, n_in), n_out = x.shape, len(weight)
+    assert n <= MAX_ROWS
+    assert x.is_contiguous()
+    assert weight.is_contiguous()
+    assert out.is_contiguous()
+    outer, rows = outer_block(n_out), max(LEAST_ROWS, triton.next_power_of_2(n))
+    row_bytes = rows * x.itemsize + outer * weight.itemsize
+    few_rows[(triton.cdiv(n_out, outer),)](
+        *operands,
+        out,
+        n,
+        n_out,
+        n_in,
+        bias is not None,
+        gain is not None,
+        gelu,
+        add,
+        LAYER_NORM_EPS,
+        rows,
+        outer,
+        inner_block(n_in, row_bytes),
+        num_stages=STAGES,
+    )
+
+
+@triton.jit  # type: ignore[untyped-decorator]
+def scatter(  # type: ignore[no-untyped-def]  # Triton reads annotations, and knows its own only
+    kv,  # [B, T, n_blocks, width]
+    pool,  # [n_pages, n_blocks, page_frames, width]
+    table,  # int32 [B, pages_per_window]
+    n_frames,
+    pages_per_window,
+    n_blocks: tl.constexpr,  # layers times two
+    page_frames: tl.constexpr,
+    width: tl.constexpr,  # heads times their size
+    most: tl.constexpr,  # largest number of the pool's dtype, or 0 where it has an infinity
+    block: tl.constexpr,
+):
+    run, which, place = tl.program_id(0), tl.program_id(1), tl.program_id(2)
+    page = tl.load(table + place).to(tl.int64)
+    if page >= 0:
+        window, first = place // pages_per_window, (place % pages_per_window) * page_frames
+        element = run * block + tl.arange(0, block)  # of [page_frames, width]
+        frame = first + element // width
+        inside = (element < page_frames * width) & (frame < n_frames)
+        row = (window.to(tl.int64) * n_frames + frame) * n_blocks + which
+        values = tl.load(kv + row * width + element % width, mask=inside)
+        if most > 0:  # comparisons keep NaN, which a minimum may lose
+            values = values.to(tl.float32)
+            values = tl.where(values > most, most, tl.where(values < -most, -most, values))
+        start = (page * n_blocks + which) * page_frames * width
+        tl.store(pool + start + element, values.to(pool.dtype.element_ty), mask=inside)
+
+
+def launch_scatter(kv: Tensor, pool: Tensor, table: Tensor) -> None:
+    """See `scatter_pages`.
+
+    One program writes a run of one page's [page_frames, H * Dh] block of one layer's K or V, which
+    is contiguous in the pool; what it reads are rows of H * Dh elements, one per frame.
+    """
+    n_windows, n_frames, n_layer, two, n_head, head_dim = kv.shape
+    page_frames, width = pool.shape[3], n_head * head_dim
+    assert kv.is_contiguous()
+    assert pool.is_contiguous()
+    grid = (triton.cdiv(page_frames * width, BLOCK), n_layer * two, table.numel())
+    scatter[grid](
+        kv,
+        pool,
+        table,
+        n_frames,
+        table.shape[1],
+        n_layer * two,
+        page_frames,
+        width,
+        torch.finfo(pool.dtype).max if pool.dtype is torch.float8_e4m3fn else 0.0,
+        BLOCK,
+    )
+    assert n_windows == table.shape[0]
