@@ -143,6 +143,9 @@ class Bench:
         self.exporter.close()
 
 
+MakeBench = Callable[..., Bench]
+
+
 def encode_by(team: TeamEncoder, mel: torch.Tensor, n_state: int) -> torch.Tensor:
     """States [B, T, n_state] of features [B, n_mels, 2 * T], float32; each row is written once."""
     states = torch.full((len(mel), mel.shape[2] // 2, n_state), float("nan"))

@@ -2,14 +2,14 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from typing import Any
 
 import pytest
 
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.workers.encoder_engines import Bench
+from tests.support.workers.encoder_engines import Bench, MakeBench
 
 
 @pytest.fixture
@@ -18,7 +18,7 @@ def checkpoint() -> Checkpoint:
 
 
 @pytest.fixture
-def bench(checkpoint: Checkpoint) -> Iterator[Callable[..., Bench]]:
+def bench(checkpoint: Checkpoint) -> Iterator[MakeBench]:
     """Makes benches, and closes them when the test is over."""
     made: list[Bench] = []
 

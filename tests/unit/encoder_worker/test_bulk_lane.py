@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import wait
 
 import pytest
@@ -10,10 +9,10 @@ import pytest
 from cluster.common.errors import WorkerDrainingError
 from tests.support.kv.ends import wait_until
 from tests.support.references.hugging_face import make_pcm
-from tests.support.workers.encoder_engines import PATIENCE_S, Bench
+from tests.support.workers.encoder_engines import PATIENCE_S, MakeBench
 
 
-def test_a_bulk_window_has_the_kv_of_any_other(bench: Callable[..., Bench]) -> None:
+def test_a_bulk_window_has_the_kv_of_any_other(bench: MakeBench) -> None:
     b = bench(n_windows=12)
     windows = [make_pcm(0.5 + n, seed=n) for n in range(3)]
     futures = [
@@ -30,7 +29,7 @@ def test_a_bulk_window_has_the_kv_of_any_other(bench: Callable[..., Bench]) -> N
     assert (b.engine.stats().windows, b.engine.stats().queued) == (6, 0)
 
 
-def test_no_lane_waits_for_the_other(bench: Callable[..., Bench]) -> None:
+def test_no_lane_waits_for_the_other(bench: MakeBench) -> None:
     b = bench()
     b.bulk_gate.clear()
     bulk = b.submit(make_pcm(0.3), "bulk", priority="bulk")
@@ -47,7 +46,7 @@ def test_no_lane_waits_for_the_other(bench: Callable[..., Bench]) -> None:
     wait_until(b.engine.is_idle)
 
 
-def test_a_bulk_window_can_be_cancelled_and_its_lane_ended(bench: Callable[..., Bench]) -> None:
+def test_a_bulk_window_can_be_cancelled_and_its_lane_ended(bench: MakeBench) -> None:
     b = bench()
     b.bulk_gate.clear()
     first = b.submit(make_pcm(0.3), "first", priority="bulk")

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import gc
-from collections.abc import Callable
 from concurrent.futures import wait
 from typing import Any
 from weakref import ref
@@ -21,13 +20,11 @@ from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
 from tests.support.kv.ends import wait_until
 from tests.support.references.hugging_face import make_pcm
-from tests.support.workers.encoder_engines import PATIENCE_S, Bench
+from tests.support.workers.encoder_engines import PATIENCE_S, MakeBench
 
 
 @pytest.mark.parametrize("page_frames", [0, 125])
-def test_each_window_s_kv_is_in_the_pages_of_its_handle(
-    bench: Callable[..., Bench], page_frames: int
-) -> None:
+def test_each_window_s_kv_is_in_the_pages_of_its_handle(bench: MakeBench, page_frames: int) -> None:
     b = bench(n_windows=6, page_frames=page_frames)
     windows = [make_pcm(0.3 + 0.9 * n, seed=n) for n in range(6)]
     futures = [b.submit(pcm, f"r{n}") for n, pcm in enumerate(windows)]
@@ -45,9 +42,7 @@ def test_each_window_s_kv_is_in_the_pages_of_its_handle(
 
 
 @pytest.mark.parametrize("page_frames", [0, 125])
-def test_a_trimmed_window_fills_as_much_as_its_context(
-    bench: Callable[..., Bench], page_frames: int
-) -> None:
+def test_a_trimmed_window_fills_as_much_as_its_context(bench: MakeBench, page_frames: int) -> None:
     """In batches of one context each, and with the same KV as alone, to the bit."""
     b = bench(n_windows=6, page_frames=page_frames)
     assert wait_for_builds(PATIENCE_S), "torch's operations round in another way than kernels"
@@ -87,7 +82,7 @@ def test_a_trimmed_window_fills_as_much_as_its_context(
 
 
 def test_states_are_published_as_the_encoder_gave_them(
-    bench: Callable[..., Bench], checkpoint: Checkpoint
+    bench: MakeBench, checkpoint: Checkpoint
 ) -> None:
     b, pcm = bench(layout=states_layout(checkpoint)), make_pcm(0.5)
     handle, pool = b.submit(pcm).result(PATIENCE_S).handle, b.exporter.pool
@@ -101,7 +96,7 @@ def test_states_are_published_as_the_encoder_gave_them(
     pool.check_integrity()
 
 
-def test_the_pool_is_as_full_as_its_pages(bench: Callable[..., Bench]) -> None:
+def test_the_pool_is_as_full_as_its_pages(bench: MakeBench) -> None:
     """Four trimmed windows that nobody has read are not a pool of four windows that is full."""
     b = bench(n_windows=4, page_frames=125)
     replies = [b.submit(make_pcm(1.0), f"r{n}", context=320) for n in range(4)]
@@ -113,13 +108,13 @@ def test_the_pool_is_as_full_as_its_pages(bench: Callable[..., Bench]) -> None:
 
 
 @pytest.mark.parametrize("context", [-1, 1501, 128])
-def test_an_impossible_context_is_refused(bench: Callable[..., Bench], context: int) -> None:
+def test_an_impossible_context_is_refused(bench: MakeBench, context: int) -> None:
     b = bench()
     with pytest.raises(InvalidAudioError, match="context"):
         b.submit(make_pcm(2.6), context=context)
 
 
-def test_a_slice_of_a_file_shares_a_batch_with_windows(bench: Callable[..., Bench]) -> None:
+def test_a_slice_of_a_file_shares_a_batch_with_windows(bench: MakeBench) -> None:
     b = bench(n_windows=4)
     held = b.hold()
     pcm, file_mel = make_pcm(2.0, seed=1), FileMel(n_before=320, n_frames=197, log_max=1.5)
@@ -132,7 +127,7 @@ def test_a_slice_of_a_file_shares_a_batch_with_windows(bench: Callable[..., Benc
     assert (b.kv(replies[2].handle) - b.expected_kv(pcm)).abs().max() < 1e-5
 
 
-def test_windows_that_wait_together_are_one_batch(bench: Callable[..., Bench]) -> None:
+def test_windows_that_wait_together_are_one_batch(bench: MakeBench) -> None:
     b = bench(n_windows=8, max_batch=3)
     first = b.hold()
     rest = [b.submit(make_pcm(0.2), f"r{n}") for n in range(5)]
@@ -147,7 +142,7 @@ def test_windows_that_wait_together_are_one_batch(bench: Callable[..., Bench]) -
     assert (stats.leases, stats.pages_free, stats.pages_total) == (6, 2, 8)
 
 
-def test_a_full_pool_stops_the_loop_until_a_page_comes_back(bench: Callable[..., Bench]) -> None:
+def test_a_full_pool_stops_the_loop_until_a_page_comes_back(bench: MakeBench) -> None:
     b = bench(n_windows=2)
     futures = [b.submit(make_pcm(0.1), f"r{n}") for n in range(4)]
     done, waiting = wait(futures, timeout=1.0)
@@ -160,7 +155,7 @@ def test_a_full_pool_stops_the_loop_until_a_page_comes_back(bench: Callable[...,
     b.exporter.pool.check_integrity()
 
 
-def test_a_window_that_finds_no_room_in_time_fails(bench: Callable[..., Bench]) -> None:
+def test_a_window_that_finds_no_room_in_time_fails(bench: MakeBench) -> None:
     b = bench(n_windows=1)
     holder = b.submit(make_pcm(0.1)).result(PATIENCE_S)
     late = b.submit(make_pcm(0.1), remaining_s=0.1)
@@ -173,7 +168,7 @@ def test_a_window_that_finds_no_room_in_time_fails(bench: Callable[..., Bench]) 
     b.exporter.pool.check_integrity()
 
 
-def test_a_cancelled_window_leaves_the_queue(bench: Callable[..., Bench]) -> None:
+def test_a_cancelled_window_leaves_the_queue(bench: MakeBench) -> None:
     b = bench()
     held = b.hold()
     queued = b.submit(make_pcm(0.1), "queued")
@@ -186,9 +181,7 @@ def test_a_cancelled_window_leaves_the_queue(bench: Callable[..., Bench]) -> Non
     b.exporter.pool.check_integrity()
 
 
-def test_a_window_cancelled_while_it_is_encoded_gives_its_pages_back(
-    bench: Callable[..., Bench],
-) -> None:
+def test_a_window_cancelled_while_it_is_encoded_gives_its_pages_back(bench: MakeBench) -> None:
     b = bench()
     held = b.hold()
     assert b.engine.stats().running == 1
@@ -200,7 +193,7 @@ def test_a_window_cancelled_while_it_is_encoded_gives_its_pages_back(
 
 
 def test_a_window_cancelled_at_publication_is_revoked(
-    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     b = bench()
     publish = b.exporter.publish
@@ -219,7 +212,7 @@ def test_a_window_cancelled_at_publication_is_revoked(
     b.exporter.pool.check_integrity()
 
 
-def test_metrics_are_recorded_by_their_names(bench: Callable[..., Bench]) -> None:
+def test_metrics_are_recorded_by_their_names(bench: MakeBench) -> None:
     seen: dict[str, list[float]] = {}
 
     class Metric:
@@ -237,9 +230,7 @@ def test_metrics_are_recorded_by_their_names(bench: Callable[..., Bench]) -> Non
     assert seen["splitscribe_encoder_batch_windows"] == [1]
 
 
-def test_the_audio_of_an_answered_window_is_freed_without_the_collector(
-    bench: Callable[..., Bench],
-) -> None:
+def test_the_audio_of_an_answered_window_is_freed_without_the_collector(bench: MakeBench) -> None:
     b = bench()
     gc.collect()
     gc.disable()

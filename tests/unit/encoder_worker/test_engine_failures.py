@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import numpy as np
@@ -25,10 +24,10 @@ from encoder_worker.engine import EncoderEngine
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.kv.ends import MemoryExporter, wait_until
 from tests.support.references.hugging_face import make_pcm
-from tests.support.workers.encoder_engines import PATIENCE_S, Bench
+from tests.support.workers.encoder_engines import PATIENCE_S, MakeBench
 
 
-def test_one_bad_window_fails_alone(bench: Callable[..., Bench]) -> None:
+def test_one_bad_window_fails_alone(bench: MakeBench) -> None:
     b = bench(n_windows=8)
     held = b.hold()
     b.poison = 777
@@ -49,7 +48,7 @@ def test_one_bad_window_fails_alone(bench: Callable[..., Bench]) -> None:
 
 
 def test_a_window_that_cannot_be_published_fails_alone(
-    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     b = bench()
     publish = b.exporter.publish
@@ -77,9 +76,7 @@ def test_a_window_that_cannot_be_published_fails_alone(
         np.zeros((2, 100), dtype=np.int16),
     ],
 )
-def test_samples_of_another_kind_are_refused(
-    bench: Callable[..., Bench], pcm: NDArray[Any]
-) -> None:
+def test_samples_of_another_kind_are_refused(bench: MakeBench, pcm: NDArray[Any]) -> None:
     with pytest.raises(InvalidAudioError, match=r"int16 \[1\.\.480000\]"):
         bench().submit(pcm)
 
@@ -98,15 +95,13 @@ def test_samples_of_another_kind_are_refused(
     ],
 )
 def test_a_slice_that_is_none_is_refused(
-    bench: Callable[..., Bench], n_samples: int, file_mel: FileMel, message: str
+    bench: MakeBench, n_samples: int, file_mel: FileMel, message: str
 ) -> None:
     with pytest.raises(InvalidAudioError, match=message):
         bench().submit(np.zeros(n_samples, np.int16), file_mel=file_mel)
 
 
-def test_drain_finishes_what_is_queued_and_waits_for_the_leases(
-    bench: Callable[..., Bench],
-) -> None:
+def test_drain_finishes_what_is_queued_and_waits_for_the_leases(bench: MakeBench) -> None:
     b = bench()
     futures = [b.hold(), b.submit(make_pcm(0.1), "queued")]
     assert not b.engine.drain(0.0)
@@ -120,7 +115,7 @@ def test_drain_finishes_what_is_queued_and_waits_for_the_leases(
     assert b.engine.drain(PATIENCE_S)
 
 
-def test_close_fails_what_is_queued_and_stops_the_thread(bench: Callable[..., Bench]) -> None:
+def test_close_fails_what_is_queued_and_stops_the_thread(bench: MakeBench) -> None:
     b = bench()
     held = b.hold()
     queued = b.submit(make_pcm(0.1), "queued")
@@ -138,7 +133,7 @@ def test_close_fails_what_is_queued_and_stops_the_thread(bench: Callable[..., Be
 
 
 def test_a_dead_exporter_is_reported_and_hangs_nobody(
-    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     b = bench()
 
@@ -172,7 +167,7 @@ def test_a_foreign_layout_or_a_pool_below_one_window_is_refused(checkpoint: Chec
 
 
 def test_a_death_in_the_middle_of_a_batch_fails_its_windows_too(
-    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     b = bench()
 
@@ -190,7 +185,7 @@ def test_a_death_in_the_middle_of_a_batch_fails_its_windows_too(
 
 @pytest.mark.filterwarnings("ignore::pytest.PytestUnhandledThreadExceptionWarning")
 def test_a_death_while_published_windows_are_looked_for_fails_the_popped_one(
-    bench: Callable[..., Bench], monkeypatch: pytest.MonkeyPatch
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     b = bench()
 

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Callable
 from typing import Any
 
 import pytest
@@ -13,7 +12,7 @@ from cluster.common.errors import DeadlineExceededError, WorkerDrainingError
 from encoder_worker.gpu.static_encoder import Wait
 from tests.support.kv.ends import wait_until
 from tests.support.references.hugging_face import make_pcm
-from tests.support.workers.encoder_engines import PATIENCE_S, Bench, Replaced
+from tests.support.workers.encoder_engines import PATIENCE_S, Bench, MakeBench, Replaced
 
 
 class Device:
@@ -42,9 +41,7 @@ class Device:
         return wait
 
 
-def test_a_full_batch_is_launched_before_the_last_one_is_done(
-    bench: Callable[..., Bench],
-) -> None:
+def test_a_full_batch_is_launched_before_the_last_one_is_done(bench: MakeBench) -> None:
     b = bench(n_windows=8, max_batch=2)
     device = Device(b)
     first = b.hold("first")
@@ -66,7 +63,7 @@ def test_a_full_batch_is_launched_before_the_last_one_is_done(
     b.exporter.pool.check_integrity(6)
 
 
-def test_a_window_expires_while_batch_follows_batch(bench: Callable[..., Bench]) -> None:
+def test_a_window_expires_while_batch_follows_batch(bench: MakeBench) -> None:
     """The device is never idle here, and the first batch not done when the window's time is up."""
     b = bench(n_windows=8, max_batch=1)
     device = Device(b)
@@ -85,7 +82,7 @@ def test_a_window_expires_while_batch_follows_batch(bench: Callable[..., Bench])
     b.exporter.pool.check_integrity()
 
 
-def test_a_full_pool_holds_the_next_batch_back(bench: Callable[..., Bench]) -> None:
+def test_a_full_pool_holds_the_next_batch_back(bench: MakeBench) -> None:
     b = bench(n_windows=2, max_batch=1)
     device = Device(b)
     device.complete(4)
@@ -95,7 +92,7 @@ def test_a_full_pool_holds_the_next_batch_back(bench: Callable[..., Bench]) -> N
     b.exporter.pool.check_integrity()
 
 
-def test_a_device_error_ends_the_replica_and_every_window(bench: Callable[..., Bench]) -> None:
+def test_a_device_error_ends_the_replica_and_every_window(bench: MakeBench) -> None:
     """After such an error no call of this process succeeds: the replica must be replaced."""
     b = bench()
     b.poisoned_by, b.poison = torch.AcceleratorError("an illegal memory access"), 1_600

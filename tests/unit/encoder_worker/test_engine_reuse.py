@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any
 
@@ -14,7 +13,7 @@ from cluster.common.errors import DeadlineExceededError, SequenceFailedError
 from cluster.common.messages import CrossKVHandle, EncodeReply, EncodeRequest
 from tests.support.kv.ends import wait_until
 from tests.support.references.hugging_face import make_pcm
-from tests.support.workers.encoder_engines import PATIENCE_S, Bench
+from tests.support.workers.encoder_engines import PATIENCE_S, Bench, MakeBench
 
 PCM = make_pcm(0.3, seed=5)
 OTHER = make_pcm(0.3, seed=6)
@@ -57,7 +56,7 @@ def idle(b: Bench) -> None:
     b.exporter.check_integrity()
 
 
-def test_the_same_audio_again_is_answered_from_its_pages(bench: Callable[..., Bench]) -> None:
+def test_the_same_audio_again_is_answered_from_its_pages(bench: MakeBench) -> None:
     b = bench()
     first = reply_of(send(b))
     assert first.reused is False
@@ -74,9 +73,7 @@ def test_the_same_audio_again_is_answered_from_its_pages(bench: Callable[..., Be
     idle(b)
 
 
-def test_another_encoder_context_of_the_same_audio_is_encoded_too(
-    bench: Callable[..., Bench],
-) -> None:
+def test_another_encoder_context_of_the_same_audio_is_encoded_too(bench: MakeBench) -> None:
     b = bench()
     for context, reused in ((0, False), (500, False), (0, True), (500, True)):
         reply = reply_of(send(b, context=context))
@@ -86,9 +83,7 @@ def test_another_encoder_context_of_the_same_audio_is_encoded_too(
     idle(b)
 
 
-def test_without_a_key_or_with_the_setting_off_nothing_is_kept(
-    bench: Callable[..., Bench],
-) -> None:
+def test_without_a_key_or_with_the_setting_off_nothing_is_kept(bench: MakeBench) -> None:
     for b, key in ((bench(), b""), (bench(cache=False), b"a")):
         for _ in range(2):
             reply = reply_of(send(b, key))
@@ -100,7 +95,7 @@ def test_without_a_key_or_with_the_setting_off_nothing_is_kept(
         b.exporter.pool.check_integrity()
 
 
-def test_windows_that_wait_together_are_encoded_once(bench: Callable[..., Bench]) -> None:
+def test_windows_that_wait_together_are_encoded_once(bench: MakeBench) -> None:
     b = bench(n_windows=8)
     held = b.hold()
     same = [send(b, name=f"r{n}") for n in range(4)]
@@ -121,9 +116,7 @@ def test_windows_that_wait_together_are_encoded_once(bench: Callable[..., Bench]
     idle(b)
 
 
-def test_a_window_that_comes_while_its_duplicate_is_encoded_waits_for_it(
-    bench: Callable[..., Bench],
-) -> None:
+def test_a_window_that_comes_while_its_duplicate_is_encoded_waits_for_it(bench: MakeBench) -> None:
     b = bench()
     first = hold(b)
     late = send(b)
@@ -147,7 +140,7 @@ def hold(b: Bench, **options: Any) -> Future[EncodeReply]:
 
 @pytest.mark.parametrize("where", ["queued", "running"])
 def test_a_cancelled_window_does_not_take_those_with_it_that_wait_for_it(
-    bench: Callable[..., Bench], where: str
+    bench: MakeBench, where: str
 ) -> None:
     b = bench()
     if where == "queued":
@@ -164,9 +157,7 @@ def test_a_cancelled_window_does_not_take_those_with_it_that_wait_for_it(
     idle(b)
 
 
-def test_what_was_encoded_for_nobody_is_there_when_the_client_comes_again(
-    bench: Callable[..., Bench],
-) -> None:
+def test_what_was_encoded_for_nobody_is_there_when_the_client_comes_again(bench: MakeBench) -> None:
     b = bench()
     assert hold(b).cancel()
     b.gate.set()
@@ -177,9 +168,7 @@ def test_what_was_encoded_for_nobody_is_there_when_the_client_comes_again(
     idle(b)
 
 
-def test_those_that_wait_for_a_window_that_fails_are_encoded_themselves(
-    bench: Callable[..., Bench],
-) -> None:
+def test_those_that_wait_for_a_window_that_fails_are_encoded_themselves(bench: MakeBench) -> None:
     b = bench()
     b.poison = len(PCM)
     leader = hold(b)
@@ -196,9 +185,7 @@ def test_those_that_wait_for_a_window_that_fails_are_encoded_themselves(
     idle(b)
 
 
-def test_those_that_wait_have_the_kv_before_anybody_can_take_its_pages(
-    bench: Callable[..., Bench],
-) -> None:
+def test_those_that_wait_have_the_kv_before_anybody_can_take_its_pages(bench: MakeBench) -> None:
     """On a CPU the thread that encodes bulk windows reserves pages of the same pool."""
     b = bench(n_windows=1)
     leader = hold(b)
@@ -218,7 +205,7 @@ def test_those_that_wait_have_the_kv_before_anybody_can_take_its_pages(
     idle(b)
 
 
-def test_one_that_waits_has_its_own_deadline(bench: Callable[..., Bench]) -> None:
+def test_one_that_waits_has_its_own_deadline(bench: MakeBench) -> None:
     b = bench()
     blocker = b.hold()
     hurried, patient = send(b, remaining_s=0.05), send(b)
@@ -231,7 +218,7 @@ def test_one_that_waits_has_its_own_deadline(bench: Callable[..., Bench]) -> Non
     idle(b)
 
 
-def test_a_fresh_encode_replaces_what_was_kept(bench: Callable[..., Bench]) -> None:
+def test_a_fresh_encode_replaces_what_was_kept(bench: MakeBench) -> None:
     """A decoder could not read the KV: whatever was wrong with it, nobody gets it again."""
     b = bench()
     lost = read(b, reply_of(send(b)))
@@ -247,7 +234,7 @@ def test_a_fresh_encode_replaces_what_was_kept(bench: Callable[..., Bench]) -> N
     idle(b)
 
 
-def test_a_full_pool_still_answers_what_it_holds(bench: Callable[..., Bench]) -> None:
+def test_a_full_pool_still_answers_what_it_holds(bench: MakeBench) -> None:
     """A further lease takes no page, so it does not wait behind windows that need some."""
     b = bench(n_windows=1)
     first = reply_of(send(b))
