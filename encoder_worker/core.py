@@ -15,8 +15,7 @@ from weakref import ref
 
 import numpy as np
 
-from cluster.common.errors import ConfigurationError, InvalidAudioError, WorkerDrainingError
-from cluster.common.kv.exporter import KVExporter
+from cluster.common.errors import InvalidAudioError, WorkerDrainingError
 from cluster.common.messages import (
     HOP_LENGTH,
     MEL_CONTEXT_SAMPLES,
@@ -29,7 +28,6 @@ from cluster.common.messages import (
     WorkerLoad,
     WorkerStatus,
 )
-from cluster.common.model.checkpoint import Checkpoint
 from cluster.common.model.encoder_context import SAMPLES_PER_POSITION
 from encoder_worker.batcher import Batcher, QueuedWindow
 from encoder_worker.loop import EncodeLoop
@@ -242,23 +240,4 @@ def check_request(request: EncodeRequest, n_audio_ctx: int) -> None:
     if context and request.n_samples > context * SAMPLES_PER_POSITION:
         raise InvalidAudioError(
             f"{request.n_samples} samples do not fit a context of {context} positions"
-        )
-
-
-def check_layout(checkpoint: Checkpoint, exporter: KVExporter) -> None:
-    """Raise ConfigurationError unless the exporter's pages are for this checkpoint."""
-    layout, dims = exporter.layout, checkpoint.dims
-    expected = (dims.n_text_layer, dims.n_text_head, dims.text_head_dim, dims.n_audio_ctx)
-    if layout.payload == "encoder_states":
-        expected = (1, 1, dims.n_audio_state, dims.n_audio_ctx)
-    found = (layout.n_layer, layout.n_head, layout.head_dim, layout.n_frames)
-    if found != expected or layout.model != checkpoint.fingerprint:
-        raise ConfigurationError(
-            f"the exporter's layout is of another checkpoint: its {layout.payload} has sizes "
-            f"{found}, expected {expected}"
-        )
-    if exporter.pool.n_pages < layout.pages_per_window:
-        raise ConfigurationError(
-            f"the export pool has {exporter.pool.n_pages} pages, but one window takes "
-            f"{layout.pages_per_window}: raise encoder.export_windows"
         )

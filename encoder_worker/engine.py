@@ -28,7 +28,7 @@ from cluster.common.model.encoder_context import (
 from cluster.common.priorities import run_when_idle
 from cluster.common.settings import EncoderSettings
 from encoder_worker.batcher import Batcher
-from encoder_worker.core import EncoderCore, check_layout
+from encoder_worker.core import EncoderCore
 from encoder_worker.forward import WindowEncoder
 from encoder_worker.loop import EncodeLoop
 from encoder_worker.publisher import Publisher
@@ -67,14 +67,13 @@ class EncoderEngine(EncoderCore):
         """Load the weights, run one window to warm up, and start.
 
         Args:
-            exporter: its pool's payload is what is published.
+            exporter: of this checkpoint; its pool's payload is what is published.
             kernels_s: how long to wait for a CPU's compiled kernels before that.
             clock: monotonic seconds, of deadlines and of what is measured.
 
         Raises:
-            ConfigurationError: checkpoint, device or layout do not fit each other.
+            ConfigurationError: checkpoint and device do not fit each other.
         """
-        check_layout(checkpoint, exporter)
         self.device = resolve_device(settings.device)
         self.dtype = resolve_dtype(settings.dtype, self.device)
         rule = chosen_context(checkpoint, settings)

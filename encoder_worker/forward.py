@@ -208,19 +208,19 @@ class WindowEncoder:
         pages: Sequence[Sequence[int]],
     ) -> Wait:
         n_positions = mel.shape[2] // MEL_PER_POSITION
+        then = already_done
         if isinstance(projection, CrossKVProjection) and is_packed(pool, self._dims.n_audio_ctx):
-            own_pages = [packed_page(pool[own[0]], n_positions) for own in pages]
             write = projection.write_rows
             if pool.dtype == torch.float8_e4m3fn and self._store_float8 is not None:
                 write = partial(write, store=self._store_float8)
-            sinks = [partial(write, page) for page in own_pages]
-            futures = [team.submit(mel[i : i + 1], sink) for i, sink in enumerate(sinks)]
-            return partial(_finish, futures)
-        shape = (len(mel), n_positions, self._dims.n_audio_state)
-        states = torch.empty(shape, dtype=TORCH_DTYPES[self.dtype])
-        sinks = [partial(_put_rows, row) for row in states]
+            sinks = [partial(write, packed_page(pool[own[0]], n_positions)) for own in pages]
+        else:
+            shape = (len(mel), n_positions, self._dims.n_audio_state)
+            states = torch.empty(shape, dtype=TORCH_DTYPES[self.dtype])
+            sinks = [partial(_put_rows, row) for row in states]
+            then = partial(projection.write, states, pool, pages)
         futures = [team.submit(mel[i : i + 1], sink) for i, sink in enumerate(sinks)]
-        return partial(_finish, futures, partial(projection.write, states, pool, pages))
+        return partial(_finish, futures, then)
 
 
 def _as_paged(pool: Tensor) -> Tensor:
@@ -229,7 +229,7 @@ def _as_paged(pool: Tensor) -> Tensor:
 
 
 @torch.inference_mode()
-def _finish(futures: list[Future[None]], then: Callable[[], None] = already_done) -> None:
+def _finish(futures: list[Future[None]], then: Callable[[], None]) -> None:
     """Wait for a team's windows; then call what is to follow."""
     wait(futures)  # of all, so that after an error nobody writes to any page
     for future in futures:

@@ -14,7 +14,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.common.errors import ConfigurationError, DeadlineExceededError
+from cluster.common.errors import DeadlineExceededError
 from cluster.common.failed_batches import run_alone
 from cluster.common.kv.pool import Pages
 from cluster.common.messages import WINDOW_SAMPLES, EncodeTimings
@@ -82,8 +82,7 @@ class EncodeLoop:
         """
         silence = np.zeros(WINDOW_SAMPLES, dtype=np.int16)
         layout, pool, reserved = self._exporter.layout, self._exporter.pool.tensor, self._reserve(1)
-        if not reserved:
-            raise ConfigurationError("the export pool has no free page at start")
+        assert reserved, "nothing else has pages yet"
         try:
             self.forward.prepare(pool, self._max_batch)
             self.forward([silence], pool, reserved)()

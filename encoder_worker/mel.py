@@ -66,10 +66,7 @@ class LogMel:
         log_mel = self.log_power(self._pad(windows, slices))
         features = log_mel.new_zeros(len(windows), self.n_mels, WINDOW_FRAMES)
         for row, frames, file_mel in zip(features, log_mel, slices, strict=True):
-            if file_mel is None:
-                _scale_window(row, frames)
-            else:
-                _scale_slice(row, frames, file_mel)
+            _scale(row, frames, file_mel)
         return features
 
     def log_power(self, pcm: Tensor) -> Tensor:
@@ -133,23 +130,13 @@ def _reflect_end(row: NDArray[np.float32]) -> None:
         row[end : end + n_behind] = row[end - 2 : end - 2 - n_behind : -1]
 
 
-def _scale_window(row: Tensor, frames: Tensor) -> None:
-    """Write a window that stands for itself; frames [n_mels, n], of padding from some point on."""
-    own = frames[:, :WINDOW_FRAMES]
-    floor = own.max() - _RANGE
-    row[:, : own.shape[1]] = torch.maximum(own, floor)
-    row[:, own.shape[1] :] = floor.clamp(min=_LOG_FLOOR)
-    row.add_(4.0).div_(4.0)
-
-
-def _scale_slice(row: Tensor, frames: Tensor, file_mel: FileMel) -> None:
-    """Write a slice of a file; what lies behind it stays 0.0."""
-    first = file_mel.n_before // HOP_LENGTH
-    own = frames[:, first : first + file_mel.n_frames]
-    floor = file_mel.log_max - _RANGE
-    filled = row[:, : file_mel.n_frames]
-    filled[:, : own.shape[1]] = own.clamp(min=floor)
-    filled[:, own.shape[1] :] = max(floor, _LOG_FLOOR)
+def _scale(row: Tensor, frames: Tensor, file_mel: FileMel | None) -> None:
+    """Write a window: frames [n_mels, n] end in its padding, and behind a slice stays 0.0."""
+    _, first, n_frames, *_ = marks_of(0, file_mel)
+    own, filled = frames[:, first : first + n_frames], row[:, :n_frames]
+    floor = own.max() - _RANGE if file_mel is None else own.new_tensor(file_mel.log_max - _RANGE)
+    filled[:, : own.shape[1]] = torch.maximum(own, floor)
+    filled[:, own.shape[1] :] = floor.clamp(min=_LOG_FLOOR)
     filled.add_(4.0).div_(4.0)
 
 

@@ -10,19 +10,13 @@ import pytest
 from numpy.typing import NDArray
 
 from cluster.common.errors import (
-    ConfigurationError,
     InvalidAudioError,
     SequenceFailedError,
     WorkerDrainingError,
     WorkerError,
 )
-from cluster.common.kv.connect import kv_layout, states_layout
 from cluster.common.messages import CrossKVHandle, FileMel
-from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
-from cluster.common.settings import EncoderSettings
-from encoder_worker.engine import EncoderEngine
-from tests.support.checkpoints import cached_checkpoint
-from tests.support.kv.ends import MemoryExporter, wait_until
+from tests.support.kv.ends import wait_until
 from tests.support.references.hugging_face import make_pcm
 from tests.support.workers.encoder_engines import PATIENCE_S, MakeBench
 
@@ -147,23 +141,6 @@ def test_a_dead_exporter_is_reported_and_hangs_nobody(
     with pytest.raises(WorkerError):
         b.submit(make_pcm(0.1))
     assert b.engine.drain(PATIENCE_S)
-
-
-def test_a_foreign_layout_or_a_pool_below_one_window_is_refused(checkpoint: Checkpoint) -> None:
-    settings = EncoderSettings(device="cpu", threads=1)  # type: ignore[call-arg]
-    paged = kv_layout(checkpoint, 125)
-    too_small = MemoryExporter(paged, paged.pages_per_window - 1, cluster_key=b"k" * 32)
-    with pytest.raises(ConfigurationError, match=r"raise encoder.export_windows"):
-        EncoderEngine(checkpoint, too_small, settings)
-    too_small.close()
-    other = open_checkpoint(str(cached_checkpoint("tiny")))
-    for layout in (kv_layout(checkpoint), states_layout(checkpoint)):
-        foreign = MemoryExporter(layout, 1, cluster_key=b"k" * 32)
-        with pytest.raises(
-            ConfigurationError, match=f"of another checkpoint: its {layout.payload}"
-        ):
-            EncoderEngine(other, foreign, settings)
-        foreign.close()
 
 
 def test_a_death_in_the_middle_of_a_batch_fails_its_windows_too(
