@@ -104,35 +104,9 @@ def test_no_audio_can_saturate_what_is_stored(loud: Checkpoint) -> None:
     kv = stored.project(states)
     assert kv.abs().max() <= MOST
     assert plain.project(states).abs().max() > 20 * MOST
-    assert torch.equal(kv, scales.stored(plain.project(states)))
+    assert torch.equal(kv, scales.stored(plain.project(states))), "no bit of it is another one"
     by_head = kv.abs().amax((0, 1, 5))  # [L, 2, H]
     assert (by_head[:, 0] > MOST / 8).all()
-
-
-def test_scales_change_no_bit_of_wide_arithmetic() -> None:
-    """Stored smaller and read with larger queries: in float32 the logits are the same."""
-    checkpoint = open_checkpoint(str(cached_checkpoint()))
-    scales, dims = scales_of(checkpoint), checkpoint.dims
-    x = heard(checkpoint, torch.randn(7, dims.n_audio_state))
-    plain, stored = (CrossKVProjection(checkpoint, scales=one) for one in (None, scales))
-    with torch.inference_mode():
-        assert torch.equal(stored.project(x[None]), scales.stored(plain.project(x[None])))
-    prefix = "decoder.layers.1.encoder_attn"
-    own = {f"{prefix}.{name}": torch.randn(32, 32) for name in ("q_proj.weight", "out_proj.weight")}
-    tensors = {
-        f"decoder.layers.{layer}.encoder_attn.{name}": torch.randn(32, 32)
-        for layer in range(dims.n_text_layer)
-        for name in ("q_proj.weight", "out_proj.weight")
-    } | {f"decoder.layers.{layer}.encoder_attn.q_proj.bias": torch.randn(32) for layer in range(2)}
-    tensors |= own
-    grown = scales.grow(tensors)
-    rows = scales.keys[1].repeat_interleave(16)
-    assert torch.equal(
-        grown[f"{prefix}.q_proj.weight"] / rows[:, None], own[f"{prefix}.q_proj.weight"]
-    )
-    assert torch.equal(
-        grown[f"{prefix}.out_proj.weight"] / scales.values[1], own[f"{prefix}.out_proj.weight"]
-    )
 
 
 def test_a_loud_checkpoint_is_as_good_in_8_bits_as_a_quiet_one(loud: Checkpoint) -> None:
