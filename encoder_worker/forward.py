@@ -23,7 +23,6 @@ from cluster.common.kernels.cpu.background import InBackground
 from cluster.common.kernels.gpu.kernels import has_triton
 from cluster.common.kv.cross_kv import (
     CrossKVProjection,
-    Store,
     Unprojected,
     as_kv_pool,
     is_packed,
@@ -104,7 +103,6 @@ class WindowEncoder:
         self._stream = new_stream(device, ENCODE_PRIORITY)
         self._static: StaticEncoder | None = None  # see `prepare`; then it has the output
         self._kernels: InBackground[TeamKernels] | None = None
-        self._store_float8: Store | None = None  # of the team's kernels
         self._team: TeamEncoder | None = None  # made where its kernels are first found built
         if device == "cpu" and torch_dtype in DTYPES:
             self._kernels = team_kernels(torch_dtype, int8=int8)
@@ -195,7 +193,8 @@ class WindowEncoder:
     def _find_team(self) -> TeamEncoder | None:
         """Call on the thread that calls; the team has as many threads as torch has there."""
         if self._team is None and self._kernels is not None and (built := self._kernels.get()):
-            self._store_float8 = built.store_float8
+            if isinstance(self._output, CrossKVProjection):
+                self._output.store_float8 = built.store_float8
             self._team = TeamEncoder(self._plain, built, torch.get_num_threads())
         return self._team
 
@@ -210,10 +209,8 @@ class WindowEncoder:
         n_positions = mel.shape[2] // MEL_PER_POSITION
         then = already_done
         if isinstance(projection, CrossKVProjection) and is_packed(pool, self._dims.n_audio_ctx):
-            write = projection.write_rows
-            if pool.dtype == torch.float8_e4m3fn and self._store_float8 is not None:
-                write = partial(write, store=self._store_float8)
-            sinks = [partial(write, packed_page(pool[own[0]], n_positions)) for own in pages]
+            packed = [packed_page(pool[own[0]], n_positions) for own in pages]
+            sinks = [partial(projection.write_rows, page) for page in packed]
         else:
             shape = (len(mel), n_positions, self._dims.n_audio_state)
             states = torch.empty(shape, dtype=TORCH_DTYPES[self.dtype])

@@ -12,7 +12,7 @@ from __future__ import annotations
 from typing import TYPE_CHECKING, Literal
 
 from cluster.common.errors import ConfigurationError
-from cluster.common.kv.layout import FLOAT8, ITEM_BYTES, PageLayout
+from cluster.common.kv.layout import FLOAT8, PageLayout
 from cluster.common.kv.nixl_wire import load_api
 from cluster.common.kv.wire import TransferConfig
 from cluster.common.settings import Settings
@@ -73,7 +73,7 @@ def kv_layout(
         dtype: of the KV, resolved (not "auto"); both roles must be given the same.
 
     Raises:
-        ConfigurationError: the page does not divide the window, or no such dtype.
+        ConfigurationError: the page does not divide the window.
     """
     dims = checkpoint.dims
     if page_frames == 0:
@@ -83,8 +83,6 @@ def kv_layout(
         raise ConfigurationError(
             f"page_frames {page_frames} does not divide a window of {dims.n_audio_ctx} frames"
         )
-    if dtype not in ITEM_BYTES:
-        raise ConfigurationError(f"KV dtype {dtype!r} is none of {', '.join(ITEM_BYTES)}")
     return PageLayout(
         model=checkpoint.fingerprint,
         n_layer=dims.n_text_layer,

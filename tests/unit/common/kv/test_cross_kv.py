@@ -100,5 +100,3 @@ def test_pages_that_do_not_divide_the_window_are_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match="does not divide a window of 1500"):
         kv_layout(checkpoint, page_frames)
-    with pytest.raises(ConfigurationError, match="'int8' is none of"):
-        kv_layout(checkpoint, dtype="int8")
