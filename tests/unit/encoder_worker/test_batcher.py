@@ -209,14 +209,6 @@ def test_when_the_first_of_them_failed_the_next_goes(clock: Clock) -> None:
     assert batcher.n_in_flight == 0
 
 
-def test_of_windows_with_one_key_the_most_urgent_goes(clock: Clock) -> None:
-    batcher = make_batcher(clock)
-    put(batcher, "patient", key=b"k")
-    put(batcher, "urgent", remaining_s=1.0, key=b"k")
-    clock.now += 0.9
-    assert names(batcher.pop(1)) == ["urgent0"]
-
-
 def test_a_window_that_must_be_encoded_anew_waits_for_nobody(clock: Clock) -> None:
     batcher = make_batcher(clock)
     put(batcher, "a", key=b"k")
@@ -246,17 +238,6 @@ def test_a_batch_holds_windows_of_one_context(clock: Clock) -> None:
     assert batcher.queued_work == pytest.approx(1 + (320 + 2 * 384) / 1500)
     batcher.finish(first)
     assert [names(batcher.pop(3)) for _ in range(3)] == [["b0", "e0"], ["d0"], ["g0"]]
-
-
-def test_windows_of_many_contexts_do_not_make_a_full_batch(clock: Clock) -> None:
-    batcher = make_batcher(clock, max_batch=2)
-    put(batcher, "a")
-    batcher.pop(1)
-    for name, context in (("b", 320), ("c", 384), ("d", 0)):
-        put(batcher, name, context=context)
-    assert batcher.ready_in_s() == pytest.approx(0.005)
-    put(batcher, "e", context=384)
-    assert batcher.ready_in_s() == 0.0
 
 
 def test_live_windows_go_before_interactive_ones_and_these_before_bulk(clock: Clock) -> None:

@@ -82,16 +82,6 @@ def test_a_window_expires_while_batch_follows_batch(bench: MakeBench) -> None:
     b.exporter.pool.check_integrity()
 
 
-def test_a_full_pool_holds_the_next_batch_back(bench: MakeBench) -> None:
-    b = bench(n_windows=2, max_batch=1)
-    device = Device(b)
-    device.complete(4)
-    futures = [b.submit(make_pcm(0.1), f"r{n}") for n in range(4)]
-    for future in futures:
-        b.engine.revoke(future.result(PATIENCE_S).handle)
-    b.exporter.pool.check_integrity()
-
-
 def test_a_device_error_ends_the_replica_and_every_window(bench: MakeBench) -> None:
     """After such an error no call of this process succeeds: the replica must be replaced."""
     b = bench()

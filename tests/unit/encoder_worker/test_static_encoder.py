@@ -92,19 +92,6 @@ def test_states_land_in_their_pages_as_they_are(checkpoint: Checkpoint) -> None:
         assert (found[[1, 3]] == UNTOUCHED).all()
 
 
-@torch.inference_mode()
-def test_nothing_in_a_graph_asks_the_host(checkpoint: Checkpoint) -> None:
-    """On the meta device there are no values to read, and a tensor of the CPU is an error."""
-    log_mel = LogMel(checkpoint.dims.n_mels, "meta")
-    encoder = AudioEncoder(checkpoint, torch.bfloat16, "meta")
-    projection = CrossKVProjection(checkpoint, torch.bfloat16, "meta")
-    pcm = torch.zeros((3, ROW_SAMPLES), dtype=torch.int16, device="meta")
-    marks = torch.zeros((3, N_MARKS), dtype=torch.int32, device="meta")
-    kv = projection.project(encoder(FixedLogMel(log_mel)(pcm, marks)))
-    assert kv.shape == (3, 1500, 2, 2, 2, 16)
-    assert kv.dtype == torch.bfloat16
-
-
 @pytest.mark.parametrize("shape", ["micro", "large-v3"])
 @pytest.mark.parametrize("n", [1, 3])
 @torch.inference_mode()

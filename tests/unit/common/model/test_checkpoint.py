@@ -19,7 +19,7 @@ from cluster.common.errors import CheckpointError
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.dims import EMBED_TOKENS, cross_kv_shapes, decoder_shapes, encoder_shapes
 from cluster.common.model.weights import load_tensors, output_projection
-from tests.support.checkpoints import SHAPES, cached_checkpoint, make_checkpoint, random_tensors
+from tests.support.checkpoints import cached_checkpoint, make_checkpoint, random_tensors
 
 WEIGHTS = "model.safetensors"
 
@@ -52,14 +52,6 @@ def test_every_layout_gives_the_same_tensors(tmp_path: Path, sharded: bool, pref
     for name, tensor in expected.items():
         assert torch.equal(loaded[name], tensor), name
     assert checkpoint.fingerprint == open_checkpoint(str(cached_checkpoint())).fingerprint
-
-
-def test_dims_are_the_config_s() -> None:
-    dims = open_checkpoint(str(cached_checkpoint())).dims
-    shape = SHAPES["micro"]
-    assert (dims.n_mels, dims.n_vocab, dims.n_audio_state) == (80, 2000, 32)
-    assert (dims.n_audio_layer, dims.n_text_layer) == (shape.encoder_layers, shape.decoder_layers)
-    assert (dims.n_audio_ctx, dims.n_mel_frames, dims.n_text_ctx) == (1500, 3000, 448)
 
 
 def test_the_fingerprint_follows_the_weights_and_nothing_else(tmp_path: Path) -> None:

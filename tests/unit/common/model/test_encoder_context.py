@@ -27,7 +27,7 @@ from tests.support.checkpoints import cached_checkpoint
 
 @pytest.mark.parametrize(
     ("content_frames", "slack", "expected"),
-    [(500, 64, 320), (500, 128, 384), (1, 0, 128), (256, 0, 128), (257, 0, 192), (800, 128, 640)],
+    [(500, 64, 320), (500, 128, 384), (1, 0, 128), (257, 0, 192), (800, 128, 640), (3001, 0, FULL)],
 )
 def test_the_length_is_the_content_and_the_slack_rounded_up(
     content_frames: int, slack: int, expected: int
@@ -42,12 +42,6 @@ def test_every_window_has_its_slack_or_all_positions() -> None:
         assert n == FULL or (n in LENGTHS and n >= positions_of(content_frames) + 64)
         assert (n or 1500) >= last, "a longer window got fewer positions"
         last = n or 1500
-
-
-def test_longer_content_is_not_trimmed() -> None:
-    rule = EncoderContext(128, 8.0)
-    assert rule.positions_for(800, 1500) == 640
-    assert rule.positions_for(801, 1500) == FULL
 
 
 def test_a_checkpoint_with_fewer_positions_gets_them_all_in_time() -> None:
