@@ -6,6 +6,7 @@ The pools are played by in-test clients; the real ones are in the end-to-end tes
 from __future__ import annotations
 
 import asyncio
+from collections.abc import Callable
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -25,7 +26,7 @@ from cluster.common.errors import (
     WorkerGoneError,
 )
 from cluster.common.messages import SAMPLE_RATE, EncodeRequest
-from cluster.common.metrics import ROUTER_METRICS, Recorder
+from cluster.common.metrics import ROUTER_METRICS
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.encoder_context import EncoderContext
 from cluster.common.model.text.tokenizer import WhisperTokenizer
@@ -40,6 +41,7 @@ from router.transcriber import RequestTranscriber
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.played_pools import PlayedAudio, PlayedPools
 from tests.support.traced import Traced, id_of, parent_of
+from tests.support.workers.counted import Counted
 
 ON_VIRTUAL_TIME = True  # read by this room's conftest.py
 
@@ -54,94 +56,78 @@ def pools(tokenizer: WhisperTokenizer) -> PlayedPools:
     return PlayedPools(tokenizer)
 
 
-class Total:
-    """A metric that sums up."""
-
-    def __init__(self) -> None:
-        self.total = 0.0
-
-    def inc(self, value: float, tags: dict[str, str] | None = None) -> None:
-        self.total += value
-
-    set = observe = inc
-
-
 DIMS = open_checkpoint(str(cached_checkpoint("micro"))).dims
 TRIMMED = partial(EncoderContext(64, 30.0).positions_for, n_audio_ctx=DIMS.n_audio_ctx)
 SETTINGS: RouterSettings = load_settings(environ={}).router
 PARAMS = TranscriptionParams(model="demo", language="en")
 
 
-def make_transcriber(
-    audio: PlayedAudio, pools: PlayedPools, chance: int = 0, **options: Any
-) -> RequestTranscriber:
-    """`chance` seeds all that the transcriber draws at random."""
-    parts: Any = (audio, pools, pools, pools.tokenizer, SETTINGS)
-    return RequestTranscriber(*parts, dims=DIMS, clock=virtual_clock(chance), **options)
+def request_of(seconds: float = 30.0, **changes: Any) -> RequestContext:
+    return replace(RequestContext.unlimited("r1", seconds, virtual_clock()), **changes)
 
 
-async def run(
+async def transcribe(
     pools: PlayedPools,
-    n: int = 3,
+    n: int | PlayedAudio = 3,
     params: TranscriptionParams = PARAMS,
-    seconds: float = 30.0,
-    error: Exception | None = None,
+    context: RequestContext | None = None,
     chance: int = 0,
-) -> tuple[str, PlayedAudio]:
-    audio = PlayedAudio(n, error)
-    transcriber = make_transcriber(audio, pools, chance)
-    result = await transcriber.transcribe(
-        Path("none"), params, RequestContext.unlimited("r1", seconds, virtual_clock())
-    )
-    return result.transcript.text, audio
+    **options: Any,
+) -> TranscriptionResult:
+    """Of `n` windows. `chance` seeds all that the transcriber draws at random."""
+    audio: Any = PlayedAudio(n) if isinstance(n, int) else n
+    parts = (audio, pools, pools, pools.tokenizer, SETTINGS)
+    transcriber = RequestTranscriber(*parts, dims=DIMS, clock=virtual_clock(chance), **options)
+    return await transcriber.transcribe(Path("none"), params, context or request_of())
+
+
+async def run(pools: PlayedPools, *arguments: Any, **options: Any) -> str:
+    return (await transcribe(pools, *arguments, **options)).transcript.text
 
 
 async def test_windows_run_side_by_side_and_come_out_in_order(pools: PlayedPools) -> None:
-    text, audio = await run(pools, 20)
+    audio = PlayedAudio(20)
+    text = await run(pools, audio)
     assert text == " ".join(f"word{n}" for n in range(20))
     assert 1 < pools.most_running <= SETTINGS.max_windows_in_flight
     assert audio.closed
 
 
-async def test_what_a_window_leaves_undecoded_is_decoded_as_its_own(pools: PlayedPools) -> None:
-    """Window 1 answers up to 0.5 s and breaks off: its rest goes through both pools again."""
+@pytest.mark.parametrize(
+    "fields",
+    [{}, {"fallback": False}, {"temperature": 0.2}, {"fallback": False, "logprobs": True}],
+)
+async def test_what_a_window_leaves_undecoded_is_decoded_as_its_own(
+    pools: PlayedPools, fields: dict[str, Any]
+) -> None:
+    """Window 1 answers up to 0.5 s and breaks off: its rest goes through both pools again.
+
+    What was not sent yet can be decoded on, whether or not there are further temperatures.
+    """
     pools.breaks_off = lambda window, nth: window == 1 and nth == 1
-    text, _ = await run(pools)
+    text = await run(pools, params=replace(PARAMS, **fields))
     assert text == "word0 word1 word1 word2"
     assert pools.encodes == {0: 1, 1: 2, 2: 1}
     assert pools.lengths[1] == [2 * SAMPLE_RATE, 2 * SAMPLE_RATE - SAMPLE_RATE // 2]
 
 
-@pytest.mark.parametrize(
-    "fields", [{"fallback": False}, {"temperature": 0.2}, {"fallback": False, "logprobs": True}]
-)
-async def test_no_speech_is_lost_at_one_temperature(
-    pools: PlayedPools, fields: dict[str, Any]
-) -> None:
-    """What was not sent yet can be decoded on, whether or not there are further temperatures."""
-    pools.breaks_off = lambda window, nth: window == 1 and nth == 1
-    text, _ = await run(pools, params=replace(PARAMS, **fields))
-    assert text == "word0 word1 word1 word2"
-    assert pools.encodes == {0: 1, 1: 2, 2: 1}
-
-
 async def test_what_was_sent_token_by_token_is_not_decoded_again(pools: PlayedPools) -> None:
     pools.breaks_off = lambda window, nth: window == 1
-    text, _ = await run(pools, params=replace(PARAMS, stream=True, fallback=False))
+    text = await run(pools, params=replace(PARAMS, stream=True, fallback=False))
     assert pools.encodes == {0: 1, 1: 1, 2: 1}
     assert text == "word0 word1 lost word2"
 
 
 async def test_a_window_of_so_many_tokens_is_not_decoded_on(pools: PlayedPools) -> None:
     pools.breaks_off = lambda window, nth: window == 1
-    text, _ = await run(pools, params=replace(PARAMS, max_completion_tokens=7))
+    text = await run(pools, params=replace(PARAMS, max_completion_tokens=7))
     assert text == "word0 word1 word2"
     assert {one.max_new_tokens for one in pools.options.values()} == {7}
 
 
 async def test_a_window_that_always_breaks_off_ends(pools: PlayedPools) -> None:
     pools.breaks_off = lambda window, nth: window == 1
-    text, _ = await run(pools)
+    text = await run(pools)
     assert text == "word0 word1 word1 word1 word1 word2"
 
 
@@ -149,12 +135,9 @@ async def test_what_is_certain_is_told_in_order_and_is_the_whole(pools: PlayedPo
     """Windows of uneven speed: joined updates equal the answer."""
     pools.delay_s = lambda window: 0.05 if window % 3 == 0 else 0.0
     updates: list[Update] = []
-    audio = PlayedAudio(9)
-    transcriber = make_transcriber(audio, pools)
-    context = RequestContext.unlimited("r1", 30.0, virtual_clock())
-    context.on_update = updates.append
     params = replace(PARAMS, logprobs=True)
-    transcript = (await transcriber.transcribe(Path("none"), params, context)).transcript
+    context = request_of(on_update=updates.append)
+    transcript = (await transcribe(pools, 9, params, context)).transcript
     assert "".join(update.text for update in updates) == transcript.text
     assert tuple(s for update in updates for s in update.segments) == transcript.segments
     told = "".join(each.token for update in updates for each in update.logprobs)
@@ -166,21 +149,16 @@ async def test_a_stream_goes_on_behind_what_a_dead_worker_had_told(pools: Played
     """Every window's first decoder dies after all tokens but one: each is told once."""
     pools.decode_fault = lambda window, nth: WorkerGoneError("died") if nth == 1 else None
     updates: list[Update] = []
-    audio = PlayedAudio(4)
-    transcriber = make_transcriber(audio, pools)
-    context = RequestContext.unlimited("r1", 30.0, virtual_clock())
-    context.on_update = updates.append
     params = replace(PARAMS, stream=True, fallback=False)
-    transcript = (await transcriber.transcribe(Path("none"), params, context)).transcript
+    context = request_of(on_update=updates.append)
+    transcript = (await transcribe(pools, 4, params, context)).transcript
     assert transcript.text == "word0 word1 word2 word3"
     assert "".join(update.text for update in updates) == transcript.text
     assert len(updates) > 4, "told by windows, not by tokens"
 
 
 async def test_a_request_s_class_goes_with_each_of_its_windows(pools: PlayedPools) -> None:
-    context = RequestContext.unlimited("r1", 30.0, virtual_clock())
-    context.priority = "live"
-    await make_transcriber(PlayedAudio(2), pools).transcribe(Path("none"), PARAMS, context)
+    await run(pools, 2, context=request_of(priority="live"))
     assert [one.priority for one in (*pools.encoded, *pools.decoded)] == ["live"] * 4
 
 
@@ -188,24 +166,17 @@ async def test_lost_kv_is_encoded_again(pools: PlayedPools) -> None:
     pools.decode_fault = lambda window, nth: (
         KVLostError("gone") if window == 1 and nth < 3 else None
     )
-    text, _ = await run(pools)
+    text = await run(pools)
     assert text == "word0 word1 word2"
     assert pools.encodes == {0: 1, 1: 3, 2: 1}
-
-
-async def test_lost_kv_is_encoded_anew_though_it_may_be_kept(pools: PlayedPools) -> None:
-    pools.decode_fault = lambda window, nth: KVLostError("gone") if nth == 1 else None
-    await run(pools, 1)
-    lost, again = pools.encoded
-    assert (lost.fresh, again.fresh) == (False, True)
-    assert lost.audio_key == again.audio_key != b""
+    lost, *again = [one for one in pools.encoded if one.window == 1]
+    assert [one.fresh for one in (lost, *again)] == [False, True, True], "though it may be kept"
+    assert {one.audio_key for one in again} == {lost.audio_key} != {b""}
 
 
 async def test_each_audio_has_its_own_name_and_each_owner_too(pools: PlayedPools) -> None:
     for owner in (b"", b"", b"one", b"another"):
-        context = RequestContext.unlimited("r1", 30.0, virtual_clock())
-        context.owner = owner
-        await make_transcriber(PlayedAudio(3), pools).transcribe(Path("none"), PARAMS, context)
+        await run(pools, context=request_of(owner=owner))
     requests = [pools.encoded[n : n + 3] for n in range(0, 12, 3)]
     names = [{one.window: one.audio_key for one in windows} for windows in requests]
     assert names[0] == names[1]
@@ -213,10 +184,7 @@ async def test_each_audio_has_its_own_name_and_each_owner_too(pools: PlayedPools
 
 
 async def test_where_nothing_is_kept_no_audio_is_named(pools: PlayedPools) -> None:
-    parts: Any = (PlayedAudio(1), pools, pools, pools.tokenizer, SETTINGS)
-    transcriber = RequestTranscriber(*parts, dims=DIMS, clock=virtual_clock(), reuses_kv=False)
-    context = RequestContext.unlimited("r1", 30.0, virtual_clock())
-    await transcriber.transcribe(Path("none"), PARAMS, context)
+    await run(pools, 1, reuses_kv=False)
     assert [one.audio_key for one in pools.encoded] == [b""]
 
 
@@ -225,16 +193,14 @@ async def test_what_was_reused_is_counted(
     pools: PlayedPools, reused: bool | None, counts: tuple[int, int]
 ) -> None:
     pools.reused = reused
-    context = RequestContext.unlimited("r1", 30.0, virtual_clock())
-    transcriber = make_transcriber(PlayedAudio(3), pools)
-    timings = (await transcriber.transcribe(Path("none"), PARAMS, context)).timings
+    timings = (await transcribe(pools)).timings
     assert (timings.cache_hits, timings.cache_misses) == counts
 
 
 async def test_a_dead_decoder_costs_no_encode(pools: PlayedPools) -> None:
     """The handle is still good: another decoder pulls the same KV."""
     pools.decode_fault = lambda window, nth: WorkerGoneError("died") if nth == 1 else None
-    text, _ = await run(pools)
+    text = await run(pools)
     assert text == "word0 word1 word2"
     assert set(pools.encodes.values()) == {1}
 
@@ -243,10 +209,8 @@ async def test_who_waits_long_between_tries_encodes_again_what_is_gone_by_then(
     pools: PlayedPools,
 ) -> None:
     pools.decode_fault = lambda window, nth: WorkerGoneError("died") if nth <= 3 else None
-    transcriber = make_transcriber(PlayedAudio(1), pools, retries=Retries(4, 2.0, 100.0))
-    context = RequestContext.unlimited("r1", 1000.0, virtual_clock())
-    result = await transcriber.transcribe(Path("none"), PARAMS, context)
-    assert result.transcript.text == "word0"
+    retries = Retries(4, 2.0, 100.0)
+    assert await run(pools, 1, context=request_of(1000.0), retries=retries) == "word0"
     assert pools.decodes == {0: 4}
     assert pools.encodes == {0: 2}, "pauses of 2 s and 4 s keep the KV, one of 8 s does not"
 
@@ -259,11 +223,8 @@ async def test_a_trace_has_a_span_of_every_window_and_call_and_tells_of_retries(
         KVLostError("gone") if window == 1 and nth == 1 else None
     )
     traced = Traced()
-    parts: Any = (PlayedAudio(3), pools, pools, pools.tokenizer, SETTINGS)
-    transcriber = RequestTranscriber(*parts, dims=DIMS, clock=virtual_clock(), tracer=traced.tracer)
     with traced.tracer.root("request", "") as root:
-        context = replace(RequestContext.unlimited("r1", 30.0, virtual_clock()), span=root)
-        await transcriber.transcribe(Path("none"), PARAMS, context)
+        await run(pools, context=request_of(span=root), tracer=traced.tracer)
     spans = traced.all()
     (request,) = (span for span in spans if span.name == "request")
     windows = {id_of(span): span for span in spans if span.name == "window"}
@@ -282,22 +243,20 @@ async def test_a_trace_has_a_span_of_every_window_and_call_and_tells_of_retries(
 
 
 async def transcribe_trimmed(
-    pools: PlayedPools, params: TranscriptionParams = PARAMS, n: int = 3
-) -> tuple[TranscriptionResult, Traced, dict[str, float]]:
-    traced, totals = Traced(), {spec.name: Total() for spec in ROUTER_METRICS}
-    recorder = Recorder(ROUTER_METRICS, lambda spec: totals[spec.name])
-    parts: Any = (PlayedAudio(n), pools, pools, pools.tokenizer, SETTINGS, recorder)
-    transcriber = RequestTranscriber(
-        *parts,
-        dims=DIMS,
-        context_for=TRIMMED,
-        clock=virtual_clock(),
-        tracer=traced.tracer,
-    )
+    pools: PlayedPools, params: TranscriptionParams = PARAMS
+) -> tuple[TranscriptionResult, Traced, Callable[[str], float]]:
+    """The result, its trace, and the total of a counter by its name."""
+    traced, counted = Traced(), Counted(ROUTER_METRICS)
     with traced.tracer.root("request", "") as root:
-        context = replace(RequestContext.unlimited("r1", 30.0, virtual_clock()), span=root)
-        result = await transcriber.transcribe(Path("none"), params, context)
-    return result, traced, {name: metric.total for name, metric in totals.items()}
+        result = await transcribe(
+            pools,
+            params=params,
+            context=request_of(span=root),
+            recorder=counted.recorder,
+            context_for=TRIMMED,
+            tracer=traced.tracer,
+        )
+    return result, traced, lambda name: sum(counted.of(f"splitscribe_{name}_total"))
 
 
 async def test_a_doubted_window_is_encoded_once_more_in_full(pools: PlayedPools) -> None:
@@ -312,9 +271,9 @@ async def test_a_doubted_window_is_encoded_once_more_in_full(pools: PlayedPools)
     assert pools.decodes == {0: 1, 1: 2, 2: 3}
     assert (result.timings.windows, result.timings.attempts) == (3, 6)
     assert (result.timings.cache_hits, result.timings.cache_misses) == (0, 3), "of each once"
-    assert counted["splitscribe_trimmed_windows_total"] == 3
-    assert counted["splitscribe_doubted_windows_total"] == 2
-    assert counted["splitscribe_windows_total"] == 3
+    assert counted("trimmed_windows") == 3
+    assert counted("doubted_windows") == 2
+    assert counted("windows") == 3
     doubts = [event for span in traced.all() for event in span.events if event.name == "doubt"]
     assert [dict(event.attributes or {}) for event in doubts] == [{"splitscribe.context": 192}] * 2
 
@@ -336,13 +295,7 @@ async def test_windows_whose_tokens_are_sent_at_once_get_all_positions(pools: Pl
     result, _, counted = await transcribe_trimmed(pools, params)
     assert result.transcript.text == "word0 word1 word2"
     assert pools.contexts == {0: [0], 1: [0], 2: [0]}
-    assert counted["splitscribe_trimmed_windows_total"] == 0
-
-
-async def test_what_is_not_sent_at_once_is_trimmed_without_fallback_too(pools: PlayedPools) -> None:
-    pools.doubts = lambda window: window == 1
-    await transcribe_trimmed(pools, replace(PARAMS, fallback=False))
-    assert pools.contexts == {0: [192], 1: [192, 0], 2: [192]}
+    assert counted("trimmed_windows") == 0
 
 
 @pytest.mark.parametrize(
@@ -359,17 +312,14 @@ async def test_short_windows_are_cut_where_they_cost_little_and_somebody_reads_a
 ) -> None:
     """Where tokens are sent at once, text comes early by itself, and contexts are full."""
     audio = PlayedAudio(1)
-    parts: Any = (audio, pools, pools, pools.tokenizer, SETTINGS)
     trimmed = TRIMMED if trims else None
-    transcriber = RequestTranscriber(*parts, dims=DIMS, context_for=trimmed, clock=virtual_clock())
-    request = RequestContext.unlimited("r1", 30.0, virtual_clock())
-    await transcriber.transcribe(Path("none"), replace(PARAMS, **options), request)
+    await run(pools, audio, replace(PARAMS, **options), context_for=trimmed)
     assert audio.early is early
 
 
 async def test_a_dead_encoder_is_replaced(pools: PlayedPools) -> None:
     pools.encode_fault = lambda window, nth: WorkerGoneError("died") if nth == 1 else None
-    text, _ = await run(pools)
+    text = await run(pools)
     assert text == "word0 word1 word2"
 
 
@@ -377,7 +327,7 @@ async def test_a_full_pool_is_asked_until_it_has_room(pools: PlayedPools) -> Non
     """More often than a failing worker would be."""
     busy = SETTINGS.max_attempts + 2
     pools.decode_fault = lambda window, nth: OverloadedError("full") if nth <= busy else None
-    text, _ = await run(pools, 1)
+    text = await run(pools, 1)
     assert text == "word0"
 
 
@@ -405,7 +355,7 @@ async def test_a_refused_handle_is_never_tried_again(pools: PlayedPools) -> None
 async def test_a_handle_of_another_version_is_encoded_again(pools: PlayedPools) -> None:
     """While one version replaces another, a window may meet one of each, and then two alike."""
     pools.decode_fault = lambda window, nth: LayoutMismatchError("pages of 7") if nth < 3 else None
-    text, _ = await run(pools, 1)
+    text = await run(pools, 1)
     assert text == "word0"
     assert pools.encodes == {0: 3}
 
@@ -413,7 +363,7 @@ async def test_a_handle_of_another_version_is_encoded_again(pools: PlayedPools) 
 async def test_the_deadline_ends_everything(pools: PlayedPools) -> None:
     pools.decode_fault = lambda window, nth: OverloadedError("full")
     with pytest.raises(DeadlineExceededError):
-        await run(pools, 1, seconds=0.3)
+        await run(pools, 1, context=request_of(0.3))
 
 
 async def test_one_failure_cancels_the_other_windows(pools: PlayedPools) -> None:
@@ -425,14 +375,14 @@ async def test_one_failure_cancels_the_other_windows(pools: PlayedPools) -> None
 
 async def test_bad_audio_in_the_middle_is_the_requests_error(pools: PlayedPools) -> None:
     with pytest.raises(InvalidAudioError):
-        await run(pools, 2, error=InvalidAudioError("truncated"))
+        await run(pools, PlayedAudio(2, InvalidAudioError("truncated")))
     assert pools.running == 0
 
 
 async def test_an_unknown_language_is_settled_by_the_first_speech(pools: PlayedPools) -> None:
     """Windows go one by one until one with speech tells the language; the rest use it."""
     pools.no_speech = lambda window: 0.9 if window == 0 else 0.0
-    text, _ = await run(pools, 5, replace(PARAMS, language=None))
+    text = await run(pools, 5, replace(PARAMS, language=None))
     assert text == "word1 word2 word3 word4"
     assert pools.languages == {0: None, 1: None, 2: "de", 3: "de", 4: "de"}
 

@@ -20,7 +20,7 @@ from cluster.common.errors import (
     RateLimitError,
     SplitscribeError,
 )
-from cluster.common.metrics import ROUTER_METRICS, MetricSpec, Recorder
+from cluster.common.metrics import ROUTER_METRICS
 from router.http.routes import create_app
 from tests.support.router_fakes import (
     AUDIO,
@@ -34,6 +34,7 @@ from tests.support.router_fakes import (
     make_settings,
     post,
 )
+from tests.support.workers.counted import Counted
 
 
 @pytest.mark.parametrize(
@@ -209,42 +210,20 @@ async def test_the_api_key_is_needed_where_one_is_set(
 async def test_answers_are_counted_by_status_and_health_is_not(
     transcriber: FakeTranscriber,
 ) -> None:
-    counted: list[tuple[str, float, Any]] = []
-
-    class Metric:
-        def __init__(self, spec: MetricSpec) -> None:
-            self.name = spec.name
-
-        def inc(self, value: float, tags: Any = None) -> None:
-            counted.append((self.name, value, tags))
-
-        def observe(self, value: float, tags: Any = None) -> None:
-            counted.append((self.name, 0 < value < 60, tags))
-
-        def set(self, value: float, tags: Any = None) -> None:
-            """Not of interest here."""
-
-    recorder = Recorder(ROUTER_METRICS, Metric)
-    app = create_app(make_registry(transcriber), make_settings(), recorder=recorder)
+    counted = Counted(ROUTER_METRICS)
+    app = create_app(make_registry(transcriber), make_settings(), recorder=counted.recorder)
     async with client_of(app) as client:
         await post(client)
         await client.get("/health")
         await post(client, model="nobody")
         transcriber.error = RuntimeError("a bug")
         await post(client)
-    uploads = [one for one in counted if one[0] == "splitscribe_upload_seconds"]
-    assert uploads == [("splitscribe_upload_seconds", True, None)] * 3
-    errors = {"404": "model_not_found", "500": "UnexpectedError"}
-    assert [one for one in counted if one not in uploads] == [
-        one
-        for status in ("200", "404", "500")
-        for one in (
-            ("splitscribe_requests_total", 1.0, {"status": status}),
-            ("splitscribe_errors_total", 1.0, {"status": status, "code": errors.get(status)}),
-            ("splitscribe_request_seconds", True, None),
-        )
-        if status in errors or one[0] != "splitscribe_errors_total"
-    ]
+    for name in ("splitscribe_upload_seconds", "splitscribe_request_seconds"):
+        assert [0 < seconds < 60 for seconds in counted.of(name)] == [True] * 3
+    for status, code in (("200", None), ("404", "model_not_found"), ("500", "UnexpectedError")):
+        assert counted.of("splitscribe_requests_total", status=status) == [1.0]
+        if code is not None:
+            assert counted.of("splitscribe_errors_total", status=status, code=code) == [1.0]
 
 
 async def test_no_log_line_holds_what_a_client_sent(
