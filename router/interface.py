@@ -87,15 +87,6 @@ class AudioShare(Protocol):
         """Count at least so much audio, found by now; never refuses."""
 
 
-class _Unlimited:
-    """The `AudioShare` of a request that nobody admits."""
-
-    def expect(self, audio_s: float) -> None:
-        """Accept any length."""
-
-    found = expect
-
-
 @dataclass(frozen=True, slots=True)
 class DeadlineRule:
     """How long a request may take: `factor` times its audio, and within the two bounds."""
@@ -115,13 +106,14 @@ class RequestContext:
     The deadline counts from `started_s` (the clock's, when the upload was complete). It grows as
     audio is found.
 
+    share: None where nobody admits it.
     owner: whose audio it is, for those who keep its KV: opaque, and never an API key; empty where
         the API needs none.
     priority: the class of all its windows.
     """
 
     request_id: str
-    share: AudioShare
+    share: AudioShare | None
     deadline: DeadlineRule
     clock: Clock = SYSTEM_CLOCK
     audio_s: float = 0.0
@@ -136,7 +128,7 @@ class RequestContext:
     @classmethod
     def unlimited(cls, request_id: str, time_s: float, clock: Clock = SYSTEM_CLOCK) -> Self:
         """A request without a client: `time_s` from now, however much audio it holds."""
-        return cls(request_id, _Unlimited(), DeadlineRule(time_s, 0.0, time_s), clock)
+        return cls(request_id, None, DeadlineRule(time_s, 0.0, time_s), clock)
 
     def __post_init__(self) -> None:
         self.started_s = self.clock.monotonic()
@@ -158,12 +150,14 @@ class RequestContext:
         Raises:
             CrowdedError: so much audio does not fit beside what is pending.
         """
-        self.share.expect(audio_s)
+        if self.share is not None:
+            self.share.expect(audio_s)
         self.audio_s = audio_s
 
     def found_audio(self, audio_s: float) -> None:
         """Call as windows are found, with the seconds of audio seen so far (a total)."""
-        self.share.found(audio_s)
+        if self.share is not None:
+            self.share.found(audio_s)
         self.audio_s = max(self.audio_s, audio_s)
 
     @property

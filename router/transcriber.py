@@ -37,9 +37,8 @@ from router.interface import PoolHealth, RequestContext, TranscriptionResult
 from router.parallel import ParallelRun
 from router.pipeline import Pipeline, RequestRun, Retries, WindowAudio
 from router.pools import DecoderClient, EncoderClient
-from router.seeking import Seeker
+from router.seeking import Seeker, TextContext
 from router.sequential import SequentialRun
-from router.text_context import TextContext
 from router.transcript_builder import TranscriptBuilder
 
 

@@ -2,7 +2,7 @@
 
 It is plain HTML without scripts, made here from the same document that `/openapi.json` serves. So
 it also works where the browser reaches no other host, which FastAPI's own page does not: that one
-loads its scripts from a public server. Knows nothing of what the endpoints do.
+loads its scripts from a public server.
 """
 
 from __future__ import annotations

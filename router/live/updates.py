@@ -45,7 +45,7 @@ from router.live.timeline import AudioBuffer, quietest, seconds
 from router.live.turn_detector import TurnDetector
 from router.live.turns import SessionEvents, Token, Turn, Utterance
 from router.pipeline import Pipeline, RequestRun, WindowAudio
-from router.text_context import TextContext
+from router.seeking import TextContext
 
 logger = logging.getLogger(__name__)
 

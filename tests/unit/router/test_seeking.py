@@ -21,11 +21,11 @@ from router.seeking import (
     PlannedWindow,
     Seeker,
     Surroundings,
+    TextContext,
     clips_of,
     first_hallucination,
     is_anomalous,
 )
-from router.text_context import TextContext
 from router.transcript import Segment, Word
 from tests.support.checkpoints import cached_checkpoint
 

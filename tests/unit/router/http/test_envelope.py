@@ -205,6 +205,7 @@ async def test_the_api_key_is_needed_where_one_is_set(
         answer = await client.request(method, path, headers={"authorization": key})
         assert answer.status_code == (400 if path == URL else 200)
         assert (await client.get("/health")).status_code == 200
+        assert (await client.get("/docs")).status_code == 404, "a page could send no key"
 
 
 async def test_answers_are_counted_by_status_and_health_is_not(

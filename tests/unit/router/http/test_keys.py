@@ -115,23 +115,6 @@ async def test_a_key_with_all_its_requests_running_is_told_429_and_others_are_se
     assert "secret" not in repr(settings)
 
 
-async def test_with_keys_only_the_health_is_for_everyone() -> None:
-    app = create_app(make_registry(FakeTranscriber()), make_settings(api_key=["one"]))
-    async with client_of(app) as client:
-        for path in ("/openapi.json", "/v1/models"):
-            assert (await client.get(path)).status_code == 401
-            opened = await client.get(path, headers={"authorization": "Bearer one"})
-            assert opened.status_code == 200
-        assert (
-            "/v1/audio/transcriptions"
-            in (await client.get("/openapi.json", headers={"authorization": "Bearer one"})).json()[
-                "paths"
-            ]
-        )
-        assert (await client.get("/docs")).status_code == 404
-        assert (await client.get("/health")).status_code == 200
-
-
 def test_no_route_lets_the_framework_read_a_body() -> None:
     """FastAPI reads and parses a declared body, of any length, before it asks for the key."""
     settings = make_settings(api_key=["one"], asr_webservice=True, page="on")
