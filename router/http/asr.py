@@ -52,7 +52,9 @@ Encode = Annotated[
 ]
 Model = Annotated[str, Query(description="a name from `GET /v1/models`; left out, the first one")]
 Asked = Annotated[
-    Task, BeforeValidator(lambda sent: sent or "transcribe"), Query(description="into English")
+    Task,
+    BeforeValidator(lambda sent: sent or "transcribe"),
+    Query(description="translate: into English"),
 ]
 Output = Annotated[
     Literal["txt", "vtt", "srt", "tsv", "json", "text"],
