@@ -11,7 +11,7 @@ import json
 import logging
 import random
 from collections.abc import Hashable
-from dataclasses import asdict, replace
+from dataclasses import asdict
 from typing import Any
 
 from ray.serve.config import AutoscalingContext
@@ -64,11 +64,11 @@ class PoolPolicy:
     def decide(self, context: AutoscalingContext, balancer: Balancer) -> tuple[Decision, PoolView]:
         """What the pool should have, and what it looks like; `balancer` is its model's."""
         view = self._view(context)
-        rules = replace(
-            self._rules,
-            min_workers=context.capacity_adjusted_min_replicas,
-            max_workers=context.capacity_adjusted_max_replicas,
-        )
+        bounds = {
+            "min_workers": context.capacity_adjusted_min_replicas,
+            "max_workers": context.capacity_adjusted_max_replicas,
+        }
+        rules = self._rules.model_copy(update=bounds)
         return balancer.decide(self._role, rules, view, context.current_time or 0.0), view
 
     def _view(self, context: AutoscalingContext) -> PoolView:

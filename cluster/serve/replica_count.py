@@ -21,6 +21,7 @@ from functools import cache
 
 from cluster.common.messages import NO_SLACK_S, DecoderSignals, EncoderSignals, Role
 from cluster.common.metrics import CONTROLLER_METRICS, Recorder, ray_recorder
+from cluster.common.settings import ScalingSettings
 
 FULL = 0.8  # of a pool's demand over its workers: above it workers are added
 EMPTY = 0.6  # a worker is removed only if the demand over the others stays below this
@@ -29,16 +30,11 @@ WAITING = 0.5  # what a waiting sequence counts for: it goes as soon as another 
 LEAST_WAIT_S = 0.25
 
 
-@dataclass(frozen=True, slots=True)
-class ScalingRules:
+class ScalingRules(ScalingSettings):
     """Of one pool. min_workers 0: it may sleep when nothing came for `to_zero_delay_s`."""
 
     min_workers: int = 1
     max_workers: int = 1
-    target_wait_s: float = 5.0
-    upscale_delay_s: float = 1.0
-    downscale_delay_s: float = 60.0
-    to_zero_delay_s: float = 300.0
 
 
 @dataclass(frozen=True, slots=True)
