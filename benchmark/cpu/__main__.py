@@ -40,6 +40,7 @@ from rich.console import Console
 from benchmark.cpu.report import (
     IN_FLIGHT,
     OURS,
+    TRIMMED,
     Row,
     comparison_line,
     comparisons,
@@ -48,7 +49,6 @@ from benchmark.cpu.report import (
 )
 from benchmark.cpu.systems import (
     KV_FLOAT8,
-    TRIMMED,
     UNDOUBTED,
     Splitscribe,
     System,

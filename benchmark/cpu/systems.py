@@ -8,32 +8,22 @@ from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
-from typing import Any, Protocol
+from typing import Any
 
 import yaml
 
-from benchmark.rivals.engines import Heard
+from benchmark.cpu.report import TRIMMED
+from benchmark.rivals.engines import Heard, RivalProcess
 from benchmark.shared.openai_client import Client, Outcome, Upload, send_all
 from benchmark.shared.server import BenchServer, serving
 
 FIELDS = {"language": "en", "temperature": "0", "fallback": "false"}
 # For random weights, whose text would fail: a doubted window would be encoded twice.
 UNDOUBTED = {"logprob_threshold": "none", "compression_ratio_threshold": "none"}
-# Behind a dtype:
-TRIMMED = "trimmed"  # the encoder's context is, as for the bundled model
-KV_FLOAT8 = "float8-KV"  # cross-attention KV lies in pages of 8 bits
+KV_FLOAT8 = "float8-KV"  # behind a dtype: cross-attention KV lies in pages of 8 bits
 
 # by the name of a model of the server: the system's name and the model's settings
 Models = Mapping[str, tuple[str, dict[str, Any]]]
-
-
-class System(Protocol):
-    """An engine that is loaded and takes WAV files."""
-
-    @property
-    def name(self) -> str: ...
-
-    def run(self, files: Sequence[Path], in_flight: int) -> list[Heard]: ...
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,6 +58,9 @@ class Splitscribe:
         return outcomes
 
 
+System = Splitscribe | RivalProcess  # an engine that is loaded and takes WAV files
+
+
 @contextmanager
 def our_server(
     models: Models, fields: Mapping[str, str] | None = None
@@ -86,27 +79,20 @@ def our_server(
 
 def by_dtype(key: str, folder: Path, kinds: Sequence[str]) -> Models:
     """A checkpoint in every kind, such as "float32" or "bfloat16 trimmed", for `our_server`."""
-    return {
-        f"{key}-{kind.replace(' ', '-')}": (f"splitscribe {kind}", _model(folder, kind))
-        for kind in kinds
-    }
+    models = {}
+    for kind in kinds:
+        encoder: dict[str, Any] = {"dtype": dtype_of(kind), "context": "full"}
+        if TRIMMED in kind:
+            encoder |= {"context": "trimmed", "context_slack": 64, "context_max_s": 30.0}
+        settings = {
+            "model": str(folder),
+            "kv_dtype": "float8" if KV_FLOAT8 in kind else "auto",
+            "encoder": encoder,
+            "decoder": {"dtype": dtype_of(kind)},
+        }
+        models[f"{key}-{kind.replace(' ', '-')}"] = (f"splitscribe {kind}", settings)
+    return models
 
 
 def dtype_of(kind: str) -> str:
     return kind.split()[0]
-
-
-def _model(folder: Path, kind: str) -> dict[str, Any]:
-    return {
-        "model": str(folder),
-        "kv_dtype": "float8" if KV_FLOAT8 in kind else "auto",
-        "encoder": _encoder(kind),
-        "decoder": {"dtype": dtype_of(kind)},
-    }
-
-
-def _encoder(kind: str) -> dict[str, Any]:
-    if TRIMMED not in kind:
-        return {"dtype": dtype_of(kind), "context": "full"}
-    context = {"context": "trimmed", "context_slack": 64, "context_max_s": 30.0}
-    return {"dtype": dtype_of(kind), **context}
