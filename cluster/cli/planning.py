@@ -7,6 +7,7 @@ import json
 import time
 from collections.abc import Sequence
 from enum import StrEnum
+from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
 
@@ -361,10 +362,10 @@ def profile(
     Example: splitscribe profile -o mine.json && splitscribe simulate --profile mine.json
     """
     settings = load_settings(config_file, {"model": model})
-    from cluster.planning.measure import Asked, measure
+    from cluster.planning.measure import measure
     from cluster.planning.profile import save_profile
 
-    asked = Asked(name or output.stem, settings, url, api_key, rounds)
-    found = measure(asked, lambda line: err.print(line, markup=False))
+    tell = partial(err.print, markup=False)
+    found = measure(name or output.stem, settings, url, api_key, rounds, tell)
     save_profile(found, output)
     out.print(f"wrote {output}", markup=False)

@@ -73,28 +73,22 @@ RAY_NODE = "raylet"
 Tell = Callable[[str], None]
 
 
-@dataclass(frozen=True, slots=True)
-class Asked:
-    """name: of the profile. url: of a server, for its router. rounds: the fastest counts."""
-
-    name: str
-    settings: Settings
-    url: str | None = None
-    api_key: str | None = None
-    rounds: int = 5
-
-
-def measure(asked: Asked, tell: Tell) -> Profile:
+def measure(
+    name: str, settings: Settings, url: str | None, api_key: str | None, rounds: int, tell: Tell
+) -> Profile:
     """Measure all of it; takes a minute or so on two cores.
+
+    Args:
+        name: of the profile. url: of a server, for its router. rounds: the fastest counts.
 
     Raises:
         ConfigurationError: settings and checkpoint do not fit this machine, or there is no server.
     """
     router, audio = USUAL_ROUTER, USUAL_AUDIO
-    if asked.url is not None:  # first: a wrong address is told at once
-        router, audio = time_server(asked.url, asked.rounds, asked.api_key, tell)
-    checkpoint = open_checkpoint(asked.settings.model)
-    settings = on_one_device(asked.settings)
+    if url is not None:  # first: a wrong address is told at once
+        router, audio = time_server(url, rounds, api_key, tell)
+    checkpoint = open_checkpoint(settings.model)
+    settings = on_one_device(settings)
     device = settings.encoder.device
     settings = sized_together(settings, checkpoint, device)
     settings = settings.model_copy(update={"cluster_key": os.urandom(32).hex()})
@@ -102,7 +96,7 @@ def measure(asked: Asked, tell: Tell) -> Profile:
     dims, kernels_s = checkpoint.dims, longest_wait_s(settings.kernels)
     most = settings.encoder.max_batch or auto_batch(device)
     batches = settings.encoder.model_copy(
-        update={"max_batch": most, "batch_wait_ms": 1000.0, "cache": False}
+        update={"max_batch": most, "batch_wait_ms": 100.0, "cache": False}
     )
     with ExitStack() as stack:
         began = time.monotonic()
@@ -123,7 +117,7 @@ def measure(asked: Asked, tell: Tell) -> Profile:
             sorted({n for n in ROWS if n < rows} | {rows}),
             sorted({n for n in CONTEXTS if n < dims.n_audio_ctx} | {dims.n_audio_ctx}),
         ):
-            for _ in range(1 + asked.rounds):
+            for _ in range(1 + rounds):
                 bench.run(n, positions, dims.n_audio_ctx)
             prompt_s, step_s = (bench.fastest[one, n, positions] for one in ("prompts", "step"))
             tell(
@@ -132,12 +126,12 @@ def measure(asked: Asked, tell: Tell) -> Profile:
             )
         transport = importer.transport
     ahead = settings.decoder.steps_ahead
-    of_router = f"measured at {asked.url}" if asked.url else "assumed"
+    of_router = f"measured at {url}" if url else "assumed"
     installed = {one.name: one.version for one in distributions() if one.name in PACKAGES}
     return Profile(
-        name=asked.name,
+        name=name,
         predicted=False,
-        source=f"splitscribe profile, the fastest of {asked.rounds}, one worker alone; router "
+        source=f"splitscribe profile, the fastest of {rounds}, one worker alone; router "
         f"and audio {of_router}; load of the machine {os.getloadavg()[0]:.1f}",
         machine={
             "cpu": _cpu_name(),

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import json
+from pathlib import Path
 from typing import Any
 
 import pytest
 
+from cluster.cli.planning import simulate as simulate_command
 from cluster.planning.profile import (
     AudioProfile,
     DecoderProfile,
@@ -153,15 +156,24 @@ def test_states_travel_in_fewer_bytes_and_are_projected() -> None:
     assert found["answered"] == outcome.records.n_requests
 
 
-def test_many_workers_share_the_windows() -> None:
-    fields = {"load": {"rate_per_s": 60.0, "seconds": 6.0}, "cluster": {"encoders": 20}}
-    _, figures = run(fields)
-    assert figures["classes"]["interactive"]["failed"] == {}
-    assert figures["classes"]["interactive"]["p95_s"] < 1.0
-
-
 def test_windows_between_nodes_wait_for_the_link() -> None:
     slow = {"cluster": {"per_node": 1, "link_gbit_per_s": 0.05}}
     _, figures = run(slow | {"load": {"rate_per_s": 1.0, "seconds": 10.0}})
     n_bytes = 2 * 2 * 1500 * 64 * 2
     assert figures["classes"]["interactive"]["p50_s"] >= ENCODE_S + 8 * n_bytes / 0.05e9
+
+
+def test_the_command_takes_flags_over_its_file_and_writes_what_it_prints(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str]
+) -> None:
+    file, report = tmp_path / "scenario.yaml", tmp_path / "report.json"
+    file.write_text("cluster: {encoders: 2, decoders: 2}\nload: {rate_per_s: 50}\n")
+    simulate_command(file, rate=4.0, seconds=10.0, kill=["5:encoder"], json_file=report)
+    figures = json.loads(report.read_text())
+    assert figures["scenario"]["cluster"]["decoders"] == 2
+    assert figures["requests"] < 100, "four a second"
+    said = capsys.readouterr().out
+    assert "profile two-cores (measured)" in said
+    rows = [line.split() for line in said.splitlines()]
+    assert ["goodput/s", f"{figures['goodput_per_s']:.4g}"] in rows
+    assert "encoder-0 is killed" in said
