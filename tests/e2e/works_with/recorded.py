@@ -10,17 +10,20 @@ import base64
 from dataclasses import dataclass, field
 from typing import Any
 
-Part = tuple[str, Any]
-
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One request. parts: of the form, in order; FILE stands for the audio. document: JSON."""
+    """One request.
+
+    fields: of the form, in order, as `name=text`; the one with the text `@` is the audio, with the
+        name and the type of `file`, if the program gives one. document: JSON in place of a form.
+    """
 
     program: str
     version: str
     path: str
-    parts: tuple[Part, ...] = ()
+    fields: str = ""
+    file: tuple[str, str | None] = ("", None)
     document: dict[str, Any] | None = None
     query: dict[str, str] = field(default_factory=dict)
 
@@ -30,128 +33,62 @@ class Recorded:
             encoded = base64.b64encode(audio).decode()
             sound = {**self.document["input_audio"], "data": encoded}
             return {"json": {**self.document, "input_audio": sound}}
+        (file_name, file_type), pairs = self.file, (one.split("=") for one in self.fields.split())
         files = [
-            (name, (value.name, audio, value.type) if isinstance(value, File) else (None, value))
-            for name, value in self.parts
+            (name, (file_name, audio, file_type) if text == "@" else (None, text))
+            for name, text in pairs
         ]
         return {"files": files, "params": self.query}
 
 
-@dataclass(frozen=True, slots=True)
-class File:
-    """The upload: its name, and its type where the program gives one."""
-
-    name: str
-    type: str | None = None
-
-
 TRANSCRIPTIONS = "/v1/audio/transcriptions"
 TRANSLATIONS = "/v1/audio/translations"
+OPEN_WEBUI = ("Open WebUI", "0.12.4", TRANSCRIPTIONS)
+NEXTCLOUD_VERSION = ("Nextcloud", "integration_openai 5.0.0")
+BAZARR_VERSION = ("Bazarr", "commit 1029a81")
+AUDIO_FILE = ("audio_file=@", ("audio_file", None))
 
-OPEN_WEBUI_FORM = Recorded(
-    "Open WebUI",
-    "0.12.4",
-    TRANSCRIPTIONS,
-    (("model", "whisper-1"), ("language", "en"), ("file", File("8c4.webm"))),
-)
+OPEN_WEBUI_FORM = Recorded(*OPEN_WEBUI, "model=whisper-1 language=en file=@", ("8c4.webm", None))
 OPEN_WEBUI_FORM_AGAIN = Recorded(  # what it sends when the first try fails
-    "Open WebUI", "0.12.4", TRANSCRIPTIONS, (("model", "whisper-1"), ("file", File("8c4.webm")))
+    *OPEN_WEBUI, "model=whisper-1 file=@", ("8c4.webm", None)
 )
 OPEN_WEBUI_JSON = Recorded(
-    "Open WebUI",
-    "0.12.4",
-    TRANSCRIPTIONS,
+    *OPEN_WEBUI,
     document={"model": "whisper-1", "language": "en", "input_audio": {"format": "wav"}},
 )
 LIBRECHAT = Recorded(
-    "LibreChat",
-    "commit 00b3bc3",
-    TRANSCRIPTIONS,
-    (("file", File("audio.wav", "audio/wav")), ("model", "whisper-1"), ("language", "en")),
+    *("LibreChat", "commit 00b3bc3", TRANSCRIPTIONS),
+    *("file=@ model=whisper-1 language=en", ("audio.wav", "audio/wav")),
 )
 N8N = Recorded(
-    "n8n",
-    "commit 536d907",
-    TRANSCRIPTIONS,
-    (
-        ("model", "whisper-1"),
-        ("language", "en"),
-        ("temperature", "0.1"),
-        ("file", File("talk.wav", "audio/wav")),
-    ),
+    *("n8n", "commit 536d907", TRANSCRIPTIONS),
+    *("model=whisper-1 language=en temperature=0.1 file=@", ("talk.wav", "audio/wav")),
 )
 NEXTCLOUD = Recorded(
-    "Nextcloud",
-    "integration_openai 5.0.0",
-    TRANSCRIPTIONS,
-    (
-        ("model", "whisper-1"),
-        ("file", File("file.mp3")),
-        ("response_format", "verbose_json"),
-        ("language", "en"),
-    ),
+    *(*NEXTCLOUD_VERSION, TRANSCRIPTIONS),
+    *("model=whisper-1 file=@ response_format=verbose_json language=en", ("file.mp3", None)),
 )
 NEXTCLOUD_SUBTITLES = Recorded(
-    "Nextcloud",
-    "integration_openai 5.0.0",
-    TRANSLATIONS,
-    (
-        ("model", "whisper-1"),
-        ("file", File("file.mp3")),
-        ("response_format", "srt"),
-        ("language", "en"),
-    ),
+    *(*NEXTCLOUD_VERSION, TRANSLATIONS),
+    *("model=whisper-1 file=@ response_format=srt language=en", ("file.mp3", None)),
 )
 VLLM_BENCH = Recorded(
-    "vllm bench serve",
-    "commit 02cfb53",
-    TRANSCRIPTIONS,
-    (
-        ("file", File("audio.wav", "audio/wav")),
-        ("model", "whisper-1"),
-        ("max_completion_tokens", "64"),
-        ("stream", "True"),
-        ("language", "en"),
-        ("stream_include_usage", "True"),
-        ("stream_continuous_usage_stats", "True"),
-    ),
+    *("vllm bench serve", "commit 02cfb53", TRANSCRIPTIONS),
+    "file=@ model=whisper-1 max_completion_tokens=64 stream=True language=en "
+    "stream_include_usage=True stream_continuous_usage_stats=True",
+    ("audio.wav", "audio/wav"),
 )
 GUIDELLM = Recorded(
-    "guidellm",
-    "0.8.1",
-    TRANSCRIPTIONS,
-    (
-        ("model", "whisper-1"),
-        ("stream", "true"),
-        ("stream_include_usage", "true"),
-        ("stream_continuous_usage_stats", "true"),
-        ("file", File("audio_input", "audio/wav")),
-    ),
+    *("guidellm", "0.8.1", TRANSCRIPTIONS),
+    "model=whisper-1 stream=true stream_include_usage=true stream_continuous_usage_stats=true "
+    "file=@",
+    ("audio_input", "audio/wav"),
 )
 BAZARR = Recorded(
-    "Bazarr",
-    "commit 1029a81",
-    "/asr",
-    (("audio_file", File("audio_file")),),
+    *(*BAZARR_VERSION, "/asr", *AUDIO_FILE),
     query={"task": "transcribe", "language": "en", "output": "srt", "encode": "false"},
 )
 BAZARR_DETECTS = Recorded(
-    "Bazarr",
-    "commit 1029a81",
-    "/detect-language",
-    (("audio_file", File("audio_file")),),
-    query={"encode": "false"},
+    *(*BAZARR_VERSION, "/detect-language", *AUDIO_FILE), query={"encode": "false"}
 )
-ALL = (
-    OPEN_WEBUI_FORM,
-    OPEN_WEBUI_FORM_AGAIN,
-    OPEN_WEBUI_JSON,
-    LIBRECHAT,
-    N8N,
-    NEXTCLOUD,
-    NEXTCLOUD_SUBTITLES,
-    VLLM_BENCH,
-    GUIDELLM,
-    BAZARR,
-    BAZARR_DETECTS,
-)
+ALL = tuple(one for one in globals().values() if isinstance(one, Recorded))
