@@ -115,7 +115,10 @@ class AudioProcess:
 
         A worker inside a long step does not answer, but takes processor time.
         """
-        cpu_s = psutil.Process(self.process.pid).cpu_times()[:2]
+        try:
+            cpu_s = psutil.Process(self.process.pid).cpu_times()[:2]
+        except psutil.Error:  # it has ended, as its socket tells
+            return 0
         if self._is_asked and cpu_s == self._cpu_s:
             self._n_silent += 1
         else:

@@ -18,7 +18,6 @@ from __future__ import annotations
 
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
-from typing import Protocol
 
 from cluster.common.messages import SAMPLE_RATE, Pcm
 from cluster.common.model.dims import ModelDims
@@ -27,8 +26,7 @@ from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.model.text.words import split_tokens
 from cluster.common.settings import LivePolicy
 from router.live.interface import TurnSegment
-from router.live.timeline import quietest, seconds
-from router.live.turns import Token, Utterance, ends_sentence
+from router.live.turns import Token, Utterance, ends_sentence, quietest, seconds
 
 POSITIONS_PER_S = SAMPLE_RATE // SAMPLES_PER_POSITION  # 50
 REWIND = 2 * POSITIONS_PER_S  # positions by which a peak may lie before the latest one
@@ -51,37 +49,24 @@ class Hypothesis:
     is_trusted: bool = True
 
 
-class Policy(Protocol):
-    """A rule for which tokens are confirmed. It keeps nothing between updates."""
+@dataclass(frozen=True, slots=True)
+class AttentionPeak:
+    """hold_s: seconds before the audio's end in which a confirmed token's peak must not lie."""
 
-    @property
-    def needs_peaks(self) -> bool:
-        """Whether updates must return attention peaks."""
+    hold_s: float = 0.5
 
     def count_confirmed(
         self, new: Hypothesis, last: Hypothesis | None, eot: int, attended_to: int
     ) -> int:
         """How many of the tokens of `new` are confirmed, counted from the first.
 
+        After a peak that jumps far back, attention has lost its place, and no token is confirmed.
+
         Args:
             last: the update before, from the same token on; None if there was none.
             eot: the end-of-text token; tokens below it are text, tokens above it timestamps.
             attended_to: the latest attention peak of the tokens confirmed before.
         """
-
-
-@dataclass(frozen=True, slots=True)
-class AttentionPeak:
-    """hold_s: seconds before the audio's end in which a confirmed token's peak must not lie."""
-
-    hold_s: float = 0.5
-    needs_peaks: bool = True
-
-    def count_confirmed(
-        self, new: Hypothesis, last: Hypothesis | None, eot: int, attended_to: int
-    ) -> int:
-        """See `Policy.count_confirmed`. After a peak that jumps far back, attention has lost its
-        place, and no token is confirmed."""
         limit = new.end - round(self.hold_s * POSITIONS_PER_S)
         for index, token in enumerate(new.tokens):
             if token.id > eot:
@@ -96,12 +81,10 @@ class AttentionPeak:
 class LocalAgreement:
     """Confirms text that two updates in a row have; their timestamps may differ."""
 
-    needs_peaks: bool = False
-
     def count_confirmed(
         self, new: Hypothesis, last: Hypothesis | None, eot: int, attended_to: int
     ) -> int:
-        """See `Policy.count_confirmed`."""
+        """As `AttentionPeak.count_confirmed`."""
         if last is None:
             return 0
         texts = [index for index, token in enumerate(new.tokens) if token.id < eot]
@@ -112,6 +95,9 @@ class LocalAgreement:
                 break
             n = index + 1
         return n
+
+
+Policy = AttentionPeak | LocalAgreement  # neither keeps anything between updates
 
 
 def chosen_policy(choice: LivePolicy, dims: ModelDims) -> Policy:

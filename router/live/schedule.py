@@ -15,9 +15,8 @@ from dataclasses import dataclass
 from cluster.common.clock import SYSTEM_CLOCK, Clock
 from router.audio.windows import samples
 from router.live.interface import Delay, LiveConfig
-from router.live.timeline import AudioBuffer
 from router.live.turn_detector import TAIL, TurnDetector
-from router.live.turns import Utterance
+from router.live.turns import AudioBuffer, Utterance
 
 PAUSE = samples(0.25)  # of silence after speech: the utterance may have ended
 WORD_END_MARGIN = samples(0.15)  # audio after speech, to show that its last word has ended

@@ -19,9 +19,8 @@ from cluster.common.messages import Pcm
 from router.live.activity import Probabilities
 from router.live.interface import LiveConfig, LiveEvent
 from router.live.schedule import Schedule
-from router.live.timeline import AudioBuffer, seconds
 from router.live.turn_detector import TurnDetector
-from router.live.turns import SessionEvents, Turn
+from router.live.turns import AudioBuffer, SessionEvents, Turn, seconds
 from router.live.updates import SessionParts, UtteranceTranscriber
 
 logger = logging.getLogger(__name__)

@@ -24,8 +24,7 @@ from router.live.interface import (
     TurnCommitted,
     TurnDetection,
 )
-from router.live.timeline import milliseconds
-from router.live.turns import SessionEvents, Turn, Utterance, ends_sentence
+from router.live.turns import SessionEvents, Turn, Utterance, ends_sentence, milliseconds
 
 CUT_PAUSE = samples(0.5)  # a pause within a turn that ends an utterance
 # Silence after the speech that still belongs to the utterance. More could hold the beginning of a

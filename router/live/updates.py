@@ -41,9 +41,8 @@ from router.live.schedule import (
     Schedule,
     delay_profile,
 )
-from router.live.timeline import AudioBuffer, quietest, seconds
 from router.live.turn_detector import TurnDetector
-from router.live.turns import SessionEvents, Token, Turn, Utterance
+from router.live.turns import AudioBuffer, SessionEvents, Token, Turn, Utterance, quietest, seconds
 from router.pipeline import Pipeline, RequestRun, WindowAudio
 from router.seeking import TextContext
 
@@ -351,7 +350,7 @@ class UtteranceTranscriber:
             max_new_tokens=max(1, min(room, wanted)),
             gates=PARALLEL_GATES if is_final else UPDATE_GATES,
             prefix_tokens=prefix,
-            peaks=self._policy(config).needs_peaks,
+            peaks=isinstance(engine.policy, AttentionPeak),
         )
 
     def _language(self, turn: Turn) -> str | None:

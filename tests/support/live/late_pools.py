@@ -10,6 +10,7 @@ import asyncio
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
@@ -32,7 +33,7 @@ from cluster.serve.in_process import LocalEngines, local_engines
 from cluster.serve.model_parts import make_live_engine
 from router.live.activity import VoiceActivity
 from router.live.interface import LiveConfig, TurnFailed
-from tests.support.live.virtual_sessions import Told, at_once, listen, speak
+from tests.support.live.virtual_sessions import Told, at_once, converse
 
 
 @dataclass(frozen=True)
@@ -118,15 +119,10 @@ def hear(
             silent_recorder(ROUTER_METRICS),
             clock=clock,
         )
-        session = engine.open(config, session_id="late")
-        listening = asyncio.ensure_future(listen(session, clock))
-        await speak(session, np.concatenate((pcm, np.zeros(SAMPLE_RATE, np.int16))), clock, 0.1)
-        session.commit()
-        await session.drain()
-        told = await listening
+        played: Any = SimpleNamespace(engine=engine, clock=clock)
+        told = await converse(played, np.append(pcm, np.zeros(SAMPLE_RATE, np.int16)), config)
         await engine.close()
         await activity.close()
-        told.check_ends()
         assert not told.of(TurnFailed)
         return told
 
