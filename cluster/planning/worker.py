@@ -157,6 +157,7 @@ class SimWorker(ABC):
         except asyncio.CancelledError:
             if not self.is_dead and not submitted.cancel():
                 self.abandon(submitted)
+            self.wake()
             raise
         finally:
             del self._calls[answered_s]

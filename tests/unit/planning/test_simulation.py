@@ -9,17 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.cli.planning import simulate as simulate_command
-from cluster.planning.profile import (
-    AudioProfile,
-    DecoderProfile,
-    EncoderProfile,
-    LinkProfile,
-    Point,
-    Profile,
-    RouterProfile,
-    Shape,
-    StartProfile,
-)
+from cluster.planning.profile import Profile
 from cluster.planning.report import Outcome, summary
 from cluster.planning.scenario import make_scenario
 from cluster.planning.simulate import simulate
@@ -29,27 +19,27 @@ SIZES = {"median_s": 5.0, "sigma": 0.0}
 
 
 def make_profile(**changes: Any) -> Profile:
-    steps = tuple(Point(size=n, positions=1500, seconds=0.002 + 0.0005 * n) for n in (1, 16))
+    steps = [{"size": n, "positions": 1500, "seconds": 0.002 + 0.0005 * n} for n in (1, 16)]
     fields: dict[str, Any] = {
         "name": "test",
         "predicted": True,
         "source": "made up",
         "model": "test",
-        "shape": Shape(n_audio_state=64, n_text_state=64, n_text_head=2, n_text_layer=2),
+        "shape": {"n_audio_state": 64, "n_text_state": 64, "n_text_head": 2, "n_text_layer": 2},
         "page_frames": 125,
-        "encoder": EncoderProfile(
-            points=(Point(size=1, positions=1500, seconds=ENCODE_S),),
-            max_batch=1,
-            export_windows=4,
-            overlaps=True,
-        ),
-        "decoder": DecoderProfile(steps=steps, prefills=steps, max_batch=16, kv_windows=16),
-        "handoff": LinkProfile(transport="made up", latency_s=0.001, bytes_per_s=1e9),
-        "router": RouterProfile(request_s=0.002, window_s=0.0, hop_s=0.001),
-        "audio": AudioProfile(request_s=0.001, audio_second_s=0.0001),
-        "start_s": StartProfile(encoder=3.0, decoder=3.0, router=3.0),
+        "encoder": {
+            "points": [{"size": 1, "positions": 1500, "seconds": ENCODE_S}],
+            "max_batch": 1,
+            "export_windows": 4,
+            "overlaps": True,
+        },
+        "decoder": {"steps": steps, "prefills": steps, "max_batch": 16, "kv_windows": 16},
+        "handoff": {"transport": "made up", "latency_s": 0.001, "bytes_per_s": 1e9},
+        "router": {"request_s": 0.002, "window_s": 0.0, "hop_s": 0.001},
+        "audio": {"request_s": 0.001, "audio_second_s": 0.0001},
+        "start_s": {"encoder": 3.0, "decoder": 3.0, "router": 3.0},
     }
-    return Profile(**fields | changes)
+    return Profile.model_validate(fields | changes)
 
 
 def run(fields: dict[str, Any], **changes: Any) -> tuple[Outcome, dict[str, Any]]:
