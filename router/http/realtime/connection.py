@@ -31,8 +31,8 @@ from router.live.protocol.events import (
     Append,
     ClientEvent,
     Event,
-    EventWriter,
     InvalidEvent,
+    RealtimeWriter,
     read_event,
 )
 from router.live.protocol.session_protocol import LiveProtocol, TooManyMistakesError
@@ -84,7 +84,7 @@ class RealtimeConnection:
         self,
         websocket: WebSocket,
         protocol: LiveProtocol,
-        writer: EventWriter,
+        writer: RealtimeWriter,
         settings: LiveSettings,
         clock: Clock,
         *,

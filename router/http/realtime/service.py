@@ -39,7 +39,7 @@ from router.http.realtime.access import (
 )
 from router.http.realtime.connection import RealtimeConnection
 from router.live.interface import LiveConfig
-from router.live.protocol.events import EventWriter, ProtocolVersion, new_id
+from router.live.protocol.events import ProtocolVersion, RealtimeWriter, new_id
 from router.live.protocol.session_config import (
     ModelNames,
     SessionConfig,
@@ -161,7 +161,7 @@ class RealtimeService:
         self,
         websocket: WebSocket,
         protocol: LiveProtocol,
-        writer: EventWriter,
+        writer: RealtimeWriter,
         slot: SessionSlot,
     ) -> None:
         offered = websocket.scope.get("subprotocols", [])
@@ -195,7 +195,7 @@ class RealtimeService:
 
     def _begin(
         self, websocket: WebSocket, secret: ClientSecret
-    ) -> tuple[LiveProtocol, EventWriter]:
+    ) -> tuple[LiveProtocol, RealtimeWriter]:
         """Open the session of a client that may connect.
 
         Raises:
@@ -208,7 +208,7 @@ class RealtimeService:
                 param="intent",
             )
         version: ProtocolVersion = "beta" if is_beta(websocket) else "ga"
-        writer = EventWriter(self._clock.random, version)
+        writer = RealtimeWriter(self._clock.random, version)
         config = self._first_config(query.get("model"))
         if secret.session:
             config = updated(config, secret.session, self._names)

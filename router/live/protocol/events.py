@@ -138,7 +138,7 @@ def _wrong(
     return InvalidRequestError(message, param=param, code=code)
 
 
-class EventWriter:
+class RealtimeWriter:
     """Writes a session's events in one version of the protocol, each with an id of its own."""
 
     def __init__(self, random: Random, version: ProtocolVersion) -> None:

@@ -37,8 +37,8 @@ from router.live.protocol.events import (
     ClientEvent,
     Commit,
     Event,
-    EventWriter,
     InvalidEvent,
+    RealtimeWriter,
     SessionUpdate,
 )
 from router.live.protocol.session_config import ModelNames, SessionConfig, as_session, updated
@@ -72,7 +72,7 @@ class LiveProtocol:
         *,
         names: ModelNames,
         open_session: OpenSession,
-        writer: EventWriter,
+        writer: RealtimeWriter,
         expires_at: int,
         is_configured: bool = False,
     ) -> None:

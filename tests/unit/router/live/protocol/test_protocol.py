@@ -23,9 +23,9 @@ from router.live.interface import LiveConfig
 from router.live.protocol.events import (
     MAX_BESIDE_AUDIO,
     Append,
-    EventWriter,
     InvalidEvent,
     ProtocolVersion,
+    RealtimeWriter,
     read_event,
 )
 from router.live.protocol.session_config import ModelNames, SessionConfig, updated
@@ -55,7 +55,7 @@ class Talk:
 
     def __init__(self, form: ProtocolVersion = "ga") -> None:
         self.engine = FakeLiveEngine()
-        self.writer = EventWriter(Random(1), form)
+        self.writer = RealtimeWriter(Random(1), form)
         config = updated(SessionConfig(live=LiveConfig(model="one")), {}, NAMES)
         self.protocol = LiveProtocol(
             config,
