@@ -49,8 +49,7 @@ from router.http.middleware import RequestMiddleware
 from router.http.models import ModelRegistry
 from router.http.page import add_page
 from router.http.realtime.access import ClientSecrets
-from router.http.realtime.routes import add_realtime
-from router.http.realtime.service import RealtimeService
+from router.http.realtime.service import RealtimeService, add_realtime
 from router.http.service import Endpoint, TranscriptionService
 from router.http.sse import HEARTBEAT_S
 from router.http.uploads import sweep_spool_always
