@@ -33,7 +33,6 @@ from cluster.serve.replica_count import Balancer
 MOMENT_S = 1.0
 GARBAGE = 200_000  # objects between two looks of Python's collector; they hold few circles
 
-LOGGED = ("router", "encoder_worker", "decoder_worker", "cluster")
 OnProgress = Callable[[float, int], None]  # simulated seconds, requests that have come
 
 
@@ -137,11 +136,9 @@ async def _keep(
 
 @contextmanager
 def _quiet_and_quick() -> Iterator[None]:
-    """No log line for each window, and a collector that looks rarely."""
-    loggers = [logging.getLogger(name) for name in LOGGED]
-    levels, before = [logger.level for logger in loggers], gc.get_threshold()
-    for logger in loggers:
-        logger.setLevel(logging.ERROR)
+    """No log line below an error, and a collector that looks rarely."""
+    before = gc.get_threshold()
+    logging.disable(logging.WARNING)
     gc.freeze()  # what is there already is not looked at again and again
     gc.set_threshold(GARBAGE, 50, 100)
     try:
@@ -149,5 +146,4 @@ def _quiet_and_quick() -> Iterator[None]:
     finally:
         gc.set_threshold(*before)
         gc.unfreeze()
-        for logger, level in zip(loggers, levels, strict=True):
-            logger.setLevel(level)
+        logging.disable(logging.NOTSET)
