@@ -1,0 +1,242 @@
+"""Several decode steps at once, the warm-up, and weights that are held once, by a runner alone."""
+
+from __future__ import annotations
+
+import threading
+from pathlib import Path
+
+import pytest
+import torch
+
+from benchmark.shared.forced_length import forced_checkpoint
+from cluster.common.kernels.cpu.background import wait_for_builds
+from cluster.common.kernels.cpu.tile_registers import has_bfloat16_tiles
+from cluster.common.messages import DecodeOptions
+from cluster.common.model.device import has_native_bfloat16
+from decoder_worker import backends
+from decoder_worker.build import WINDOWS, warm_up
+from decoder_worker.cpu import fused
+from decoder_worker.cpu.arrays import PIECE
+from decoder_worker.cpu.fused import FusedDecoder
+from decoder_worker.sampling.search import StepOutput
+from decoder_worker.scheduling.sequence import DecodeSequence
+from tests.support.checkpoints import SHAPES, ModelShape, cached_checkpoint, make_checkpoint
+from tests.support.references.hugging_face import assert_close
+from tests.support.workers.model_runners import N_NEW_MAX, RunnerBench
+
+# Several steps choose what as many single steps choose, and end where they must.
+
+
+BUILDS_S = 110.0
+DTYPES = ["float32", "int8", *(["bfloat16"] if has_native_bfloat16() else [])]
+
+
+@pytest.fixture(autouse=True)
+def long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
+    """On a slow machine too a run is of many steps."""
+    monkeypatch.setattr(fused, "RUN_S", 60.0)
+
+
+def make_bench(folder: Path, dtype: str, threads: int = 1) -> RunnerBench:
+    """threads: with more than one, a run also ends where a helper was slow."""
+    bench = RunnerBench(folder, 3, "cpu", dtype, threads=threads)
+    assert wait_for_builds(BUILDS_S)
+    return bench
+
+
+def begun(bench: RunnerBench) -> list[DecodeSequence]:
+    """Three windows whose prompts are run, so that they reach a piece's end at unlike steps."""
+    prompts = [(), tuple(range(300, 300 + PIECE - 20)), tuple(range(400, 440))]
+    options = [DecodeOptions(language="en", prompt_tokens=prompt) for prompt in prompts]
+    sequences = [bench.sequence(slot, each) for slot, each in enumerate(options)]
+    take(sequences, bench.runner.collect(bench.runner.prefill(sequences)))
+    return sequences
+
+
+def take(sequences: list[DecodeSequence], step: list[list[StepOutput]]) -> None:
+    for sequence, (output,) in zip(sequences, step, strict=True):
+        sequence.rows[0].tokens.append(output.token)
+        sequence.rows[0].logprobs.append(output.logprob)
+
+
+def stepped(bench: RunnerBench) -> list[tuple[list[int], list[float]]]:
+    """Tokens and log probabilities by single steps, until a row has ended or is full."""
+    sequences = begun(bench)
+    while all(goes_on(bench, s) for s in sequences):
+        take(sequences, bench.runner.collect(bench.runner.decode(sequences)))
+    return [(s.rows[0].tokens, s.rows[0].logprobs) for s in sequences]
+
+
+def goes_on(bench: RunnerBench, sequence: DecodeSequence) -> bool:
+    tokens = sequence.rows[0].tokens
+    return len(tokens) < N_NEW_MAX and tokens[-1] != bench.prompts.eot
+
+
+@pytest.mark.parametrize("threads", [1, 2])
+@pytest.mark.parametrize("dtype", DTYPES)
+def test_several_steps_choose_what_single_ones_do(dtype: str, threads: int) -> None:
+    bench = make_bench(cached_checkpoint("tiny"), dtype, threads)
+    expected = stepped(bench)
+    sequences, runs = begun(bench), []
+    while all(goes_on(bench, s) for s in sequences):
+        most = bench.runner.most_steps(sequences)
+        assert 1 <= most <= N_NEW_MAX
+        bench.runner.listen()
+        made = bench.runner.decode_several(sequences, most)
+        assert 1 <= len(made) <= most
+        for step in made:
+            take(sequences, step)
+        runs.append(len(made))
+    assert threads > 1 or max(runs) > 1
+    assert [(s.rows[0].tokens, s.rows[0].logprobs) for s in sequences] == expected
+
+
+def test_a_run_ends_with_the_step_in_which_a_row_ends(tmp_path: Path) -> None:
+    bench = make_bench(forced_checkpoint(tmp_path, SHAPES["tiny"], 6), "float32")
+    bench.pools[0].tensor.zero_()  # random KV is louder than what tells the length
+    sequences = [bench.sequence(0, DecodeOptions(language="en"))]
+    take(sequences, bench.runner.collect(bench.runner.prefill(sequences)))
+    bench.runner.listen()
+    made = bench.runner.decode_several(sequences, 12)
+    tokens = [output.token for ((output,),) in made]
+    assert tokens.index(bench.prompts.eot) == len(tokens) - 1 == 5
+
+
+def test_who_interrupts_waits_for_one_step() -> None:
+    bench = make_bench(cached_checkpoint("tiny"), "float32")
+    sequences = begun(bench)
+    bench.runner.listen()
+    bench.runner.interrupt()
+    assert len(bench.runner.decode_several(sequences, 12)) == 1
+    bench.runner.listen()
+    timer = threading.Timer(0.0, bench.runner.interrupt)
+    timer.start()
+    timer.join()
+    assert len(bench.runner.decode_several(sequences, 12)) == 1
+
+
+def test_sequences_that_somebody_decides_about_take_single_steps() -> None:
+    bench = make_bench(cached_checkpoint("tiny"), "float32")
+    options = [
+        DecodeOptions(language="en", temperatures=(0.4,)),
+        DecodeOptions(language="en", beam_size=2),
+    ]
+    for each in options:
+        assert bench.runner.most_steps([bench.sequence(0, each)]) == 1
+    assert bench.runner.most_steps([bench.sequence(0, DecodeOptions(language="en"))]) > 1
+
+
+# What a decoder does before its first window leaves nothing behind, and has written to memory.
+
+
+def tokens_of(bench: RunnerBench) -> list[int]:
+    """What two steps of the window in slot 0 give."""
+    sequence = bench.sequence(0, DecodeOptions(language="en"))
+    tokens = []
+    for step in (bench.runner.prefill, bench.runner.decode):
+        ((output,),) = bench.runner.collect(step([sequence]))
+        tokens.append(output.token)
+        sequence.live[0].tokens.append(output.token)
+    return tokens
+
+
+def test_the_pages_that_are_taken_first_are_written_to_and_all_are_free() -> None:
+    bench = RunnerBench(cached_checkpoint(), WINDOWS + 1, "cpu", "float32")
+    cross, own = bench.pools
+    bench.free()
+    for pool in bench.pools:
+        pool.tensor.fill_(torch.nan)
+    warm_up(bench.runner, bench.prompts, cross, own)
+    for pool in bench.pools:
+        n_written = WINDOWS * pool.layout.pages_per_window
+        assert not pool.tensor[:n_written].isnan().any()
+        assert pool.tensor[n_written:].isnan().all()
+        pool.check_integrity()
+    assert cross.allocate(1) == own.allocate(1) == (0,)
+
+
+def test_a_window_gives_the_same_tokens_after_it() -> None:
+    """Its slot, which the silence had too, has nothing left of it."""
+    expected = tokens_of(RunnerBench(cached_checkpoint(), 1, "cpu", "float32"))
+    bench = RunnerBench(cached_checkpoint(), 1, "cpu", "float32")
+    cross, own = bench.pools
+    kv = cross.tensor.clone()
+    bench.free()
+    warm_up(bench.runner, bench.prompts, cross, own)
+    assert cross.allocate(cross.layout.pages_per_window) is not None
+    assert own.allocate(own.layout.pages_per_window) is not None
+    cross.tensor.copy_(kv)
+    assert tokens_of(bench) == expected
+
+
+# A large model's weights are held once, and decode as those of torch's own layout do.
+
+
+SHAPE = ModelShape(128, 2, 1, 2, n_vocab=2_000, n_languages=4)
+SHARES = {"float32": 1e-5, "bfloat16": 0.02}
+
+
+@pytest.fixture(scope="module")
+def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    return make_checkpoint(tmp_path_factory.mktemp("model"), SHAPE)
+
+
+@pytest.mark.parametrize("dtype", SHARES)
+def test_shared_weights_give_the_states_of_packed_ones(
+    folder: Path, dtype: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    benches = [RunnerBench(folder, 2, "cpu", dtype)]
+    monkeypatch.setattr(backends, "SHARED_FROM_BYTES", 0)
+    benches.append(RunnerBench(folder, 2, "cpu", dtype))
+    packed, shared = (bench.decoders.torch for bench in benches)
+    for before, after in zip(packed.layers, shared.layers, strict=True):
+        x = torch.randn(9, SHAPE.d_model).to(getattr(torch, dtype))
+        for name in ("self_qkv", "self_out", "cross_q", "cross_out"):
+            expected = getattr(before, name)(x).float()
+            assert_close(name, getattr(after, name)(x).float(), expected, SHARES[dtype])
+        assert_close("mlp", after.mlp(x.float()), before.mlp(x.float()), SHARES[dtype])
+    logits = [prompt_logprob(bench) for bench in benches]
+    assert logits[1] == pytest.approx(logits[0], abs=100 * SHARES[dtype])
+
+
+def test_torch_reads_the_matrices_of_the_compiled_program(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(backends, "SHARED_FROM_BYTES", 0)
+    bench = RunnerBench(folder, 1, "cpu", "bfloat16")
+    few, many = compiled_of(bench), bench.decoders.torch
+    for index, layer in enumerate(many.layers):
+        for held, own in (
+            (few._layers.qkv, layer.self_qkv),
+            (few._layers.self_out, layer.self_out),
+            (few._layers.cross_q, layer.cross_q),
+            (few._layers.cross_out, layer.cross_out),
+            (few._layers.fc1, layer.mlp.fc1),
+            (few._layers.fc2, layer.mlp.fc2),
+        ):
+            assert own.weight.data_ptr() == held.weight[index].ctypes.data
+
+
+@pytest.mark.skipif(not has_bfloat16_tiles(), reason="needs a CPU with AMX's bfloat16")
+def test_only_weights_that_torch_does_not_read_lie_in_blocks(
+    folder: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    own = RunnerBench(folder, 1, "cpu", "bfloat16")
+    monkeypatch.setattr(backends, "SHARED_FROM_BYTES", 0)
+    shared = RunnerBench(folder, 1, "cpu", "bfloat16")
+    in_blocks, in_rows = (compiled_of(bench)._layers for bench in (own, shared))
+    for blocks, rows in zip(in_blocks[:6], in_rows[:6], strict=True):
+        n_layer, n_out, n_in = rows.weight.shape
+        assert blocks.weight.shape == (n_layer, n_out // 64, n_in // 32, 64, 32)
+
+
+def compiled_of(bench: RunnerBench) -> FusedDecoder:
+    few = bench.decoders.ragged
+    assert isinstance(few, FusedDecoder)
+    return few
+
+
+def prompt_logprob(bench: RunnerBench) -> float:
+    sequence = bench.sequence(0, DecodeOptions(language="en"))
+    ((output,),) = bench.runner.collect(bench.runner.prefill([sequence]))
+    return float(output.logprob)
