@@ -15,19 +15,9 @@ from cluster.serve.bulk.engine import BulkResult, OnProgress
 from router.api.forms import parse_transcription
 from router.api.params import TranscriptionParams
 from router.interface import StageTimings
-from router.transcript import Segment, Transcript, Word
+from tests.support.router_fakes import make_transcript
 
 HEARD_BYTES = 40  # of a file
-
-
-def make_transcript(text: str, duration_s: float = 2.5) -> Transcript:
-    words = tuple(
-        Word(0.5 * i, 0.5 * (i + 1), f" {word}", 0.75) for i, word in enumerate(text.split())
-    )
-    segment = Segment(
-        0, 0, 0.0, duration_s, f" {text}", (50364, 7), 0.0, -0.2, 0.9, 0.01, (), words
-    )
-    return Transcript("transcribe", "en", duration_s, text, (segment,))
 
 
 class Stopped(BaseException):
@@ -75,7 +65,7 @@ class FakeEngine:
                 raise InvalidAudioError("this is no audio", param="file")
             if on_progress is not None:
                 on_progress(self.duration_s, self.duration_s)
-            transcript = make_transcript(text, self.duration_s)
+            transcript = make_transcript(f" {text}", duration_s=self.duration_s)
             return BulkResult(transcript, StageTimings(windows=1), (), params)
         finally:
             self.running -= 1
