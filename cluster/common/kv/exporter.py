@@ -1,10 +1,7 @@
 """The encoder's end of a transfer: pages are reserved, published, read under leases, and freed.
 
 The same for every transport. One table under one lock, the page pool's, holds what is published: a
-window's pages belong to it from `publish` on. It has as many readers as leases, and a lease ends
-once. A window that was published under a key outlives its last lease: it is kept, and the same key
-opens it again, until its pages are needed; then what was released longest ago is evicted first. A
-window without a key goes with its last lease.
+window has as many readers as leases, and a lease ends once.
 
 Each page has a counter, its generation, which readers READ: it is bumped when the page is reserved,
 before anything is written to it, and when it is freed, before its next owner can write to it. While
