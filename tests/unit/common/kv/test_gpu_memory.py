@@ -2,6 +2,8 @@
 
 from __future__ import annotations
 
+import subprocess
+import sys
 from typing import Any, cast
 
 import pytest
@@ -144,3 +146,23 @@ def test_a_gpu_s_kv_over_sockets_is_warned_of(caplog: pytest.LogCaptureFixture) 
     assert not caplog.records
     warn_if_slow("tcp")
     assert "neither NVLink" in caplog.text
+
+
+CHECK = """
+import logging, logging.handlers, sys
+from cluster.common.kv.nixl_wire import load_api
+to = logging.StreamHandler(sys.stdout)
+buffered = logging.handlers.MemoryHandler(capacity=1, target=to)  # as Ray Serve's log file
+logging.getLogger("somebody").addHandler(buffered)
+load_api()
+assert buffered.target is to
+logging.getLogger("somebody").warning("still here")
+"""
+
+
+def test_handlers_of_others_stay_open() -> None:
+    """In a process of its own: here NIXL may have been imported before."""
+    pytest.importorskip("nixl_cu13", reason="NIXL has wheels for Linux only")
+    run = subprocess.run([sys.executable, "-c", CHECK], capture_output=True, text=True, check=False)
+    assert run.returncode == 0, run.stderr
+    assert "still here" in run.stdout

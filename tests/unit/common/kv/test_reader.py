@@ -6,12 +6,14 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import pytest
+from hypothesis import given
+from hypothesis import strategies as st
 
 from cluster.common.errors import PeerLostError, TransferTimeoutError
 from cluster.common.kv.peers import FIRST_RENEWAL_S, IDLE_PEER_S, MAX_PEERS, HeldHandles
 from cluster.common.kv.pool import PagePool
 from cluster.common.kv.reader import Fetch, Reader
-from cluster.common.kv.wire import RENEW_S, TransferConfig
+from cluster.common.kv.wire import RENEW_S, Descriptor, TransferConfig, descriptors
 from cluster.common.messages import CrossKVHandle
 from tests.support.kv.stub_wire import KEY, LAYOUT, StubWire, make_handle
 
@@ -145,3 +147,19 @@ def test_only_peers_of_which_something_is_held_are_looked_at(
         bench.reader.step()
     assert set(looked) == {"encoder-7"}
     assert len(looked) <= 3.0 / RENEW_S + 1
+
+
+@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=20))
+def test_descriptors_move_every_page_to_its_place(pairs: list[tuple[int, int]]) -> None:
+    pages = dict(sorted(pairs))  # in order, so that some are neighbours on both sides
+    local, remote = list(pages), list(pages.values())
+    assert descriptors([0, 100, 200], [500, 600, 900], 100) == [
+        Descriptor(0, 500, 200),
+        Descriptor(200, 900, 100),
+    ], "neighbours on both sides become one"
+    moved = {}
+    for desc in descriptors([p * 8 for p in local], [p * 8 for p in remote], 8):
+        assert desc.n_bytes % 8 == 0
+        for offset in range(0, desc.n_bytes, 8):
+            moved[desc.local + offset] = desc.remote + offset
+    assert moved == {here * 8: there * 8 for here, there in zip(local, remote, strict=True)}

@@ -1,4 +1,4 @@
-"""An encoder in int8 gives on its team what it gives by torch, by whomever its rows are taken."""
+"""In int8 a team gives what torch gives, by whomever rows are taken; rows of float8 are torch's."""
 
 from __future__ import annotations
 
@@ -14,12 +14,14 @@ from torch.nn import functional as F
 from cluster.common.kernels.cpu.background import as_array
 from cluster.common.kernels.cpu.tile_instructions import address
 from cluster.common.kernels.cpu.vectors import LANES
+from cluster.common.kernels.gpu.operators import stored_as
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.common.model.layers import MIDDLE, quantize_rows
 from encoder_worker.cpu.products import Int8Products, PlainProducts, make_products
-from encoder_worker.cpu.rows import Int8Kernels, finish_gelu
+from encoder_worker.cpu.rows import N_BFLOAT16, Int8Kernels, finish_gelu, store_float8
 from encoder_worker.cpu.team import TeamEncoder, team_kernels
 from encoder_worker.cpu.team_kernels import TeamKernels
+from encoder_worker.forward import WindowEncoder
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
 from tests.support.checkpoints import cached_checkpoint
@@ -171,3 +173,38 @@ def test_kernels_for_one_dtype_leave_int8_to_torch(checkpoint: Checkpoint) -> No
     mel = make_mel(checkpoint)[:, :, :640]
     exact = AudioEncoder(checkpoint)(mel)
     assert off(encode(encoder, kernels, 2, mel), exact) < 1.05 * off(encoder(mel), exact)
+
+
+def test_every_bfloat16_becomes_what_torch_makes_of_it() -> None:
+    bits = np.random.default_rng(2).permutation(N_BFLOAT16).astype(np.uint16).reshape(256, -1)
+    rows = torch.from_numpy(bits).view(torch.bfloat16)
+    page = torch.zeros(2, 300, bits.shape[1]).to(torch.float8_e4m3fn)
+    store_float8(rows, page[1, 7 : 7 + len(rows)])
+    stored = page.view(torch.uint8)
+    expected = stored_as(rows, torch.float8_e4m3fn).view(torch.uint8)
+    assert torch.equal(stored[1, 7 : 7 + len(rows)], expected)
+    assert not stored[0].any()
+    assert not stored[1, :7].any()
+    assert not stored[1, 7 + len(rows) :].any()
+
+
+@NATIVE
+def test_a_window_s_pages_get_what_its_pages_of_16_bits_become() -> None:
+    checkpoint = open_checkpoint(str(cached_checkpoint("tiny")))
+    dims = checkpoint.dims
+    shape = (1, dims.n_text_layer, 2, dims.n_audio_ctx, dims.n_text_head, dims.text_head_dim)
+
+    def encoded(dtype: torch.dtype) -> Tensor:
+        encoder = WindowEncoder(checkpoint, "bfloat16", "cpu")  # scales of 1, for both
+        assert encoder._kernels is not None
+        assert encoder._kernels.wait(BUILD_S)
+        pool = torch.zeros(shape).to(dtype)
+        encoder([make_pcm(2.0, 1)], pool, [[0]], context=192)()
+        encoder.close()
+        return pool
+
+    wide, narrow = encoded(torch.bfloat16), encoded(torch.float8_e4m3fn)
+    n = wide.numel() * 192 // dims.n_audio_ctx  # a short window lies packed in the beginning
+    expected = stored_as(wide.flatten()[:n], torch.float8_e4m3fn)
+    assert wide.flatten()[:n].any()
+    assert torch.equal(narrow.flatten()[:n].view(torch.uint8), expected.view(torch.uint8))
