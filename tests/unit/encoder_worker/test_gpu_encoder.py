@@ -80,7 +80,8 @@ def test_the_kernels_scale_rows_as_torch_does(
     interpreted: Callable[[str], Callable[..., None]], width: int
 ) -> None:
     """The interpreter has no 8 bits: into float16 with their range the rows' numbers are equal."""
-    x = torch.randn(3, width, generator=torch.Generator().manual_seed(1))
+    chance = torch.Generator().manual_seed(1)
+    x = torch.randn(3, width, generator=chance)
     x[2] = 0
     most = torch.finfo(FLOAT8).max
     for gelu in (False, True):
@@ -92,7 +93,8 @@ def test_the_kernels_scale_rows_as_torch_does(
         near = values.float().to(FLOAT8).float()
         assert (near != expected.values.float()).float().mean() < 0.01  # where a tie was rounded
 
-    norm = LayerNorm(torch.rand(width), torch.rand(width), torch.float32)
+    weight, bias = torch.rand(2, width, generator=chance)
+    norm = LayerNorm(weight, bias, torch.float32)
     rows, own = x.clone(), x.clone()
     expected = Scaled.empty_like(x)
     add_norm(rows, x, None, norm, expected.values, expected.scale)
