@@ -97,14 +97,14 @@ class LaunchQueue:
         if not self._depth:
             self.collect()
 
-    def decode(self, sequences: Sequence[DecodeSequence], *, alone: bool) -> None:
+    def decode(self, sequences: Sequence[DecodeSequence], *, unwatched: bool) -> None:
         """Launch a decode step, and take results, but for `depth` launches.
 
-        None is left of which a search has to decide first. alone: nobody looks at what comes
+        None is left of which a search has to decide first. unwatched: nobody looks at what comes
         between steps, so that several may be made at once.
         """
-        alone = alone and not (self._depth or self._in_flight)
-        if alone and (most := self._runner.most_steps(sequences)) > 1:
+        may_run_several = unwatched and not (self._depth or self._in_flight)
+        if may_run_several and (most := self._runner.most_steps(sequences)) > 1:
             self._run_several(sequences, most)
             return
         self.launch(Kind.DECODE, sequences)

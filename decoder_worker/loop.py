@@ -107,8 +107,8 @@ class DecodeLoop:
         running = self.scheduler.next_step()
         if running:
             is_watched = was_landing or any(s.on_token is not None for s in running)
-            alone = not is_watched and not self.scheduler.has_bulk
-            self._launches.decode(running, alone=alone)
+            unwatched = not is_watched and not self.scheduler.has_bulk
+            self._launches.decode(running, unwatched=unwatched)
         else:
             self._launches.collect()
             if not started:

@@ -46,7 +46,7 @@ from encoder_worker.gpu.static_encoder import (
     Wait,
     WholeWindows,
     already_done,
-    when_done,
+    waiter_for,
 )
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
@@ -183,7 +183,7 @@ class WindowEncoder:
         with on_stream(self._stream):
             mel = self._mel(windows, file_mels)[:, :, :n_frames]
             projection.write(self._encoder(mel), paged, pages)
-        return when_done(self._stream)
+        return waiter_for(self._stream)
 
     def close(self) -> None:
         """End the threads; no call may follow."""

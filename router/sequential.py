@@ -99,12 +99,12 @@ class SequentialRun:
             return
         pieces = split_tokens(self._sampled, begin).pieces
         texts = [self.tokenizer.decode(p.tokens) for p in pieces if p.start != p.end]
-        if fresh := self._text.fresh("".join(text for text in texts if text.strip())):
+        if fresh := self._text.take_fresh("".join(text for text in texts if text.strip())):
             self.run.context.update(Update(fresh))
 
     def _send(self, segments: tuple[Segment, ...]) -> None:
         self._segments += segments
         self._text.close(segments)
-        if (fresh := self._text.fresh()) or segments:
+        if (fresh := self._text.take_fresh()) or segments:
             logprobs = token_logprobs(segments, self.tokenizer) if self.logprobs else ()
             self.run.context.update(Update(fresh, segments, logprobs))

@@ -112,9 +112,12 @@ class CertainText:
         return self._closed.strip()
 
     def close(self, segments: Iterable[Segment]) -> None:
+        """Take the segments of a window that is done, in place of what its tokens said."""
         self._closed += "".join(segment.text for segment in segments)
+        # A window that was decoded again may end in less text than its first tokens told.
+        self._n_told = min(self._n_told, len(self.whole))
 
-    def fresh(self, sampled: str = "") -> str:
+    def take_fresh(self, sampled: str = "") -> str:
         """What can be told now; `sampled` follows the closed segments, and nothing replaces it."""
         certain = (self._closed + sampled).strip()
         fresh, self._n_told = certain[self._n_told :], max(self._n_told, len(certain))
@@ -144,15 +147,16 @@ class TranscriptBuilder:
             The text and the segments that it makes certain: none while earlier windows are missing.
         """
         self._windows[index] = tuple(parts)
-        first = len(self._segments)
+        first, first_window = len(self._segments), self._next
         while (ready := self._windows.pop(self._next, None)) is not None:
             self._sampled.pop(self._next, None)
             self._next += 1
             for part in ready:
                 self._settle(part)
         closed = tuple(self._segments[first:])
-        self._text.close(closed)
-        return self._text.fresh(self._sampled_text()), closed
+        if self._next > first_window:
+            self._text.close(closed)
+        return self._text.take_fresh(self._sampled_text()), closed
 
     def add_token(self, index: int, token: int) -> str:
         """Take a token of window `index` before the window is done, if nothing replaces it later.
@@ -161,7 +165,7 @@ class TranscriptBuilder:
             The text that it makes certain: none while earlier windows are missing.
         """
         self._sampled.setdefault(index, []).append(token)
-        return self._text.fresh(self._sampled_text()) if index == self._next else ""
+        return self._text.take_fresh(self._sampled_text()) if index == self._next else ""
 
     def finish(
         self, *, duration_s: float, task: Task = "transcribe", language: str | None = None

@@ -52,8 +52,8 @@ from cluster.demo.samples import SAMPLES, sample_path
 from cluster.serve.bulk.engine import (
     BulkEngine,
     application_settings,
+    engine_of_application,
     serve_pools,
-    unlimited_engine,
 )
 from cluster.serve.model_parts import make_transcriber
 from router.audio.pool import AudioPool
@@ -219,7 +219,7 @@ async def run(
     as_pool: Any = audio  # as far as a transcriber of windows needs it
     checkpoint = open_checkpoint(own.model, weights=False)
     alone = make_transcriber(own, checkpoint, as_pool, *pools[name], reuses_kv=False)
-    async with unlimited_engine() as engine:
+    async with engine_of_application() as engine:
         bench = Bench(server, engine, alone, files, args.files * args.seconds, args.at_once)
         return await measure(bench, rival, args.rounds, args.ways), audio.n_windows
 

@@ -25,7 +25,7 @@ from cluster.archives.places import Place, require_bulk
 from cluster.common.errors import InvalidRequestError
 from cluster.common.messages import Task
 from cluster.common.priorities import run_when_idle
-from cluster.serve.bulk.engine import unlimited_engine
+from cluster.serve.bulk.engine import engine_of_application
 from router.api.formats import segment_bodies
 from router.interface import StageTimings
 
@@ -65,7 +65,7 @@ class Transcriber:
         self._slots = asyncio.Semaphore(files_at_once)
         self._opened = AsyncExitStack()
         try:
-            self._engine = self._wait_for(self._opened.enter_async_context(unlimited_engine()))
+            self._engine = self._wait_for(self._opened.enter_async_context(engine_of_application()))
             self._params = self._engine.params(pairs_of(fields or {}), task)
         except BaseException:
             self.close()

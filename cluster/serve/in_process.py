@@ -30,7 +30,7 @@ from encoder_worker import sizing as encoder_sizing
 from encoder_worker.engine import EncoderEngine
 from router.audio.pool import AudioPool
 from router.live.activity import VoiceActivity
-from router.live.session import LiveSessions
+from router.live.session import LiveEngine
 from router.pools import EnginePool
 from router.transcriber import RequestTranscriber
 
@@ -167,7 +167,7 @@ async def transcriber_over(engines: LocalEngines) -> AsyncIterator[RequestTransc
 
 
 @asynccontextmanager
-async def live_engine_over(engines: LocalEngines) -> AsyncIterator[LiveSessions]:
+async def live_engine_over(engines: LocalEngines) -> AsyncIterator[LiveEngine]:
     """Live sessions over engines in this process."""
     activity = VoiceActivity()
     live = make_live_engine(

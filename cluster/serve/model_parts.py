@@ -22,7 +22,7 @@ from router.audio.pool import AudioPool
 from router.http.models import ServedModel
 from router.live.activity import VoiceActivity
 from router.live.partial_transcript import chosen_policy
-from router.live.session import LiveSessions
+from router.live.session import LiveEngine
 from router.pipeline import Pipeline
 from router.pools import DecoderClient, EncoderClient
 from router.transcriber import RequestTranscriber
@@ -61,10 +61,10 @@ def make_live_engine(
     recorder: Recorder,
     tracer: Tracer = NO_TRACER,
     clock: Clock = SYSTEM_CLOCK,
-) -> LiveSessions:
+) -> LiveEngine:
     """The engine of one model. activity: of all engines; the caller closes it, after the engine."""
     dims = checkpoint.dims
-    return LiveSessions(
+    return LiveEngine(
         # Growing audio never comes again, so that its KV is not kept.
         Pipeline(encoders, decoders, settings.router, recorder, tracer, clock, reuses_kv=False),
         WhisperTokenizer.from_checkpoint(checkpoint),
@@ -107,7 +107,7 @@ def served_model(
     settings: Settings,
     name: str,
     transcriber: RequestTranscriber,
-    live: LiveSessions | None = None,
+    live: LiveEngine | None = None,
 ) -> ServedModel:
     """The model called `name` in `settings.by_model()`: what clients may call it, and more."""
     return ServedModel(

@@ -56,7 +56,7 @@ def already_done() -> None:
     """On a CPU a batch is done when its launch returns."""
 
 
-def when_done(stream: torch.cuda.Stream) -> Wait:
+def waiter_for(stream: torch.cuda.Stream) -> Wait:
     """Waits for what was launched so far, without spinning and without the GIL."""
     event = new_event(blocking=True)
     event.record(stream)
@@ -141,7 +141,7 @@ class StaticEncoder:
             self.graphs.get(shape, partial(self._compute, shape))()
             if isinstance(self._projection, WholeWindows):
                 self._projection.write([own[0] for own in pages], shape.positions)
-        return already_done if self._stream is None else when_done(self._stream)
+        return already_done if self._stream is None else waiter_for(self._stream)
 
     def shape_for(self, windows: int, positions: int) -> BatchShape:
         """The smallest size for so many windows. Positions stay: texts depend on how many."""

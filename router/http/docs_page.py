@@ -118,8 +118,7 @@ def _table(
 def _row(name: str, schema: Schema, required: bool, schemas: Schema) -> str:
     needed = " (required)" if required else ""
     shown = _value(schema, schemas)
-    if "default" in schema and schema["default"] is not None:
-        default = schema["default"]
+    if (default := schema.get("default")) not in (None, ""):
         shown += f"; default {default if isinstance(default, str) else json.dumps(default)}"
     return (
         f"<tr><td><code>{escape(name)}</code>{needed}</td><td>{escape(shown)}</td>"

@@ -13,7 +13,7 @@ from cluster.common.errors import ConfigurationError, ModelNotFoundError
 from cluster.common.messages import ROLES
 from router.api.responses import ModelListResponse, ModelResponse
 from router.interface import Transcriber
-from router.live.session import LiveSessions
+from router.live.session import LiveEngine
 
 ALIAS = "whisper-1"  # the hosted service's name, which many clients cannot change
 # Its newer names. Clients choose by them what they send: whether they end turns themselves, say.
@@ -42,7 +42,7 @@ class ServedModel:
     aliases: tuple[str, ...] = ()
     created: int = field(default_factory=lambda: int(time.time()))
     owned_by: str = "splitscribe"
-    live: LiveSessions | None = None
+    live: LiveEngine | None = None
 
 
 class ModelRegistry:

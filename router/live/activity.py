@@ -11,6 +11,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 import numpy as np
@@ -30,25 +31,38 @@ Run = Callable[[Callable[[], None]], Awaitable[None]]  # runs a function, perhap
 
 
 class VadStream:
-    """One session's audio that waits for the network."""
+    """One session's audio that waits for the network, in the pieces in which it came."""
 
-    __slots__ = ("deliver", "network", "waiting")
+    __slots__ = ("_n_samples", "_pieces", "deliver", "network")
 
     def __init__(self, deliver: OnProbabilities) -> None:
         self.deliver = deliver
-        self.waiting: Pcm = np.zeros(0, np.int16)
+        self._pieces: deque[Pcm] = deque()
+        self._n_samples = 0  # in all pieces
         self.network: SpeechStream | None = None  # opened by the first tick that has a frame
 
     @property
     def n_waiting(self) -> int:
         """Number of complete frames that no tick has taken."""
-        return len(self.waiting) // FRAME_SAMPLES
+        return self._n_samples // FRAME_SAMPLES
+
+    def add(self, pcm: Pcm) -> None:
+        """Take PCM, int16 [n_samples], of any length."""
+        self._pieces.append(pcm)
+        self._n_samples += len(pcm)
 
     def take(self) -> Pcm:
-        """The frames of one tick, int16 [n_frames, FRAME_SAMPLES]."""
-        n_samples = min(self.n_waiting, MAX_FRAMES) * FRAME_SAMPLES
-        taken, self.waiting = self.waiting[:n_samples], self.waiting[n_samples:]
-        return taken.reshape(-1, FRAME_SAMPLES)
+        """The frames of one tick, int16 [n_frames, FRAME_SAMPLES]; at least one must wait."""
+        wanted = min(self.n_waiting, MAX_FRAMES) * FRAME_SAMPLES
+        self._n_samples -= wanted
+        taken: list[Pcm] = []
+        while wanted:
+            piece = self._pieces.popleft()
+            if len(piece) > wanted:
+                self._pieces.appendleft(piece[wanted:])
+            taken.append(piece[:wanted])
+            wanted -= len(taken[-1])
+        return np.concatenate(taken).reshape(-1, FRAME_SAMPLES)
 
 
 class VoiceActivity:
@@ -79,7 +93,7 @@ class VoiceActivity:
 
     def feed(self, stream: VadStream, pcm: Pcm) -> None:
         """Take PCM, int16 [n_samples], of any length."""
-        stream.waiting = np.concatenate((stream.waiting, pcm))
+        stream.add(pcm)
         if stream.n_waiting:
             self._fed.set()
 

@@ -21,14 +21,14 @@ from router.live.interface import LiveConfig, LiveEvent
 from router.live.schedule import Schedule
 from router.live.turn_detector import TurnDetector
 from router.live.turns import AudioBuffer, SessionEvents, Turn, seconds
-from router.live.updates import SessionParts, UtteranceTranscriber
+from router.live.updates import LiveEngineParts, UtteranceTranscriber
 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 10.0
 
 
-class LiveSessions(SessionParts):
+class LiveEngine(LiveEngineParts):
     """Transcribes all live sessions of this process with one model."""
 
     def __post_init__(self) -> None:
@@ -67,7 +67,7 @@ class LiveSession:
     """
 
     def __init__(
-        self, engine: LiveSessions, config: LiveConfig, session_id: str, owner: bytes
+        self, engine: LiveEngine, config: LiveConfig, session_id: str, owner: bytes
     ) -> None:
         self._engine = engine
         self._id = session_id

@@ -66,7 +66,7 @@ UPDATE_GATES = QualityGates(avg_logprob=None, no_speech_prob=None)
 
 
 @dataclass(eq=False)
-class SessionParts:
+class LiveEngineParts:
     """What all live sessions of one model share.
 
     pipeline: one that keeps no KV for reuse, since the same audio never comes again.
@@ -100,7 +100,7 @@ class UtteranceTranscriber:
 
     def __init__(
         self,
-        engine: SessionParts,
+        engine: LiveEngineParts,
         session_id: str,
         owner: bytes,
         audio: AudioBuffer,

@@ -54,7 +54,7 @@ def look(replica: Any) -> tuple[int, list[str]]:
     import time
 
     worker = replica._replica_impl._user_callable_wrapper.user_callable  # Serve has no other way
-    there = [getattr(worker, "_exporter", None), worker._engine]
+    there = [worker._kv, worker._engine]
     there = [one for one in there if hasattr(one, "check_integrity")]
     broken: list[str] = []
     for one in there:

@@ -27,7 +27,7 @@ from cluster.archives.own_pools import own_settings
 from cluster.archives.run import RunProgress, duration, look_at, run_archive
 from cluster.common.errors import ConfigurationError
 from cluster.common.settings import Settings
-from cluster.serve.bulk.engine import Told, application_settings, unlimited_engine
+from cluster.serve.bulk.engine import Told, application_settings, engine_of_application
 from cluster.serve.distribution import build_id
 from cluster.serve.ray_environment import joining_environment
 from cluster.serve.ray_internals import (
@@ -107,7 +107,7 @@ def run_batch(
         stack.callback(signal.signal, signal.SIGTERM, before)
 
         async def work() -> None:
-            async with unlimited_engine(there) as engine:
+            async with engine_of_application(there) as engine:
                 await run_archive(archive, outputs, engine, progress, chain((first,), listing))
 
         with progress, cluster_watched(progress):

@@ -70,8 +70,8 @@ class BulkResult:
 class BulkEngine:
     """Transcribes files for all models of an application. Belongs to one event loop.
 
-    `over_pools` opens one where the pools are known, `unlimited_engine` one over an application
-    that runs in the Ray cluster of this process.
+    `over_pools` opens one where the pools are known, `engine_of_application` one over an
+    application that runs in the Ray cluster of this process.
     """
 
     def __init__(self, models: ModelRegistry, clock: Clock = SYSTEM_CLOCK) -> None:
@@ -198,7 +198,7 @@ def _as_file(upload: Path | bytes) -> Iterator[Path]:
 
 
 @asynccontextmanager
-async def unlimited_engine(told: Told | None = None) -> AsyncIterator[BulkEngine]:
+async def engine_of_application(told: Told | None = None) -> AsyncIterator[BulkEngine]:
     """Over the application in the Ray cluster of this process, for files of any size and length.
 
     told: what `application_settings` has said; None: it is asked.

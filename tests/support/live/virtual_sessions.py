@@ -25,7 +25,7 @@ from router.live.interface import (
     TurnFailed,
 )
 from router.live.partial_transcript import AttentionPeak, LocalAgreement, Policy
-from router.live.session import LiveSession, LiveSessions
+from router.live.session import LiveEngine, LiveSession
 from router.pipeline import Pipeline
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.live.played_speech import (
@@ -94,7 +94,7 @@ class PlayedEngine:
             reuses_kv=False,
         )
         self.activity = VoiceActivity(lambda: self.detector, self.clock.sleep, at_once)
-        self.engine = LiveSessions(
+        self.engine = LiveEngine(
             pipeline,
             tokenizer,
             self.settings,

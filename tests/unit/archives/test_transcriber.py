@@ -24,7 +24,7 @@ AUDIO = [b"one", b"broken", b"three"]
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
     engine = FakeEngine()
-    monkeypatch.setattr(transcriber, "unlimited_engine", engine.opened)
+    monkeypatch.setattr(transcriber, "engine_of_application", engine.opened)
     return engine
 
 
@@ -86,7 +86,7 @@ def test_without_an_application_there_is_none(monkeypatch: pytest.MonkeyPatch) -
         raise ConfigurationError("the Ray cluster runs no application")
         yield
 
-    monkeypatch.setattr(transcriber, "unlimited_engine", nothing)
+    monkeypatch.setattr(transcriber, "engine_of_application", nothing)
     with pytest.raises(ConfigurationError, match="runs no application"):
         Transcriber()
 

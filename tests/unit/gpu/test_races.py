@@ -162,7 +162,7 @@ MISSED_BY: dict[str, Scenario] = {
     f"{STATIC} StaticEncoder.__init__: synchronize": batches_without_waits,
     f"{FORWARD}.__call__: wait_stream": encoder_without_graphs,
     f"{TABLES} Table.plan: synchronize": step_plans,
-    f"{STATIC} when_done: synchronize": colocated,
+    f"{STATIC} waiter_for: synchronize": colocated,
     "cluster/common/kv/memory_wire.py MemoryWire._copy_pages: synchronize": colocated,
     "decoder_worker/step.py Readback.wait: synchronize": colocated,
     f"{RUNNER}.__init__: synchronize": colocated,

@@ -10,8 +10,13 @@ from typing import Any
 import pytest
 
 from cluster.common.messages import DecodeResult, DecodeTimings, QualityGates
-from router.transcript import Transcript, WindowTranscript
-from router.transcript_builder import TranscriptBuilder, gather_window, token_logprobs
+from router.transcript import Segment, Transcript, WindowTranscript
+from router.transcript_builder import (
+    CertainText,
+    TranscriptBuilder,
+    gather_window,
+    token_logprobs,
+)
 
 GATES = QualityGates()
 
@@ -248,6 +253,18 @@ def test_tokens_told_one_by_one_are_the_transcript_too() -> None:
         (1.0, 10.0),
         (20.0, 21.0),
     ]
+
+
+def test_text_after_a_window_that_lost_told_words_is_told_whole() -> None:
+    def closed(said: str) -> list[Segment]:
+        return [Segment(0, 0, 0.0, 1.0, said, (), 0.0, 0.0, 1.0, 0.0)]
+
+    text = CertainText()
+    assert text.take_fresh(" Hello there my friend") == "Hello there my friend"
+    text.close(closed(" Hello"))
+    assert text.take_fresh(" World") == " World"
+    text.close(closed(" World again."))
+    assert text.take_fresh() == " again."
 
 
 def test_a_character_is_told_when_its_bytes_are_complete() -> None:

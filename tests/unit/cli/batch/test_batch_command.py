@@ -27,7 +27,7 @@ def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
 
     there = load_settings(None, {}, environ={}), "this build"
     monkeypatch.setattr(batch_run, "joined_application", lambda *_: nullcontext(there))
-    monkeypatch.setattr(batch_run, "unlimited_engine", engine.opened)
+    monkeypatch.setattr(batch_run, "engine_of_application", engine.opened)
     monkeypatch.setattr(batch_run, "cluster_watched", lambda progress: nullcontext())
     return engine
 
