@@ -207,6 +207,8 @@ class KVExporter:
 
     def keep(self, pages: Sequence[int], *, frames: int, key: bytes) -> None:
         """Publish written pages without a reader, for `publish_again`; raises as `publish`."""
+        if not key:
+            raise ValueError("a window that is kept needs a key: nothing could free its pages")
         with self._lock:
             self._kept[key] = self._add(pages, frames, key)
             self.pool.wake()
