@@ -9,6 +9,7 @@ import asyncio
 import logging
 import time
 from collections.abc import AsyncGenerator
+from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING
 
@@ -26,6 +27,8 @@ if TYPE_CHECKING:
     from decoder_worker.engine import DecoderEngine
 
 logger = logging.getLogger(__name__)
+
+STREAM_S = 0.1  # at least between two messages of one stream
 
 
 class DecoderWorker(PoolWorker):
@@ -71,7 +74,7 @@ class DecoderWorker(PoolWorker):
     async def decode_stream(
         self, request: DecodeRequest
     ) -> AsyncGenerator[tuple[SampledToken, ...] | DecodeResult, None]:
-        """As `decode`, with the tokens in small groups as they are sampled; the result is last."""
+        """As `decode`, with the tokens in groups (`grouped`) before the result."""
         loop = asyncio.get_running_loop()
         sampled: asyncio.Queue[SampledToken | None] = asyncio.Queue()  # None is the last
 
@@ -84,13 +87,8 @@ class DecoderWorker(PoolWorker):
             submitted.add_done_callback(lambda _: tell(None))
             try:
                 # The future may be done before its last tokens have reached this queue.
-                group: list[SampledToken | None] = []
-                while None not in group:
-                    group = [await sampled.get()]
-                    while not sampled.empty():
-                        group.append(sampled.get_nowait())
-                    if tokens := tuple(token for token in group if token is not None):
-                        yield tokens
+                async for tokens in grouped(sampled):
+                    yield tokens
                 result = await asyncio.wrap_future(submitted)
                 yield self._told(request, result, span, arrived_s)
             finally:
@@ -170,6 +168,24 @@ class DecoderReplica(DecoderWorker):
     async def __del__(self) -> None:
         """Serve's hook on shutdown."""
         await self.shut_down()
+
+
+async def grouped(
+    sampled: asyncio.Queue[SampledToken | None],
+) -> AsyncGenerator[tuple[SampledToken, ...], None]:
+    """The tokens up to None: the first at once, later ones together with those of `STREAM_S`."""
+    clock = asyncio.get_running_loop().time
+    next_s, is_open = clock(), True
+    while is_open:
+        group = [await sampled.get()]
+        with suppress(TimeoutError):
+            async with asyncio.timeout_at(next_s):
+                while group[-1] is not None:
+                    group.append(await sampled.get())
+        is_open = group[-1] is not None
+        if tokens := tuple(token for token in group if token is not None):
+            yield tokens
+            next_s = clock() + STREAM_S
 
 
 def tell_stages(span: Span, request: DecodeRequest, result: DecodeResult, arrived_s: float) -> None:
