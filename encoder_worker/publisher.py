@@ -101,12 +101,16 @@ class Publisher:
         return EncodeReply(handle, EncodeTimings(queue_s, 0.0, 0), reused=True)
 
     def share(self, window: QueuedWindow) -> bool:
-        """Answer a window with KV that is published already; False when there is none."""
+        """Answer a window with KV that is published already, or with what prevents that alone.
+
+        Returns:
+            False when there is none.
+        """
         queue_s = self.clock() - window.arrived_s
         try:
             reply = self.find(window.request, window.key, queue_s)
-        except WorkerError as error:
-            self.fail(window, error)
+        except Exception as error:
+            self.fail(window, _as_ours(error))
             return True
         if reply is None:
             return False
@@ -136,10 +140,7 @@ class Publisher:
     def give_up(self, window: QueuedWindow, pages: Pages, error: Exception) -> None:
         """Fail a window with a typed error that keeps its cause; its pages are free again."""
         self.exporter.abandon(pages)
-        if not isinstance(error, WorkerError):
-            cause, error = error, SequenceFailedError(f"this window could not be encoded: {error}")
-            error.__cause__ = cause
-        self.fail(window, error)
+        self.fail(window, _as_ours(error))
 
     def fail(self, window: QueuedWindow, error: Exception) -> None:
         """From any thread. Does nothing if the window has an answer already."""
@@ -177,3 +178,12 @@ class Publisher:
             window.future.set_result(reply)
         else:
             self.exporter.revoke(reply.handle.lease)
+
+
+def _as_ours(error: Exception) -> WorkerError:
+    """A typed error that keeps its cause."""
+    if isinstance(error, WorkerError):
+        return error
+    ours = SequenceFailedError(f"this window could not be encoded: {error}")
+    ours.__cause__ = error
+    return ours
