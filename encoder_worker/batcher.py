@@ -27,6 +27,7 @@ from cluster.common.messages import (
     EncodeReply,
     EncodeRequest,
     Priority,
+    request_key,
 )
 from cluster.common.priorities import URGENCY, Turns
 
@@ -212,7 +213,7 @@ class Batcher:
             while len(taken) < n_windows and (by_class := self._by_class(alike)):
                 window = by_class[self._turns.next(by_class)][0]
                 taken.append(window)
-                self._in_flight[window.request.request_id] += 1
+                self._in_flight[request_key(window.request)] += 1
                 self._work_in_flight += window.request.work
                 self._bulk_in_flight += window.priority == "bulk"
                 if window.key:
@@ -234,7 +235,7 @@ class Batcher:
         in_flight, most = self._in_flight, self._max_per_request
         by_class: dict[Priority, list[QueuedWindow]] = {}
         for window in sorted(
-            self._free_to_go(ordered), key=lambda one: in_flight[one.request.request_id] >= most
+            self._free_to_go(ordered), key=lambda one: in_flight[request_key(one.request)] >= most
         ):
             by_class.setdefault(window.priority, []).append(window)
         return by_class
@@ -242,7 +243,7 @@ class Batcher:
     def finish(self, windows: Sequence[QueuedWindow]) -> None:
         """These windows are no longer in flight."""
         with self._lock:
-            self._in_flight.subtract(window.request.request_id for window in windows)
+            self._in_flight.subtract(request_key(window.request) for window in windows)
             self._in_flight = +self._in_flight  # drops requests at zero
             self._keys_in_flight.subtract(window.key for window in windows if window.key)
             self._keys_in_flight = +self._keys_in_flight

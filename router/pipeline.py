@@ -13,6 +13,7 @@ import asyncio
 import hashlib
 import logging
 import struct
+import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
 
@@ -108,10 +109,14 @@ class WindowAudio:
 
 @dataclass(slots=True)
 class RequestRun:
-    """One request on its way: its context, and where its time has gone so far."""
+    """One request on its way: its context, its key, and where its time has gone so far.
+
+    key: as in `EncodeRequest`: two clients, or one twice, may have given the same id.
+    """
 
     context: RequestContext
     timings: StageTimings = field(default_factory=StageTimings)
+    key: str = field(default_factory=lambda: uuid.uuid4().hex)
 
     def remaining_s(self) -> float:
         remaining_s = self.context.remaining_s()
@@ -281,6 +286,7 @@ class Pipeline:
                     fresh=window.is_lost,
                     context=window.context,
                     priority=request.context.priority,
+                    key=request.key,
                 )
             )
         spent = reply.timings
@@ -307,6 +313,7 @@ class Pipeline:
                 traceparent=call.traceparent,
                 kv_location=encoded.location,
                 priority=window.request.context.priority,
+                key=window.request.key,
             )
             result = await self._decoders.decode(request, window.token_sink())
         spent, timings = result.timings, window.request.timings

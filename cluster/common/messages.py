@@ -139,6 +139,8 @@ class EncodeRequest:
     audio_key: names `pcm` and `file_mel` for whoever sent them: equal for the same audio of the
         same owner, and nothing that another owner could make. Empty: its KV is not kept for reuse.
     fresh: encode it even if its KV is kept, because that could not be used; the new KV replaces it.
+    key: of the request, as no other's is, whatever its client calls it in `request_id`. Empty: that
+        is unique.
     """
 
     request_id: str
@@ -152,6 +154,7 @@ class EncodeRequest:
     audio_key: bytes = b""
     fresh: bool = False
     priority: Priority = "interactive"
+    key: str = ""
 
     @property
     def n_samples(self) -> int:
@@ -292,7 +295,7 @@ class DecodeRequest:
     """One window's KV handle and options on its way to a decoder.
 
     content_frames: mel frames of the window that are audio and not padding, 1 to 3000.
-    traceparent, priority: as in `EncodeRequest`.
+    traceparent, priority, key: as in `EncodeRequest`.
     kv_location: where the KV is, for whoever chooses a decoder; `handle` is the right to read it.
     """
 
@@ -306,6 +309,12 @@ class DecodeRequest:
     traceparent: str = ""
     kv_location: Location = Location()
     priority: Priority = "interactive"
+    key: str = ""
+
+
+def request_key(request: EncodeRequest | DecodeRequest) -> str:
+    """The same for all windows of a request, and for no other request in the cluster."""
+    return request.key or request.request_id
 
 
 @dataclass(frozen=True, slots=True)

@@ -15,7 +15,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any
 
-from cluster.common.messages import DecodeRequest, EncodeRequest, WorkerLoad
+from cluster.common.messages import DecodeRequest, EncodeRequest, WorkerLoad, request_key
 
 N_REMEMBERED = 4096  # windows of which it is known where they were encoded, or where they failed
 HEARD_S = 1.0  # after which half of what others had at a worker is taken to be done
@@ -172,7 +172,7 @@ class OwnCalls:
 
 def key_of(request: EncodeRequest | DecodeRequest) -> Hashable:
     """One call of a worker; Serve's own id is shared by all calls of one HTTP request."""
-    return type(request), request.request_id, request.window, request.attempt
+    return type(request), request_key(request), request.window, request.attempt
 
 
 def kept_key(request: EncodeRequest) -> bytes:

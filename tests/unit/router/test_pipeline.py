@@ -33,6 +33,7 @@ from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.settings import RouterSettings
 from cluster.common.settings_sources import load_settings
 from cluster.planning.virtual_time import virtual_clock
+from cluster.serve.own_calls import key_of
 from encoder_worker.core import check_request
 from router.api.params import TranscriptionParams
 from router.interface import RequestContext, TranscriptionResult, Update
@@ -155,6 +156,17 @@ async def test_a_stream_goes_on_behind_what_a_dead_worker_had_told(pools: Played
     assert transcript.text == "word0 word1 word2 word3"
     assert "".join(update.text for update in updates) == transcript.text
     assert len(updates) > 4, "told by windows, not by tokens"
+
+
+async def test_requests_in_flight_that_their_clients_call_alike_are_told_apart(
+    pools: PlayedPools,
+) -> None:
+    """By whoever counts what is where; logs and handles have the client's own word."""
+    await asyncio.gather(*(run(pools, 2, context=request_of()) for _ in range(2)))
+    seen = [*pools.encoded, *pools.decoded]
+    assert len({key_of(one) for one in seen}) == len(seen) == 8
+    assert len({one.key for one in seen}) == 2
+    assert {one.request_id for one in seen} == {"r1"}
 
 
 async def test_a_request_s_class_goes_with_each_of_its_windows(pools: PlayedPools) -> None:
