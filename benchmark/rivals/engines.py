@@ -31,28 +31,26 @@ from cluster.common.model.tensor_files import BUNDLED_FOLDER
 
 START_S = 300.0
 STOP_S = 10.0
-LONG_BATCH = 8  # its default
 
 
 @dataclass(frozen=True, slots=True)
 class RivalSpec:
     """A library and how it is set up.
 
-    way: "sequential", a file at a time for each worker, "batched", or "long": its batched pipeline
-    over one file at a time, which its voice detector cuts.
+    way: "sequential", a file at a time for each worker, or "batched".
     """
 
     library: Literal["faster-whisper", "transformers", "openai-whisper"]
     dtype: str
-    way: Literal["sequential", "batched", "long"] = "sequential"
+    way: Literal["sequential", "batched"] = "sequential"
     threads: int = 2
     workers: int = 1
 
     @property
     def name(self) -> str:
         how = f"{self.workers} x {self.threads} threads"
-        ways = {"sequential": "", "batched": ", batched", "long": ", batched, file by file"}
-        return f"{self.library} {self.dtype}, {how}{ways[self.way]}"
+        way = ", batched" if self.way == "batched" else ""
+        return f"{self.library} {self.dtype}, {how}{way}"
 
 
 @dataclass(frozen=True, slots=True)
@@ -210,16 +208,6 @@ def _faster_whisper(spec: RivalSpec, checkpoint: Path) -> Transcribe:
     if spec.way == "sequential":
         return _by_file(one)
     pipeline = library.BatchedInferencePipeline(model)
-    if spec.way == "long":
-
-        def cut(file: Path) -> tuple[str, int]:
-            found, _ = pipeline.transcribe(
-                str(file), batch_size=LONG_BATCH, **{**options, "vad_filter": True}
-            )
-            segments = list(found)
-            return "".join(s.text for s in segments), sum(len(s.tokens) for s in segments)
-
-        return _by_file(cut, threads=1)
 
     def many(files: Sequence[Path]) -> list[tuple[str, int]]:
         """The pipeline batches clips of one recording, so the files are joined into one."""

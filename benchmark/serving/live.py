@@ -162,7 +162,7 @@ async def measure(
     """All talks at once, each in a session of its own."""
     counted = _counters(server)
     before = server.cpu_s() if server else {}
-    own_s, busy_s = _own_s(), _busy_s()
+    own_before_s, busy_before_s = _own_s(), busy_s()
     start_s = time.perf_counter() + 1.0
     # Sessions begin within a second, as people do, and not all in the same millisecond.
     heard = await asyncio.gather(
@@ -171,7 +171,7 @@ async def measure(
     wall_s = time.perf_counter() - start_s
     audio_s = sum(talk.duration_s for talk in talks)
     after = server.cpu_s() if server else {}
-    own_s, busy_s = _own_s() - own_s, _busy_s() - busy_s
+    own_s, all_s = _own_s() - own_before_s, busy_s() - busy_before_s
     server_s = sum(after.values()) - sum(before.values())
     work = {name: now - counted.get(name, 0.0) for name, now in _counters(server).items()}
     delays = [
@@ -200,7 +200,7 @@ async def measure(
         "failed": [one.error for one in heard if one.error],
         "latest_send_s": max(one.late_s for one in heard),
         "cores_of_load_generator": own_s / wall_s,
-        "cores_of_others": (busy_s - own_s - server_s) / wall_s if server else None,
+        "cores_of_others": (all_s - own_s - server_s) / wall_s if server else None,
         "cpu_s_per_audio_s": {
             kind: (used - before.get(kind, 0.0)) / audio_s for kind, used in after.items()
         },
@@ -246,7 +246,7 @@ def _own_s() -> float:
     return times.user + times.system
 
 
-def _busy_s() -> float:
+def busy_s() -> float:
     """CPU seconds that all processes of this machine have used."""
     times = psutil.cpu_times()
     return sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)

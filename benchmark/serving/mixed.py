@@ -1,0 +1,316 @@
+"""How long people wait beside long work, and how fast that work goes, one load after another.
+
+    python -m benchmark.serving.mixed [--only files archive] [--seconds 20] [--rounds 1]
+    python -m benchmark.serving.mixed --splitscribe OLD/bin/splitscribe NEW/bin/splitscribe
+
+- alone: clips of 5 s over HTTP, then live turns of 3 s over WebSocket, for `--seconds` each.
+- files: both beside files of ten minutes that are posted at once.
+- archive: clips beside `splitscribe batch` with all its files at once.
+- keys: many clips under one API key and ten under another, at once; the ten alone before.
+- ways: the archive's files by the command from its start to its end, and over HTTP, alone.
+
+Clips are sent at a steady pace, however late the answers are, and a turn's wait is from its commit
+to its text. All audio is new: cut from the bundled recordings at random and mixed with noise of one
+step of 16 bits, so that no server can answer with what it kept. Several commands, of this checkout
+or of others, take turns in each round. A ratio is to the same command alone. What was refused or
+failed is counted and has no time. What cores other programs took meanwhile is printed: with more
+than a tenth of one, believe only what was measured by turns. The last line is JSON.
+"""
+
+from __future__ import annotations
+
+import argparse
+import asyncio
+import base64
+import json
+import subprocess
+import tempfile
+import time
+from collections import defaultdict
+from collections.abc import Awaitable, Callable, Coroutine, Iterator, Sequence
+from contextlib import contextmanager
+from dataclasses import dataclass, field
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import psutil
+from numpy.typing import NDArray
+from rich.console import Console
+from rich.table import Table
+from websockets.asyncio.client import connect
+from websockets.exceptions import WebSocketException
+
+from benchmark.serving.live import busy_s, percentile
+from benchmark.shared.clips import Clip
+from benchmark.shared.command import make_parser, print_result
+from benchmark.shared.machine import cpu_info, versions
+from benchmark.shared.openai_client import Client, Upload, send_all
+from benchmark.shared.server import SPLITSCRIBE, BenchServer, serving
+from benchmark.shared.speech.wav import wav_bytes
+from cluster.common.messages import SAMPLE_RATE
+from cluster.demo.samples import SAMPLES, sample_path
+
+PARTS = ("alone", "files", "archive", "keys", "ways")
+KEY, OTHER_KEY = "a-key-of-many-requests", "a-key-of-few-requests"
+FORM = {"model": "whisper-1", "language": "en"}
+CLIP_S, TURN_S, PIECE_S = 5.0, 3.0, 0.1
+CLIP_EVERY_S = 0.7
+SESSIONS = 3  # each speaks one turn behind the other
+FEW = 10  # clips under the second key
+SETTLE_S = {"files": 3.0, "archive": 7.0}  # until the load is there
+PATIENCE_S = 900.0
+GOALS = {  # p95 in seconds, or as a multiple of what is named
+    "turn beside files": (0.5, None),
+    "clip beside files": (0.6, None),
+    "clip beside archive": (1.5, "clip alone"),
+    "second key": (3.0, "ten clips alone"),
+}
+
+Waits = dict[str, list[float]]  # by kind
+
+
+class Speech:
+    """Audio that nobody has sent before."""
+
+    def __init__(self) -> None:
+        self._talks = np.concatenate([Clip(name, sample_path(name)).pcm() for name in SAMPLES])
+        self._rng = np.random.default_rng()
+
+    def take(self, seconds: float) -> NDArray[np.int16]:
+        """int16 [n_samples], from anywhere in the recordings on."""
+        begun = np.roll(self._talks, -int(self._rng.integers(len(self._talks))))
+        pcm = np.clip(np.resize(begun, round(seconds * SAMPLE_RATE)), -32_767, 32_766)
+        return pcm + self._rng.integers(-1, 2, len(pcm), dtype=np.int16)
+
+    def upload(self, seconds: float) -> Upload:
+        return Upload.of(wav_bytes(self.take(seconds)), "speech.wav", FORM)
+
+
+@dataclass
+class Figures:
+    """Of one command, over all rounds. waits_s: of requests, by kind; spans_s: of whole loads."""
+
+    waits_s: Waits = field(default_factory=lambda: defaultdict(list))
+    spans_s: Waits = field(default_factory=lambda: defaultdict(list))
+    failed: dict[str, int] = field(default_factory=lambda: defaultdict(int))
+    cores_of_others: list[float] = field(default_factory=list)
+
+
+class Load:
+    """All parts against one server."""
+
+    def __init__(
+        self, server: BenchServer, command: str, figures: Figures, args: argparse.Namespace
+    ) -> None:
+        self._server, self._command, self._args = server, command, args
+        self._figures, self._speech = figures, Speech()
+
+    async def run(self, parts: Sequence[str]) -> None:
+        timeout = {"timeout_s": PATIENCE_S}
+        async with (
+            Client(self._server.url, KEY, **timeout) as self._client,
+            Client(self._server.url, OTHER_KEY, **timeout) as self._other,
+        ):
+            for seconds in (CLIP_S, 60.0):
+                await send_all(self._client, [self._speech.upload(seconds)] * FEW, FEW)  # warm
+            await self._turn("warm")
+            del self._figures.waits_s["warm"]
+            began, others_s = time.perf_counter(), self._others_s()
+            for part in parts:
+                print(f"{self._command}: {part}", flush=True)
+                await getattr(self, f"_{part}")()
+            wall_s = time.perf_counter() - began
+            self._figures.cores_of_others.append((self._others_s() - others_s) / wall_s)
+
+    def _others_s(self) -> float:
+        """CPU seconds of all programs but the server, this one, and the commands that it ran."""
+        own = psutil.Process().cpu_times()
+        ours_s = own.user + own.system + own.children_user + own.children_system
+        return busy_s() - ours_s - sum(self._server.cpu_s().values())
+
+    async def _alone(self) -> None:
+        pause = asyncio.sleep
+        await self._beside(pause(self._args.seconds), 0.0, clips="clip alone")
+        await self._beside(pause(self._args.seconds), 0.0, turns="turn alone")
+
+    async def _files(self) -> None:
+        uploads = [self._speech.upload(60 * self._args.minutes) for _ in range(self._args.files)]
+        posted = self._timed("files", send_all(self._client, uploads, len(uploads)))
+        names = {"clips": "clip beside files", "turns": "turn beside files"}
+        await self._beside(posted, SETTLE_S["files"], **names)
+
+    async def _archive(self) -> None:
+        with self._talks() as folder:
+            ran = self._timed("archive beside clips", self._batch(folder))
+            await self._beside(ran, SETTLE_S["archive"], clips="clip beside archive")
+
+    async def _ways(self) -> None:
+        with self._talks() as folder:
+            await self._timed("archive alone", self._batch(folder))
+        seconds, n_files = self._args.archive_seconds, self._args.archive_files
+        uploads = [self._speech.upload(seconds) for _ in range(n_files)]
+        await self._timed("the same over HTTP", send_all(self._client, uploads, n_files))
+
+    async def _keys(self) -> None:
+        clips = [self._speech.upload(CLIP_S) for _ in range(self._args.clips + 2 * FEW)]
+        few, rest = clips[:FEW], clips[FEW:]
+        await asyncio.gather(*(self._clip("ten clips alone", self._other, clip) for clip in few))
+        many = [self._clip("first key", self._client, clip) for clip in rest[FEW:]]
+        then = [self._clip("second key", self._other, clip) for clip in rest[:FEW]]
+        await asyncio.gather(*many, *then)
+
+    @contextmanager
+    def _talks(self) -> Iterator[Path]:
+        with tempfile.TemporaryDirectory() as folder:
+            for i in range(self._args.archive_files):
+                pcm = self._speech.take(self._args.archive_seconds)
+                Path(folder, f"{i}.wav").write_bytes(wav_bytes(pcm))
+            yield Path(folder)
+
+    async def _batch(self, folder: Path) -> None:
+        process = await asyncio.create_subprocess_exec(
+            *(self._command, "batch", str(folder), "-o", str(folder / "texts"), "-f", "json"),
+            *(
+                "--address",
+                self._server.ray_address(),
+                "--files-at-once",
+                str(self._args.archive_files),
+            ),
+            *("--language", "en"),
+            stdout=subprocess.PIPE,
+            stderr=subprocess.STDOUT,
+        )
+        told, _ = await process.communicate()
+        if process.returncode:
+            raise SystemExit(f"splitscribe batch ended with {process.returncode}:\n{told.decode()}")
+
+    async def _timed(self, name: str, work: Awaitable[Any]) -> None:
+        began = time.perf_counter()
+        outcomes = await work or ()
+        if failed := [one for one in outcomes if one.failure]:
+            raise SystemExit(f"{name}: {failed[0].failure} {failed[0].error}")
+        self._figures.spans_s[name].append(time.perf_counter() - began)
+
+    async def _beside(
+        self, load: Coroutine[Any, Any, None], settle_s: float, clips: str = "", turns: str = ""
+    ) -> None:
+        """Clips and turns as long as the load lasts; those in work at its end are waited for."""
+        async with asyncio.TaskGroup() as group:
+            loading = group.create_task(load)
+            await asyncio.sleep(settle_s)
+            if turns:
+                for i in range(SESSIONS):
+                    group.create_task(self._session(turns, i * TURN_S / SESSIONS, loading.done))
+            while not loading.done():
+                if clips:
+                    upload = self._speech.upload(CLIP_S)
+                    group.create_task(self._clip(clips, self._client, upload))
+                await asyncio.sleep(CLIP_EVERY_S)
+
+    async def _clip(self, kind: str, client: Client, upload: Upload) -> None:
+        outcome = await client.send(upload)
+        if outcome.failure:
+            self._figures.failed[kind] += 1
+        else:
+            self._figures.waits_s[kind].append(outcome.latency)
+
+    async def _session(self, kind: str, delay_s: float, is_over: Callable[[], bool]) -> None:
+        await asyncio.sleep(delay_s)
+        while not is_over():
+            try:
+                await self._turn(kind)
+            except (WebSocketException, OSError):
+                self._figures.failed[kind] += 1
+                await asyncio.sleep(1.0)
+
+    async def _turn(self, kind: str) -> None:
+        """One that the client ends: spoken in real time, from the commit to its text."""
+        url = self._server.url.replace("http", "ws", 1) + "/v1/realtime?intent=transcription"
+        step, pcm = round(PIECE_S * SAMPLE_RATE), self._speech.take(TURN_S)
+        headers = {"Authorization": f"Bearer {KEY}"}
+        async with connect(url, max_size=None, additional_headers=headers) as socket:
+            await socket.send(json.dumps(CONFIGURATION))
+            due_s = time.perf_counter()
+            for first in range(0, len(pcm), step):
+                due_s += PIECE_S
+                await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
+                audio = base64.b64encode(pcm[first : first + step].tobytes()).decode()
+                await socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
+            began = time.perf_counter()
+            await socket.send(json.dumps({"type": "input_audio_buffer.commit"}))
+            async for message in socket:
+                told = json.loads(message)["type"]
+                if told == "error" or told.endswith("failed"):
+                    raise ConnectionError(message)
+                if told.endswith("transcription.completed"):
+                    self._figures.waits_s[kind].append(time.perf_counter() - began)
+                    return
+
+
+CONFIGURATION = {
+    "type": "session.update",
+    "session": {
+        "type": "transcription",
+        "audio": {
+            "input": {
+                "format": {"type": "audio/pcm", "rate": SAMPLE_RATE},
+                "transcription": FORM,
+                "turn_detection": None,
+            }
+        },
+    },
+}
+
+
+def table_of(figures: Figures, title: str) -> Table:
+    table = Table("kind", "n", "failed", "p50", "p95", "max", "p95 / alone", "goal", title=title)
+    waits = figures.waits_s
+    for kind, values in waits.items():
+        p95 = percentile(values, 95)
+        limit, than = GOALS.get(kind, (None, None))
+        base = than or f"{kind.partition(' ')[0]} alone"
+        ratio = f"{p95 / percentile(waits[base], 95):.2f}" if waits.get(base) else ""
+        goal = "" if limit is None else f"{limit} x {than}" if than else f"{limit} s"
+        told = (f"{percentile(values, share):.3f} s" for share in (50, 95, 100))
+        table.add_row(kind, str(len(values)), str(figures.failed[kind]), *told, ratio, goal)
+    return table
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    add = parser.add_argument
+    add("--splitscribe", nargs="+", default=[SPLITSCRIBE], metavar="PATH", help="commands")
+    add("--only", nargs="+", choices=PARTS, default=PARTS, metavar="PART", help=", ".join(PARTS))
+    add("--seconds", type=float, default=20.0, help="of clips, and of turns, alone")
+    add("--rounds", type=int, default=1)
+    add("--files", type=int, default=18)
+    add("--minutes", type=float, default=10.0, help="of each file")
+    add("--archive-files", type=int, default=24)
+    add("--archive-seconds", type=float, default=120.0, help="of each of its files")
+    add("--clips", type=int, default=200, help="under the first key")
+    add("--out", type=Path)
+    args = parser.parse_args()
+    console = Console(width=110)
+    found = {command: Figures() for command in args.splitscribe}
+    for _ in range(args.rounds):
+        for command, figures in found.items():
+            flags = ("--served-model-name", "whisper-1", "--log-level", "WARNING")
+            keys = ("--api-key", KEY, "--api-key", OTHER_KEY)
+            with serving(*flags, *keys, command=(command, "serve")) as server:
+                load = Load(server, command, figures, args)
+                asyncio.run(load.run([part for part in PARTS if part in args.only]))
+            console.print(f"{command}: others took {figures.cores_of_others[-1]:.2f} cores")
+    first = found[args.splitscribe[0]]
+    for command, figures in found.items():
+        console.print(table_of(figures, command))
+        for name, values in figures.spans_s.items():
+            ratio = np.median(values) / np.median(first.spans_s[name])
+            console.print(f"{name}: {np.median(values):.1f} s, {ratio:.3f} x the first command's")
+    result = {command: vars(figures) for command, figures in found.items()}
+    told = {**vars(args), "out": None, "commands": result}
+    print_result("mixed", {**cpu_info(), **versions("torch"), **told}, args.out)
+
+
+if __name__ == "__main__":
+    main()
