@@ -3,16 +3,17 @@
 A bounded number of windows runs at a time. While the language is unknown, windows go one after
 another, until one with speech shows it. Where a decoder stopped before a window's end or before
 speech in it, the rest is decoded as a window of its own, so that nothing said is lost (unless the
-client limits the tokens of each window). Where tokens are sent one by one, nothing can be taken
-back: a window is decoded only once, and its last text lasts to its end. Text that the decoder
-doubts needs the support of the voice detector, so that music between two sentences gets no words;
-clear speech is never left out, nor is text that the decoder is sure of.
+client limits the tokens of each window). Text behind the last closed segment is decoded again with
+the rest; where it was sent already, as tokens are sent one by one, the rest is forced to begin with
+it. Text that the decoder doubts needs the support of the voice detector, so that music between two
+sentences gets no words; clear speech is never left out, nor is text that the decoder is sure of,
+nor what was sent.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass, replace
 from functools import partial
 from statistics import fmean
@@ -29,6 +30,7 @@ from router.transcript_builder import TranscriptBuilder, gather_window, token_lo
 MIN_TAIL_S = 0.1  # less than this cannot hold a word
 MIN_QUIET_TAIL_S = 2.0  # the same without text from the decoder: likely the pause before a cut
 MAX_TAILS = 16  # of one window
+MAX_SENT_TAIL = 200  # tokens that the rest can begin with, behind the longest prompt
 
 
 @dataclass(slots=True)
@@ -67,7 +69,12 @@ class ParallelRun:
         parts: list[WindowTranscript] = []
         start_s: float | None = window.start_s
         while start_s is not None and len(parts) <= MAX_TAILS:
-            part = await self._decode_part(window, start_s, len(parts))
+            tail = _sent_tail(parts[-1]) if parts else None
+            part = await self._decode_part(window, start_s, parts, tail)
+            if tail is not None:
+                if not part.segments:  # silence: the text that was sent stays where it was
+                    break
+                parts[-1] = replace(parts[-1], segments=parts[-1].segments[:-1])
             if self.options.language is None and any(s.text for s in part.segments):
                 self.options = replace(self.options, language=part.language)
             parts.append(part)
@@ -86,33 +93,67 @@ class ParallelRun:
         if text := self.builder.add_token(index, token.token):
             self.run.context.update(Update(text))
 
-    async def _decode_part(self, window: Window, start_s: float, number: int) -> WindowTranscript:
-        """Decode the window from `start_s` on; `number` tells its parts apart."""
+    async def _decode_part(
+        self,
+        window: Window,
+        start_s: float,
+        before: Sequence[WindowTranscript],
+        tail: Segment | None,
+    ) -> WindowTranscript:
+        """Decode the window from `start_s` on, behind the parts `before`.
+
+        tail: what it is forced to begin with, as it was sent already.
+        """
         pcm = window.pcm[round(start_s * SAMPLE_RATE) - window.start_sample :]
         gates = gates_for(window, self.options.gates)
+        prefix = () if tail is None else self._moved(tail, start_s)
         options = self.options
-        if number or gates is not options.gates:  # most windows are one part, of sure speech
-            options = replace(options, seed=options.seed + number, gates=gates)
+        if before or gates is not options.gates:  # most windows are one part, of sure speech
+            seed = options.seed + len(before)
+            options = replace(options, seed=seed, gates=gates, prefix_tokens=prefix)
         audio = WindowAudio.of_samples(window.index, pcm, self.context_for)
-        on_token = partial(self._send_token, window.index, gates) if self.by_token else None
+        is_told = self.by_token and not any(_is_withheld(part, gates) for part in before)
+        on_token = partial(self._send_token, window.index, gates) if is_told else None
         result = await self.pipeline.decode(self.run, audio, options, on_token)
+        if tail is not None:
+            logprobs = (*tail.logprobs, *result.token_logprobs)
+            tokens = (*prefix, *result.tokens)
+            result = replace(result, tokens=tokens, token_logprobs=logprobs)
         part = gather_window(
             result,
             gates,
             offset_s=start_s,
             duration_s=pcm.shape[0] / SAMPLE_RATE,
             tokenizer=self.tokenizer,
-            keep_tail=self.by_token,
+            is_sent=self.by_token,
             trust_start=True,
         )
         return without_hallucinations(part, window, gates)
+
+    def _moved(self, tail: Segment, start_s: float) -> tuple[int, ...]:
+        """The tail's tokens, with the timestamp that it begins with counted from `start_s`."""
+        begin = self.tokenizer.special.timestamp_begin
+        later = round((tail.start - start_s) / self.tokenizer.timestamp_step_s)
+        return (begin + later, *tail.tokens[1:])
+
+
+def _sent_tail(part: WindowTranscript) -> Segment | None:
+    """The text behind the part's last closed segment, if it may have been sent."""
+    return part.segments[-1] if part.is_sent and part.has_tail else None
+
+
+def _is_withheld(part: WindowTranscript, gates: QualityGates) -> bool:
+    """Whether its text was not sent by token, so that what follows it has to wait, too."""
+    limit = gates.no_speech_prob
+    return limit is not None and any(s.no_speech_prob > limit for s in part.segments)
 
 
 def _rest(part: WindowTranscript, window: Window) -> float | None:
     """Where to go on after `part`; None when the window is done."""
     if part.undecoded_s is None:
         return unheard_from(part, window)
-    if part.undecoded_s <= part.offset_s:
+    tail = _sent_tail(part)
+    if part.undecoded_s <= part.offset_s or (tail and len(tail.tokens) > MAX_SENT_TAIL):
         return None
     least_s = MIN_TAIL_S if part.has_tail else MIN_QUIET_TAIL_S
     return part.undecoded_s if window.end_s - part.undecoded_s >= least_s else None
@@ -155,7 +196,7 @@ def unheard_from(part: WindowTranscript, window: Window) -> float | None:
 
     None where there is less than `MIN_UNHEARD_S` of it, or where it is the whole part.
     """
-    if window.speech is None or not part.segments or part.is_sent:
+    if window.speech is None or not part.segments:
         return None
     limit_s = part.offset_s + part.duration_s
     end_s = min(limit_s, max(segment.end for segment in part.segments))

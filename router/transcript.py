@@ -60,7 +60,7 @@ class WindowTranscript:
     segments: all pieces between timestamps, empty ones too, with unrounded times.
     undecoded_s: where the last closed segment ends, if the decoder stopped there with the rest of
         the window undecoded; None when it came to the window's end.
-    has_tail: text stands behind that segment, which is in none.
+    has_tail: text stands behind that segment: in none, or in the last one where it is sent.
     is_sent: its text may have been sent token by token, so all of it stays.
     """
 

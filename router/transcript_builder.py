@@ -28,7 +28,7 @@ def gather_window(
     offset_s: float,
     duration_s: float,
     tokenizer: WhisperTokenizer,
-    keep_tail: bool = False,
+    is_sent: bool = False,
     trust_start: bool = False,
 ) -> WindowTranscript:
     """Split one window's tokens into segments.
@@ -37,8 +37,8 @@ def gather_window(
         gates: by which it was decoded.
         offset_s: where the window's audio begins in the upload.
         duration_s: seconds of audio in the window, without padding.
-        keep_tail: text behind the last closed segment becomes one that lasts to the window's
-            end, instead of being left to be decoded again.
+        is_sent: its text was sent token by token: what stands behind the last closed segment
+            becomes one that lasts to the window's end.
         trust_start: a window that is one segment begins with its first timestamp; openai/whisper
             lets it begin with the window.
     """
@@ -50,10 +50,8 @@ def gather_window(
     pieces, next_start = split.pieces, split.next_start
     if trust_start and not split.is_cut:
         pieces = (_from_first_step(pieces[0], tokenizer),)
-    if keep_tail and next_start is not None:
-        if split.tail:
-            pieces += (Piece(next_start, None, split.tail),)
-        next_start = None
+    if is_sent and split.tail:
+        pieces += (Piece(split.tail[0] - tokenizer.special.timestamp_begin, None, split.tail),)
     segments: list[Segment] = []
     n_taken = 0
     for piece in pieces:
@@ -81,7 +79,7 @@ def gather_window(
         alignment=result.alignment,
         undecoded_s=undecoded_s,
         has_tail=bool(tokenizer.decode(split.tail).strip()),
-        is_sent=keep_tail,
+        is_sent=is_sent,
     )
 
 

@@ -137,19 +137,19 @@ class PlayedPools:
         begin = self.tokenizer.special.timestamp_begin
         text = self.tokenizer.encode(f" word{request.window}")
         error = self.decode_fault(request.window, nth)
-        if on_token is not None:  # a worker that fails has told nearly everything
-            for token in (begin, *text) if error is None else (begin, *text)[:-1]:
+        lost, found = (tuple(self.tokenizer.encode(word)) for word in (" lost", " found"))
+        if request.options.prefix_tokens:
+            tokens = (*found, begin + 50)
+        elif self.breaks_off(request.window, nth):
+            tokens = (begin, *text, begin + 25, begin + 25, *lost)
+        else:
+            tokens = (begin, *text, begin + 50)
+        if on_token is not None:  # a worker that fails has told nearly all text
+            for token in tokens if error is None else (begin, *text)[:-1]:
                 on_token(SampledToken(token, -0.1, self.no_speech(request.window)))
         if error is not None:
             raise error
-        tokens = (
-            (begin, *text, begin + 25, begin + 25)
-            if self.breaks_off(request.window, nth)
-            else (begin, *text, begin + 50)
-        )
         doubted = request.handle.frames < 1500 and self.doubts(request.window)
-        if len(tokens) > len(text) + 2:
-            tokens += tuple(self.tokenizer.encode(" lost"))
         return DecodeResult(
             request.request_id, request.window, tokens, (0.0,) * len(tokens),
             -2.0 if self.no_speech(request.window) > 0.6 else -0.1,

@@ -112,11 +112,39 @@ async def test_what_a_window_leaves_undecoded_is_decoded_as_its_own(
     assert pools.lengths[1] == [2 * SAMPLE_RATE, 2 * SAMPLE_RATE - SAMPLE_RATE // 2]
 
 
-async def test_what_was_sent_token_by_token_is_not_decoded_again(pools: PlayedPools) -> None:
+@pytest.mark.parametrize("is_silent", [False, True])
+async def test_what_was_sent_token_by_token_is_not_taken_back_and_the_rest_comes_behind_it(
+    pools: PlayedPools, is_silent: bool
+) -> None:
+    """Window 1 breaks off behind a word that was sent: its rest is forced to begin with that."""
     pools.breaks_off = lambda window, nth: window == 1
-    text = await run(pools, params=replace(PARAMS, stream=True, fallback=False))
-    assert pools.encodes == {0: 1, 1: 1, 2: 1}
-    assert text == "word0 word1 lost word2"
+    pools.no_speech = lambda window: 0.9 * (is_silent and window == 1 and pools.decodes[1] == 2)
+    updates: list[Update] = []
+    context = request_of(on_update=updates.append)
+    transcript = (
+        await transcribe(pools, 3, replace(PARAMS, stream=True, fallback=False), context)
+    ).transcript
+    assert transcript.text == f"word0 word1 lost{'' if is_silent else ' found'} word2"
+    assert "".join(update.text for update in updates) == transcript.text
+    assert pools.encodes == {0: 1, 1: 2, 2: 1}
+    assert pools.lengths[1] == [2 * SAMPLE_RATE, 2 * SAMPLE_RATE - SAMPLE_RATE // 2]
+    prefix = pools.options[1].prefix_tokens
+    begin = pools.tokenizer.special.timestamp_begin
+    assert prefix == (begin, *pools.tokenizer.encode(" lost"))
+    ends_s = 4.0 if is_silent else 3.5
+    assert [(s.start, s.end) for s in transcript.segments[1:3]] == [(2.0, 2.5), (2.5, ends_s)]
+
+
+async def test_what_follows_text_that_was_withheld_waits_for_it(pools: PlayedPools) -> None:
+    """The first tokens may be silence, the rest of their window is none."""
+    pools.breaks_off = lambda window, nth: True
+    pools.no_speech = lambda window: 0.55 * (pools.decodes[0] == 1)
+    updates: list[Update] = []
+    gates = replace(PARAMS.gates, no_speech_prob=0.5)
+    params = replace(PARAMS, stream=True, fallback=False, gates=gates)
+    context = request_of(on_update=updates.append)
+    assert (await transcribe(pools, 1, params, context)).transcript.text == "word0 lost found"
+    assert [update.text for update in updates] == ["word0 lost found"]
 
 
 async def test_a_window_of_so_many_tokens_is_not_decoded_on(pools: PlayedPools) -> None:

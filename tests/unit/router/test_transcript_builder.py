@@ -240,7 +240,7 @@ def test_tokens_told_one_by_one_are_the_transcript_too() -> None:
             offset_s=10.0 * index,
             duration_s=10.0,
             tokenizer=TOKENIZER,
-            keep_tail=True,
+            is_sent=True,
         )
         texts.append([builder.add(index, [part])[0]])
     transcript = builder.finish(duration_s=30.0)

@@ -88,12 +88,12 @@ def test_speech_behind_the_part_is_not_its_rest() -> None:
     assert unheard_from(beyond, make_window((101, 103), (110, 112))) is None
 
 
-def test_without_text_without_cuts_or_once_told_there_is_no_rest() -> None:
+def test_without_text_or_cuts_there_is_no_rest_and_after_what_was_sent_there_is() -> None:
     window = make_window((101, 103), (110, 112))
     part = make_part((101, 103, -0.3))
     assert unheard_from(make_part(), window) is None
     assert unheard_from(part, replace(window, speech=None)) is None
-    assert unheard_from(replace(part, is_sent=True), window) is None
+    assert unheard_from(replace(part, is_sent=True), window) == unheard_from(part, window)
 
 
 def test_a_rest_is_shorter_than_what_it_is_a_rest_of() -> None:
