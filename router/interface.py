@@ -6,12 +6,14 @@ its `RequestContext` a running request learns how long it may take and says what
 
 from __future__ import annotations
 
+import math
 from collections.abc import Callable, Sequence
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, Self
 
 from cluster.common.clock import SYSTEM_CLOCK, Clock
+from cluster.common.errors import DeadlineExceededError
 from cluster.common.messages import Priority, Role, WorkerStatus
 from cluster.common.tracing import NO_SPAN, Span
 from router.api.params import TranscriptionParams
@@ -22,16 +24,18 @@ from router.transcript import Segment, TokenLogprob, Transcript
 class StageTimings:
     """Where a request's time went, so far. Seconds are summed over its windows, which overlap.
 
-    audio_s: the upload's decoding and cutting; queue_s: waiting in both pools' workers;
-    encode_s: encoder batches; transfer_s and transfer_bytes: reading the KV; decode_s: prefill
-    and decode steps; steps: decode steps; windows: windows decoded; attempts: encodes sent,
-    more than `windows` where a worker failed, or where a trimmed context did not suffice;
+    audio_s: the upload's decoding and cutting; queue_s: waiting in queues; first_queue_s: of it the
+    first window's, which waits for none of its own request; encode_s: encoder batches; transfer_s
+    and transfer_bytes: reading the KV; decode_s: prefill and decode steps; steps: decode steps;
+    windows: windows decoded; attempts: encodes sent, more than `windows` where a worker failed, or
+    where a trimmed context did not suffice;
     cache_hits, cache_misses: of them those that were answered with KV that was there, and those
     that were not; both 0 where nothing is kept.
     """
 
     audio_s: float = 0.0
     queue_s: float = 0.0
+    first_queue_s: float = 0.0
     encode_s: float = 0.0
     transfer_s: float = 0.0
     decode_s: float = 0.0
@@ -41,6 +45,12 @@ class StageTimings:
     attempts: int = 0
     cache_hits: int = 0
     cache_misses: int = 0
+
+    def waited(self, window: int, seconds: float) -> None:
+        """A window of the request, by its number, was in a queue."""
+        self.queue_s += seconds
+        if window == 0 and not self.windows:  # what was left of it may come again, behind others
+            self.first_queue_s += seconds
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,26 +97,23 @@ class AudioShare(Protocol):
         """Count at least so much audio, found by now; never refuses."""
 
 
-@dataclass(frozen=True, slots=True)
-class DeadlineRule:
-    """How long a request may take: `factor` times its audio, and within the two bounds."""
+@dataclass(slots=True)
+class Progress:
+    """When a window ended last (the clock's), of all requests for one model at this router."""
 
-    min_s: float
-    factor: float
-    max_s: float
-
-    def seconds(self, audio_s: float) -> float:
-        return min(max(self.min_s, self.factor * audio_s), self.max_s)
+    ended_s: float = -math.inf
 
 
 @dataclass(slots=True)
 class RequestContext:
     """One request's identity and time.
 
-    The deadline counts from `started_s` (the clock's, when the upload was complete). It grows as
-    audio is found.
+    A request lives while windows end, its own or others' before which it waits: it is over when
+    none has for `stall_s`, or `timeout_s` after `started_s` (the clock's, when the upload was
+    complete), whichever comes first.
 
     share: None where nobody admits it.
+    progress: what it shares with the requests that it may have to wait for.
     owner: whose audio it is, for those who keep its KV: opaque, and never an API key; empty where
         the API needs none.
     priority: the class of all its windows.
@@ -114,8 +121,10 @@ class RequestContext:
 
     request_id: str
     share: AudioShare | None
-    deadline: DeadlineRule
+    stall_s: float = math.inf
+    timeout_s: float = math.inf
     clock: Clock = SYSTEM_CLOCK
+    progress: Progress = field(default_factory=Progress)
     audio_s: float = 0.0
     started_s: float = field(init=False)
     finished_s: float = 0.0
@@ -128,10 +137,14 @@ class RequestContext:
     @classmethod
     def unlimited(cls, request_id: str, time_s: float, clock: Clock = SYSTEM_CLOCK) -> Self:
         """A request without a client: `time_s` from now, however much audio it holds."""
-        return cls(request_id, None, DeadlineRule(time_s, 0.0, time_s), clock)
+        return cls(request_id, None, timeout_s=time_s, clock=clock)
 
     def __post_init__(self) -> None:
         self.started_s = self.clock.monotonic()
+
+    def window_ended(self) -> None:
+        """Call when workers have answered with a window's text."""
+        self.progress.ended_s = self.clock.monotonic()
 
     def update(self, update: Update) -> None:
         """Call, in time order, with what can no longer change."""
@@ -160,14 +173,19 @@ class RequestContext:
             self.share.found(audio_s)
         self.audio_s = max(self.audio_s, audio_s)
 
-    @property
-    def deadline_s(self) -> float:
-        """The whole time that the request gets, in seconds from `started_s`."""
-        return self.deadline.seconds(self.audio_s)
-
     def remaining_s(self) -> float:
-        """Seconds left; negative when over. Ask anew before each use: it can grow."""
-        return self.started_s + self.deadline_s - self.clock.monotonic()
+        """Seconds left; negative when over. Ask anew before each use: it grows as windows end."""
+        moved_s = max(self.started_s, self.progress.ended_s)
+        end_s = min(self.started_s + self.timeout_s, moved_s + self.stall_s)
+        return end_s - self.clock.monotonic()
+
+    def too_late(self) -> DeadlineExceededError:
+        """What is to be raised when no time remains."""
+        if self.clock.monotonic() - self.started_s < self.timeout_s:
+            return DeadlineExceededError(f"no window was finished for {self.stall_s:.0f} s")
+        return DeadlineExceededError(
+            f"the request did not finish within its {self.timeout_s:.0f} s"
+        )
 
 
 class Transcriber(Protocol):

@@ -121,9 +121,7 @@ class RequestRun:
     def remaining_s(self) -> float:
         remaining_s = self.context.remaining_s()
         if remaining_s <= 0:
-            raise DeadlineExceededError(
-                f"the request did not finish within its deadline of {self.context.deadline_s:.0f} s"
-            )
+            raise self.context.too_late()
         return remaining_s
 
 
@@ -224,14 +222,15 @@ class Pipeline:
         while True:
             try:
                 async with asyncio.timeout(request.remaining_s()):
-                    return await self._try(window)
-            except TimeoutError as error:
-                raise DeadlineExceededError(
-                    f"the request's deadline of {request.context.deadline_s:.0f} s passed "
-                    f"while window {window.audio.index} was in the cluster"
-                ) from error
-            except OverloadedError:
-                self._note_retry(window, "full")
+                    result = await self._try(window)
+                request.context.window_ended()
+                return result
+            except (TimeoutError, DeadlineExceededError, OverloadedError) as error:
+                request.remaining_s()  # raises, unless windows have ended meanwhile
+                is_full = isinstance(error, OverloadedError)
+                if not is_full:
+                    window.encoded = None
+                self._note_retry(window, "full" if is_full else "late")
                 pause_s, full_s = full_s, min(2 * full_s, LAST_BACKOFF_S)
             except (*RETRIED, *RETRIED_WITH_SAME_KV) as error:
                 self._note_failure(window, error)
@@ -291,7 +290,7 @@ class Pipeline:
             )
         spent = reply.timings
         timings.encode_s += spent.encode_s
-        timings.queue_s += spent.queue_s
+        timings.waited(audio.index, spent.queue_s)
         if is_first and reply.reused is not None:  # later encodes say nothing of reuse
             timings.cache_hits += reply.reused
             timings.cache_misses += not reply.reused
@@ -317,7 +316,7 @@ class Pipeline:
             )
             result = await self._decoders.decode(request, window.token_sink())
         spent, timings = result.timings, window.request.timings
-        timings.queue_s += spent.waited_s
+        timings.waited(window.audio.index, spent.waited_s)
         timings.transfer_s += spent.transfer_s
         timings.decode_s += spent.prefill_s + spent.decode_s
         timings.transfer_bytes += spent.transfer_bytes

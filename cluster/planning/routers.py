@@ -29,8 +29,8 @@ from cluster.serve.own_calls import OwnCalls
 from cluster.serve.serve_pool import ServePool
 from router.api.params import TranscriptionParams
 from router.audio.windows import Window
-from router.http.admission import BYTES_PER_AUDIO_S, Admission, telling_waits
-from router.interface import DeadlineRule, RequestContext
+from router.http.admission import BYTES_PER_AUDIO_S, Admission
+from router.interface import Progress, RequestContext
 from router.transcriber import RequestTranscriber
 
 SILENCE = np.zeros(WINDOW_SAMPLES, np.int16)
@@ -89,9 +89,8 @@ class SimRouter:
         self._cpu = Device()
         self._cell = cell
         self._records = records
-        self._deadline = DeadlineRule(
-            settings.min_deadline_s, settings.deadline_factor, settings.max_deadline_s
-        )
+        self._stall_s = settings.stall_timeout_s
+        self._progress = Progress()
         self._params = TranscriptionParams("whisper-1", "en" if language_known else None)
         calls = OwnCalls(now)
         encoders, decoders = (
@@ -131,14 +130,20 @@ class SimRouter:
         cell, costs = self._cell, self._cell.profile.router
         cpu_s = costs.request_s + costs.window_s * len(request.cuts_s)
         with self.admission.admit(round(request.audio_s * BYTES_PER_AUDIO_S)) as share:
+            share.expect(request.audio_s)
             await self._work(cpu_s / 2)  # a half of it before the answer is known, and a half after
             context = RequestContext(
-                request.name, share, self._deadline, cell.clock, priority=request.priority
+                request.name,
+                share,
+                self._stall_s,
+                clock=cell.clock,
+                progress=self._progress,
+                priority=request.priority,
             )
             cell.requests[request.name] = request
             try:
                 work = self._transcriber.transcribe(Path("simulated"), self._params, context)
-                await telling_waits(share, context, work)
+                share.done((await work).timings)
             finally:
                 del cell.requests[request.name]
             await self._work(cpu_s / 2)

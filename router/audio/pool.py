@@ -164,8 +164,6 @@ class AudioPool:
             raise WorkerDrainingError("the server is shutting down")
         self._waiting.append(stream)
         self._assign()
-        loop = asyncio.get_running_loop()
-        expiry = loop.call_later(self._settings.max_deadline_s, self._expire, stream)
         try:
             try:
                 async with asyncio.timeout(timeout_s):
@@ -174,7 +172,6 @@ class AudioPool:
                 raise DeadlineExceededError("no audio worker was free in time") from error
             yield stream
         finally:
-            expiry.cancel()
             self._release(stream)
 
     def _assign(self) -> None:
@@ -192,12 +189,6 @@ class AudioPool:
         if self._n_reserve and n_able == n_started < n_uploads:  # one at a time
             self._n_reserve -= 1
             self._tasks.append(asyncio.create_task(self._keep_worker(ever_ready=True)))
-
-    def _expire(self, stream: AudioStream) -> None:
-        stream.fail(
-            DeadlineExceededError("the request's deadline passed before its audio was read")
-        )
-        self._release(stream)
 
     def _release(self, stream: AudioStream) -> None:
         for worker in self._workers:

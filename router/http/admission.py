@@ -1,12 +1,11 @@
 """Whether a request may come in, by the seconds of audio that this router already holds.
 
-A request is admitted as a whole, before the first byte of its answer: first by its size in
-bytes, then by the length that its container states, so that a client learns of an overload at once
-and not in the middle of a transcript. How much may be pending follows what requests waited for:
-above `MOST_WAIT` of their deadlines they would not be done in time, and to take them in would keep
-the workers busy for nobody. But a long wait may also come from a cold start or a lost worker, so
-the limit never falls below `LEAST_SHARE` of the setting, and is the whole setting again after
-`QUIET_S + RECOVERY_S` in which nothing waits long. Each router replica counts for itself.
+A request is admitted as a whole, before the first byte of its answer: first by the bytes that it
+announces, then by the length that its container states, so that a client learns of an overload at
+once and not in the middle of a transcript. What counts as pending is what has arrived. How much may
+be pending follows the queues: while requests wait there for more than `MOST_WAIT_S` before their
+first window's turn, the limit falls, but never below `LEAST_SHARE` of the setting; within a minute
+without long waits it is the whole setting again. Each router replica counts for itself.
 """
 
 from __future__ import annotations
@@ -14,20 +13,23 @@ from __future__ import annotations
 import logging
 import math
 import time
-from collections.abc import Awaitable, Callable
+from collections import deque
+from collections.abc import Callable
+from statistics import median
 
-from cluster.common.errors import CrowdedError, DeadlineExceededError
-from router.interface import RequestContext, TranscriptionResult
+from cluster.common.errors import CrowdedError
+from router.interface import StageTimings
 
 logger = logging.getLogger(__name__)
 
 BYTES_PER_AUDIO_S = 16_000  # first guess: 128 kbit/s; speech codecs hold more audio, PCM less
 RETRY_AFTER_S = 5.0
 MAX_REQUESTS = 1024  # at once, however short: each holds a connection and a file
-MOST_WAIT = 0.4  # of its deadline, that a request may wait for others; the rest is for its own work
+MOST_WAIT_S = 60.0  # of a request's first window in all queues
+N_WAITS = 8  # requests whose waits are compared with it
 LEAST_SHARE = 0.1  # of the setting may be pending, whatever requests waited for
 QUIET_S = 10.0  # without long waits, before the limit begins to grow
-RECOVERY_S = 50.0  # from the least to the whole setting; it grows by the same factor each second
+DOUBLED_S = 12.0  # in which it then doubles
 
 
 class Admission:
@@ -43,9 +45,10 @@ class Admission:
         self._max_pending_s = max_pending_audio_s
         self._limit_s = max_pending_audio_s  # when something waited long last
         self._limited_at_s = monotonic()
+        self._waits: deque[tuple[float, float]] = deque(maxlen=N_WAITS)  # since it fell last
 
     def admit(self, upload_bytes: int) -> AdmittedRequest:
-        """Let a request in by the size of its upload, until its context ends.
+        """Let a request in by the size that its upload will have, until its context ends.
 
         Raises:
             CrowdedError: too much audio or too many requests are pending. A request that is
@@ -53,37 +56,33 @@ class Admission:
         """
         estimate_s = upload_bytes / BYTES_PER_AUDIO_S
         self._check(self.pending_audio_s, self.requests, estimate_s)
-        self.pending_audio_s += estimate_s
         self.requests += 1
-        return AdmittedRequest(self, estimate_s)
+        return AdmittedRequest(self)
 
     @property
     def limit_audio_s(self) -> float:
         """Audio-seconds that may be pending now."""
-        grown_s = self._monotonic() - self._limited_at_s - QUIET_S
-        if grown_s >= RECOVERY_S:
-            return self._max_pending_s
-        growth = math.pow(LEAST_SHARE, -max(0.0, grown_s) / RECOVERY_S)
-        return min(self._max_pending_s, self._limit_s * growth)
+        grown_s = max(0.0, self._monotonic() - self._limited_at_s - QUIET_S)
+        return min(self._max_pending_s, self._limit_s * math.exp2(min(grown_s / DOUBLED_S, 100.0)))
 
-    def _waited(self, pending_s: float, share: float) -> None:
-        """A request waited for `share` of its deadline; `pending_s` was there when it came.
+    def _waited(self, wait_s: float, pending_s: float) -> None:
+        """A first window waited so long in queues; `pending_s` was there when its request came.
 
-        What waits grows with what is pending: so much as would have let it wait `MOST_WAIT` is the
-        limit. It is taken from when the request came, so that all that came with it say the same.
-        While requests wait for half as long as they may, the limit does not grow.
+        What waits grows with what is pending: so much as would have let it wait `MOST_WAIT_S` is
+        the limit, which falls by half at most. It is taken from when the request came, so that all
+        that came with it say the same. While a request waits for half as long, it does not grow.
         """
-        if share <= MOST_WAIT / 2:
+        self._waits.append((wait_s, pending_s))
+        if wait_s <= MOST_WAIT_S / 2:
             return
         limit_s = self.limit_audio_s
-        if share > MOST_WAIT:
-            least_s = LEAST_SHARE * self._max_pending_s
-            fits_s = max(least_s, pending_s * MOST_WAIT / share)
+        if len(self._waits) == N_WAITS and median(wait for wait, _ in self._waits) > MOST_WAIT_S:
+            fits_s = median(there * MOST_WAIT_S / max(wait, 1.0) for wait, there in self._waits)
+            fits_s = max(fits_s, limit_s / 2, LEAST_SHARE * self._max_pending_s)
             if fits_s < limit_s:
-                logger.info(
-                    "requests wait too long: %.0f s may be pending, not %.0f", fits_s, limit_s
-                )
+                logger.info("queues are long: %.0f s may be pending, not %.0f", fits_s, limit_s)
                 limit_s = fits_s
+                self._waits.clear()
         self._limit_s, self._limited_at_s = limit_s, self._monotonic()
 
     def _check(self, others_s: float, others: int, wanted_s: float) -> None:
@@ -104,11 +103,15 @@ class Admission:
 class AdmittedRequest:
     """One request's share; implements `router.interface.AudioShare`."""
 
-    def __init__(self, admission: Admission, audio_s: float) -> None:
-        self.audio_s = audio_s  # that it is counted with
+    def __init__(self, admission: Admission) -> None:
+        self.audio_s = 0.0  # that it is counted with
         self._admission = admission
-        self._pending_s = admission.pending_audio_s  # when it came, its own included
+        self._pending_s = 0.0  # when its length was known, its own included
         self._left = False
+
+    def received(self, n_bytes: int) -> None:
+        """So many more bytes of its upload have arrived. Never refused: their number was."""
+        self._set(self.audio_s + n_bytes / BYTES_PER_AUDIO_S)
 
     def expect(self, audio_s: float) -> None:
         """Replace the estimate.
@@ -119,14 +122,19 @@ class AdmittedRequest:
         others_s = self._admission.pending_audio_s - self.audio_s
         self._admission._check(others_s, self._admission.requests - 1, audio_s)
         self._set(audio_s)
+        self._pending_s = others_s + audio_s
 
     def found(self, audio_s: float) -> None:
         """Count at least `audio_s`. Work has begun, so this is never refused."""
         self._set(max(audio_s, self.audio_s))
 
-    def waited(self, share: float) -> None:
-        """It is done, and waited for others for this share of its deadline; 1: it was not done."""
-        self._admission._waited(max(self._pending_s, self.audio_s), share)
+    def done(self, timings: StageTimings) -> None:
+        """Its work is done; `timings` say for how long its first window waited for others.
+
+        Nothing where a window was tried again: its waits are those of a fault.
+        """
+        if timings.attempts <= timings.windows:
+            self._admission._waited(timings.first_queue_s, self._pending_s)
 
     def __enter__(self) -> AdmittedRequest:
         return self
@@ -144,23 +152,3 @@ class AdmittedRequest:
         if not self._left:
             self._admission.pending_audio_s += audio_s - self.audio_s
             self.audio_s = audio_s
-
-
-async def telling_waits(
-    share: AdmittedRequest, context: RequestContext, work: Awaitable[TranscriptionResult]
-) -> TranscriptionResult:
-    """Await a request's work, and tell its share what it waited for others.
-
-    That is the time that none of its stages took; windows that were side by side count as if they
-    had come one by one, so a long file says little.
-    """
-    try:
-        result = await work
-    except DeadlineExceededError:
-        share.waited(1.0)
-        raise
-    timings = result.timings
-    work_s = timings.audio_s + timings.encode_s + timings.transfer_s + timings.decode_s
-    took_s = context.clock.monotonic() - context.started_s
-    share.waited(max(0.0, took_s - work_s) / context.deadline_s)
-    return result

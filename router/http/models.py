@@ -12,7 +12,7 @@ from urllib.parse import unquote
 from cluster.common.errors import ConfigurationError, ModelNotFoundError
 from cluster.common.messages import ROLES
 from router.api.responses import ModelListResponse, ModelResponse
-from router.interface import Transcriber
+from router.interface import Progress, Transcriber
 from router.live.session import LiveEngine
 
 ALIAS = "whisper-1"  # the hosted service's name, which many clients cannot change
@@ -33,7 +33,8 @@ class ServedModel:
     """One model and the pools that serve it.
 
     names: what it is listed as, the first one foremost; aliases: further names, not listed;
-    languages: codes it knows; created: Unix time; live: its realtime sessions, where it has them.
+    languages: codes it knows; created: Unix time; live: its realtime sessions, where it has them;
+    progress: of its requests.
     """
 
     names: tuple[str, ...]
@@ -43,6 +44,7 @@ class ServedModel:
     created: int = field(default_factory=lambda: int(time.time()))
     owned_by: str = "splitscribe"
     live: LiveEngine | None = None
+    progress: Progress = field(default_factory=Progress)
 
 
 class ModelRegistry:

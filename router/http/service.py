@@ -20,18 +20,18 @@ from typing import Any, TypeVar
 from fastapi import Request, Response
 
 from cluster.common.clock import Clock
-from cluster.common.errors import DeadlineExceededError, SplitscribeError, WorkerError
+from cluster.common.errors import SplitscribeError, WorkerError
 from cluster.common.logs import current_request_id, log_fields
 from cluster.common.metrics import Recorder
 from cluster.common.settings import RouterSettings
 from router.api.formats import render
 from router.api.forms import requested_model
 from router.api.params import TranscriptionParams
-from router.http.admission import BYTES_PER_AUDIO_S, Admission, AdmittedRequest, telling_waits
+from router.http.admission import BYTES_PER_AUDIO_S, Admission, AdmittedRequest
 from router.http.bodies import FILE_FIELD
 from router.http.keys import KeyRing, key_owner
 from router.http.middleware import request_span
-from router.http.models import ModelRegistry
+from router.http.models import ModelRegistry, ServedModel
 from router.http.sse import EventStream, EventStreamResponse
 from router.http.uploads import (
     FORM_OR_JSON,
@@ -42,10 +42,8 @@ from router.http.uploads import (
     receive_form,
 )
 from router.interface import (
-    DeadlineRule,
     RequestContext,
     StageTimings,
-    Transcriber,
     TranscriptionResult,
 )
 from router.transcript import TokenLogprob, Transcript
@@ -67,7 +65,7 @@ class CheckedRequest:
     upload: Path
     filename: str  # as the client named it; empty where it did not
     params: TranscriptionParams
-    transcriber: Transcriber
+    model: ServedModel
     share: AdmittedRequest
     started_s: float
     upload_s: float
@@ -115,9 +113,6 @@ class TranscriptionService:
         heartbeat_s: float,
     ) -> None:
         self.admission = Admission(settings.max_pending_audio_s, clock.monotonic)
-        self._deadline = DeadlineRule(
-            settings.min_deadline_s, settings.deadline_factor, settings.max_deadline_s
-        )
         self._registry = registry
         self._settings = settings
         self._keys = keys
@@ -141,7 +136,7 @@ class TranscriptionService:
                 checked = await self._receive(request, endpoint, stack, started_s)
                 context = self._context(checked)
                 if endpoint.detect is not None:
-                    detecting = checked.transcriber.detect_language(checked.upload, context)
+                    detecting = checked.model.transcriber.detect_language(checked.upload, context)
                     return endpoint.detect(*await supervise(detecting, request.receive, context))
                 if checked.params.stream:
                     return await self._begin_stream(checked, context, stack)
@@ -186,7 +181,7 @@ class TranscriptionService:
             form.path,
             form.filename,
             params,
-            model.transcriber,
+            model,
             share,
             started_s,
             upload_s,
@@ -196,8 +191,9 @@ class TranscriptionService:
         return RequestContext(
             current_request_id(),
             checked.share,
-            self._deadline,
-            self._clock,
+            self._settings.stall_timeout_s,
+            clock=self._clock,
+            progress=checked.model.progress,
             span=request_span(checked.request.scope),
             owner=self._keys.owner_digest(key_owner(checked.request)),
         )
@@ -225,9 +221,9 @@ class TranscriptionService:
         return EventStreamResponse(stream, {"server-timing": _stage("upload", checked.upload_s)})
 
     async def _run(self, checked: CheckedRequest, context: RequestContext) -> TranscriptionResult:
-        work = checked.transcriber.transcribe(checked.upload, checked.params, context)
-        watched = supervise(work, checked.request.receive, context)
-        result = await telling_waits(checked.share, context, watched)
+        work = checked.model.transcriber.transcribe(checked.upload, checked.params, context)
+        result = await supervise(work, checked.request.receive, context)
+        checked.share.done(result.timings)
         logger.info(
             "transcribed %.2f s of audio in %.3f s (%d windows)",
             result.transcript.duration_s,
@@ -273,9 +269,7 @@ async def supervise(work: Coroutine[Any, Any, T], receive: Receive, context: Req
                 return task.result()
             if hang_up.done():
                 raise ClientDisconnectedError
-        raise DeadlineExceededError(
-            f"the request did not finish within its deadline of {context.deadline_s:.0f} s"
-        )
+        raise context.too_late()
     finally:
         task.cancel()
         hang_up.cancel()

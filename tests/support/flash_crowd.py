@@ -1,8 +1,8 @@
 """A crowd at one router's door and one encoder's queue: admission and batcher real, time simulated.
 
 Short uploads of one length come at random. Who is admitted has one window, which waits in the real
-batcher and takes its share of a batch's time. The client of an admitted request gives up at its
-deadline, as the router does. Windows of other classes come beside the crowd, past the admission, as
+batcher and takes its share of a batch's time. The client of an admitted request gives up after
+two minutes. Windows of other classes come beside the crowd, past the admission, as
 live sessions and bulk work do.
 """
 
@@ -22,9 +22,10 @@ from cluster.common.errors import OverloadedError
 from cluster.common.messages import EncodeReply, EncodeRequest, Priority
 from encoder_worker.batcher import Batcher, QueuedWindow
 from router.http.admission import BYTES_PER_AUDIO_S, Admission, AdmittedRequest
+from router.interface import StageTimings
 
 AUDIO_S = 5.0
-DEADLINE_S = 120.0  # of a short request, by default
+DEADLINE_S = 120.0  # for which a client waits
 BATCH = 8
 WINDOW_S = 0.1  # of the encoder's time: ten windows a second
 PCM = np.zeros(int(AUDIO_S * 16_000), np.int16)
@@ -93,6 +94,7 @@ class Crowd:
             except OverloadedError:
                 self.refused[priority, int(self.now_s)] += 1
                 return
+            share.expect(AUDIO_S)
             self._shares[name] = share
         request = EncodeRequest(name, 0, 1, PCM, DEADLINE_S, priority=priority)
         future: Future[EncodeReply] = Future()
@@ -105,8 +107,9 @@ class Crowd:
 
     def _leave(self, window: QueuedWindow) -> None:
         if (share := self._shares.pop(window.request.request_id, None)) is not None:
-            took_s = self.now_s - window.arrived_s
-            share.waited(min(1.0, (took_s - WINDOW_S) / DEADLINE_S))
+            wait_s = self.now_s - window.arrived_s - WINDOW_S
+            if self.now_s < window.deadline_s:
+                share.done(StageTimings(first_queue_s=wait_s, windows=1, attempts=1))
             share.__exit__(None, None, None)
 
     def _start(self) -> None:

@@ -29,8 +29,6 @@ NO_LIMITS = {
     "max_audio_s": NO_DEADLINE_S,
     "min_audio_s": 0.0,
     "audio_timeout_s": 4 * 3600.0,  # a hung decoder ends some day
-    "min_deadline_s": NO_DEADLINE_S,
-    "max_deadline_s": NO_DEADLINE_S,
 }
 
 

@@ -143,7 +143,7 @@ class RouterSettings(FrozenModel):
         8 * 3600.0,
         gt=0,
         description="seconds of audio admitted at once; more requests get a 429. A router admits "
-        "less while requests wait for more than 0.4 of their deadlines",
+        "less while requests wait in queues for more than a minute",
     )
     audio_workers: int = Field(
         2,
@@ -158,14 +158,11 @@ class RouterSettings(FrozenModel):
     max_windows_in_flight: int = Field(
         8, ge=1, description="windows of one request that are worked on at the same time"
     )
-    min_deadline_s: float = Field(
-        120.0, gt=0, description="shortest deadline of a request, in seconds"
-    )
-    deadline_factor: float = Field(
-        1.0, gt=0, description="deadline in seconds for each second of audio"
-    )
-    max_deadline_s: float = Field(
-        600.0, gt=0, description="longest deadline of a request, in seconds"
+    stall_timeout_s: float = Field(
+        600.0,
+        gt=0,
+        description="requests end with a 504 when no window of their model has been finished for "
+        "so many seconds; while windows are, they may take as long as they need",
     )
     max_attempts: int = Field(8, ge=1, description="most tries of one window when workers fail")
     openai_aliases: bool = Field(

@@ -101,11 +101,7 @@ class BulkEngine:
             ConfigurationError: a checkpoint is not there, or audio workers do not start.
         """
         recorder = recorder or silent_recorder(ROUTER_METRICS)
-        patient = {
-            "min_deadline_s": PATIENCE_S,
-            "max_deadline_s": PATIENCE_S,
-            "audio_timeout_s": max(DECODE_S, settings.router.audio_timeout_s),
-        }
+        patient = {"audio_timeout_s": max(DECODE_S, settings.router.audio_timeout_s)}
         own_router = settings.router.model_copy(update={**patient, **router})
         audio = AudioPool(own_router, when_idle=True)
         starting = asyncio.create_task(audio.start())

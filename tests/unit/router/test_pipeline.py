@@ -406,6 +406,49 @@ async def test_the_deadline_ends_everything(pools: PlayedPools) -> None:
         await run(pools, 1, context=request_of(0.3))
 
 
+def patient_request(**changes: Any) -> RequestContext:
+    return RequestContext("r1", None, 600.0, clock=virtual_clock(), **changes)
+
+
+async def test_a_request_lives_while_its_windows_end(pools: PlayedPools) -> None:
+    """However long it takes, though no window may take longer than the limit."""
+    pools.delay_s = lambda window: 400.0
+    context = patient_request()
+    text = await run(pools, 40, context=context)
+    assert len(text.split()) == 40
+    assert context.clock.monotonic() - context.started_s > 1500.0
+
+
+async def test_it_ends_when_no_window_does(pools: PlayedPools) -> None:
+    pools.delay_s = lambda window: 400.0 if window < 20 else 1e6
+    context = patient_request()
+    with pytest.raises(DeadlineExceededError, match="no window was finished for 600 s"):
+        await run(pools, 40, context=context)
+    assert pools.running == 0
+
+
+async def test_it_lives_while_it_waits_for_others_whose_windows_end(pools: PlayedPools) -> None:
+    """A window that a worker kept for too long is sent again then."""
+    context = patient_request()
+    pools.encode_fault = lambda window, nth: (
+        OverloadedError("full") if context.clock.monotonic() < 3000.0 else None
+    )
+    pools.delay_s = lambda window: 1e6 if pools.encodes[0] == pools.decodes[0] == 2 else 1.0
+    waiting = asyncio.create_task(run(pools, 1, context=context))
+    for _ in range(50):
+        await asyncio.sleep(100.0)
+        patient_request(progress=context.progress).window_ended()
+    assert await waiting == "word0"
+
+
+async def test_the_time_that_a_client_gives_ends_a_request_whose_windows_end(
+    pools: PlayedPools,
+) -> None:
+    pools.delay_s = lambda window: 10.0
+    with pytest.raises(DeadlineExceededError, match="within its 45 s"):
+        await run(pools, 100, context=patient_request(timeout_s=45.0))
+
+
 async def test_one_failure_cancels_the_other_windows(pools: PlayedPools) -> None:
     pools.decode_fault = lambda window, nth: HandleRefusedError("no") if window == 0 else None
     with pytest.raises(HandleRefusedError):

@@ -34,7 +34,7 @@ from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.settings import RouterSettings
 from router.api.params import SequentialOptions, TranscriptionParams
 from router.audio.pool import AudioPool
-from router.interface import DeadlineRule, RequestContext, TranscriptionResult, Update
+from router.interface import RequestContext, TranscriptionResult, Update
 from router.transcriber import RequestTranscriber
 from tests.support.audio.audio_pools import until
 from tests.support.audio.sounds import tone, write_wav
@@ -240,7 +240,7 @@ async def test_audio_that_does_not_fit_is_refused_before_it_is_decoded(
         def found(self, audio_s: float) -> None:
             raise AssertionError("it was decoded")
 
-    context = RequestContext("r", Full(), DeadlineRule(60.0, 1.0, 60.0))
+    context = RequestContext("r", Full(), 60.0)
     with pytest.raises(OverloadedError, match=r"70\.5 s"):
         await transcribe(pool, PlayedPools(), file, context=context)
     assert pool._workers[0].streams == {}

@@ -350,20 +350,6 @@ async def test_a_worker_that_cannot_start_is_a_configuration_error(
         await pool.start()
 
 
-async def test_a_consumer_that_forgets_its_stream_loses_it(long_file: Path) -> None:
-    settings = {"min_deadline_s": 0.1, "max_deadline_s": 0.5}
-    async with (
-        running(**settings) as pool,
-        opened(pool, long_file) as stream,
-    ):
-        await until(lambda: stream.ended)
-        with pytest.raises(DeadlineExceededError):
-            await drain(stream)
-        (worker,) = pool._workers
-        assert worker.streams == {}
-        await until(lambda: worker.slot.get()[0] == 0)
-
-
 def test_the_router_process_loads_no_codec_and_no_model() -> None:
     code = "import sys, router.audio.pool; print({'av', 'onnxruntime', 'torch'} & set(sys.modules))"
     run = subprocess.run([sys.executable, "-c", code], capture_output=True, text=True, check=True)

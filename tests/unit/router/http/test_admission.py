@@ -2,26 +2,23 @@
 
 from __future__ import annotations
 
-import asyncio
-import contextlib
 import pickle
-import random
 from dataclasses import dataclass
 
 import pytest
 
-from cluster.common.clock import Clock
-from cluster.common.errors import CrowdedError, DeadlineExceededError
+from cluster.common.errors import CrowdedError
 from cluster.common.messages import Priority
 from router.http.admission import (
     BYTES_PER_AUDIO_S,
     LEAST_SHARE,
     MAX_REQUESTS,
+    MOST_WAIT_S,
+    N_WAITS,
     Admission,
-    telling_waits,
+    AdmittedRequest,
 )
-from router.interface import DeadlineRule, RequestContext, StageTimings, TranscriptionResult
-from router.transcript import Transcript
+from router.interface import RequestContext, StageTimings
 from tests.support.flash_crowd import WINDOW_S, Crowd, Phase
 
 
@@ -29,18 +26,41 @@ def bytes_of(seconds: float) -> int:
     return int(seconds * BYTES_PER_AUDIO_S)
 
 
+def admitted(admission: Admission, seconds: float) -> AdmittedRequest:
+    """A request whose upload has arrived."""
+    share = admission.admit(bytes_of(seconds))
+    share.expect(seconds)
+    return share
+
+
 def test_requests_fit_until_the_limit_and_leave_their_place() -> None:
     admission = Admission(100.0)
-    with admission.admit(bytes_of(60)):
-        with admission.admit(bytes_of(40)):
+    with admitted(admission, 60.0):
+        with admitted(admission, 40.0):
             assert admission.pending_audio_s == 100.0
             with pytest.raises(CrowdedError) as caught:
                 admission.admit(bytes_of(1))
-        with admission.admit(bytes_of(40)):
+        with admitted(admission, 40.0):
             assert admission.requests == 2
     assert (admission.pending_audio_s, admission.requests) == (0.0, 0)
     assert caught.value.retry_after_s is not None
     assert pickle.loads(pickle.dumps(caught.value)).retry_after_s == caught.value.retry_after_s
+
+
+def test_slow_uploads_count_with_what_has_arrived() -> None:
+    """Seventeen of 25 MB once kept everybody out who announced as much."""
+    admission = Admission(28_800.0)
+    uploads = [admission.admit(25_000_000) for _ in range(17)]
+    for upload in uploads:
+        upload.received(16_000)
+    assert admission.pending_audio_s == 17.0
+    admission.admit(25_000_000)
+    for upload in uploads:
+        upload.received(25_000_000 - 16_000)
+    with pytest.raises(CrowdedError):
+        admission.admit(36_000_000)
+    uploads[0].expect(10.0)  # what the file holds, once it is opened
+    assert admission.pending_audio_s == 16 * 25_000_000 / BYTES_PER_AUDIO_S + 10.0
 
 
 def test_no_more_requests_than_a_router_can_hold() -> None:
@@ -64,7 +84,7 @@ def test_a_request_that_is_alone_always_fits() -> None:
 
 def test_the_true_length_may_refuse_before_work_began() -> None:
     admission = Admission(100.0)
-    with admission.admit(bytes_of(50)), admission.admit(bytes_of(10)) as share:
+    with admitted(admission, 50.0), admitted(admission, 10.0) as share:
         with pytest.raises(CrowdedError):
             share.expect(51.0)
         share.expect(50.0)
@@ -73,7 +93,7 @@ def test_the_true_length_may_refuse_before_work_began() -> None:
 
 def test_audio_found_later_counts_and_never_refuses() -> None:
     admission = Admission(100.0)
-    with admission.admit(bytes_of(50)), admission.admit(bytes_of(10)) as share:
+    with admitted(admission, 50.0), admitted(admission, 10.0) as share:
         share.found(5.0)
         assert admission.pending_audio_s == 60.0
         share.found(500.0)
@@ -99,26 +119,19 @@ def test_a_failure_leaves_too() -> None:
     assert admission.requests == 0
 
 
-@pytest.mark.parametrize(
-    ("audio_s", "deadline_s"), [(5.0, 120.0), (200.0, 300.0), (10_000.0, 600.0)]
-)
-def test_the_deadline_follows_the_audio(audio_s: float, deadline_s: float) -> None:
+def test_a_request_counts_with_the_audio_that_it_finds() -> None:
     with Admission(1e6).admit(0) as share:
-        context = RequestContext("r", share, DeadlineRule(120.0, 1.5, 600.0))
-        assert context.deadline_s == 120.0
-        context.expect_audio(audio_s)
-        assert context.deadline_s == deadline_s
-        assert deadline_s - 5.0 < context.remaining_s() <= deadline_s
-        assert share.audio_s == audio_s
-        context.found_audio(audio_s / 2)
-        assert context.audio_s == audio_s
+        context = RequestContext("r", share)
+        context.expect_audio(200.0)
+        context.found_audio(100.0)
+        assert context.audio_s == share.audio_s == 200.0
 
 
 @dataclass
 class Timed:
     """An admission whose time a test passes."""
 
-    max_pending_s: float
+    max_pending_s: float = 28_800.0
     now_s: float = 0.0
 
     def __post_init__(self) -> None:
@@ -128,88 +141,96 @@ class Timed:
     def limit_s(self) -> float:
         return self.admission.limit_audio_s
 
-    def request_waits(self, share: float, seconds: float = 1.0) -> None:
-        """One request comes alone, and waits for this share of its deadline."""
-        with self.admission.admit(bytes_of(seconds)) as request:
-            request.waited(share)
+    def request_waited(self, wait_s: float, seconds: float = 5.0, attempts: int = 1) -> None:
+        """One that came alone is done; its first window waited so long in queues."""
+        with admitted(self.admission, seconds) as share:
+            share.done(StageTimings(first_queue_s=wait_s, windows=1, attempts=attempts))
+
+    def crowd_waited(self) -> None:
+        for _ in range(N_WAITS):
+            self.request_waited(600.0)
 
 
 def test_what_requests_waited_for_says_how_much_may_be_pending() -> None:
-    timed = Timed(4000.0)
-    admission = timed.admission
-    held = [admission.admit(bytes_of(10)) for _ in range(100)]
-    held[99].waited(0.8)  # with 1000 s pending: twice as long as it may
-    assert admission.limit_audio_s == pytest.approx(500.0)
-    held[49].waited(0.4)  # with 500 s pending: just as long, which says the same
-    held[98].waited(0.792)
-    assert admission.limit_audio_s == pytest.approx(500.0)
+    timed = Timed(1400.0)
+    shares = [admitted(timed.admission, 10.0) for _ in range(100)]
+    for number in range(100 - N_WAITS, 100):
+        there_s = 10.0 * (number + 1)
+        shares[number].done(StageTimings(first_queue_s=there_s / 12, windows=1, attempts=1))
+    assert timed.limit_s == pytest.approx(MOST_WAIT_S * 12)
+    for share in shares[50:90]:  # what came before them says the same
+        share.done(StageTimings(first_queue_s=share._pending_s / 12, windows=1, attempts=1))
+    assert timed.limit_s == pytest.approx(MOST_WAIT_S * 12)
     with pytest.raises(CrowdedError):
-        admission.admit(1)
-    for share in held:
+        timed.admission.admit(1)
+    for share in shares:
         share.__exit__(None, None, None)
     timed.now_s += 60.0
-    assert admission.limit_audio_s == 4000.0
+    assert timed.limit_s == 1400.0
 
 
-def test_one_that_was_not_done_in_time_does_not_close_the_door() -> None:
-    """It may have been alone, and long, or have waited for a pool that had to start."""
-    timed = Timed(28_800.0)
-    for _ in range(20):
-        timed.request_waits(1.0)
-    assert timed.limit_s == pytest.approx(LEAST_SHARE * 28_800.0)
-    with timed.admission.admit(bytes_of(1200)), timed.admission.admit(bytes_of(1200)):
+def test_one_long_wait_says_nothing() -> None:
+    """A pool may have had to wake from zero, or a worker was frozen."""
+    timed = Timed()
+    timed.request_waited(60.0)
+    timed.request_waited(600.0)
+    for _ in range(100):
+        timed.request_waited(600.0, attempts=2)  # a worker failed
+    assert timed.limit_s == 28_800.0
+    with admitted(timed.admission, 90.0), admitted(timed.admission, 90.0):
+        assert timed.admission.requests == 2
+
+
+def test_eight_requests_that_a_slow_machine_takes_one_by_one_do_not_close_it() -> None:
+    """25 s of audio each in large-v3's shape on two cores."""
+    timed = Timed()
+    for _ in range(5):
+        shares = [admitted(timed.admission, 25.0) for _ in range(8)]
+        for number, share in enumerate(shares):
+            timed.now_s += 45.0
+            share.done(StageTimings(first_queue_s=45.0 * number, windows=1, attempts=1))
+            share.__exit__(None, None, None)
+        assert timed.limit_s >= LEAST_SHARE * 28_800.0
+
+
+def test_the_limit_falls_by_half_at_most_and_not_below_its_share() -> None:
+    timed, seen = Timed(), []
+    for _ in range(5):
+        timed.crowd_waited()
+        seen.append(timed.limit_s)
+    assert seen == pytest.approx([14_400.0, 7_200.0, 3_600.0, 2_880.0, 2_880.0])
+    with admitted(timed.admission, 1200.0), admitted(timed.admission, 1200.0):
         assert timed.admission.requests == 2
 
 
 def test_the_door_is_open_again_within_a_minute_whether_or_not_requests_come() -> None:
     for n_quick in (0, 1, 1000):
-        timed = Timed(28_800.0)
-        timed.request_waits(1.0)
+        timed = Timed()
+        for _ in range(5):
+            timed.crowd_waited()
         seen = [timed.limit_s]
         for _ in range(6):
             timed.now_s += 10.0
             for _ in range(n_quick):
-                timed.request_waits(0.01)
+                timed.request_waited(0.1)
             seen.append(timed.limit_s)
         assert seen == sorted(seen)
-        assert seen[0] == pytest.approx(2_880.0)
-        assert seen[3] < 10_000.0, "not all of a crowd at once"
+        assert seen[3] < 15_000.0, "not all of a crowd at once"
         assert seen[6] == 28_800.0
         timed.now_s += 1e9
         assert timed.limit_s == 28_800.0
 
 
-@pytest.mark.parametrize("share", [1.0, 0.41, 0.3])
-def test_while_requests_wait_long_the_limit_stays(share: float) -> None:
+@pytest.mark.parametrize("wait_s", [500.0, 61.0, 40.0])
+def test_while_requests_wait_long_the_limit_does_not_grow(wait_s: float) -> None:
     """Also where it is just as long as they may."""
-    timed = Timed(28_800.0)
-    timed.request_waits(1.0)
+    timed = Timed()
+    for _ in range(5):
+        timed.crowd_waited()
     for _ in range(100):
         timed.now_s += 5.0
-        assert timed.limit_s == pytest.approx(2_880.0)
-        timed.request_waits(share, 2_000.0)
-
-
-async def test_a_request_tells_what_it_waited_for_others() -> None:
-    """Not what its own work took: a slow machine is no crowd."""
-    admission, now_s = Admission(10_000.0), [0.0]
-    clock = Clock(lambda: now_s[0], asyncio.sleep, random.Random(0))
-    shares: list[float] = []
-
-    async def work(took_s: float, timings: StageTimings) -> TranscriptionResult:
-        now_s[0] += took_s
-        if took_s > 120.0:
-            raise DeadlineExceededError("too late")
-        return TranscriptionResult(Transcript("transcribe", "en", 5.0, "", ()), timings)
-
-    for took_s, work_s in ((100.0, 90.0), (100.0, 10.0), (130.0, 0.0), (10.0, 50.0)):
-        with admission.admit(0) as share:
-            share.waited = shares.append  # type: ignore[method-assign]
-            context = RequestContext("r", share, DeadlineRule(120.0, 0.0, 120.0), clock)
-            timings = StageTimings(encode_s=work_s / 2, decode_s=work_s / 2)
-            with contextlib.suppress(DeadlineExceededError):
-                await telling_waits(share, context, work(took_s, timings))
-    assert shares == pytest.approx([10 / 120, 90 / 120, 1.0, 0.0])
+        timed.request_waited(wait_s, 5_000.0)
+    assert timed.limit_s == pytest.approx(2_880.0)
 
 
 QUIET: dict[Priority, float] = {"interactive": 7.0, "live": 1.0, "bulk": 0.5}
@@ -224,10 +245,10 @@ def test_a_crowd_of_ten_times_the_load_is_shed_in_the_order_of_priority(
     """Live speech goes first and loses nothing; who is let in is done in time; bulk keeps its turn.
 
     By default more may be pending than can be done in time: that is found out by what requests
-    wait for, a deadline after the crowd came.
+    wait for, a minute after the crowd came.
     """
     crowd = Crowd(max_pending_s).run(Phase(30, QUIET), Phase(400, CROWD))
-    settled = (220, 390)
+    settled = (150, 390)
     done = {one: crowd.rate(crowd.done, one, *settled) for one in CROWD}
     assert sum(done.values()) > 0.9 * CAPACITY
     assert done["live"] == pytest.approx(crowd.rate(crowd.came, "live", *settled), rel=0.1)
@@ -235,7 +256,7 @@ def test_a_crowd_of_ten_times_the_load_is_shed_in_the_order_of_priority(
     assert crowd.rate(crowd.refused, "interactive", *settled) > 0.8 * CROWD["interactive"]
     assert done["bulk"] > 0.5 * CROWD["bulk"]
     assert max(crowd.waits_s["live"]) < 3.0
-    assert sum(crowd.done.values()) > 0.85 * CAPACITY * 400, "with what was lost until it settled"
+    assert sum(crowd.done.values()) > 0.95 * CAPACITY * 400, "with what was lost until it settled"
 
 
 @pytest.mark.slow

@@ -144,7 +144,7 @@ async def test_a_pipeline_that_outlives_its_deadline_is_cancelled(
 ) -> None:
     monkeypatch.setattr("router.http.service.GRACE_S", 0.0)
     transcriber.hold = True
-    settings = make_settings(min_deadline_s=0.05, max_deadline_s=0.05)
+    settings = make_settings(stall_timeout_s=0.05)
     async with client_of(create_app(make_registry(transcriber), settings)) as client:
         answer = await post(client)
     assert (answer.status_code, error_of(answer)["code"]) == (504, "deadline_exceeded")
