@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable
+from collections.abc import Callable, Collection, Coroutine, Iterable, MutableMapping
 from contextlib import AsyncExitStack
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -37,6 +37,7 @@ from router.http.uploads import (
     FORM_OR_JSON,
     BodyShape,
     ClientDisconnectedError,
+    ClientUploads,
     Receive,
     check_content_length,
     receive_form,
@@ -113,6 +114,7 @@ class TranscriptionService:
         heartbeat_s: float,
     ) -> None:
         self.admission = Admission(settings.max_pending_audio_s, clock.monotonic)
+        self._uploads = ClientUploads()
         self._registry = registry
         self._settings = settings
         self._keys = keys
@@ -158,28 +160,37 @@ class TranscriptionService:
         """Let the request in, read its body and check it; what it holds goes onto `stack`."""
         limit = self._settings.max_upload_bytes
         length = check_content_length(request.headers, limit)
-        stack.enter_context(self._keys.request_of(key_owner(request)))
+        owner = key_owner(request)
+        stack.enter_context(self._keys.request_of(owner))
         share = stack.enter_context(self.admission.admit(length or 0))
-        form = await stack.enter_async_context(
-            receive_form(
-                request.headers,
-                request.receive,
-                max_upload_bytes=limit,
-                spool_dir=self._spool_dir,
-                shape=endpoint.shape,
-            )
+
+        async def receive() -> MutableMapping[str, Any]:
+            message = await request.receive()
+            share.received(len(message.get("body", b"")))
+            return message
+
+        form = receive_form(
+            request.headers,
+            receive,
+            max_upload_bytes=limit,
+            spool_dir=self._spool_dir,
+            shape=endpoint.shape,
         )
-        fields = form.fields if endpoint.fields is None else endpoint.fields
+        # An address is the connection's, or what a proxy says that uvicorn was told to trust.
+        address = request.client.host if request.client else None
+        with self._uploads.upload_of(address if owner is None else owner):
+            uploaded = await stack.enter_async_context(form)
+        fields = uploaded.fields if endpoint.fields is None else endpoint.fields
         upload_s = self._clock.monotonic() - started_s
         self._recorder.observe("splitscribe_upload_seconds", upload_s)
-        request_span(request.scope).stage("upload", started_s, upload_s, bytes=form.size_bytes)
+        request_span(request.scope).stage("upload", started_s, upload_s, bytes=uploaded.size_bytes)
         model = self._registry.find(requested_model(fields))
         params = endpoint.parse(fields, model.languages)
-        share.expect(form.size_bytes / BYTES_PER_AUDIO_S)
+        share.expect(uploaded.size_bytes / BYTES_PER_AUDIO_S)
         return CheckedRequest(
             request,
-            form.path,
-            form.filename,
+            uploaded.path,
+            uploaded.filename,
             params,
             model,
             share,

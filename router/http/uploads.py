@@ -2,7 +2,8 @@
 
 A body is a multipart form or JSON with base64 (`router.http.bodies`).
 Every byte is counted while reading, so that a limit ends the upload when it is crossed and not when
-it is over. The spool file has a name, because audio workers open it from their own processes;
+it is over. An upload that comes too slowly is given up, and one client has so many at once at most.
+The spool file has a name, because audio workers open it from their own processes;
 it is locked (flock) until it is deleted, when the context ends. A spool file that nobody has locked
 is that of a killed router, and is swept. Starlette's own form parser has no limit on a file's size.
 """
@@ -15,13 +16,27 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
-from contextlib import asynccontextmanager, suppress
+from collections import Counter
+from collections.abc import (
+    AsyncIterator,
+    Awaitable,
+    Callable,
+    Hashable,
+    Iterator,
+    Mapping,
+    MutableMapping,
+)
+from contextlib import asynccontextmanager, contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.common.errors import InvalidRequestError, OverloadedError, PayloadTooLargeError
+from cluster.common.errors import (
+    InvalidRequestError,
+    OverloadedError,
+    PayloadTooLargeError,
+    RateLimitError,
+)
 from router.api.documents import AUDIO_FIELD
 from router.audio.containers import wav_head
 from router.audio.protocol import too_large
@@ -46,6 +61,9 @@ RETRY_AFTER_S = 10.0  # after a full disk
 SWEEP_S = 5.0  # between two sweeps
 NEW_S = 2.0  # a file this young may not be locked yet
 STALL_S = 60.0  # longest silence of a client in mid-upload
+LEAST_RATE = 10_000.0  # bytes a second of a body, in the mean,
+RATED_S = 30.0  # from this time on
+MAX_UPLOADS = 128  # of one client, under way at once
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -167,6 +185,33 @@ async def _receive_json(
     return fields
 
 
+class ClientUploads:
+    """How many uploads each client has under way. Used by one event loop."""
+
+    def __init__(self) -> None:
+        self._running: Counter[Hashable] = Counter()
+
+    @contextmanager
+    def upload_of(self, client: Hashable) -> Iterator[None]:
+        """Count an upload while it comes in; None: the client is not known, and has no limit.
+
+        Raises:
+            RateLimitError: the client has as many as it may.
+        """
+        if client is not None and self._running[client] >= MAX_UPLOADS:
+            raise RateLimitError(
+                f"{MAX_UPLOADS} uploads of this client are under way, which is the most at once. "
+                "Please try again when one has ended.",
+                retry_after_s=RETRY_AFTER_S,
+            )
+        self._running[client] += 1
+        try:
+            yield
+        finally:
+            self._running[client] -= 1
+            self._running = +self._running  # without clients that have none
+
+
 async def sweep_spool_always(spool_dir: Path | None = None) -> None:
     """Sweep now and every few seconds until cancelled."""
     while True:
@@ -195,20 +240,27 @@ async def body_chunks(receive: Receive, stall_s: float = STALL_S) -> AsyncIterat
     """The body of a request, as it comes.
 
     Raises:
-        InvalidRequestError: nothing came for `stall_s`.
+        InvalidRequestError: nothing came for `stall_s`, or less than `LEAST_RATE` in the mean.
         ClientDisconnectedError: the client left before the end.
     """
+    time_s = asyncio.get_running_loop().time
+    begun_s, n_bytes = time_s(), 0
     while True:
+        slow_s = begun_s + RATED_S + n_bytes / LEAST_RATE
         try:
-            async with asyncio.timeout(stall_s):
+            async with asyncio.timeout_at(min(time_s() + stall_s, slow_s)):
                 message = await receive()
         except TimeoutError:
+            took_s = time_s() - begun_s
             raise InvalidRequestError(
-                f"the upload stalled: no data came for {stall_s:.0f} s", code="upload_stalled"
+                f"the upload stalled: {n_bytes} bytes came in {took_s:.0f} s; send at least "
+                f"{LEAST_RATE:.0f} a second, without pauses of {stall_s:.0f} s",
+                code="upload_stalled",
             ) from None
         if message["type"] == "http.disconnect":
             raise ClientDisconnectedError
         if chunk := message.get("body", b""):
+            n_bytes += len(chunk)
             yield chunk
         if not message.get("more_body", False):
             return
@@ -219,7 +271,7 @@ async def small_body(receive: Receive, max_bytes: int, stall_s: float = STALL_S)
 
     Raises:
         PayloadTooLargeError: it is longer.
-        InvalidRequestError: nothing came for `stall_s`, or the client left before the end.
+        InvalidRequestError: it stalled, or the client left before the end.
     """
     content = bytearray()
     try:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import re
+from collections.abc import AsyncIterator
 from typing import Any
 
 import httpx
@@ -168,6 +169,36 @@ async def test_too_much_pending_audio_is_refused_before_the_upload_is_read(
         await asyncio.gather(first, return_exceptions=True)
         transcriber.hold = False
         assert (await post(client, bytes(20_000))).status_code == 200
+
+
+async def test_a_client_has_so_many_uploads_under_way_at_most(
+    transcriber: FakeTranscriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others come in; and it does when one has ended, answered or not."""
+    monkeypatch.setattr("router.http.uploads.MAX_UPLOADS", 1)
+    app = create_app(make_registry(transcriber), make_settings())
+    begun, may_end = asyncio.Event(), asyncio.Event()
+
+    async def slow() -> AsyncIterator[bytes]:
+        yield b"--X"
+        begun.set()
+        await may_end.wait()
+
+    def client_at(address: str) -> httpx.AsyncClient:
+        transport = httpx.ASGITransport(app, client=(address, 1))
+        return httpx.AsyncClient(transport=transport, base_url="http://test")
+
+    async with client_at("10.0.0.1") as one, client_at("10.0.0.2") as other:
+        form = {"content-type": "multipart/form-data; boundary=X"}
+        uploading = asyncio.create_task(one.post(URL, content=slow(), headers=form))
+        await begun.wait()
+        answer = await post(one)
+        assert (answer.status_code, error_of(answer)["code"]) == (429, "rate_limit_exceeded")
+        assert answer.headers["retry-after"]
+        assert (await post(other)).status_code == 200
+        may_end.set()
+        await uploading
+        assert (await post(one)).status_code == 200
 
 
 async def test_an_unknown_model(client: httpx.AsyncClient) -> None:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import itertools
 import os
 from collections.abc import Iterator
 from pathlib import Path
@@ -251,6 +252,29 @@ async def test_an_upload_that_stalls_is_given_up(tmp_path: Path) -> None:
     assert is_empty(tmp_path)
     with pytest.raises(InvalidRequestError, match="stalled"):
         await small_body(receive, 100, stall_s=0.02)
+
+
+async def test_an_upload_that_trickles_is_given_up_and_a_slow_one_is_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """It would hold a place for as long as its client likes."""
+    monkeypatch.setattr("router.http.uploads.RATED_S", 0.1)
+    sent = iter(body_of((FILE_NAME, bytes(2_000))))
+
+    async def receive(pause_s: float, n_bytes: int) -> dict[str, Any]:
+        await asyncio.sleep(pause_s)
+        body = bytes(itertools.islice(sent, n_bytes))
+        return {"type": "http.request", "body": body, "more_body": bool(body)}
+
+    limits: Any = {"max_upload_bytes": LIMIT, "spool_dir": tmp_path}
+    with pytest.raises(InvalidRequestError, match="bytes came in") as caught:
+        async with receive_form(HEADERS, lambda: receive(0.01, 1), **limits):
+            raise AssertionError("it was whole")
+    assert caught.value.code == "upload_stalled"
+    assert is_empty(tmp_path)
+    sent = iter(body_of((FILE_NAME, bytes(4_000))))
+    async with receive_form(HEADERS, lambda: receive(0.01, 200), **limits) as form:
+        assert form.size_bytes == 4_000
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
