@@ -132,7 +132,7 @@ MAX_HEAD_BYTES = 65_536
 HEAD_S = 30.0  # in which a head must be whole; also for a connection that has said nothing
 MAX_WAITING = 8  # requests of a connection behind the one that is answered
 LINGER_S = 5.0  # in which a client that was refused may read why
-STUCK_S = 60.0  # in which a WebSocket's client that reads anything at all makes some room
+STUCK_S = 60.0  # in which a client that reads anything at all makes some room
 POLICY_VIOLATION = 1008  # RFC 6455
 FRAMES_PER_S, FRAMES_AT_ONCE = 1000.0, 5000.0  # of one WebSocket, fragments too
 CONTROLS_PER_S, CONTROLS_AT_ONCE = 10.0, 100.0  # pings, pongs and closes among them
@@ -156,7 +156,46 @@ class Budget:
         return max(0.0, -self._left / self._per_s)
 
 
-class HttpProtocol(HttpToolsProtocol):
+class ReadByClient(asyncio.Protocol):
+    """Cuts a client that reads nothing of what waits for it, so that none holds an answer for ever.
+
+    The application can only close a connection, which waits for the client to read what was sent
+    before.
+    """
+
+    loop: asyncio.AbstractEventLoop
+    transport: asyncio.Transport
+    _stuck: asyncio.TimerHandle | None = None
+
+    def pause_writing(self) -> None:
+        super().pause_writing()
+        self._watch()
+
+    def resume_writing(self) -> None:
+        self._forget_stuck()
+        super().resume_writing()
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        self._forget_stuck()
+        super().connection_lost(exc)
+
+    def _watch(self) -> None:
+        unread = self.transport.get_write_buffer_size()
+        self._stuck = self.loop.call_later(STUCK_S, self._cut_if_stuck, unread)
+
+    def _cut_if_stuck(self, unread: int) -> None:
+        if self.transport.get_write_buffer_size() < unread:
+            self._watch()
+        else:
+            self.transport.abort()
+
+    def _forget_stuck(self) -> None:
+        if self._stuck is not None:
+            self._stuck.cancel()
+            self._stuck = None
+
+
+class HttpProtocol(ReadByClient, HttpToolsProtocol):
     """Bounds heads in bytes and seconds, and the requests that wait on a connection.
 
     What a client sends after it was refused is read and forgotten, until it has read why.
@@ -262,15 +301,12 @@ class HttpProtocol(HttpToolsProtocol):
         _end(self.loop, self.transport)
 
 
-class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """Parses no more than the application takes, and cuts who floods it or reads nothing.
+class WebSocketProtocol(ReadByClient, WebSocketsSansIOProtocol):
+    """Parses no more than the application takes, and cuts who floods it.
 
-    The application can only close a connection, which waits for the client to read what was sent
-    before. Whole messages wait until it takes them; pings and fragments, which it never sees, are
-    counted.
+    Whole messages wait until it takes them; pings and fragments, which it never sees, are counted.
     """
 
-    _stuck: asyncio.TimerHandle | None = None
     _unparsed = b""  # what came while messages waited
     _is_cut = False
 
@@ -334,23 +370,6 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self.transport.resume_reading()
         self.writable.set()  # for who waits to send
         self.close_timer = _end(self.loop, self.transport)
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._stuck = self.loop.call_later(STUCK_S, self.transport.abort)
-
-    def resume_writing(self) -> None:
-        self._forget_stuck()
-        super().resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._forget_stuck()
-        super().connection_lost(exc)
-
-    def _forget_stuck(self) -> None:
-        if self._stuck is not None:
-            self._stuck.cancel()
-            self._stuck = None
 
 
 def _end(loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> asyncio.TimerHandle:

@@ -10,6 +10,7 @@ from contextlib import asynccontextmanager
 import httpx
 import pytest
 from fastapi import FastAPI
+from fastapi.responses import StreamingResponse
 
 from cluster.common.errors import ConfigurationError, WorkerError
 from cluster.serve.replicas.router_replica import open_listener
@@ -72,6 +73,46 @@ async def test_closing_finishes_what_is_in_flight_and_takes_nothing_new() -> Non
     door.may_answer.set()
     assert await asked == "done"
     await closing
+
+
+async def test_a_client_that_reads_nothing_of_a_stream_does_not_hold_it_for_ever(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """One that reads slowly keeps it."""
+    monkeypatch.setattr("router.http.listener.STUCK_S", 0.3)
+    app, ended = FastAPI(), asyncio.Event()
+
+    @app.get("/")
+    async def root(n_pieces: int) -> StreamingResponse:
+        async def events() -> AsyncIterator[bytes]:
+            try:
+                for _ in range(n_pieces):
+                    yield bytes(1 << 20)
+            finally:
+                ended.set()
+
+        return StreamingResponse(events())
+
+    listener = await HttpListener.open(app, LOCAL, 0)
+    try:
+        for n_pieces in (10_000, 8):
+            ended.clear()
+            client = socket.socket()
+            client.setsockopt(socket.SOL_SOCKET, socket.SO_RCVBUF, 1 << 16)  # it takes little ahead
+            client.connect((LOCAL, listener.port))
+            reader, writer = await asyncio.open_connection(sock=client)
+            query = f"GET /?n_pieces={n_pieces} HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n"
+            writer.write(query.encode())
+            n_read = 0
+            if n_pieces == 8:
+                while piece := await reader.read(1 << 20):
+                    n_read += len(piece)
+                    await asyncio.sleep(0.01)
+                assert n_read > 8 << 20
+            await asyncio.wait_for(ended.wait(), 20)
+            writer.close()
+    finally:
+        await listener.close()
 
 
 async def test_replicas_share_a_port_and_the_one_that_stays_answers() -> None:
