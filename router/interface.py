@@ -99,9 +99,13 @@ class AudioShare(Protocol):
 
 @dataclass(slots=True)
 class Progress:
-    """When a window ended last (the clock's), of all requests for one model at this router."""
+    """What this router has seen of one model's pools; times are the clock's.
+
+    ended_s: when a window ended last, of any request. asleep_s: when a pool had no worker last.
+    """
 
     ended_s: float = -math.inf
+    asleep_s: float = -math.inf
 
 
 @dataclass(slots=True)

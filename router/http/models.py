@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import logging
 import time
 from collections.abc import Callable, Sequence
 from dataclasses import asdict, dataclass, field
@@ -15,6 +16,10 @@ from router.api.responses import ModelListResponse, ModelResponse
 from router.interface import Progress, Transcriber
 from router.live.session import LiveEngine
 
+logger = logging.getLogger(__name__)
+
+FRESH_S = 0.02  # that /health waits for the newest state of the pools
+HEALTH_TIMEOUT_S = 5.0
 ALIAS = "whisper-1"  # the hosted service's name, which many clients cannot change
 # Its newer names. Clients choose by them what they send: whether they end turns themselves, say.
 LIVE_ALIASES = ("gpt-realtime-whisper", "gpt-live-transcribe")
@@ -69,6 +74,9 @@ class ModelRegistry:
             raise ConfigurationError("there is no model to serve")
         self.models = tuple(models)
         self._is_held = is_held
+        self._asking: asyncio.Task[None] | None = None
+        self._known: dict[str, Any] = _UNKNOWN
+        self._known_at_s: float | None = None
         self._by_name: dict[str, ServedModel] = {}
         for model in models:
             for name in (*model.names, *model.aliases):
@@ -108,9 +116,35 @@ class ModelRegistry:
     async def health(self) -> dict[str, Any]:
         """What `/health` tells of the pools: `status`, `pools` of all models, and `models`.
 
-        None is ready while the server is held.
+        The pools are asked, but not waited for when they take long: then it is what they said the
+        last time, `age_s` ago. Nothing is ready before they have said something.
         """
+        await asyncio.wait({self.look()}, timeout=FRESH_S)
+        at_s = self._known_at_s
+        return {**self._known, "age_s": at_s and round(time.monotonic() - at_s, 3)}
+
+    def look(self) -> asyncio.Task[None]:
+        """Ask the pools for their state, unless they are being asked."""
+        if self._asking is None or self._asking.done():
+            self._asking = asyncio.create_task(self._ask())
+        return self._asking
+
+    async def _ask(self) -> None:
+        asked_at_s = time.monotonic()
+        try:
+            async with asyncio.timeout(HEALTH_TIMEOUT_S):
+                self._known = await self._state()
+        except Exception:  # the answer to "are you well?" must not be a crash
+            logger.exception("the pools cannot be asked for their health")
+            self._known = _UNKNOWN
+        self._known_at_s = asked_at_s
+
+    async def _state(self) -> dict[str, Any]:
+        """Of all pools. None is ready while the server is held."""
         found = await asyncio.gather(*(model.transcriber.health() for model in self.models))
+        for model, own in zip(self.models, found, strict=True):
+            if not all(pool.replicas for pool in own.values()):
+                model.progress.asleep_s = time.monotonic()
         ready = [all(pool.ready for pool in pools.values()) for pools in found]
         if all(ready) and self._is_held():
             ready = [False] * len(ready)
@@ -130,6 +164,9 @@ class ModelRegistry:
             for model, own, is_ready in zip(self.models, found, ready, strict=True)
         }
         return {"status": _status(all(ready)), "pools": pools, "models": models}
+
+
+_UNKNOWN = {"status": "not ready", "pools": {}, "models": {}}
 
 
 def _status(is_ready: bool) -> str:

@@ -125,6 +125,8 @@ class TranscriptionService:
 
     def report(self) -> None:
         """Tell the metrics what is pending; called once a second."""
+        if self.admission.requests:
+            self._registry.look()  # whether it has to wait for a worker
         record = self._recorder.set
         record("splitscribe_pending_requests", self.admission.requests)
         record("splitscribe_pending_audio_seconds", self.admission.pending_audio_s)
@@ -234,7 +236,8 @@ class TranscriptionService:
     async def _run(self, checked: CheckedRequest, context: RequestContext) -> TranscriptionResult:
         work = checked.model.transcriber.transcribe(checked.upload, checked.params, context)
         result = await supervise(work, checked.request.receive, context)
-        checked.share.done(result.timings)
+        if checked.model.progress.asleep_s < checked.started_s:  # else it waited for a worker
+            checked.share.done(result.timings)
         logger.info(
             "transcribed %.2f s of audio in %.3f s (%d windows)",
             result.transcript.duration_s,

@@ -80,8 +80,14 @@ class Target:
         return self.by_kind()[kind]
 
     def health(self) -> dict[str, Any]:
-        answer: dict[str, Any] = httpx.get(f"{self.url}/health", timeout=5).json()
-        return answer
+        """What the pools say now: a busy one's last state may be older."""
+        asked_s = time.monotonic()
+        while True:
+            answer: dict[str, Any] = httpx.get(f"{self.url}/health", timeout=5).json()
+            age_s, waited_s = answer["age_s"], time.monotonic() - asked_s
+            if waited_s > 10.0 or (age_s is not None and age_s < waited_s):
+                return answer
+            time.sleep(0.05)
 
     def workers(self, role: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.health()["pools"][role]["workers"]

@@ -121,6 +121,7 @@ class FakeTranscriber:
         self.cancelled = threading.Event()
         self.health_error: Exception | None = None
         self.ready = True
+        self.n_workers = 1  # of each pool
         self.language = "en"
         self.texts: tuple[str, ...] = (" Hello there.", " General.")
         self.timings = TIMINGS
@@ -163,7 +164,11 @@ class FakeTranscriber:
         if self.health_error is not None:
             raise self.health_error
         worker = WorkerStatus("encoder-1", "encoder", True, "demo", "nixl", "cpu", 3, 4, 0, 1)
-        return {"encoder": PoolHealth(True, 1, [worker]), "decoder": PoolHealth(self.ready, 1)}
+        n_workers = self.n_workers
+        return {
+            "encoder": PoolHealth(True, n_workers, [worker] * n_workers),
+            "decoder": PoolHealth(self.ready, n_workers),
+        }
 
 
 def client_of(app: FastAPI) -> httpx.AsyncClient:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import re
 from dataclasses import replace
@@ -10,8 +11,10 @@ from pathlib import Path
 import httpx
 import pytest
 
+from cluster.common.messages import Role
 from router.api.openapi import TRANSCRIPTION_EXAMPLES, TRANSLATION_EXAMPLES, curl_line
 from router.http.routes import create_app
+from router.interface import PoolHealth
 from tests.support.router_fakes import (
     AUDIO,
     LIMIT,
@@ -121,6 +124,30 @@ async def test_health_is_503_until_both_pools_are_ready(
         "realtime_sessions": 0,
         "max_upload_bytes": LIMIT,
     }
+
+
+async def test_health_answers_at_once_while_the_pools_do_not(
+    client: httpx.AsyncClient, transcriber: FakeTranscriber
+) -> None:
+    """With what they said the last time; nothing is ready before they have said something."""
+    may_answer, at_once = asyncio.Event(), transcriber.health
+
+    async def slow() -> dict[Role, PoolHealth]:
+        await may_answer.wait()
+        return await at_once()
+
+    transcriber.health = slow  # type: ignore[method-assign]
+    async with asyncio.timeout(1.0):  # they have 5 s
+        answer = await client.get("/health")
+        assert (answer.status_code, answer.json()["age_s"]) == (503, None)
+        may_answer.set()
+        assert (await client.get("/health")).status_code == 200
+        may_answer.clear()
+        transcriber.ready = False
+        answer = await client.get("/health")
+    assert (answer.status_code, answer.json()["status"]) == (200, "ready")
+    assert answer.json()["age_s"] > 0.0
+    assert answer.json()["pools"]["encoder"]["workers"]
 
 
 async def test_health_that_cannot_be_had_is_503(
