@@ -131,7 +131,12 @@ class ModelRunner:
             self._restore(sequences)
             if self._fixed is not None:
                 return self._fixed.prefill(sequences, self._prefill_ragged)
-            return launched(sequences, self._prefill_ragged(sequences))
+            if self._several is None:
+                return launched(sequences, self._prefill_ragged(sequences))
+            parts = self._several.forwards([len(s.prompt.tokens) for s in sequences])
+            each = [[sequences[i] for i in part] for part in parts]
+            readbacks = [self._prefill_ragged(part) for part in each]
+            return launched([sequence for part in each for sequence in part], *readbacks)
 
     def decode(self, sequences: Sequence[DecodeSequence]) -> Launched:
         """One step: feed each live row's last token, sample the next."""

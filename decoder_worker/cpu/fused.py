@@ -13,7 +13,7 @@ from __future__ import annotations
 
 import sys
 import time
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from functools import partial
 from typing import TYPE_CHECKING, Any
 
@@ -135,6 +135,22 @@ class FusedDecoder:
     def takes(self, n_rows: int) -> bool:
         """Whether steps of so many rows are for the compiled program, now."""
         return n_rows <= MAX_ROWS and self._kernels.get() is not None
+
+    def forwards(self, lengths: Sequence[int]) -> list[list[int]]:
+        """Which prompts of these lengths run together, so that company decides no result.
+
+        Torch rounds by the number of rows, and its products in 8 bits are others: a prompt that is
+        too long for the program runs alone, and so many others together as the program takes.
+        """
+        few = [i for i, n in enumerate(lengths) if n <= self._most_queries]
+        each = [[i] for i, n in enumerate(lengths) if n > self._most_queries]
+        together: list[int] = []
+        for i in few:
+            n_tokens = sum(lengths[other] for other in together) + lengths[i]
+            if not together or n_tokens > MAX_ROWS or 2 * len(together) + 2 > self._most_logit_rows:
+                each.append(together := [])
+            together.append(i)
+        return each
 
     def plan(self, batch: AttentionBatch) -> None:
         few = batch.self_kv.most_queries <= self._most_queries

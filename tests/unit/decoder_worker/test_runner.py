@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+from dataclasses import replace
 from pathlib import Path
 
 import pytest
@@ -18,7 +19,7 @@ from decoder_worker.build import WINDOWS, warm_up
 from decoder_worker.cpu import fused
 from decoder_worker.cpu.arrays import PIECE
 from decoder_worker.cpu.fused import FusedDecoder
-from decoder_worker.sampling.search import StepOutput
+from decoder_worker.sampling.search import Row, StepOutput
 from decoder_worker.scheduling.sequence import DecodeSequence
 from tests.support.checkpoints import SHAPES, ModelShape, cached_checkpoint, make_checkpoint
 from tests.support.references.hugging_face import assert_close
@@ -240,3 +241,34 @@ def prompt_logprob(bench: RunnerBench) -> float:
     sequence = bench.sequence(0, DecodeOptions(language="en"))
     ((output,),) = bench.runner.collect(bench.runner.prefill([sequence]))
     return float(output.logprob)
+
+
+# What is heard in a window is the same in any company.
+
+
+def test_no_speech_is_as_likely_in_company_as_alone() -> None:
+    """Bit for bit, so that a window near the threshold is text or silence by itself."""
+    bench = RunnerBench(cached_checkpoint("tiny"), 12, "cpu", "int8", threads=2)
+    assert wait_for_builds(BUILDS_S)
+    plain, long = (
+        DecodeOptions(language="en", prompt_tokens=tuple(range(300, 300 + n))) for n in (0, 40)
+    )
+    noisy = replace(plain, temperatures=(0.8,))
+
+    def no_speech(*options: DecodeOptions) -> float:
+        """Of the first one; the last one has a second row, which is a beam's where there are."""
+        sequences = [bench.sequence(slot, each) for slot, each in enumerate(options)]
+        if (last := sequences[-1]).options.beam_size > 1:
+            slot = len(options)
+            last.rows.append(Row(slot, bench.self_pages[slot]))
+            last.begin_attempt(bench.prompts.eot)
+        first = sequences[0]
+        launch = bench.runner.prefill(sequences)
+        found = dict(zip(launch.sequences, bench.runner.collect(launch), strict=True))
+        return found[first][0].no_speech_prob
+
+    companies = ([noisy, replace(plain, beam_size=2)], [noisy, long], [plain] * 9)
+    for subject in (plain, long):
+        alone = no_speech(subject)
+        for company in companies:
+            assert no_speech(subject, *company) == alone, company
