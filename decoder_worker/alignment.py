@@ -14,10 +14,12 @@ Simultaneous Speech Translation", Interspeech 2023).
 
 from __future__ import annotations
 
-from collections.abc import Mapping, Sequence
+from collections.abc import Callable, Mapping, Sequence
 from dataclasses import dataclass
+from functools import partial
 from itertools import accumulate, pairwise
 from math import isfinite
+from typing import cast
 
 import numpy as np
 import torch
@@ -34,6 +36,7 @@ from cluster.common.model.encoder_context import MEL_PER_POSITION
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.attention.base import AttentionBackend, AttentionBatch, PagedKV
 from decoder_worker.model import TextDecoder, TorchDecoder
+from decoder_worker.step import Readback
 
 
 @dataclass(frozen=True, slots=True, kw_only=True)
@@ -227,6 +230,38 @@ class AlignmentItem(KnownText):
     content_frames: int
 
 
+class PendingAlignment:
+    """What a forward has told of one text, and of which its times are still to be found."""
+
+    def __init__(
+        self, tokens: tuple[int, ...], look: Callable[[], Tensor], probs: Tensor, rate: float
+    ) -> None:
+        """look: at the frames, by token, from the window's pages: a GPU does it behind the forward.
+
+        rate: frames a second.
+        """
+        self._tokens = tokens
+        self._look = look
+        self._probs = probs
+        self._rate = rate
+        self._readback = None if probs.device.type == "cpu" else Readback([look(), probs])
+
+    @torch.inference_mode()
+    def find(self) -> TokenAlignment:
+        """The alignment. On any thread, while the window's pages are held.
+
+        Raises SequenceFailedError where the model gave no numbers.
+        """
+        readback = self._readback or Readback([self._look(), self._probs])
+        look, probs = cast("list[Tensor]", readback.wait())
+        known = tuple(probs.tolist())
+        matrix = look.numpy()
+        if not np.isfinite(matrix).all() or not all(isfinite(prob) for prob in known):
+            raise SequenceFailedError("the text could not be aligned: the model gave no numbers")
+        times_s = tuple(frame / self._rate for frame in first_columns(-matrix))
+        return TokenAlignment(self._tokens, times_s, known)
+
+
 class Aligner:
     """Aligns texts with the KV in a decoder's pools. For the thread that runs the decoder."""
 
@@ -241,46 +276,37 @@ class Aligner:
         self._tokenizer = tokenizer
         self._decoder = decoder
         self._heads = heads
-        self._dims = checkpoint.dims
+        self._rate = checkpoint.dims.n_audio_ctx / WINDOW_S
 
     @torch.inference_mode()
-    def align(self, items: Sequence[AlignmentItem]) -> list[TokenAlignment]:
-        """The alignment of each item, whatever else is in the batch. Overwrites their self pages.
-
-        Raises SequenceFailedError where an item gave no numbers; call it again for each alone.
-        """
+    def align(self, items: Sequence[AlignmentItem]) -> list[PendingAlignment]:
+        """Begin to align each item, whatever else is in the batch. Overwrites their self pages."""
         starts = [self._tokenizer.sot_sequence(i.language, i.task, False) for i in items]
         eot = self._tokenizer.special.eot
         texts = [(*s, *item.tokens, eot) for s, item in zip(starts, items, strict=True)]
         counts = [len(text) for text in texts]
         states, found = self._heads.forward(items, texts, [0] * len(items))
         begins = accumulate(counts, initial=0)
-        looks, probs = [], []
+        pending = []
         for item, start, queries, begin, n in zip(
             items, starts, found, list(begins)[:-1], counts, strict=True
         ):
             n_sot = len(start) - 1  # without <|notimestamps|>, whose row predicts the first token
-            looks.append(self._looks(item, queries)[n_sot:-1])
-            probs.append(self._probs(states[begin + n_sot : begin + n - 2], item.tokens))
-        return [
-            self._alignment(item.tokens, look, prob)
-            for item, look, prob in zip(items, looks, probs, strict=True)
-        ]
+            look = partial(self._looks, item, queries, n_sot)
+            probs = self._probs(states[begin + n_sot : begin + n - 2], item.tokens)
+            pending.append(PendingAlignment(item.tokens, look, probs, self._rate))
+        return pending
 
-    def _looks(self, item: AlignmentItem, queries: Mapping[int, Tensor]) -> Tensor:
-        """How much each token looks at each frame, over all heads: float32 [n_tokens, n_frames]."""
-        n_frames = self._n_frames(item)
+    def _looks(self, item: AlignmentItem, queries: Mapping[int, Tensor], n_sot: int) -> Tensor:
+        """Of all heads, at the audio's frames, at least one: float32 [n_tokens, n_frames]."""
+        n_frames = min(max(1, item.content_frames // MEL_PER_POSITION), item.n_positions)
         total = None
         for layer, q in queries.items():
             weights = self._heads.weights(layer, q, item.cross_pages, n_frames, item.n_positions)
             sharp = median_filter(standardise(weights)).sum(0)
             total = sharp if total is None else total + sharp
         assert total is not None
-        return total / self._heads.n_heads
-
-    def _n_frames(self, item: AlignmentItem) -> int:
-        """Encoder frames of the audio: at least one, also for a single mel frame."""
-        return min(max(1, item.content_frames // MEL_PER_POSITION), item.n_positions)
+        return (total / self._heads.n_heads)[n_sot:-1]
 
     def _probs(self, states: Tensor, tokens: tuple[int, ...]) -> Tensor:
         """Of each token, among all text, after the state before it: float32 [len(tokens)]."""
@@ -288,15 +314,6 @@ class Aligner:
         own = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
         chosen = logits.gather(1, own[:, None])[:, 0]
         return (chosen - logits.logsumexp(-1)).exp()
-
-    def _alignment(self, tokens: tuple[int, ...], look: Tensor, probs: Tensor) -> TokenAlignment:
-        known = tuple(probs.tolist())
-        matrix = look.cpu().numpy()
-        if not np.isfinite(matrix).all() or not all(isfinite(prob) for prob in known):
-            raise SequenceFailedError("the text could not be aligned: the model gave no numbers")
-        frames_per_s = self._dims.n_audio_ctx / WINDOW_S
-        times_s = tuple(frame / frames_per_s for frame in first_columns(-matrix))
-        return TokenAlignment(tokens, times_s, known)
 
 
 MEDIAN_WIDTH = 7  # frames, 140 ms

@@ -12,7 +12,7 @@ import threading
 import time
 from collections import deque
 from collections.abc import Callable
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 from dataclasses import asdict
 from functools import partial
 from weakref import ref
@@ -53,11 +53,13 @@ class DecoderCore:
         prompts: PromptBuilder,
         settings: DecoderSettings,
         wake: Callable[[], object],
+        beside: Callable[[Call], object],
         clock: Callable[[], float],
     ) -> None:
         """settings: with the batch's size filled in. clock: monotonic seconds.
 
-        wake: called when whoever runs the loop has something to do.
+        wake: called when whoever runs the loop has something to do. beside: makes a call on a
+        thread that is not the loop's.
         """
         self._importer = importer
         self._pool = parts.cross_pool
@@ -65,7 +67,7 @@ class DecoderCore:
         self._prompts = prompts
         self._wake_up = wake
         self._clock = clock
-        self._loop = DecodeLoop(importer, prompts, parts, self._post, self._on_leave, clock)
+        self._loop = DecodeLoop(importer, prompts, parts, self._post, beside, self._on_leave, clock)
         self._calls: deque[Call] = deque()  # what other threads ask for, in order
         self._lock = threading.RLock()  # guards the next five
         self._changed = threading.Condition(self._lock)
@@ -264,7 +266,10 @@ class DecoderEngine(DecoderCore):
         self.transport = importer.transport
         prompts = PromptBuilder(tokenizer, checkpoint.dims)
         self._wake = threading.Event()
-        super().__init__(parts, importer, prompts, settings, self._wake.set, time.monotonic)
+        self._beside = ThreadPoolExecutor(1, "decoder-words")  # its thread starts when it is used
+        super().__init__(
+            parts, importer, prompts, settings, self._wake.set, self._beside.submit, time.monotonic
+        )
         self._heartbeat = self._clock()
         started: Future[None] = Future()
         self._thread = threading.Thread(
@@ -328,12 +333,16 @@ class DecoderEngine(DecoderCore):
         self._wake.clear()
 
     def _shut_down(self, error: WorkerDrainingError) -> None:
-        """Answer what is left, then wait for READs: they write to pages of the importer's pool."""
+        """Answer what is left, then wait for READs: they write to pages of the importer's pool.
+
+        Words are found from these pages, so what has begun of it ends too.
+        """
         until = self._clock() + CLOSE_S
         while self._n_live and self._clock() < until:
             self._take_calls()
             self._loop.fail_all(error)
             if self._n_live:
                 self._sleep(IDLE_S)
+        self._beside.shutdown(cancel_futures=True)
         if self._n_live:
             logger.error("ended with %d sequences that still held pages", self._n_live)

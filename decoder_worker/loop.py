@@ -2,7 +2,8 @@
 
 `step()` is the whole of it. All methods run on that one thread; other threads reach it through
 the `post` that it was made with, and so does the end of a READ: loading never blocks a step.
-Forwards are launched and collected by `decoder_worker.launch_queue`, perhaps a step ahead.
+Forwards are launched and collected by `decoder_worker.launch_queue`, perhaps a step ahead. When
+words are spoken is found on a thread beside it, from the window's pages.
 
 Invariants: a failure belongs to its sequence; a sequence's pages and lease have one way back,
 `_retire`; pages that a READ or a launched forward may still write to stay held until it has ended.
@@ -23,11 +24,12 @@ from cluster.common.errors import (
     SplitscribeError,
     TransferTimeoutError,
 )
-from cluster.common.failed_batches import run_batch
+from cluster.common.failed_batches import DeviceLostError, run_batch
 from cluster.common.kv.importer import KVImporter
 from cluster.common.kv.wire import FetchStats
-from cluster.common.messages import DecodeResult, SampledToken
+from cluster.common.messages import DecodeResult, SampledToken, TokenAlignment
 from cluster.common.model.text.quality import compression_ratio
+from decoder_worker.alignment import PendingAlignment
 from decoder_worker.build import EngineParts
 from decoder_worker.launch_queue import Kind, LaunchQueue
 from decoder_worker.prompts import PromptBuilder
@@ -57,7 +59,7 @@ Call = Callable[[], None]
 class DecodeLoop:
     """One worker's sequences, from their arrival to their answer.
 
-    post: has a call made on this thread, before the next step.
+    post: has a call made on this thread, before the next step. beside: on another one.
     on_leave: called when a sequence is no longer waiting, and again when it is gone.
     clock: monotonic seconds.
     """
@@ -68,6 +70,7 @@ class DecodeLoop:
         prompts: PromptBuilder,
         parts: EngineParts,
         post: Callable[[Call], None],
+        beside: Callable[[Call], object],
         on_leave: Callable[[SequenceState], None],
         clock: Callable[[], float],
     ) -> None:
@@ -79,6 +82,7 @@ class DecodeLoop:
         self._prompts = prompts
         self._runner = runner
         self._post = post
+        self._beside = beside
         self._unaligned: list[DecodeSequence] = []  # decoded; peaks or words to be found
         self._told: list[DecodeSequence] = []  # their languages were found, their prompts not run
         self._on_leave = on_leave
@@ -221,16 +225,39 @@ class DecodeLoop:
         self._end(sequence, _as_failure("decoding failed", error))
 
     def _align(self, finished: list[DecodeSequence]) -> None:
-        """Find where finished sequences looked and when their words are spoken, then answer."""
+        """Find where finished sequences looked, and answer those that want no words."""
         wanted = [s for s in finished if s.options.peaks]  # first: they need the prompt's KV
         for sequence, peaks in run_batch(wanted, self._runner.peaks, self._fail):
             sequence.peaks = peaks
         worded = [s for s in finished if s.options.words and not s.resolved]
-        for sequence, alignment in run_batch(worded, self._runner.align, self._fail):
-            sequence.alignment = alignment
+        begun = dict(run_batch(worded, self._runner.align, self._fail))
         for sequence in finished:
-            if sequence.state is SequenceState.RUNNING:
+            if sequence.state is not SequenceState.RUNNING:
+                continue
+            if (pending := begun.get(sequence)) is None:
                 self._end(sequence, finished_result(sequence, self._clock()))
+                continue
+            if not sequence.n_in_flight:
+                self.scheduler.release_rows(sequence)
+            self._beside(partial(self._find_words, sequence, pending))
+
+    def _find_words(self, sequence: DecodeSequence, pending: PendingAlignment) -> None:
+        """Runs on the thread beside this one."""
+        found: TokenAlignment | Exception
+        try:
+            found = pending.find()
+        except Exception as error:
+            found = error
+        self._post(partial(self._on_words, sequence, found))
+
+    def _on_words(self, sequence: DecodeSequence, found: TokenAlignment | Exception) -> None:
+        if isinstance(found, DeviceLostError):
+            raise found
+        if isinstance(found, Exception):
+            self._fail(sequence, found)
+            return
+        sequence.alignment = found
+        self._end(sequence, finished_result(sequence, self._clock()))
 
     def _take_outputs(self, sequence: DecodeSequence, outputs: list[StepOutput]) -> None:
         """All that happens on the host to what a step gave for a sequence's rows."""

@@ -18,13 +18,19 @@ from torch import Tensor
 
 from cluster.common.kv.layout import PageLayout
 from cluster.common.kv.pool import PagePool
-from cluster.common.messages import TokenAlignment
 from cluster.common.model.checkpoint import Checkpoint
 from cluster.common.model.streams import DECODE_PRIORITY, new_stream, on_stream, synchronize, upload
 from cluster.common.model.text.quality import is_silence
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.model.text.words import split_tokens
-from decoder_worker.alignment import Aligner, AlignmentHeads, AlignmentItem, PeakFinder, PeakItem
+from decoder_worker.alignment import (
+    Aligner,
+    AlignmentHeads,
+    AlignmentItem,
+    PeakFinder,
+    PeakItem,
+    PendingAlignment,
+)
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.backends import Decoders, choose_sampler
 from decoder_worker.gpu.fixed_sizes import FixedSizes
@@ -207,8 +213,11 @@ class ModelRunner:
         outputs = (output for each in launch.readbacks for output in outputs_of(each))
         return [[next(outputs) for _ in range(n)] for n in launch.n_rows]
 
-    def align(self, sequences: Sequence[DecodeSequence]) -> list[TokenAlignment | None]:
-        """When the tokens are spoken; None for no text. Overwrites each first row's self KV."""
+    def align(self, sequences: Sequence[DecodeSequence]) -> list[PendingAlignment | None]:
+        """What tells when the tokens are spoken, without their rows; None for no text.
+
+        Overwrites each first row's self KV.
+        """
         texts = [(s, text_to_align(s, self._tokenizer)) for s in sequences]
         items = [
             AlignmentItem(

@@ -266,7 +266,7 @@ class SimDecoder(SimWorker):
         ahead = profile.decoder.steps_ahead if ahead is None else ahead
         parts = EngineParts("meta", runner, scheduler, self.pool, self_pool, projection, ahead)
         prompts = PromptBuilder(cell.tokenizer, cell.dims)
-        self.core = DecoderCore(parts, importer, prompts, settings, self.wake, now)
+        self.core = DecoderCore(parts, importer, prompts, settings, self.wake, runner.nothing, now)
 
     def turn(self) -> float | None:
         """One step; where nothing can run, until a deadline or until it is woken."""

@@ -5,7 +5,8 @@ cross-attention pages, and those that its encoder states land in where these tra
 holding nothing. Its rows, each with a slot in the batch and self-attention pages for the longest
 text, it gets when it begins to run, all at once. So KV is read while the batch is still full. Who
 runs has all that it can ever need, is never preempted, and so always finishes.
-`release` is the only way back for pages and slots. Knows no tensors and no transfers.
+`release` and what it calls are the only way back for pages and slots. Knows no tensors and no
+transfers.
 """
 
 from __future__ import annotations
@@ -254,12 +255,17 @@ class Scheduler:
         if sequence.cross_pages:
             self._cross_pool.release(sequence.cross_pages)
         self.release_landing(sequence)
+        self.release_rows(sequence)
+        sequence.cross_pages = ()
+        sequence.state = SequenceState.FINISHED
+
+    def release_rows(self, sequence: DecodeSequence) -> None:
+        """Take back its slots and their pages, which no later launch will use; idempotent."""
         for row in sequence.rows:
             self._self_pool.release(row.self_pages)
             self._free_slots.append(row.slot)
         self._free_slots.sort(reverse=True)
-        sequence.cross_pages, sequence.rows = (), []
-        sequence.state = SequenceState.FINISHED
+        sequence.rows = []
 
     def release_landing(self, sequence: DecodeSequence) -> None:
         """Take back the pages that its states landed in; idempotent."""

@@ -78,7 +78,7 @@ def compare_random_texts(folder: Path, model: Any, lengths: list[tuple[int, int]
         tokens = rng.integers(300, tokenizer.eot, n_tokens).tolist()
         items.append(bench.item(window, tuple(tokens), content_frames))
         expected.append(timing.find_alignment(model, tokenizer, tokens, mel, content_frames))
-    for alignment, words in zip(bench.aligner.align(items), expected, strict=True):
+    for alignment, words in zip(bench.align(items), expected, strict=True):
         assert_equal_words(alignment, bench, words)
 
 
@@ -138,7 +138,7 @@ def test_words_of_the_samples_are_the_references(name: str) -> None:
             last_speech_timestamp=last_speech_s,
         )
         text = tuple(token for segment in expected for token in segment["tokens"])
-        (alignment,) = bench.aligner.align([bench.item(0, text, frames)])
+        (alignment,) = bench.align([bench.item(0, text, frames)])
         found = add_words(
             ours,
             alignment,

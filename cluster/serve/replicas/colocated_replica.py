@@ -8,7 +8,6 @@ router, to which this replica is its encoder pool and its decoder pool.
 from __future__ import annotations
 
 import asyncio
-import sys
 from collections.abc import AsyncGenerator
 from contextlib import aclosing
 
@@ -25,7 +24,6 @@ from cluster.serve.replicas.decoder_replica import DecoderWorker
 from cluster.serve.replicas.encoder_replica import EncoderWorker
 from cluster.serve.replicas.replica_setup import start_replica
 
-SWITCH_S = 0.0005  # a step is launched in less
 EXPORT_PORTION = 0.25  # of a GPU's room, where the decoder's pool comes after the encoder's
 
 
@@ -34,9 +32,6 @@ class ColocatedWorker:
 
     def __init__(self, settings: Settings, build: str) -> None:
         settings = settings.model_copy(update={"transport": "memory"})
-        # The thread that launches decode steps otherwise waits up to 5 ms for Python, which the
-        # encoder's thread and the event loop have.
-        sys.setswitchinterval(SWITCH_S)
         # One after the other: the decoder's pool takes what the encoder leaves. It waits for the
         # kernels of both, which are compiled meanwhile, so that the start has one bound.
         self._encoder = EncoderWorker(settings, build, EXPORT_PORTION, waits=False)

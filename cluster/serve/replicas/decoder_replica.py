@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sys
 import time
 from collections.abc import AsyncGenerator
 from contextlib import suppress
@@ -28,6 +29,7 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
+SWITCH_S = 0.0005  # a step is launched in less
 STREAM_S = 0.1  # at least between two messages of one stream
 
 
@@ -41,6 +43,9 @@ class DecoderWorker(PoolWorker):
     _kv: KVImporter
 
     def __init__(self, settings: Settings, build: str) -> None:
+        # The thread that launches decode steps otherwise waits up to 5 ms for Python, which the
+        # event loop, the thread that aligns words, or an encoder of this process has.
+        sys.setswitchinterval(SWITCH_S)
         self._start(settings, build)
         from cluster.common.kernels.cpu.background import longest_wait_s
         from cluster.common.kv.connect import make_importer, make_kv_pool

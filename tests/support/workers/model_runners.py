@@ -11,7 +11,7 @@ import torch
 
 from cluster.common.kv.connect import kv_layout
 from cluster.common.kv.pool import PagePool
-from cluster.common.messages import CrossKVHandle, DecodeOptions, DecodeRequest
+from cluster.common.messages import CrossKVHandle, DecodeOptions, DecodeRequest, TokenAlignment
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.device import resolve_dtype
 from cluster.common.model.text.tokenizer import WhisperTokenizer
@@ -106,7 +106,9 @@ class AlignerBench(RunnerBench):
         super().__init__(folder, n_windows, "cpu", "float32", attention="torch", **options)
         self.cross_pool, self_pool = self.pools
         self_pool.tensor.fill_(torch.nan)
-        self.aligner = self.runner._aligner
+
+    def align(self, items: list[AlignmentItem]) -> list[TokenAlignment]:
+        return [pending.find() for pending in self.runner._aligner.align(items)]
 
     def item(
         self, window: int, tokens: int | tuple[int, ...], content_frames: int = 3000

@@ -103,9 +103,9 @@ def test_heads_are_the_checkpoints_or_all_of_the_upper_half(tmp_path: Path) -> N
 def test_a_text_is_aligned_in_a_batch_as_it_is_alone() -> None:
     bench = AlignerBench(cached_checkpoint("tiny"))
     items = [bench.item(0, 40), bench.item(1, 3, 500), bench.item(2, 224), bench.item(3, 0, 7)]
-    together = bench.aligner.align(items)
+    together = bench.align(items)
     for item, alignment in zip(items, together, strict=True):
-        (alone,) = bench.aligner.align([item])
+        (alone,) = bench.align([item])
         assert alignment.tokens == alone.tokens == item.tokens
         assert alignment.times_s == alone.times_s
         assert alignment.probs == pytest.approx(alone.probs, rel=1e-4)
@@ -115,8 +115,8 @@ def test_small_pages_give_what_whole_ones_give() -> None:
     folder = cached_checkpoint("micro")
     whole, small = AlignerBench(folder), AlignerBench(folder, page_frames=60, page_tokens=16)
     spans = [(0, 30, 3000), (1, 12, 1000), (2, 5, 119)]
-    expected = whole.aligner.align([whole.item(*span) for span in spans])
-    found = small.aligner.align([small.item(*span) for span in spans])
+    expected = whole.align([whole.item(*span) for span in spans])
+    found = small.align([small.item(*span) for span in spans])
     for one, other in zip(found, expected, strict=True):
         assert one.times_s == other.times_s
         assert one.probs == pytest.approx(other.probs, rel=1e-4)
@@ -133,7 +133,7 @@ def test_8_bit_pages_are_aligned_as_the_numbers_they_hold(page_frames: int) -> N
     n_layer, _, _, n_head, head_dim = stored.shape[1:]
     stored_ones = scales.stored(torch.ones(n_layer, 2, n_head, head_dim))
     wide.cross_pool.tensor.copy_(stored / stored_ones[:, :, None])
-    found, expected = (bench.aligner.align([bench.item(0, 30)])[0] for bench in (eighth, wide))
+    found, expected = (bench.align([bench.item(0, 30)])[0] for bench in (eighth, wide))
     assert found.times_s == expected.times_s
     assert found.probs == pytest.approx(expected.probs, rel=1e-4)
 
@@ -141,7 +141,7 @@ def test_8_bit_pages_are_aligned_as_the_numbers_they_hold(page_frames: int) -> N
 @pytest.mark.parametrize("content_frames", [1, 2, 6, 7, 9, 331, 3000])
 def test_times_never_fall_and_stay_inside_the_audio(content_frames: int) -> None:
     bench = AlignerBench(cached_checkpoint("micro"))
-    (alignment,) = bench.aligner.align([bench.item(0, 20, content_frames)])
+    (alignment,) = bench.align([bench.item(0, 20, content_frames)])
     assert len(alignment.times_s) == 21
     assert list(alignment.times_s) == sorted(alignment.times_s)
     assert alignment.times_s[0] == 0.0
@@ -152,11 +152,11 @@ def test_times_never_fall_and_stay_inside_the_audio(content_frames: int) -> None
 def test_a_broken_window_fails_and_the_others_can_be_aligned_without_it() -> None:
     bench = AlignerBench(cached_checkpoint("micro"))
     items = [bench.item(window, 10) for window in range(3)]
-    expected = bench.aligner.align(items)
+    expected = bench.align(items)
     bench.cross_pool.tensor[list(bench.cross_pages[1])] = torch.nan
     with pytest.raises(SequenceFailedError, match="could not be aligned"):
-        bench.aligner.align(items)
+        bench.align(items)
     with pytest.raises(SequenceFailedError):
-        bench.aligner.align(items[1:2])
-    again = [bench.aligner.align([items[window]])[0] for window in (0, 2)]
+        bench.align(items[1:2])
+    again = [bench.align([items[window]])[0] for window in (0, 2)]
     assert [a.times_s for a in again] == [expected[0].times_s, expected[2].times_s]

@@ -16,7 +16,8 @@ from cluster.common.messages import DecodeOptions, DecodeRequest, DecodeResult, 
 from cluster.common.settings import Settings
 from cluster.common.settings_sources import load_settings
 from cluster.serve.own_calls import OwnCalls
-from cluster.serve.replicas.colocated_replica import SWITCH_S, ColocatedWorker
+from cluster.serve.replicas.colocated_replica import ColocatedWorker
+from cluster.serve.replicas.decoder_replica import SWITCH_S
 from cluster.serve.serve_pool import ServePool
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.references.hugging_face import make_pcm
