@@ -242,7 +242,7 @@ class DecoderEngine(DecoderCore):
         *,
         kv_pool: PagePool | None = None,
         page_tokens: int = 0,
-        kernels_s: float = 0.0,
+        waits: bool = False,
     ) -> None:
         """Load the weights, allocate the self-attention pool, start the thread and warm up.
 
@@ -251,7 +251,7 @@ class DecoderEngine(DecoderCore):
             kv_pool: for KV that is projected here, where the importer reads encoder states; None:
                 it reads the KV itself, into its own pool.
             page_tokens: positions in a page of self-attention KV; 0 takes what suits the device.
-            kernels_s: how long to wait for a CPU's compiled kernels before that.
+            waits: until all kernels that this process compiles for a CPU are there.
 
         Raises:
             ConfigurationError: importer, checkpoint and settings do not fit each other.
@@ -273,7 +273,7 @@ class DecoderEngine(DecoderCore):
         self._heartbeat = self._clock()
         started: Future[None] = Future()
         self._thread = threading.Thread(
-            target=self._main, args=(parts, kernels_s, started), name="decoder-engine", daemon=True
+            target=self._main, args=(parts, waits, started), name="decoder-engine", daemon=True
         )
         self._thread.start()
         started.result()
@@ -304,13 +304,13 @@ class DecoderEngine(DecoderCore):
 
     # Called on the engine's thread only.
 
-    def _main(self, parts: EngineParts, kernels_s: float, started: Future[None]) -> None:
+    def _main(self, parts: EngineParts, waits: bool, started: Future[None]) -> None:
         use_step_threads(self._settings.threads)
         try:
             if self.device == "cpu":  # on a GPU graphs were captured, which is a first call too
                 let_encoder_go_first()
-                if kernels_s:
-                    wait_for_builds(kernels_s)
+                if waits:
+                    wait_for_builds()
                 warm_up(parts.runner, self._prompts, parts.cross_pool, parts.self_pool)
         except Exception as error:
             started.set_exception(error)

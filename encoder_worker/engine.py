@@ -61,14 +61,14 @@ class EncoderEngine(EncoderCore):
         settings: EncoderSettings,
         recorder: Recorder | None = None,
         *,
-        kernels_s: float = 0.0,
+        waits: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Load the weights, run one window to warm up, and start.
 
         Args:
             exporter: of this checkpoint; its pool's payload is what is published.
-            kernels_s: how long to wait for a CPU's compiled kernels before that.
+            waits: until all kernels that this process compiles for a CPU are there.
             clock: monotonic seconds, of deadlines and of what is measured.
 
         Raises:
@@ -105,7 +105,7 @@ class EncoderEngine(EncoderCore):
         super().__init__(publisher, loops, checkpoint.dims.n_audio_ctx)
         started: Future[None] = Future()
         self._thread = threading.Thread(
-            target=self._run, args=(started, kernels_s), name="encoder-engine", daemon=True
+            target=self._run, args=(started, waits), name="encoder-engine", daemon=True
         )
         self._thread.start()
         started.result()
@@ -153,11 +153,11 @@ class EncoderEngine(EncoderCore):
         use_threads(self._threads)
         self._go_on(self._loops[-1])
 
-    def _run(self, started: Future[None], kernels_s: float) -> None:
+    def _run(self, started: Future[None], waits: bool) -> None:
         try:
             use_threads(self._threads)
-            if kernels_s:
-                wait_for_builds(kernels_s)
+            if waits:
+                wait_for_builds()
             self._loops[0].warm_up()
         except Exception as error:
             started.set_exception(error)

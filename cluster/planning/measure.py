@@ -28,7 +28,6 @@ import numpy as np
 import psutil
 
 from cluster.common.errors import ConfigurationError
-from cluster.common.kernels.cpu.background import longest_wait_s
 from cluster.common.kv.connect import make_exporter, make_importer, served_kv_layout
 from cluster.common.kv.importer import KVImporter
 from cluster.common.messages import DecodeOptions, DecodeRequest, EncodeReply, EncodeRequest, Pcm
@@ -93,7 +92,7 @@ def measure(
     settings = sized_together(settings, checkpoint, device)
     settings = settings.model_copy(update={"cluster_key": os.urandom(32).hex()})
     layout = served_kv_layout(checkpoint, settings, device)
-    dims, kernels_s = checkpoint.dims, longest_wait_s(settings.kernels)
+    dims = checkpoint.dims
     most = settings.encoder.max_batch or auto_batch(device)
     batches = settings.encoder.model_copy(
         update={"max_batch": most, "batch_wait_ms": 100.0, "cache": False}
@@ -104,10 +103,10 @@ def measure(
         stack.callback(exporter.close)
         importer = make_importer(checkpoint, settings, device, "decoder")
         stack.callback(importer.close)
-        decoder = DecoderEngine(checkpoint, importer, settings.decoder, kernels_s=kernels_s)
+        decoder = DecoderEngine(checkpoint, importer, settings.decoder, waits=True)
         stack.callback(decoder.close)
         start_s = PROCESS_S + time.monotonic() - began
-        encoder = EncoderEngine(checkpoint, exporter, batches, kernels_s=kernels_s)
+        encoder = EncoderEngine(checkpoint, exporter, batches, waits=True)
         stack.callback(encoder.close)
         with av.open(str(sample_path("medium"))) as audio_file:
             frames = [frame.to_ndarray()[0] for frame in audio_file.decode(audio=0)]

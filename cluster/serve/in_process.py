@@ -14,7 +14,6 @@ from functools import partial
 from typing import Any, TypeVar
 
 from cluster.common.errors import ConfigurationError
-from cluster.common.kernels.cpu.background import longest_wait_s
 from cluster.common.kv.connect import make_exporter, make_importer, make_kv_pool
 from cluster.common.kv.pool import gpu_budget
 from cluster.common.messages import Role, WorkerStatus
@@ -110,10 +109,9 @@ async def local_engines(settings: Settings) -> AsyncIterator[LocalEngines]:
         importer = await _made(started, make_importer, checkpoint, own, device, "decoder")
         encoder = await _made(started, EncoderEngine, checkpoint, exporter, settings.encoder)
         kv_pool = make_kv_pool(checkpoint, own, device)
-        kernels_s = longest_wait_s(settings.kernels)  # for those of both roles, once
         decoder = await _made(
             started,
-            partial(DecoderEngine, kernels_s=kernels_s, kv_pool=kv_pool),
+            partial(DecoderEngine, waits=True, kv_pool=kv_pool),
             checkpoint,
             importer,
             settings.decoder,

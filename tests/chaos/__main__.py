@@ -17,7 +17,6 @@ import argparse
 import json
 import random
 import sys
-import time
 from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
@@ -76,7 +75,6 @@ def main(argv: Sequence[str] | None = None) -> int:
         else local_target(routers=args.routers, env=settings) as target,
         steady_load(target.url, args.rate, kept=args.kept) as load,
     ):
-        time.sleep(20.0)  # workers compile kernels beside their first requests
         for outcome in run_faults(faults, target, load):
             outcomes.append(outcome)
             print(table([outcome]), flush=True)

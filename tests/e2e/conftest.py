@@ -154,7 +154,7 @@ def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
 
 @pytest.fixture(scope="session")
 def kernels() -> None:
-    """All are compiled: else a worker that has waited long enough serves with torch's at first."""
+    """All are compiled: else the first start of each model waits for them."""
     if not torch.cuda.is_available():
         subprocess.run([SPLITSCRIBE, "check", "--compile"], check=True, timeout=KERNELS_S)
 

@@ -47,7 +47,7 @@ async def engines(**settings: Any) -> AsyncIterator[LocalEngines]:
     exact = {"dtype": "float32", "device": "cpu"}
     flags = {"encoder": {**exact, "max_batch": 4}, "decoder": exact, **settings}
     async with local_engines(load_settings(None, flags, environ={})) as made:
-        assert await asyncio.to_thread(wait_for_builds, ANSWER_S)
+        await asyncio.to_thread(wait_for_builds)
         yield made
 
 

@@ -22,7 +22,6 @@ from cluster.common.settings.roles import (
     EncoderSettings,
     FrozenModel,
     Handoff,
-    Kernels,
     KVDType,
     Listener,
     LivePolicy,
@@ -137,12 +136,6 @@ class Settings(FrozenModel):
         ge=0,
         le=1,
         description="share of the requests that are traced, from 0 to 1, if clients do not say",
-    )
-    kernels: Kernels = Field(
-        "wait",
-        description="when a CPU worker is ready: when its kernels are compiled, or after 20 s "
-        "(wait), or at once, with torch's operations until then (background); torch rounds in "
-        "another way, so the same audio may get another timestamp",
     )
     ray_dashboard: RayDashboard = Field(
         "none",

@@ -33,7 +33,7 @@ class ColocatedWorker:
     def __init__(self, settings: Settings, build: str) -> None:
         settings = settings.model_copy(update={"transport": "memory"})
         # One after the other: the decoder's pool takes what the encoder leaves. It waits for the
-        # kernels of both, which are compiled meanwhile, so that the start has one bound.
+        # kernels of both, which are compiled meanwhile.
         self._encoder = EncoderWorker(settings, build, EXPORT_PORTION, waits=False)
         self._decoder = DecoderWorker(settings, build)
         start_replica("worker", settings, build, ())  # from here on its log lines name the worker

@@ -47,7 +47,6 @@ class DecoderWorker(PoolWorker):
         # event loop, the thread that aligns words, or an encoder of this process has.
         sys.setswitchinterval(SWITCH_S)
         self._start(settings, build)
-        from cluster.common.kernels.cpu.background import longest_wait_s
         from cluster.common.kv.connect import make_importer, make_kv_pool
         from cluster.common.kv.pool import gpu_budget
         from cluster.common.model.device import resolve_device
@@ -65,7 +64,7 @@ class DecoderWorker(PoolWorker):
             self._kv,
             role,
             kv_pool=make_kv_pool(checkpoint, settings, device),
-            kernels_s=longest_wait_s(settings.kernels),
+            waits=True,
         )
         self._ready(settings, checkpoint.name, device)
 

@@ -45,7 +45,6 @@ class EncoderWorker(PoolWorker):
             waits: for its kernels; False where a decoder of the same process does for all.
         """
         self._start(settings, build)
-        from cluster.common.kernels.cpu.background import longest_wait_s
         from cluster.common.kv.connect import make_exporter
         from cluster.common.kv.pool import gpu_budget
         from cluster.common.model.device import resolve_device
@@ -63,7 +62,7 @@ class EncoderWorker(PoolWorker):
             self._kv,
             role,
             self._recorder,
-            kernels_s=longest_wait_s(settings.kernels) if waits else 0.0,
+            waits=waits,
         )
         self._busy = BusyShare()
         self._ready(settings, checkpoint.name, device)

@@ -1,10 +1,10 @@
 """Machine code for this CPU without a C++ compiler: numba's, built in the background, cached.
 
-A role asks for its kernels at start and goes on with torch's own operations until `get` has them.
-Their rounding is another one, so a worker that is to give one text for one audio calls
-`wait_for_builds` before it says that it is ready. Numba keeps what it built in its cache folder
-(NUMBA_CACHE_DIR): one process of a machine compiles, the others and later ones only load it. Numba
-is imported only when something is built.
+A role asks for its kernels at start, and computes by torch's own operations until `get` has them,
+or for good where they do not compile. Torch rounds in another way, so that a worker gives one text
+for one audio it calls `wait_for_builds` before it says that it is ready. Numba keeps what it built
+in its cache folder (NUMBA_CACHE_DIR): one process of a machine compiles, the others and later ones
+only load it. Numba is imported only when something is built.
 
 Before it loads a kernel from its cache, numba imports all that it could compile with, and scipy:
 most of a second and 17 MB in each worker. There is no setting for this, so what is not public in
@@ -25,13 +25,12 @@ import torch
 from torch import Tensor
 
 from cluster.common.kernels.cpu.cache import ensure_jit_cache, one_builder
-from cluster.common.settings import Kernels
 
 logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-BUILDS_S = 20.0  # the longest that a worker's start waits for what it asked for
+TELL_S = 10.0  # between two lines of the log while kernels are built
 
 # What this process has begun to build. Kernels belong to the process, not to an engine: whoever
 # waits for them need not know which of its parts has asked for which.
@@ -88,28 +87,19 @@ class InBackground(Generic[T]):
             self._done.set()
 
 
-def longest_wait_s(kernels: Kernels) -> float:
-    """For what a worker computes with, by the setting of that name."""
-    return BUILDS_S if kernels == "wait" else 0.0
-
-
-def wait_for_builds(timeout_s: float) -> bool:
-    """Wait until all that this process has begun to build is there, or has failed.
-
-    Returns:
-        False where something is still being built after `timeout_s`, which a warning names:
-        torch's operations serve until it is there.
-    """
-    deadline_s = time.monotonic() + timeout_s
-    late = [one.name for one in list(_begun) if not one.is_done(deadline_s - time.monotonic())]
-    if late:
-        logger.warning(
-            "not compiled after %.0f s: the kernels of %s; torch's operations, which are slower "
-            "and round otherwise, serve until they are, so a timestamp may then move a little",
-            timeout_s,
-            ", ".join(sorted(late)),
-        )
-    return not late
+def wait_for_builds() -> None:
+    """Wait until all that this process has begun to build is there, or has failed; says how far."""
+    builds, begun = list(_begun), time.monotonic()
+    for build in builds:
+        while not build.is_done(TELL_S):
+            logger.info(
+                "building kernels: %d of %d are done after %.0f s, %s is under way; "
+                "later starts only load them",
+                sum(one.is_done(0.0) for one in builds),
+                len(builds),
+                time.monotonic() - begun,
+                build.name,
+            )
 
 
 def as_array(x: Tensor) -> Any:

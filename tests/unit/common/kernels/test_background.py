@@ -3,13 +3,16 @@
 from __future__ import annotations
 
 import logging
+import re
 import threading
 
 import numpy as np
 import pytest
 import torch
 
-from cluster.common.kernels.cpu.background import InBackground, as_array, wait_for_builds
+from cluster.common.kernels.cpu import background
+from cluster.common.kernels.cpu.background import InBackground, as_array
+from tests.support.workers.decoder_engines import wait_until
 
 BUILD_S = 100.0
 
@@ -24,29 +27,24 @@ def test_a_failed_build_leaves_nothing_and_says_so(caplog: pytest.LogCaptureFixt
     assert "more lines" not in caplog.text
 
 
-def test_a_worker_waits_for_all_that_it_asked_for_and_for_no_more(
-    caplog: pytest.LogCaptureFixture,
+def test_a_worker_waits_for_all_that_it_asked_for_and_tells_how_far(
+    caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """One that fails is waited for as well; one that is late is named, and comes later."""
+    """However long that takes. One that fails is waited for as well."""
+    monkeypatch.setattr(background, "TELL_S", 0.01)
     may_end = threading.Event()
-
-    def build() -> int:
-        may_end.wait(BUILD_S)
-        return 7
-
-    def fail() -> int:
-        raise RuntimeError("no machine code today")
-
-    late, _ = InBackground("late", build), InBackground("broken", fail)
-    assert late.get() is None
-    with caplog.at_level(logging.WARNING):
-        assert not wait_for_builds(0.2)
-    told = [record.getMessage() for record in caplog.records if "not compiled" in record.msg]
-    assert len(told) == 1
-    assert "the kernels of late; torch's operations" in told[0]
-    may_end.set()
-    assert wait_for_builds(BUILD_S)
-    assert late.get() == 7
+    late = InBackground("late", lambda: may_end.wait(BUILD_S))
+    assert InBackground("broken", lambda: [][0]).is_done(BUILD_S)
+    waiting = threading.Thread(target=background.wait_for_builds)
+    with caplog.at_level(logging.INFO):
+        waiting.start()
+        wait_until(lambda: "late is under way" in caplog.text, "it tells nothing")
+        assert waiting.is_alive()
+        may_end.set()
+        waiting.join(BUILD_S)
+    assert not waiting.is_alive()
+    assert late.get()
+    assert re.search(r"building kernels: \d+ of \d+ are done after \d+ s", caplog.text)
 
 
 def test_numbers_go_to_bfloat16_and_back_as_torch_has_them() -> None:
