@@ -21,7 +21,7 @@ from decoder_worker.backends import choose_attention, load_decoders
 from decoder_worker.model_runner import ModelRunner, self_kv_layout
 from decoder_worker.prompts import PromptBuilder
 from decoder_worker.sampling.search import Row
-from decoder_worker.scheduling.scheduler import Scheduler
+from decoder_worker.scheduling.scheduler import ALONE, TOGETHER, Scheduler
 from decoder_worker.scheduling.sequence import DecodeSequence
 from decoder_worker.states import StatesProjection
 
@@ -87,6 +87,7 @@ def build_parts(
         settings.max_batch,
         settings.bulk_share,
         landing_pool=None if kv_pool is None else importer.pool,
+        step_order=ALONE if device == "cpu" else TOGETHER,
     )
     projection = None
     if kv_pool is not None:

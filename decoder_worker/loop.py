@@ -111,7 +111,7 @@ class DecodeLoop:
         running = self.scheduler.next_step()
         if running:
             is_watched = was_landing or any(s.on_token is not None for s in running)
-            unwatched = not is_watched and not self.scheduler.has_bulk
+            unwatched = not is_watched and not self.scheduler.is_mixed
             self._launches.decode(running, unwatched=unwatched)
         else:
             self._launches.collect()

@@ -28,7 +28,7 @@ from decoder_worker.build import EngineParts
 from decoder_worker.engine import DecoderCore
 from decoder_worker.prompts import PromptBuilder
 from decoder_worker.sampling.search import Row, StepOutput
-from decoder_worker.scheduling.scheduler import Scheduler
+from decoder_worker.scheduling.scheduler import ALONE, TOGETHER, Scheduler
 from decoder_worker.scheduling.sequence import DecodeSequence
 from decoder_worker.step import Launched
 from encoder_worker.batcher import Batcher
@@ -257,8 +257,9 @@ class SimDecoder(SimWorker):
         n_text = profile.shape.n_text_ctx
         self_layout = replace(profile.kv_layout(), n_frames=n_text, page_frames=n_text)
         self_pool = _pool(self_layout, settings.max_batch + 1)
+        order = TOGETHER if profile.decoder.steps_ahead else ALONE  # a GPU's, or a CPU's
         scheduler = Scheduler(
-            self.pool, self_pool, 1, settings.max_batch, settings.bulk_share, landing
+            self.pool, self_pool, 1, settings.max_batch, settings.bulk_share, landing, order
         )
         texts = Texts(cell.tokenizer, cell.requests)
         runner: Any = WaitingRunner(profile, texts, device, self.clock)

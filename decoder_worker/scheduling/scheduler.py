@@ -14,7 +14,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import math
-from collections.abc import Container
+from collections.abc import Collection, Container, Mapping, Sequence
 
 from cluster.common.kv.pool import PagePool
 from cluster.common.messages import Priority
@@ -25,6 +25,10 @@ from decoder_worker.scheduling.sequence import DecodeSequence, SequenceState
 PREFILL_TOKENS = 512  # prompt tokens in one step, so that long prompts do not stall the batch
 READ_AHEAD = 0.5  # of the batch: sequences whose KV may be read before there are rows for them
 
+
+# Steps of a CPU take longer with each row, so live ones go first there; on a GPU, where more rows
+# cost next to nothing, only bulk ones wait.
+ALONE, TOGETHER = URGENCY, {**URGENCY, "live": URGENCY["interactive"]}
 
 Waiting = tuple[float, int, DecodeSequence]  # its deadline, and in which order it came
 
@@ -44,9 +48,14 @@ class Scheduler:
         max_batch: int,
         bulk_share: float = BULK_SHARE,
         landing_pool: PagePool | None = None,
+        step_order: Mapping[Priority, int] = TOGETHER,
     ) -> None:
-        """landing_pool: where encoder states land; None where KV itself travels."""
+        """landing_pool: where encoder states land; None where KV itself travels.
+
+        step_order: which classes' steps go before others'; those of one number step together.
+        """
         self._bulk_share = bulk_share
+        self._step_order = step_order
         self._cross_pool = cross_pool
         self._self_pool = self_pool
         self._landing_pool = landing_pool
@@ -60,7 +69,7 @@ class Scheduler:
         self._waiting: dict[Priority, list[Waiting]] = {one: [] for one in URGENCY}  # heaps
         self._loading: dict[DecodeSequence, None] = {}  # in order of admission
         self._running: dict[DecodeSequence, None] = {}  # in order of their first step
-        self._n_bulk = 0  # of those that load or run
+        self._n_in_order = dict.fromkeys(step_order.values(), 0)  # that load or run
         self._none_late_before = math.inf  # of those, as far as is known without a look at each
 
     @property
@@ -68,9 +77,9 @@ class Scheduler:
         return list(self._running)
 
     @property
-    def has_bulk(self) -> bool:
-        """Whether a bulk sequence runs, or is about to."""
-        return self._n_bulk > 0
+    def is_mixed(self) -> bool:
+        """Whether sequences run, or are about to, of which some may have to wait for others."""
+        return sum(n > 0 for n in self._n_in_order.values()) > 1
 
     @property
     def n_waiting(self) -> int:
@@ -122,7 +131,7 @@ class Scheduler:
             self._page_turns.went(sequence.priority, self._classes_waiting())
             sequence.state = SequenceState.LOADING
             self._loading[sequence] = None
-            self._n_bulk += sequence.priority == "bulk"
+            self._n_in_order[self._step_order[sequence.priority]] += 1
             self._none_late_before = min(self._none_late_before, sequence.deadline)
             admitted.append(sequence)
         return admitted
@@ -172,13 +181,16 @@ class Scheduler:
     def start_running(self) -> list[DecodeSequence]:
         """Move sequences whose KV is in their pages to RUNNING, up to a budget of prompt tokens.
 
-        Those that begin again have kept their rows, and go first. The others go by class, and
+        None that the next step would leave out. Those that begin again have kept their rows, and
+        go first. The others go by class, and
         within one in order of admission: where one needs more rows than are free, the ones behind
         it wait, so that many small ones do not keep it waiting for ever.
         """
         started: list[DecodeSequence] = []
         n_tokens = 0
-        while (sequence := self._next_ready()) is not None:
+        able = [s for s in self._running if s.can_step] if self.is_mixed else []
+        classes = self._stepping(able)
+        while (sequence := self._next_ready(classes)) is not None:
             options = sequence.options
             n_tokens += len(options.prompt_tokens) + len(options.prefix_tokens) + 1
             if started and n_tokens > PREFILL_TOKENS:
@@ -196,10 +208,12 @@ class Scheduler:
         """Those whose KV is in their pages, in order of admission."""
         return [s for s in self._loading if s.fetched is not None and not s.landing_pages]
 
-    def _next_ready(self) -> DecodeSequence | None:
-        """Who runs next, if there are rows for it."""
+    def _next_ready(self, stepping: Collection[Priority]) -> DecodeSequence | None:
+        """Who of these classes runs next, if there are rows for it."""
         first: dict[Priority, DecodeSequence] = {}
         for sequence in self._ready():
+            if sequence.priority not in stepping:
+                continue
             if sequence.rows:
                 return sequence
             first.setdefault(sequence.priority, sequence)
@@ -218,19 +232,28 @@ class Scheduler:
     def next_step(self) -> list[DecodeSequence]:
         """Those that the next step is for, in order of their first.
 
-        While others decode, bulk sequences keep their rows and wait; where that lasts, they join in
-        now and then.
+        While more urgent ones decode, the others keep their rows and wait; where that lasts, they
+        join in now and then.
         """
         able = [s for s in self._running if s.can_step]
-        if not self._n_bulk:
+        if not self.is_mixed:
             self._step_turns = Turns()
             return able
-        classes = {s.priority for s in able}
-        if classes <= {"bulk"} or "bulk" not in classes or self._step_turns.is_due("bulk"):
-            self._step_turns = Turns()
-            return able
-        self._step_turns.went("interactive", ["bulk"])
-        return [s for s in able if s.priority != "bulk"]
+        stepping = self._stepping(able)
+        waiting = {s.priority for s in (*able, *self._ready())} - stepping
+        self._step_turns.went(max(stepping, key=URGENCY.__getitem__), waiting)
+        return [s for s in able if s.priority in stepping]
+
+    def _stepping(self, able: Sequence[DecodeSequence]) -> set[Priority]:
+        """The classes that the next step is for, where these could all be in it.
+
+        All down to that of the most urgent one, or to one whose turn has come.
+        """
+        order = self._step_order
+        first = min((order[s.priority] for s in able), default=len(order))
+        due = [order[one] for one in order if self._step_turns.is_due(one)]
+        last = max([first, *due])
+        return {one for one in order if order[one] <= last}
 
     def repeat(self, sequence: DecodeSequence) -> None:
         """Have a running sequence begin again: `start_running` will give it once more."""
@@ -249,7 +272,7 @@ class Scheduler:
             heap[:] = [item for item in heap if item[2] is not sequence]
             heapq.heapify(heap)
         if sequence in self._loading or sequence in self._running:
-            self._n_bulk -= sequence.priority == "bulk"
+            self._n_in_order[self._step_order[sequence.priority]] -= 1
         self._loading.pop(sequence, None)
         self._running.pop(sequence, None)
         if sequence.cross_pages:

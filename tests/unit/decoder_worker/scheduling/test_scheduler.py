@@ -5,6 +5,8 @@ from __future__ import annotations
 import random
 from concurrent.futures import Future
 from dataclasses import replace
+from itertools import pairwise
+from typing import Any
 
 import pytest
 
@@ -14,13 +16,13 @@ from cluster.common.kv.pool import PagePool
 from cluster.common.kv.wire import FetchStats
 from cluster.common.messages import CrossKVHandle, DecodeOptions, DecodeRequest, Priority
 from cluster.common.priorities import PASSED_BY, URGENCY
-from decoder_worker.scheduling.scheduler import PREFILL_TOKENS, Scheduler
+from decoder_worker.scheduling.scheduler import ALONE, PREFILL_TOKENS, Scheduler
 from decoder_worker.scheduling.sequence import DecodeSequence, SequenceState
 
 FETCHED = FetchStats(1, 0.0, "none")
 
 
-def make_scheduler(windows: int = 2, max_batch: int = 3, **options: float) -> Scheduler:
+def make_scheduler(windows: int = 2, max_batch: int = 3, **options: Any) -> Scheduler:
     """Cross pages for `windows`, three a window; self pages two a sequence."""
     cross = PagePool(PageLayout("m", 1, 1, 4, 6, 2, "float32"), 3 * windows)
     own = PagePool(PageLayout("m", 1, 1, 4, 4, 2, "float32"), 2 * max_batch)
@@ -291,3 +293,33 @@ def test_bulk_rows_pause_while_others_decode_but_not_for_ever() -> None:
     assert all(other in step for step in steps)
     scheduler.release(other)
     assert scheduler.next_step() == [bulk]
+
+
+def test_on_a_cpu_live_rows_step_alone_and_the_others_join_in_now_and_then() -> None:
+    scheduler = make_scheduler(windows=8, max_batch=8, bulk_share=1.0, step_order=ALONE)
+    live, clip, bulk = running(scheduler, "live", "interactive", "bulk")
+    steps = [scheduler.next_step() for _ in range(3 * PASSED_BY["bulk"])]
+    assert all(live in step for step in steps)
+    for priority, sequence in (("interactive", clip), ("bulk", bulk)):
+        most = PASSED_BY[priority]
+        joins = [n for n, step in enumerate(steps) if sequence in step]
+        assert joins[0] == most
+        assert all(most <= after - before <= most + 1 for before, after in pairwise(joins))
+    scheduler.release(bulk)
+    while clip not in scheduler.next_step():
+        pass
+    late = make_sequence()
+    add(scheduler, late)
+    fetch(*scheduler.admit())
+    for _ in range(PASSED_BY["interactive"]):
+        assert scheduler.start_running() == [], "a prompt would take as long as a step"
+        assert scheduler.next_step() == [live]
+    assert scheduler.start_running() == [late]
+    scheduler.release(live)
+    assert scheduler.next_step() == [clip]
+
+
+def test_on_a_gpu_live_and_interactive_rows_step_together() -> None:
+    scheduler = make_scheduler(windows=4, max_batch=4)
+    sequences = running(scheduler, "live", "interactive")
+    assert all(scheduler.next_step() == sequences for _ in range(2 * PASSED_BY["bulk"]))
