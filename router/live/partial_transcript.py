@@ -40,13 +40,15 @@ class Hypothesis:
     """What an update decoded after the confirmed tokens.
 
     end: the position where the update's audio ended.
-    is_trusted: the audio holds speech, and the text does not repeat itself.
+    is_trusted: as `router.live.updates.is_trusted` has it.
+    is_cut: it took all the tokens that it may have, without repeating itself: text may follow.
     """
 
     tokens: tuple[Token, ...]
     end: int
     language: str
     is_trusted: bool = True
+    is_cut: bool = False
 
 
 @dataclass(frozen=True, slots=True)
@@ -186,21 +188,25 @@ class PartialTranscript:
         return list(decoded.tokens[:n])
 
     def add_final(self, decoded: Hypothesis) -> list[Token]:
-        """Confirm all tokens of the final update, since no more audio follows, and return them."""
+        """Confirm all tokens of a final update, since no more audio follows, and return them."""
         self.last = None
         fresh = list(decoded.tokens) if decoded.is_trusted else []
         self._tokens += fresh
         return fresh
 
     def covers(self, sample: int) -> bool:
-        """Whether the last update is trusted, and its audio reached `sample`."""
-        return self.last is not None and self.last_end >= sample
+        """Whether the last update is trusted and whole, and its audio reached `sample`."""
+        return self.last is not None and not self.last.is_cut and self.last_end >= sample
 
     def text_end(self) -> int:
-        """The sample at which the confirmed text ends: its last timestamp, or its last word."""
+        """The sample at which the confirmed text ends: its last timestamp, or its last word.
+
+        The utterance's start where that is not known: text without attention that nothing closes.
+        """
         stamps = [token.id - self._begin for token in self._tokens if token.id >= self._begin]
         is_closed = bool(self._tokens) and self._tokens[-1].id >= self._begin
-        reach = stamps[-1] if is_closed else max([self.attended_to, *stamps])
+        attended_to = self.attended_to
+        reach = stamps[-1] if is_closed else attended_to and max([attended_to, *stamps])
         return self.utterance.start + reach * SAMPLES_PER_POSITION
 
     # -- cutting -----------------------------------------------------------------------------

@@ -59,6 +59,7 @@ FINAL_TIME_S = 60.0  # deadline of a final update, which no other update follows
 # An update may sample so many tokens, and so many more for each second of new audio.
 LEAST_TOKENS = 24
 TOKENS_PER_S = 16
+MOST_FINALS = 4  # decodes of an utterance that has ended
 START_TOKENS = 5  # tokens before the prefix: <|startofprev|> and the start sequence
 LEAST_ROOM = 64  # tokens that a long prompt leaves for new text
 # An update fails for repetition only: its audio may end within a word, which lowers avg_logprob.
@@ -154,12 +155,16 @@ class UtteranceTranscriber:
             self._split(partial, end)
 
     def _cut(self, partial: PartialTranscript, end: int) -> bool:
-        """Cut the beginning off a long utterance. Returns whether there was a place to cut."""
+        """Cut the beginning off a long utterance, or one of many tokens, which would leave no room.
+
+        Returns whether there was a place to cut.
+        """
         start = partial.utterance.start
-        if end - start <= SOFT_CUT:
+        is_dense = len(partial.prefix_tokens) > self._engine.n_text_ctx // 4
+        if end - start <= SOFT_CUT and not is_dense:
             return False
         audio = self._audio.span(start, end)
-        for segment in partial.cut(audio, anywhere=end - start > WORD_CUT):
+        for segment in partial.cut(audio, anywhere=is_dense or end - start > WORD_CUT):
             self._events.emit(segment)
         return partial.utterance.start > start
 
@@ -182,15 +187,10 @@ class UtteranceTranscriber:
         """Emit the rest of an utterance that has ended, and remove it from the detector's list."""
         utterance, turn = partial.utterance, partial.utterance.turn
         if utterance.speech and turn.error is None:
-            decoded = partial.last  # the final result, if the last update covers all speech
             try:
-                if not partial.covers(utterance.speech_end + WORD_END_MARGIN):
-                    decoded = await self._decode(partial, min(end, self._audio.end), is_final=True)
+                await self._complete(partial, end)
             except SplitscribeError as error:
                 turn.error = error
-                decoded = None
-            if decoded is not None:
-                self._emit_text(partial, decoded, partial.add_final(decoded))
             if not turn.is_cleared:
                 for segment in partial.remaining_segments():
                     self._events.emit(segment)
@@ -202,6 +202,22 @@ class UtteranceTranscriber:
         self._partial = None
         if rest is None and utterance.ends_turn:
             self._events.end_turn(turn, end if turn.end is None else turn.end)
+
+    async def _complete(self, partial: PartialTranscript, end: int) -> None:
+        """Emit all text that is left. What takes all its tokens is continued by another decode."""
+        covers = partial.covers(partial.utterance.speech_end + WORD_END_MARGIN)
+        decoded = partial.last if covers else None
+        for _ in range(MOST_FINALS):
+            if decoded is None:
+                decoded = await self._decode(partial, min(end, self._audio.end), is_final=True)
+            if decoded is None:
+                return
+            fresh = partial.add_final(decoded)
+            self._emit_text(partial, decoded, fresh)
+            if not (decoded.is_cut and fresh):
+                return
+            self._cut(partial, end)
+            decoded = None
 
     def _missed_speech(self, partial: PartialTranscript, end: int) -> Utterance | None:
         """The speech after the end of the decoded text, if it is long, as an utterance."""
@@ -288,7 +304,9 @@ class UtteranceTranscriber:
             tokens,
             pcm.shape[0] // SAMPLES_PER_POSITION,
             result.language,
-            is_trusted(result, continues=bool(options.prefix_tokens)),
+            is_trusted(result, continues=bool(options.prefix_tokens), is_final=is_final),
+            is_cut=result.finish_reason == "length"
+            and not repeats_itself(PARALLEL_GATES, result.compression_ratio),
         )
 
     async def _change_or(self, updating: asyncio.Future[DecodeResult]) -> None:
@@ -361,12 +379,14 @@ class UtteranceTranscriber:
         return turn.language or turn.config.language
 
 
-def is_trusted(result: DecodeResult, *, continues: bool) -> bool:
+def is_trusted(result: DecodeResult, *, continues: bool, is_final: bool) -> bool:
     """Whether the audio holds speech, and the text does not repeat itself.
+
+    A final text may: no other temperature had a better one, and people do say "no, no, no".
 
     continues: whether confirmed tokens come before it, so that there is speech.
     """
     gates = PARALLEL_GATES
-    if repeats_itself(gates, result.compression_ratio):
+    if not is_final and repeats_itself(gates, result.compression_ratio):
         return False
     return continues or not is_silence(gates, result.avg_logprob, result.no_speech_prob)

@@ -107,6 +107,7 @@ class PlayedListeners:
         self.cancelled = 0
         self.language = "en"
         self.no_speech_prob = 0.0
+        self.ratio: Callable[[str], float] = lambda text: 1.0  # of compression, by the text
         self._pcm: dict[str, Pcm] = {}
 
     async def encode(self, request: EncodeRequest) -> EncodeReply:
@@ -131,13 +132,15 @@ class PlayedListeners:
         await asyncio.sleep(0.01)
         if (error := self.fault(nth)) is not None:
             raise error
-        tokens, peaks = self._heard(self._pcm[request.handle.lease], request.options.prefix_tokens)
-        limit = request.options.max_new_tokens or 224
-        tokens, peaks = tokens[:limit], peaks[:limit]
+        prefix, limit = request.options.prefix_tokens, request.options.max_new_tokens or 224
+        heard, peaks = self._heard(self._pcm[request.handle.lease], prefix)
+        tokens, peaks = heard[:limit], peaks[:limit]
         return DecodeResult(
             request.request_id, request.window, tuple(tokens), (-0.1,) * len(tokens), -0.1,
-            self.no_speech_prob, request.options.language or self.language, 0.0, "stop",
+            self.no_speech_prob, request.options.language or self.language, 0.0,
+            "stop" if tokens == heard else "length",
             DecodeTimings(0.0, 0.0, 100, "memory", 0.0, 0.01, 3),
+            compression_ratio=self.ratio(self.tokenizer.decode((*prefix, *tokens))),
             peak_positions=tuple(peaks) if request.options.peaks else None,
         )  # fmt: skip
 
@@ -168,6 +171,10 @@ class PlayedListeners:
             is_open = False
         elif n and prefix_tokens[-1] < begin and said[-1].endswith("."):
             is_open = True
+        elif 0 < n <= len(spoken) and spoken[n - 1][0].startswith(said[-1]):
+            word, first, last = spoken[n - 1]
+            for token in self.tokenizer.encode(word.rstrip(".")[len(said[-1]) :]):
+                say(token, first // STEP + 2)  # its last tokens had no room
         for index, (word, first, last) in enumerate(spoken[n:]):
             if not is_open:
                 say(begin + first // STEP, first // STEP)

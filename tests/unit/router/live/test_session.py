@@ -4,11 +4,13 @@ from __future__ import annotations
 
 import asyncio
 from dataclasses import replace
+from itertools import product
 
 import numpy as np
 import pytest
 
 from cluster.common.messages import SAMPLE_RATE, Pcm
+from cluster.common.model.text.quality import compression_ratio
 from cluster.planning.virtual_time import run_virtually
 from router.live.interface import (
     IdleTimeout,
@@ -48,6 +50,30 @@ def test_all_words_come_once_and_in_order(policy: Policy) -> None:
     told, _ = play(TALK, policy=policy)
     assert plain(told.texts[0]) == plain(TALK)
     assert len(told.of(TextDelta)) > 5
+
+
+@pytest.mark.parametrize("policy", POLICIES)
+def test_who_repeats_a_word_loses_none(policy: Policy) -> None:
+    """Updates that repeat themselves confirm nothing, but the last one does."""
+
+    def repeats(played: PlayedEngine) -> None:
+        played.pools.ratio = compression_ratio
+
+    talk = " ".join(["no"] * 30)
+    told, _ = play(talk, policy=policy, prepare=repeats)
+    assert told.words == plain(talk)
+
+
+@pytest.mark.parametrize(
+    ("policy", "n_words"), [*product(POLICIES, (4, 9)), (POLICIES[0], 14), (POLICIES[0], 40)]
+)
+def test_text_that_takes_all_tokens_of_its_updates_is_continued(
+    policy: Policy, n_words: int
+) -> None:
+    """Words of 35 tokens, 92 a second: an update has 24 and 16 a second, a final one 224."""
+    words = spoken(" ".join(f"{index:034d}" for index in range(n_words)), gap_s=GAP_S)
+    told, _ = play(words, policy=policy)
+    assert told.words == [word.text for word in words]
 
 
 @pytest.mark.parametrize("policy", POLICIES)
