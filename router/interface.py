@@ -13,11 +13,14 @@ from pathlib import Path
 from typing import Protocol, Self
 
 from cluster.common.clock import SYSTEM_CLOCK, Clock
-from cluster.common.errors import DeadlineExceededError
-from cluster.common.messages import Priority, Role, WorkerStatus
+from cluster.common.errors import DeadlineExceededError, InvalidRequestError
+from cluster.common.messages import WINDOW_S, Priority, Role, WorkerStatus
 from cluster.common.tracing import NO_SPAN, Span
 from router.api.params import TranscriptionParams
 from router.transcript import Segment, TokenLogprob, Transcript
+
+TIMEOUT_HEADER = "x-splitscribe-timeout"  # with the seconds that a client gives a request
+RECENT = 0.1  # what the newest window counts for in `Progress.pace_s`
 
 
 @dataclass(slots=True)
@@ -102,10 +105,13 @@ class Progress:
     """What this router has seen of one model's pools; times are the clock's.
 
     ended_s: when a window ended last, of any request. asleep_s: when a pool had no worker last.
+    pace_s: a long file's seconds for each of its windows, as workers took of late, by so many as it
+    may have in flight and without waiting; 0.0 before there was one.
     """
 
     ended_s: float = -math.inf
     asleep_s: float = -math.inf
+    pace_s: float = 0.0
 
 
 @dataclass(slots=True)
@@ -146,9 +152,11 @@ class RequestContext:
     def __post_init__(self) -> None:
         self.started_s = self.clock.monotonic()
 
-    def window_ended(self) -> None:
-        """Call when workers have answered with a window's text."""
-        self.progress.ended_s = self.clock.monotonic()
+    def window_ended(self, pace_s: float) -> None:
+        """Call when workers have answered with a window's text; `pace_s` as in `Progress`."""
+        progress = self.progress
+        progress.ended_s = self.clock.monotonic()
+        progress.pace_s += (pace_s - progress.pace_s) * (RECENT if progress.pace_s else 1.0)
 
     def update(self, update: Update) -> None:
         """Call, in time order, with what can no longer change."""
@@ -165,8 +173,18 @@ class RequestContext:
         """Call once when the container tells its length, before the first window is sent.
 
         Raises:
+            InvalidRequestError: `timeout_s` does not suffice at the workers' pace.
             CrowdedError: so much audio does not fit beside what is pending.
         """
+        needed_s = self.progress.pace_s * audio_s / WINDOW_S
+        if needed_s > self.timeout_s:
+            raise InvalidRequestError(
+                f"{audio_s:.0f} s of audio take {needed_s:.0f} s or more at the speed of the last "
+                f"windows, and '{TIMEOUT_HEADER}' gives {self.timeout_s:g} s. Give them more, or "
+                "send what may take its time to /v1/batches.",
+                param=TIMEOUT_HEADER,
+                code="timeout_too_short",
+            )
         if self.share is not None:
             self.share.expect(audio_s)
         self.audio_s = audio_s

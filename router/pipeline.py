@@ -189,6 +189,7 @@ class Pipeline:
         self._encoders = encoders
         self._decoders = decoders
         self._retries = retries or Retries(settings.max_attempts)
+        self._in_flight = settings.max_windows_in_flight
         self._recorder = recorder
         self._tracer = tracer
         self._clock = clock
@@ -222,9 +223,7 @@ class Pipeline:
         while True:
             try:
                 async with asyncio.timeout(request.remaining_s()):
-                    result = await self._try(window)
-                request.context.window_ended()
-                return result
+                    return await self._try(window)
             except (TimeoutError, DeadlineExceededError, OverloadedError) as error:
                 request.remaining_s()  # raises, unless windows have ended meanwhile
                 is_full = isinstance(error, OverloadedError)
@@ -324,6 +323,9 @@ class Pipeline:
         timings.windows += not result.doubted
         worked_s = spent.waited_s + spent.transfer_s + spent.prefill_s + spent.decode_s
         self._record_hop("decoder", called_s, worked_s)
+        if not result.doubted:
+            work_s = encoded.timings.encode_s + worked_s - spent.waited_s
+            window.request.context.window_ended(work_s / self._in_flight)
         return result
 
     def _call(self, role: Role, window: WindowRun, attempt: int) -> Span:

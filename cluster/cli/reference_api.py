@@ -32,6 +32,11 @@ JSON's own numbers, booleans, lists and objects, and in place of `file` the obje
 content here too. `null` is as if the field had not been sent. The limit on uploads
 (`router.max_upload_bytes`) is that of the decoded audio, which is written to disk as it comes.
 
+The header `x-splitscribe-timeout` gives a request so many seconds from the end of its upload on;
+when they are over it ends with a 504. Where the file says how long it is, and they would not
+suffice at the speed that the workers had lately, it is refused at once with a 400
+(`timeout_too_short`). Without the header it may take its time while windows are finished.
+
 The lines of a batch take the same fields in their `body`; [BATCHES.md](BATCHES.md) says how they
 name their audio.
 

@@ -11,7 +11,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Callable, Collection, Coroutine, Iterable, MutableMapping
-from contextlib import AsyncExitStack
+from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
 from pathlib import Path
@@ -20,7 +20,7 @@ from typing import Any, TypeVar
 from fastapi import Request, Response
 
 from cluster.common.clock import Clock
-from cluster.common.errors import SplitscribeError, WorkerError
+from cluster.common.errors import InvalidRequestError, SplitscribeError, WorkerError
 from cluster.common.logs import current_request_id, log_fields
 from cluster.common.metrics import Recorder
 from cluster.common.settings import RouterSettings
@@ -43,6 +43,7 @@ from router.http.uploads import (
     receive_form,
 )
 from router.interface import (
+    TIMEOUT_HEADER,
     RequestContext,
     StageTimings,
     TranscriptionResult,
@@ -60,7 +61,10 @@ Parse = Callable[[Iterable[tuple[str, str]], Collection[str]], TranscriptionPara
 
 @dataclass(frozen=True, slots=True)
 class CheckedRequest:
-    """A request that was let in, read and checked. started_s: the clock's."""
+    """A request that was let in, read and checked. started_s: the clock's.
+
+    timeout_s: that the client gives its work.
+    """
 
     request: Request
     upload: Path
@@ -70,6 +74,7 @@ class CheckedRequest:
     share: AdmittedRequest
     started_s: float
     upload_s: float
+    timeout_s: float
 
 
 Write = Callable[[Transcript, CheckedRequest, list[TokenLogprob]], Response]
@@ -160,6 +165,7 @@ class TranscriptionService:
         self, request: Request, endpoint: Endpoint, stack: AsyncExitStack, started_s: float
     ) -> CheckedRequest:
         """Let the request in, read its body and check it; what it holds goes onto `stack`."""
+        timeout_s = _timeout_s(request)
         limit = self._settings.max_upload_bytes
         length = check_content_length(request.headers, limit)
         owner = key_owner(request)
@@ -198,6 +204,7 @@ class TranscriptionService:
             share,
             started_s,
             upload_s,
+            timeout_s,
         )
 
     def _context(self, checked: CheckedRequest) -> RequestContext:
@@ -205,6 +212,7 @@ class TranscriptionService:
             current_request_id(),
             checked.share,
             self._settings.stall_timeout_s,
+            checked.timeout_s,
             clock=self._clock,
             progress=checked.model.progress,
             span=request_span(checked.request.scope),
@@ -288,6 +296,19 @@ async def supervise(work: Coroutine[Any, Any, T], receive: Receive, context: Req
         task.cancel()
         hang_up.cancel()
         await asyncio.gather(task, hang_up, return_exceptions=True)
+
+
+def _timeout_s(request: Request) -> float:
+    """What `TIMEOUT_HEADER` says; infinite without it. Raises InvalidRequestError: no time."""
+    sent = request.headers.get(TIMEOUT_HEADER, "inf")
+    with suppress(ValueError):
+        if (seconds := float(sent)) > 0.0:
+            return seconds
+    raise InvalidRequestError(
+        f"'{TIMEOUT_HEADER}' must be a number of seconds above 0, not '{sent[:32]}'",
+        param=TIMEOUT_HEADER,
+        code="invalid_value",
+    )
 
 
 async def _hang_up(receive: Receive) -> None:

@@ -19,6 +19,7 @@ from cluster.common.errors import (
     DeadlineExceededError,
     HandleRefusedError,
     InvalidAudioError,
+    InvalidRequestError,
     KVLostError,
     LayoutMismatchError,
     OverloadedError,
@@ -36,11 +37,11 @@ from cluster.planning.virtual_time import virtual_clock
 from cluster.serve.own_calls import key_of
 from encoder_worker.core import check_request
 from router.api.params import TranscriptionParams
-from router.interface import RequestContext, TranscriptionResult, Update
+from router.interface import Progress, RequestContext, TranscriptionResult, Update
 from router.pipeline import Retries, WindowAudio
 from router.transcriber import RequestTranscriber
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.played_pools import PlayedAudio, PlayedPools
+from tests.support.played_pools import PlayedAudio, PlayedPools, PlayedStream
 from tests.support.traced import Traced, id_of, parent_of
 from tests.support.workers.counted import Counted
 
@@ -437,7 +438,7 @@ async def test_it_lives_while_it_waits_for_others_whose_windows_end(pools: Playe
     waiting = asyncio.create_task(run(pools, 1, context=context))
     for _ in range(50):
         await asyncio.sleep(100.0)
-        patient_request(progress=context.progress).window_ended()
+        patient_request(progress=context.progress).window_ended(1.0)
     assert await waiting == "word0"
 
 
@@ -447,6 +448,21 @@ async def test_the_time_that_a_client_gives_ends_a_request_whose_windows_end(
     pools.delay_s = lambda window: 10.0
     with pytest.raises(DeadlineExceededError, match="within its 45 s"):
         await run(pools, 100, context=patient_request(timeout_s=45.0))
+
+
+async def test_a_time_that_the_workers_speed_cannot_meet_is_refused_at_once(
+    pools: PlayedPools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the file says how long it is, and windows have been measured."""
+    progress, a_file = Progress(pace_s=0.5), patient_request(timeout_s=100.0)
+    monkeypatch.setattr(PlayedStream, "expected_s", 4 * 3600.0)
+    with pytest.raises(InvalidRequestError, match=r"audio take 240 s .*/v1/batches") as no:
+        await run(pools, 4, context=replace(a_file, progress=progress))
+    assert (no.value.param, no.value.code) == ("x-splitscribe-timeout", "timeout_too_short")
+    assert pools.encodes == {}
+    await run(pools, 4, context=replace(a_file, progress=progress, timeout_s=250.0))
+    assert 0.0 < progress.pace_s < 0.5, "these took less"
+    await run(pools, 4, context=a_file)
 
 
 async def test_one_failure_cancels_the_other_windows(pools: PlayedPools) -> None:

@@ -154,6 +154,20 @@ async def test_a_pipeline_that_outlives_its_deadline_is_cancelled(
     assert transcriber.cancelled.is_set()
 
 
+async def test_a_client_may_say_how_long_its_request_may_take(
+    client: httpx.AsyncClient, transcriber: FakeTranscriber, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.http.service.GRACE_S", 0.0)
+    form: dict[str, Any] = {"data": MODEL_FORM, "files": {"file": AUDIO}}
+    transcriber.hold = True
+    answer = await client.post(URL, **form, headers={"x-splitscribe-timeout": "0.05"})
+    assert (answer.status_code, error_of(answer)["code"]) == (504, "deadline_exceeded")
+    assert transcriber.cancelled.is_set()
+    for wrong in ("soon", "0", "-1", "nan"):
+        answer = await client.post(URL, **form, headers={"x-splitscribe-timeout": wrong})
+        assert (answer.status_code, error_of(answer)["param"]) == (400, "x-splitscribe-timeout")
+
+
 async def test_too_much_pending_audio_is_refused_before_the_upload_is_read(
     transcriber: FakeTranscriber,
 ) -> None:
