@@ -1,15 +1,12 @@
 """The encoder's queue of windows: which go next, and when a batch is closed.
 
-Order: by class first (`common.priorities`). Within a class windows whose time runs out go first;
-the others by arrival, where late windows of a request and long ones count as having come some
-seconds later: so a two-second clip passes a two-hour file, and no stream of clips, however dense,
-keeps a window waiting for longer than that. Live windows go by arrival alone. Of bulk windows few
-are in flight at a time, one if nobody asks for more, so that whoever comes waits for no more. A
+They go in the one order of work (`common.fair_order`), whichever router sent them. Of bulk windows
+few are in flight at a time, one if nobody asks for more, so that whoever comes waits for no more. A
 batch is closed when it is full or its oldest window has waited long enough; after an idle time, at
 once. Its windows are all of one context (`EncodeRequest`): that of the window whose turn it is. Of
-windows with the same key one goes, and its duplicates wait for what becomes of it:
-`take_duplicates` takes them out when they need no encode any more; if it failed, the next of them
-goes. Thread-safe; knows no torch.
+windows with the same key one goes, the most urgent one, and its duplicates wait for what becomes of
+it: `take_duplicates` takes them out when they need no encode any more; if it failed, the next of
+them goes. Thread-safe; knows no torch.
 """
 
 from __future__ import annotations
@@ -21,21 +18,13 @@ from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
-from cluster.common.messages import (
-    SAMPLE_RATE,
-    WINDOW_SAMPLES,
-    EncodeReply,
-    EncodeRequest,
-    Priority,
-    request_key,
-)
-from cluster.common.priorities import URGENCY, Turns
+from cluster.common.errors import OverloadedError
+from cluster.common.fair_order import FairOrder
+from cluster.common.messages import SAMPLE_RATE, EncodeReply, EncodeRequest, Priority
+from cluster.common.priorities import URGENCY
 
-# Window n of a request, from 0, counts as n / LATE_WINDOWS of LATE_S later than it came; all
-# windows from LATE_WINDOWS on count as LATE_S later.
-LATE_S, LATE_WINDOWS = 4.0, 8
-LONG_S = 0.5  # and so much one of 30 s
-URGENT_SHARE = 0.25  # of its time left: from then on a window goes before all that have more
+MOST_QUEUED = 1024  # windows of a class: each holds up to a megabyte of audio
+RETRY_AFTER_S = 1.0
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
@@ -60,13 +49,24 @@ class QueuedWindow:
     def priority(self) -> Priority:
         return self.request.priority
 
+    @property
+    def owner(self) -> bytes:
+        return self.request.owner
+
+    @property
+    def rank(self) -> int:
+        return self.request.rank
+
+    @property
+    def work(self) -> float:
+        return self.request.work
+
 
 class Batcher:
     """A queue between many callers and the one thread that owns the device.
 
     That thread calls `wait`, `pop` and, when the windows are done, `finish`.
 
-    max_per_request: windows of one request in flight at a time, unless room would stay empty.
     bulk_at_once: bulk windows in flight at a time.
     """
 
@@ -74,7 +74,6 @@ class Batcher:
         self,
         max_batch: int,
         batch_wait_s: float,
-        max_per_request: int | None = None,
         clock: Callable[[], float] = time.monotonic,
         *,
         bulk_at_once: int = 1,
@@ -82,15 +81,14 @@ class Batcher:
         self._max_batch = max_batch
         self._bulk_at_once = bulk_at_once
         self._batch_wait_s = batch_wait_s
-        self._max_per_request = max_per_request or max(1, max_batch // 2)
         self._clock = clock
         self._queue: list[QueuedWindow] = []
-        self._in_flight: Counter[str] = Counter()
+        self._n_in_flight = 0
         self._keys_in_flight: Counter[bytes] = Counter()
         self._work_in_flight = 0.0
         self._bulk_in_flight = 0
         self._holds_bulk = False
-        self._turns = Turns()
+        self._order = FairOrder()
         self._idle = True
         self._woken = False
         self._lock = threading.RLock()
@@ -136,16 +134,25 @@ class Batcher:
 
     @property
     def n_in_flight(self) -> int:
-        with self._lock:
-            return self._in_flight.total()
+        return self._n_in_flight
 
     def put(
         self, request: EncodeRequest, future: Future[EncodeReply], key: bytes = b""
     ) -> QueuedWindow:
-        """Add a window; its remaining seconds become a deadline of this clock."""
+        """Add a window; its remaining seconds become a deadline of this clock.
+
+        Raises:
+            OverloadedError: too many windows of its class wait here.
+        """
         now = self._clock()
         window = QueuedWindow(request, future, now, now + request.remaining_s, key)
         with self._lock:
+            n_alike = sum(one.priority == window.priority for one in self._queue)
+            if n_alike >= MOST_QUEUED:
+                raise OverloadedError(
+                    f"{n_alike} windows of this class wait for this encoder, the most it takes",
+                    retry_after_s=RETRY_AFTER_S,
+                )
             self._queue.append(window)
             self._changed.notify_all()
         return window
@@ -204,52 +211,32 @@ class Batcher:
         """
         now = self._clock()
         with self._lock:
-            ordered = sorted(
-                (window for window in self._queue if window.deadline_s > now),
-                key=lambda window: _order(window, now),
-            )
-            waiting = alike = self._distinct(ordered)
+            waiting = alike = self._distinct([w for w in self._queue if w.deadline_s > now])
             taken: list[QueuedWindow] = []
-            while len(taken) < n_windows and (by_class := self._by_class(alike)):
-                window = by_class[self._turns.next(by_class)][0]
+            while len(taken) < n_windows and (able := self._free_to_go(alike)):
+                window = self._order.take(able, {one.priority for one in waiting})
                 taken.append(window)
-                self._in_flight[request_key(window.request)] += 1
-                self._work_in_flight += window.request.work
+                self._n_in_flight += 1
+                self._work_in_flight += window.work
                 self._bulk_in_flight += window.priority == "bulk"
                 if window.key:
                     self._keys_in_flight[window.key] += 1
                 waiting = [one for one in waiting if one is not window]
                 context = window.request.context
                 alike = [one for one in waiting if one.request.context == context]
-                self._turns.went(window.priority, {one.priority for one in waiting})
             self._queue = [window for window in self._queue if window not in taken]
             self._idle = False
             return taken
 
-    def _by_class(self, ordered: Sequence[QueuedWindow]) -> dict[Priority, list[QueuedWindow]]:
-        """The windows that may go, in order.
-
-        Windows of requests that have enough windows in flight come last: they only take room
-        that would stay empty.
-        """
-        in_flight, most = self._in_flight, self._max_per_request
-        by_class: dict[Priority, list[QueuedWindow]] = {}
-        for window in sorted(
-            self._free_to_go(ordered), key=lambda one: in_flight[request_key(one.request)] >= most
-        ):
-            by_class.setdefault(window.priority, []).append(window)
-        return by_class
-
     def finish(self, windows: Sequence[QueuedWindow]) -> None:
         """These windows are no longer in flight."""
         with self._lock:
-            self._in_flight.subtract(request_key(window.request) for window in windows)
-            self._in_flight = +self._in_flight  # drops requests at zero
+            self._n_in_flight -= len(windows)
             self._keys_in_flight.subtract(window.key for window in windows if window.key)
             self._keys_in_flight = +self._keys_in_flight
             self._work_in_flight -= sum(window.request.work for window in windows)
             self._bulk_in_flight -= sum(window.priority == "bulk" for window in windows)
-            if not self._in_flight:
+            if not self._n_in_flight:
                 self._work_in_flight = 0.0  # what rounding left
 
     def take_duplicates(self, key: bytes) -> list[QueuedWindow]:
@@ -270,10 +257,10 @@ class Batcher:
             return taken
 
     def _distinct(self, windows: Sequence[QueuedWindow]) -> list[QueuedWindow]:
-        """Those that do not wait for the KV of another one, in the same order."""
+        """Those that do not wait for the KV of another one, the most urgent of each key."""
         taken: set[bytes] = set()
         distinct = []
-        for window in windows:
+        for window in sorted(windows, key=lambda one: URGENCY[one.priority]):
             if window.may_share:
                 if window.key in taken or window.key in self._keys_in_flight:
                     continue
@@ -287,7 +274,7 @@ class Batcher:
     def _free_to_go(self, windows: Sequence[QueuedWindow]) -> list[QueuedWindow]:
         """Those that may go as things stand: of bulk windows as many as may be in flight."""
         n_bulk = self._bulk_at_once - self._bulk_in_flight
-        if self._holds_bulk and not self._turns.is_due("bulk"):
+        if self._holds_bulk and not self._order.turns.is_due("bulk"):
             n_bulk = 0
         free = []
         for window in windows:
@@ -302,15 +289,3 @@ class Batcher:
         """Whether so many of these have one context."""
         contexts = Counter(window.request.context for window in windows)
         return max(contexts.values(), default=0) >= self._max_batch
-
-
-def _order(window: QueuedWindow, now: float) -> tuple[float, ...]:
-    request = window.request
-    urgency = URGENCY[request.priority]
-    if now >= window.deadline_s - URGENT_SHARE * (window.deadline_s - window.arrived_s):
-        return (urgency, 0, window.deadline_s)
-    if request.priority == "live":  # its number is that of a session's update, which lasts
-        return (urgency, 1, window.arrived_s)
-    late = min(request.window, LATE_WINDOWS) / LATE_WINDOWS
-    handicap_s = LATE_S * late + LONG_S * request.n_samples / WINDOW_SAMPLES
-    return (urgency, 1, window.arrived_s + handicap_s)

@@ -31,6 +31,7 @@ from cluster.common.errors import (
     WorkerError,
     WorkerGoneError,
 )
+from cluster.common.fair_order import rank_of
 from cluster.common.logs import log_fields
 from cluster.common.messages import (
     FRAMES_PER_S,
@@ -285,6 +286,8 @@ class Pipeline:
                     context=window.context,
                     priority=request.context.priority,
                     key=request.key,
+                    owner=request.context.owner,
+                    rank=rank_of(audio.index, request.context.priority),
                 )
             )
         spent = reply.timings

@@ -141,6 +141,7 @@ class EncodeRequest:
     fresh: encode it even if its KV is kept, because that could not be used; the new KV replaces it.
     key: of the request, as no other's is, whatever its client calls it in `request_id`. Empty: that
         is unique.
+    owner, rank: as in `common.fair_order`.
     """
 
     request_id: str
@@ -155,6 +156,8 @@ class EncodeRequest:
     fresh: bool = False
     priority: Priority = "interactive"
     key: str = ""
+    owner: bytes = b""
+    rank: int = 0
 
     @property
     def n_samples(self) -> int:

@@ -9,6 +9,8 @@ from concurrent.futures import Future
 import numpy as np
 import pytest
 
+from cluster.common.errors import OverloadedError
+from cluster.common.fair_order import OLDEST_EVERY, rank_of
 from cluster.common.messages import EncodeRequest, Priority
 from cluster.common.priorities import PASSED_BY
 from encoder_worker.batcher import Batcher, QueuedWindow
@@ -26,8 +28,8 @@ def clock() -> Clock:
     return Clock()
 
 
-def make_batcher(clock: Clock, max_batch: int = 4, max_per_request: int | None = None) -> Batcher:
-    return Batcher(max_batch, batch_wait_s=0.005, max_per_request=max_per_request, clock=clock)
+def make_batcher(clock: Clock, max_batch: int = 4) -> Batcher:
+    return Batcher(max_batch, batch_wait_s=0.005, clock=clock)
 
 
 def put(
@@ -40,10 +42,19 @@ def put(
     fresh: bool = False,
     context: int = 0,
     priority: Priority = "interactive",
+    owner: bytes = b"",
 ) -> QueuedWindow:
-    pcm = np.zeros(n_samples, dtype=np.int16)
     request = EncodeRequest(
-        request_id, window, 0, pcm, remaining_s, fresh=fresh, context=context, priority=priority
+        request_id,
+        window,
+        0,
+        np.zeros(n_samples, dtype=np.int16),
+        remaining_s,
+        fresh=fresh,
+        context=context,
+        priority=priority,
+        owner=owner,
+        rank=rank_of(window, priority),
     )
     return batcher.put(request, Future(), key)
 
@@ -82,10 +93,10 @@ def test_a_short_clip_passes_a_long_file(clock: Clock) -> None:
     batcher = make_batcher(clock)
     for window in range(8):
         put(batcher, "file", window, n_samples=480_000)
+    clock.now += 0.1
     put(batcher, "clip", 0, n_samples=32_000)
-    assert names(batcher.pop(1)) == ["clip0"]
     put(batcher, "second-file", 0, n_samples=480_000)
-    assert names(batcher.pop(3)) == ["file0", "second-file0", "file1"]
+    assert names(batcher.pop(4)) == ["file0", "clip0", "second-file0", "file1"]
 
 
 def test_no_stream_of_clips_starves_a_late_window(clock: Clock) -> None:
@@ -99,33 +110,37 @@ def test_no_stream_of_clips_starves_a_late_window(clock: Clock) -> None:
         taken = batcher.pop(1)
         order += names(taken)
         batcher.finish(taken)
-    assert 10 < order.index("file9") < 60
+    assert order.index("file9") < OLDEST_EVERY
 
 
-def test_what_runs_out_of_time_goes_first(clock: Clock) -> None:
+def test_owners_share_whatever_each_of_them_sent(clock: Clock) -> None:
+    """Also those that come through different routers: the encoder orders what it has from all."""
     batcher = make_batcher(clock)
-    put(batcher, "late", window=9, n_samples=480_000, remaining_s=40.0)
-    put(batcher, "later", window=9, n_samples=480_000, remaining_s=39.0)
-    put(batcher, "short")
-    assert names(batcher.pop(1)) == ["short0"]
-    put(batcher, "short")
-    clock.now += 31.0  # over three quarters of both late ones' time
-    put(batcher, "new")
-    assert names(batcher.pop(4)) == ["later9", "late9", "short0", "new0"]
+    for n in range(20):
+        put(batcher, f"many{n}-", owner=b"a")
+    for n in range(3):
+        put(batcher, f"few{n}-", owner=b"b")
+    order = [names(batcher.pop(1))[0] for _ in range(7)]
+    assert [name for name in order if name.startswith("few")] == ["few0-0", "few1-0", "few2-0"]
+    assert order.index("few2-0") <= 5
 
 
-def test_one_request_takes_no_more_than_its_share_while_others_wait(clock: Clock) -> None:
-    batcher = make_batcher(clock, max_per_request=2)
-    for _ in range(4):
-        put(batcher, "greedy")
-    put(batcher, "modest", window=5)
-    first = batcher.pop(4)
-    # Two of the greedy ones by right, the modest one, and a third because room was left.
-    assert names(first) == ["greedy0", "greedy0", "modest5", "greedy0"]
-    put(batcher, "other", window=7)
-    assert names(batcher.pop(1)) == ["other7"]  # greedy has its share in flight
-    batcher.finish(first)
-    assert names(batcher.pop(4)) == ["greedy0"]
+def test_a_class_has_a_bound_of_its_own(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("encoder_worker.batcher.MOST_QUEUED", 2)
+    batcher = make_batcher(clock)
+    for n in range(2):
+        put(batcher, f"bulk{n}-", priority="bulk")
+    with pytest.raises(OverloadedError):
+        put(batcher, "bulk2-", priority="bulk")
+    put(batcher, "clip")
+    assert len(batcher) == 3
+
+
+def test_of_duplicates_the_more_urgent_one_goes(clock: Clock) -> None:
+    batcher = make_batcher(clock)
+    put(batcher, "bulk", priority="bulk", key=b"k")
+    put(batcher, "clip", key=b"k")
+    assert names(batcher.pop(4)) == ["clip0"]
 
 
 def test_two_requests_that_their_clients_call_alike_are_two(clock: Clock) -> None:
