@@ -17,6 +17,7 @@ from dataclasses import asdict
 from functools import partial
 from weakref import ref
 
+from cluster.common.backlogs import Backlogs
 from cluster.common.errors import OverloadedError, UnsupportedValueError, WorkerDrainingError
 from cluster.common.kernels.cpu.background import wait_for_builds
 from cluster.common.kv.importer import KVImporter
@@ -67,6 +68,7 @@ class DecoderCore:
         self._prompts = prompts
         self._wake_up = wake
         self._clock = clock
+        self._backlogs = Backlogs(clock)
         self._loop = DecodeLoop(importer, prompts, parts, self._post, beside, self._on_leave, clock)
         self._calls: deque[Call] = deque()  # what other threads ask for, in order
         self._lock = threading.RLock()  # guards the next five
@@ -98,6 +100,7 @@ class DecoderCore:
         """
         options = request.options
         self._check(options, on_token)
+        self._backlogs.hear(request)
         now = self._clock()
         sequence = DecodeSequence(
             request=request,
@@ -163,6 +166,10 @@ class DecoderCore:
             waiting=waiting,
             loading=max(0, scheduler.n_loading - read_ahead),
             running=scheduler.n_running,
+            bulk_waiting=scheduler.n_bulk_waiting,
+            bulk_running=scheduler.n_bulk,
+            backlog=self._backlogs.total(bulk=False),
+            bulk_backlog=self._backlogs.total(bulk=True),
             pages_free=pool.n_free,
             pages_total=pool.n_pages,
             pages_quarantined=self._importer.pool.n_quarantined,

@@ -32,12 +32,18 @@ class DecoderStats(Counters):
 
     waiting, loading, running: sequences in each state (arrivals not yet taken are waiting, and so
         are those whose KV is read before there are rows for them).
+    bulk_*: of bulk work, which the others include.
+    backlog, bulk_backlog: rows that wait in routers, as in `cluster.common.backlogs`.
     pages_*: of the cross-attention pool.
     """
 
     waiting: int
     loading: int
     running: int
+    bulk_waiting: int
+    bulk_running: int
+    backlog: float
+    bulk_backlog: float
     pages_free: int
     pages_total: int
     pages_quarantined: int
@@ -50,7 +56,11 @@ class DecoderStats(Counters):
 
     def signals(self) -> DecoderSignals:
         load, waiting = self.load, self.waiting
-        return DecoderSignals((load.work - waiting) / load.capacity, waiting / load.capacity)
+        used = max(0.0, load.work - waiting - self.bulk_running)
+        others = max(0, waiting - self.bulk_waiting) + self.backlog
+        bulk = self.bulk_waiting + self.bulk_backlog
+        shares = (used, others, float(self.bulk_running), bulk)
+        return DecoderSignals(*(share / load.capacity for share in shares))
 
     def as_status(
         self, *, replica: str, model: str, transport: str, device: str, healthy: bool

@@ -110,13 +110,22 @@ class Batcher:
 
     @property
     def queued_work(self) -> float:
-        """Of the waiting windows that need an encode of their own, as in `WorkerLoad`."""
+        """Of the waiting windows that need an encode of their own, but bulk; as in `WorkerLoad`."""
+        return self._queued_work(bulk=False)
+
+    @property
+    def queued_bulk(self) -> float:
+        """The same of bulk windows."""
+        return self._queued_work(bulk=True)
+
+    def _queued_work(self, *, bulk: bool) -> float:
         with self._lock:
-            return sum(window.request.work for window in self._distinct(self._queue))
+            distinct = self._distinct(self._queue)
+            return sum(one.work for one in distinct if (one.priority == "bulk") == bulk)
 
     @property
     def work(self) -> float:
-        """Of all windows that wait or are in flight."""
+        """Of the windows that wait or are in flight; of bulk, which gives way, only the latter."""
         return self.queued_work + self._work_in_flight
 
     @property

@@ -15,6 +15,7 @@ from weakref import ref
 
 import numpy as np
 
+from cluster.common.backlogs import Backlogs
 from cluster.common.errors import InvalidAudioError, WorkerDrainingError
 from cluster.common.messages import (
     HOP_LENGTH,
@@ -53,7 +54,8 @@ class EncoderStats:
     pages_total: int
     windows_exported: int  # at most, at a time
     load: WorkerLoad
-    queued_work: float  # of the queued windows, as in `WorkerLoad`
+    queued_work: float  # of the queued windows and of those in routers, as in `WorkerLoad`
+    queued_bulk: float  # the same of bulk windows, which the former leaves out
     kept: int
     kept_bytes: int
     evicted: int  # windows whose pages were needed for others
@@ -62,16 +64,20 @@ class EncoderStats:
     failed: int
     expired: int
     encode_s: float
+    bulk_s: float
     hits: int
     misses: int
 
-    def signals(self, busy: float) -> EncoderSignals:
-        """busy: as in `EncoderSignals`."""
+    def signals(self, busy: float, bulk_busy: float) -> EncoderSignals:
+        """busy, bulk_busy: as in `EncoderSignals`."""
+        window_s = self.load.window_s or UNKNOWN_WINDOW_S
         return EncoderSignals(
             busy,
-            self.queued_work * (self.load.window_s or UNKNOWN_WINDOW_S),
+            self.queued_work * window_s,
             min(self.slack_s, NO_SLACK_S),
             self.read / self.windows_exported,
+            bulk_busy,
+            self.queued_bulk * window_s,
         )
 
     def as_status(
@@ -111,6 +117,7 @@ class EncoderCore:
         self._exporter = publisher.exporter
         self._loops = tuple(loops)
         self._queues = [loop.batcher for loop in loops]
+        self._backlogs = Backlogs(publisher.clock)
         self._n_audio_ctx = n_audio_ctx
         self._draining = False
         self._closing = False
@@ -134,6 +141,7 @@ class EncoderCore:
             raise WorkerDrainingError("this encoder worker is shutting down")
         if reason := self.healthy():
             raise WorkerDrainingError(reason)  # another one can take it
+        self._backlogs.hear(request)
         future: Future[EncodeReply] = Future()
         key = self._publisher.key_of(request)
         if (reply := self._publisher.find(request, key, 0.0)) is not None:
@@ -155,7 +163,7 @@ class EncoderCore:
         """That of `stats`, without all that makes up the rest: large pools ask for it often."""
         work = sum(queue.work for queue in self._queues)
         window_s = next((loop.window_s for loop in self._loops if loop.window_s), 0.0)
-        return WorkerLoad(work, window_s=window_s)
+        return WorkerLoad(work, self._loops[0].max_batch, window_s)
 
     def stats(self) -> EncoderStats:
         queues, exporter = self._queues, self._exporter
@@ -171,12 +179,17 @@ class EncoderCore:
             pages_total=n_pages,
             windows_exported=n_pages // per_window,
             load=self.load(),
-            queued_work=sum(queue.queued_work for queue in queues),
+            queued_work=self._queued_work(bulk=False),
+            queued_bulk=self._queued_work(bulk=True),
             kept=exporter.n_kept,
             kept_bytes=exporter.n_kept_pages * exporter.pool.page_bytes,
             evicted=exporter.n_evicted,
             **self._publisher.counts.now(),
         )
+
+    def _queued_work(self, *, bulk: bool) -> float:
+        here = sum(queue.queued_bulk if bulk else queue.queued_work for queue in self._queues)
+        return here + self._backlogs.total(bulk=bulk)
 
     def healthy(self) -> str | None:
         """None when well, else why not."""

@@ -68,7 +68,7 @@ class EncodeLoop:
         self._exporter = publisher.exporter
         self._recorder = publisher.recorder
         self._clock = publisher.clock
-        self._max_batch = max_batch
+        self.max_batch = max_batch
         self._blocks = blocks
         self._launched: _Batch | None = None
         self._running: list[QueuedWindow] = []
@@ -84,7 +84,7 @@ class EncodeLoop:
         layout, pool, reserved = self._exporter.layout, self._exporter.pool.tensor, self._reserve(1)
         assert reserved, "nothing else has pages yet"
         try:
-            self.forward.prepare(pool, self._max_batch)
+            self.forward.prepare(pool, self.max_batch)
             self.forward([silence], pool, reserved)()
             for context in self.forward.contexts_to_warm:
                 if context in USUAL_CONTEXTS:
@@ -131,7 +131,7 @@ class EncodeLoop:
         self._fail_expired()
         full = self.forward.is_async and self.batcher.has_full_batch
         goes_on = full and not self._stopping
-        following = self._take(self._max_batch, 0.0) if goes_on else None
+        following = self._take(self.max_batch, 0.0) if goes_on else None
         try:
             launched.wait()
         except Exception as error:
@@ -221,9 +221,13 @@ class EncodeLoop:
         n_windows, now = len(batch.windows), self._clock()
         encode_s = now - max(batch.started_s, self._done_s)  # not while it stood behind another
         self._done_s = now
-        window_s = encode_s / sum(window.request.work for window in batch.windows)
+        work = sum(window.work for window in batch.windows)
+        bulk = sum(window.work for window in batch.windows if window.priority == "bulk")
+        window_s = encode_s / work
         self.window_s += (window_s - self.window_s) * (RECENT if self.window_s else 1.0)
-        self._publisher.counts.add(batches=1, windows=n_windows, encode_s=encode_s)
+        self._publisher.counts.add(
+            batches=1, windows=n_windows, encode_s=encode_s, bulk_s=bulk * window_s
+        )
         self._recorder.observe("splitscribe_encode_seconds", encode_s)
         self._recorder.observe("splitscribe_encoder_batch_windows", n_windows)
         for window, pages in zip(batch.windows, batch.reserved, strict=True):

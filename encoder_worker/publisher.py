@@ -29,8 +29,8 @@ class Counts:
     """Of all lanes since the start.
 
     failed: windows, expired ones included. encode_s: of all batches; of one lane, times in which
-    two overlap count once. hits: windows that needed no encode; misses: windows with a key that
-    were encoded.
+    two overlap count once. bulk_s: the part of it that was for bulk windows. hits: windows that
+    needed no encode; misses: windows with a key that were encoded.
     """
 
     batches: int = 0
@@ -38,6 +38,7 @@ class Counts:
     failed: int = 0
     expired: int = 0
     encode_s: float = 0.0
+    bulk_s: float = 0.0
     hits: int = 0
     misses: int = 0
     _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)

@@ -10,14 +10,10 @@ tokens.
 from __future__ import annotations
 
 import asyncio
-import hashlib
 import logging
-import struct
 import uuid
 from collections.abc import Callable
 from dataclasses import dataclass, field
-
-import numpy as np
 
 from cluster.common.clock import SYSTEM_CLOCK, Clock
 from cluster.common.errors import (
@@ -47,13 +43,17 @@ from cluster.common.messages import (
     Pcm,
     Role,
     SampledToken,
+    kept_key,
+    work_of,
 )
 from cluster.common.metrics import Recorder
 from cluster.common.model.encoder_context import FULL
 from cluster.common.settings import RouterSettings
 from cluster.common.tracing import NO_TRACER, Span, Tracer
+from router.audio_key import audio_key
 from router.interface import RequestContext, StageTimings
 from router.pools import DecoderClient, EncoderClient
+from router.window_queue import Turn, WindowQueue
 
 logger = logging.getLogger(__name__)
 
@@ -130,6 +130,7 @@ class RequestRun:
 class WindowRun:
     """One window on its way.
 
+    turn: its place in the order of work, the same for all of its tries.
     on_token: gets each token once, however often the window is decoded; n_sent: tokens it got.
     context: encoder positions that it gets; from a doubt on all.
     attempt: number of its last encode among all of the request's, as in `EncodeRequest`.
@@ -144,6 +145,7 @@ class WindowRun:
     on_token: OnToken | None
     span: Span
     context: int
+    turn: Turn
     n_sent: int = 0
     attempt: int = 0
     encoded: EncodeReply | None = None
@@ -187,6 +189,7 @@ class Pipeline:
         retries: None: as the settings say, for somebody who waits for the answer.
         """
         self._reuses_kv = reuses_kv
+        self._queue = WindowQueue(encoders, decoders, clock)
         self._encoders = encoders
         self._decoders = decoders
         self._retries = retries or Retries(settings.max_attempts)
@@ -214,7 +217,16 @@ class Pipeline:
             SplitscribeError: what no other worker would do better.
         """
         with self._tracer.span("window", run.context.span.traceparent, window=audio.index) as span:
-            window = WindowRun(run, audio, options, on_token, span, audio.context)
+            context = run.context
+            turn = Turn(
+                run.key,
+                context.priority,
+                context.owner,
+                rank_of(audio.index, context.priority),
+                work_of(audio.context),
+                float(options.n_rows),
+            )
+            window = WindowRun(run, audio, options, on_token, span, audio.context, turn)
             if window.context != FULL:
                 self._recorder.add("splitscribe_trimmed_windows_total")
             return await self._try_until_done(window)
@@ -251,45 +263,56 @@ class Pipeline:
             raise _given_up(error, window.failures) from error
 
     async def _try(self, window: WindowRun) -> DecodeResult:
-        if window.encoded is None:
-            window.encoded = await self._encode(window)
-        result = await self._decode(window, window.encoded)
-        if result.doubted:
-            self._note_doubt(window)
-            window.context, window.encoded = FULL, None
-            window.encoded = await self._encode(window)
+        with self._queue.holding(window.turn):
+            if window.encoded is None:
+                window.encoded = await self._encode(window)
+            else:
+                self._queue.skip(window.turn)
             result = await self._decode(window, window.encoded)
+            if result.doubted:
+                self._note_doubt(window)
+                window.context, window.encoded = FULL, None
+                window.encoded = await self._encode(window)
+                result = await self._decode(window, window.encoded)
         self._recorder.add("splitscribe_windows_total")
         return result
 
     async def _encode(self, window: WindowRun) -> EncodeReply:
-        request, audio = window.request, window.audio
+        request, audio, turn = window.request, window.audio, window.turn
         is_first = window.attempt == 0
         timings = request.timings
         timings.attempts += 1
         window.attempt = timings.attempts
         if self._reuses_kv and not window.audio_key:
             window.audio_key = audio_key(audio.pcm, audio.file_mel, request.context.owner)
+        turn.work = work_of(window.context)
+        turn.kv_key = b"" if window.is_lost else kept_key(window.audio_key, window.context)
+        timings.queue_s += await self._queue.wait(turn, request.remaining_s())
         called_s = self._clock.monotonic()
-        with self._call("encoder", window, window.attempt) as call:
-            reply = await self._encoders.encode(
-                EncodeRequest(
-                    request_id=request.context.request_id,
-                    window=audio.index,
-                    attempt=window.attempt,
-                    pcm=audio.pcm,
-                    remaining_s=request.remaining_s(),
-                    file_mel=audio.file_mel,
-                    traceparent=call.traceparent,
-                    audio_key=window.audio_key,
-                    fresh=window.is_lost,
-                    context=window.context,
-                    priority=request.context.priority,
-                    key=request.key,
-                    owner=request.context.owner,
-                    rank=rank_of(audio.index, request.context.priority),
+        try:
+            with self._call("encoder", window, window.attempt) as call:
+                reply = await self._encoders.encode(
+                    EncodeRequest(
+                        request_id=request.context.request_id,
+                        window=audio.index,
+                        attempt=window.attempt,
+                        pcm=audio.pcm,
+                        remaining_s=request.remaining_s(),
+                        file_mel=audio.file_mel,
+                        traceparent=call.traceparent,
+                        audio_key=window.audio_key,
+                        fresh=window.is_lost,
+                        context=window.context,
+                        priority=turn.priority,
+                        key=request.key,
+                        owner=turn.owner,
+                        rank=turn.rank,
+                        sender=self._queue.sender,
+                        backlog=self._queue.backlog("encoder", turn.priority),
+                    )
                 )
-            )
+        finally:
+            self._queue.encoded(turn)
         spent = reply.timings
         timings.encode_s += spent.encode_s
         timings.waited(audio.index, spent.queue_s)
@@ -313,8 +336,10 @@ class Pipeline:
                 content_frames=window.audio.content_frames,
                 traceparent=call.traceparent,
                 kv_location=encoded.location,
-                priority=window.request.context.priority,
+                priority=window.turn.priority,
                 key=window.request.key,
+                sender=self._queue.sender,
+                backlog=self._queue.backlog("decoder", window.turn.priority),
             )
             result = await self._decoders.decode(request, window.token_sink())
         spent, timings = result.timings, window.request.timings
@@ -373,25 +398,3 @@ def _given_up(error: WorkerError, failures: int) -> SplitscribeError:
     return OverloadedError(
         f"no worker could finish a window in {failures} tries: {error}", retry_after_s=2.0
     )
-
-
-KEY_BYTES = 32
-_FILE_MEL = struct.Struct("<qqd")
-
-
-def audio_key(pcm: Pcm, file_mel: FileMel | None, owner: bytes) -> bytes:
-    """What names a window's audio, so that encoders can tell when they have its KV already.
-
-    A digest of [n] samples and of what makes them a slice of their file, in 1 ms for 30 s. It is
-    keyed by who sent them, so that nobody can learn that another owner sent the same.
-
-    Args:
-        owner: opaque, at most 64 bytes; empty where the API needs no key, as all clients are one
-            owner then.
-    """
-    digest = hashlib.blake2b(digest_size=KEY_BYTES, key=owner, person=b"window's audio")
-    digest.update(b"alone" if file_mel is None else b"slice")
-    if file_mel is not None:
-        digest.update(_FILE_MEL.pack(file_mel.n_before, file_mel.n_frames, file_mel.log_max))
-    digest.update(np.ascontiguousarray(pcm).data)
-    return digest.digest()

@@ -1,14 +1,17 @@
 """How the pipeline reaches the two pools: the protocols, and engines in the same process.
 
+Who has windows for a pool keeps them in `router.window_queue` and asks for the pool's `Room`.
+
 Through Ray Serve it is `cluster.serve.serve_pool.ServePool`.
 """
 
 from __future__ import annotations
 
 import asyncio
+import math
 from collections.abc import Callable
 from concurrent.futures import Future
-from typing import Any, Protocol
+from typing import Any, NamedTuple, Protocol
 
 from cluster.common.messages import (
     DecodeRequest,
@@ -20,24 +23,56 @@ from cluster.common.messages import (
 )
 
 
-class EncoderClient(Protocol):
+class Room(NamedTuple):
+    """How much work one process may have at a pool's workers at a time, in `WorkerLoad.work`.
+
+    workers: as far as this process knows. each: for each of them.
+    """
+
+    workers: int = 1
+    each: float = math.inf
+
+    @property
+    def total(self) -> float:
+        """0 without workers: then one window is sent all the same, and starts one."""
+        return self.workers * self.each if self.workers else 0.0
+
+
+class Pool(Protocol):
+    """What both pools are asked."""
+
+    async def status(self) -> list[WorkerStatus]: ...
+
+    def room(self) -> Room: ...
+
+    def has(self, kv_key: bytes) -> bool:
+        """Whether a worker keeps this KV, or makes it, as far as this process knows."""
+
+
+class EncoderClient(Pool, Protocol):
     """The encoder pool, whichever of its workers answers."""
 
     async def encode(self, request: EncodeRequest) -> EncodeReply: ...
 
-    async def status(self) -> list[WorkerStatus]: ...
 
-
-class DecoderClient(Protocol):
+class DecoderClient(Pool, Protocol):
     """The decoder pool, whichever of its workers answers."""
 
     async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
         """Decode one window; `on_token` is called in the event loop, in order, before the end."""
 
-    async def status(self) -> list[WorkerStatus]: ...
+
+class Unbounded:
+    """A pool that takes all at once, and orders it itself."""
+
+    def room(self) -> Room:
+        return Room()
+
+    def has(self, kv_key: bytes) -> bool:
+        return False
 
 
-class EnginePool:
+class EnginePool(Unbounded):
     """One engine in this process; implements both protocols through its `submit`."""
 
     def __init__(

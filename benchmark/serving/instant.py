@@ -29,6 +29,7 @@ from cluster.common.messages import (
     EncodeTimings,
     OnToken,
     Role,
+    WorkerLoad,
     WorkerStatus,
 )
 from cluster.common.model.checkpoint import open_checkpoint
@@ -44,6 +45,7 @@ from router.http.admission import MAX_REQUESTS
 ROLES: tuple[Role, ...] = ("encoder", "decoder")
 SPOKEN_S = 5.0  # where the text's last timestamp stands
 METADATA_BYTES = 700  # of an exporter's agent, about what NIXL's takes
+ROOMY = WorkerLoad(capacity=256)
 FIELDS = ("file", "model", "language")
 
 
@@ -73,7 +75,7 @@ class InstantWorker:
             remaining_s=10.0,
             signature=bytes(32),
         )
-        return EncodeReply(handle, EncodeTimings(0.0, 0.0, 1))
+        return EncodeReply(handle, EncodeTimings(0.0, 0.0, 1), load=ROOMY)
 
     async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
         return DecodeResult(
@@ -88,6 +90,7 @@ class InstantWorker:
             finish_reason="stop",
             timings=DecodeTimings(0.0, 0.0, 0, "none", 0.0, 0.0, len(self._tokens)),
             compression_ratio=1.0,
+            load=ROOMY,
         )
 
     async def status(self) -> tuple[WorkerStatus, ...]:

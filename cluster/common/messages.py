@@ -8,7 +8,7 @@ remaining seconds: each receiver turns them into a deadline on its own monotonic
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:  # the command line has this module, and no use for NumPy
@@ -83,8 +83,7 @@ class WorkerLoad:
 
     work: windows in an encoder (a trimmed one counts by its share of a window's positions),
         hypotheses in a decoder, waiting ones included.
-    capacity: of them that a decoder works on at once, more only wait; 0 of an encoder, and where it
-        is not known.
+    capacity: of them that it works on at once, more only wait; 0 where it is not known.
     window_s: encoder seconds for one window of all positions; 0 where there was none yet, and of a
         decoder.
     """
@@ -98,15 +97,23 @@ class WorkerLoad:
 class EncoderSignals:
     """What one encoder reports to the autoscaler.
 
-    busy: share of the last seconds that it worked. queue_s: seconds of its work that wait.
-    slack_s: the least time that a waiting window has left. unread: share of its export pool that
-    no decoder has read yet.
+    busy: share of the last seconds that it worked. queue_s: seconds of its work that wait, there
+    and in routers. slack_s: the least time that a waiting window has left. unread: share of its
+    export pool that no decoder has read yet. bulk_busy, bulk_queue_s: of bulk work, which the
+    others leave out.
     """
 
     busy: float = 0.0
     queue_s: float = 0.0
     slack_s: float = NO_SLACK_S
     unread: float = 0.0
+    bulk_busy: float = 0.0
+    bulk_queue_s: float = 0.0
+
+    def with_bulk(self) -> EncoderSignals:
+        """The same where bulk work counts as any other."""
+        busy, queue_s = self.busy + self.bulk_busy, self.queue_s + self.bulk_queue_s
+        return replace(self, busy=busy, queue_s=queue_s, bulk_busy=0.0, bulk_queue_s=0.0)
 
     @property
     def is_starved(self) -> bool:
@@ -118,11 +125,18 @@ class EncoderSignals:
 class DecoderSignals:
     """What one decoder reports to the autoscaler, as shares of its capacity.
 
-    used: pages or rows in use; waiting: what does not fit beside them.
+    used: pages or rows in use; waiting: what does not fit beside them, there and in routers.
+    bulk_used, bulk_waiting: of bulk work, which the others leave out.
     """
 
     used: float = 0.0
     waiting: float = 0.0
+    bulk_used: float = 0.0
+    bulk_waiting: float = 0.0
+
+    def with_bulk(self) -> DecoderSignals:
+        """The same where bulk work counts as any other."""
+        return DecoderSignals(self.used + self.bulk_used, self.waiting + self.bulk_waiting)
 
 
 @dataclass(frozen=True, slots=True)
@@ -142,6 +156,7 @@ class EncodeRequest:
     key: of the request, as no other's is, whatever its client calls it in `request_id`. Empty: that
         is unique.
     owner, rank: as in `common.fair_order`.
+    sender, backlog: as in `common.backlogs`.
     """
 
     request_id: str
@@ -158,6 +173,8 @@ class EncodeRequest:
     key: str = ""
     owner: bytes = b""
     rank: int = 0
+    sender: str = ""
+    backlog: float = 0.0
 
     @property
     def n_samples(self) -> int:
@@ -166,7 +183,22 @@ class EncodeRequest:
     @property
     def work(self) -> float:
         """What it costs an encoder, in windows of all positions."""
-        return self.context / WINDOW_POSITIONS if self.context else 1.0
+        return work_of(self.context)
+
+    @property
+    def kept_key(self) -> bytes:
+        """Names the KV that is made of it; empty where that is not kept."""
+        return kept_key(self.audio_key, self.context)
+
+
+def work_of(context: int) -> float:
+    """What so many encoder positions cost, in windows of all positions; 0 positions are all."""
+    return context / WINDOW_POSITIONS if context else 1.0
+
+
+def kept_key(audio_key: bytes, context: int) -> bytes:
+    """Names the KV of a window: its audio, in its context; empty where the audio has no key."""
+    return audio_key and audio_key + context.to_bytes(2, "big")
 
 
 @dataclass(frozen=True, slots=True)
@@ -298,7 +330,7 @@ class DecodeRequest:
     """One window's KV handle and options on its way to a decoder.
 
     content_frames: mel frames of the window that are audio and not padding, 1 to 3000.
-    traceparent, priority, key: as in `EncodeRequest`.
+    traceparent, priority, key, sender, backlog: as in `EncodeRequest`.
     kv_location: where the KV is, for whoever chooses a decoder; `handle` is the right to read it.
     """
 
@@ -313,6 +345,8 @@ class DecodeRequest:
     kv_location: Location = Location()
     priority: Priority = "interactive"
     key: str = ""
+    sender: str = ""
+    backlog: float = 0.0
 
 
 def request_key(request: EncodeRequest | DecodeRequest) -> str:

@@ -2,9 +2,8 @@
 
 The choice of a worker is the real hook's (`LoadAwareRouter`), a router's client is the real
 `ServePool`, and the number of workers is the real policy's (`PoolPolicy`), asked as Serve's
-controller asks it. Serve's own part is modelled after its code: it takes the first worker in the
-hook's order that has room for one more call, or else pauses, from 25 ms up to 0.5 s, and asks
-again. Each waiting call does so, and a place that was found goes to who has waited longest.
+controller asks it. Serve's own part is small: workers take all calls, so each goes to the first in
+the hook's order at once, or waits for a worker where there is none.
 """
 
 from __future__ import annotations
@@ -24,12 +23,11 @@ from cluster.planning.report import Records
 from cluster.planning.roles import SimDecoder, SimEncoder
 from cluster.planning.scenario import Cluster
 from cluster.planning.worker import Cell, Device, SimWorker
-from cluster.serve.app import DEEPEST_BATCH, DRAIN_S, MOST_ROWS, UNBOUNDED
+from cluster.serve.app import DRAIN_S
 from cluster.serve.hooks import LoadAwareRouter, PoolPolicy
 from cluster.serve.own_calls import OwnCalls
 from cluster.serve.replica_count import Balancer
 
-FIRST_PAUSE_S, LAST_PAUSE_S = 0.025, 0.5  # of Serve, between two tries to find room
 DETECTED_S = 0.1  # until those who wait for a dead process hear of it: at most, in a real server
 IDLE_LOOK_S = 0.2  # between two looks whether a draining worker is done
 
@@ -72,13 +70,8 @@ class SimPool:
         self._roles, self._cell, self._per_node, self._records = roles, cell, per_node, records
         self._made = 0
         self._loop = asyncio.get_running_loop()
-        settings, starts = cell.settings, cell.profile.start_s
-        encoder, decoder = settings.encoder, settings.decoder
-        self.max_ongoing = {
-            "encoder": 4 * (encoder.max_batch or DEEPEST_BATCH),
-            "decoder": decoder.max_waiting + (decoder.max_batch or MOST_ROWS),
-        }.get(self.name, UNBOUNDED)
-        self._start_s = getattr(starts, roles[0])
+        settings = cell.settings
+        self._start_s = getattr(cell.profile.start_s, roles[0])
         self._policy: PoolPolicy | None = None
         if len(roles) == 1 and getattr(settings, self.name).is_scaled:
             self._policy = PoolPolicy(roles[0], "simulated", settings.scaling.model_dump())
@@ -212,8 +205,7 @@ class SimHandle:
         self._pool = pool
         self._role = role
         self._choice = _Choice(calls, chance)
-        self._first = asyncio.Lock()  # of the call that has waited longest; it is fair
-        self._waiting = 0
+        self.deployment_id = self._choice._deployment_id
 
     def options(self, **_: Any) -> SimpleNamespace:
         return SimpleNamespace(remote=lambda request: asyncio.create_task(self._call(request)))
@@ -221,12 +213,14 @@ class SimHandle:
     async def _call(self, request: Any) -> Any:
         pool = self._pool
         pool.waiting += 1
-        self._waiting += 1
         try:
-            replica = await self._find(request)
+            while not pool.opened:
+                await pool.changed.wait()
         finally:
             pool.waiting -= 1
-            self._waiting -= 1
+        pending: Any = SimpleNamespace(args=(request,), routing_context=SimpleNamespace())
+        replica = (await self._choice.order(pool.opened, pending))[0]
+        replica.ongoing += 1
         worker: Any = replica.roles[self._role]
         try:
             return replace(await worker.call(request), load=worker.core.load())
@@ -235,19 +229,3 @@ class SimHandle:
             raise
         finally:
             replica.ongoing -= 1
-
-    async def _find(self, request: Any) -> Replica:
-        """A worker with room, in which this call has its place already."""
-        pool, pause_s = self._pool, FIRST_PAUSE_S
-        pending: Any = SimpleNamespace(args=(request,), routing_context=SimpleNamespace())
-        async with self._first:
-            while True:
-                if not pool.opened:
-                    await pool.changed.wait()
-                for replica in await self._choice.order(pool.opened, pending):
-                    if replica.ongoing < pool.max_ongoing:
-                        replica.ongoing += 1
-                        self._choice.on_request_routed(pending, replica.replica_id, None)  # type: ignore[arg-type]
-                        return replica
-                await asyncio.sleep(pause_s / self._waiting)  # as often as all of them would try
-                pause_s = min(2 * pause_s, LAST_PAUSE_S)

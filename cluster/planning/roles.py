@@ -112,7 +112,7 @@ class SimEncoder(SimWorker):
         most = settings.max_batch
         self._loop = EncodeLoop(self._batcher, publisher, forward, most, blocks=False)
         self.core = EncoderCore(publisher, (self._loop,), profile.shape.n_audio_ctx)
-        self._busy = BusyShare(clock=now)
+        self._busy, self._bulk_busy = BusyShare(clock=now), BusyShare(clock=now)
         cell.links.exporters[name] = self
 
     def turn(self) -> float | None:
@@ -141,7 +141,8 @@ class SimEncoder(SimWorker):
 
     def signals(self) -> Any:
         stats = self.core.stats()
-        return stats.signals(self._busy.share(stats.encode_s))
+        busy = self._busy.share(stats.encode_s - stats.bulk_s)
+        return stats.signals(busy, self._bulk_busy.share(stats.bulk_s))
 
     def is_idle(self) -> bool:
         return bool(self.core.is_idle())

@@ -35,8 +35,8 @@ UNTOLD_PERIOD_S = 3600.0  # of Serve's reports to routers, which know by their c
 # How long a replica that is stopped may finish what it has. The longest decode of a window takes
 # less. A request may take more, up to 600 s, and is cut when its router is stopped meanwhile.
 DRAIN_S = 60.0
-DEEPEST_BATCH = 16  # of any encoder whose batch follows its device
-MOST_ROWS = 64  # of any decoder whose batch follows its device
+# Calls of a worker at a time: windows wait in the order of work (`router.window_queue`), or inside
+# a worker, and never in Serve's own queue, which knows none.
 UNBOUNDED = 1_000_000
 
 
@@ -153,8 +153,6 @@ def _pools(
         worker = deployment(
             ColocatedReplica,
             name=f"worker{suffix}",
-            # Each engine has a bound of its own. With one for both, windows that wait for pages
-            # could keep out the decodes that would free them.
             max_ongoing_requests=UNBOUNDED,
             **options(settings.encoder),
         ).bind(settings, build)
@@ -164,8 +162,7 @@ def _pools(
         name=f"encoder{suffix}",
         **_size("encoder", settings),
         **replica_choice(),
-        # Windows queue inside the replica by deadline, so Serve's own queue must stay shallow.
-        max_ongoing_requests=4 * (settings.encoder.max_batch or DEEPEST_BATCH),
+        max_ongoing_requests=UNBOUNDED,
         **options(settings.encoder),
     ).bind(settings, build)
     decoder = deployment(
@@ -173,8 +170,7 @@ def _pools(
         name=f"decoder{suffix}",
         **_size("decoder", settings),
         **replica_choice(),
-        max_ongoing_requests=settings.decoder.max_waiting
-        + (settings.decoder.max_batch or MOST_ROWS),
+        max_ongoing_requests=UNBOUNDED,
         **options(settings.decoder),
     ).bind(settings, build)
     return encoder, decoder

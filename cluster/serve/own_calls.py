@@ -57,8 +57,8 @@ class OwnCalls:
         self._lock = threading.Lock()
         self._sent: dict[Hashable, _Sent] = {}  # by call
         self._workers: dict[Hashable, _Worker] = {}
-        self._same: dict[bytes, list[Hashable]] = {}  # calls that were sent, by `kept_key`
-        self._kept: dict[bytes, Hashable] = {}  # workers, by `kept_key`; the newest last
+        self._same: dict[bytes, list[Hashable]] = {}  # calls, by `EncodeRequest.kept_key`
+        self._kept: dict[bytes, Hashable] = {}  # workers, by the same; the newest last
         self._failed: dict[Hashable, set[Hashable]] = {}  # workers, by window; the newest last
 
     def begin(self, call: Hashable) -> None:
@@ -113,7 +113,7 @@ class OwnCalls:
         with self._lock:
             self._end(call)
 
-    def place_of(self, kv_key: bytes, call: Hashable) -> Hashable:
+    def place_of(self, kv_key: bytes, call: Hashable = None) -> Hashable:
         """Where the same KV is being made for another call of this process; None: nowhere."""
         with self._lock:
             same = (one for one in self._same.get(kv_key, ()) if one != call)
@@ -173,11 +173,6 @@ class OwnCalls:
 def key_of(request: EncodeRequest | DecodeRequest) -> Hashable:
     """One call of a worker; Serve's own id is shared by all calls of one HTTP request."""
     return type(request), request_key(request), request.window, request.attempt
-
-
-def kept_key(request: EncodeRequest) -> bytes:
-    """Names the KV that is made of a window: its audio, in its context; empty: it is not kept."""
-    return request.audio_key and request.audio_key + request.context.to_bytes(2, "big")
 
 
 def _window(call: Hashable) -> Hashable:

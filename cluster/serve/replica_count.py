@@ -7,8 +7,10 @@ wait for some. The pools are balanced: a queue of encoders that wait for decoder
 for decoders; where encoders grow, decoders grow with them as far as they are in use; what wakes one
 pool wakes both. So that bursts change nothing, a pool grows to the least number that was wanted
 during the last `upscale_delay_s`, and shrinks to the most that was wanted during the last
-`downscale_delay_s`. Knows neither Serve nor a clock. `cluster.serve.hooks` calls it, and finds here
-what the hooks of a model's pools share: a hook is sent by value, what it imports is not.
+`downscale_delay_s`. Bulk work, which fills what others leave, keeps a pool awake and makes none
+grow, unless the rules say `for_bulk`. Knows neither Serve nor a clock. `cluster.serve.hooks` calls
+it, and finds here what the hooks of a model's pools share: a hook is sent by value, what it imports
+is not.
 """
 
 from __future__ import annotations
@@ -16,7 +18,7 @@ from __future__ import annotations
 import math
 from collections import deque
 from collections.abc import Iterable
-from dataclasses import dataclass, field
+from dataclasses import dataclass, field, replace
 from functools import cache
 
 from cluster.common.messages import NO_SLACK_S, DecoderSignals, EncoderSignals, Role
@@ -51,6 +53,13 @@ class PoolView:
     encoders: tuple[EncoderSignals, ...] = ()
     decoders: tuple[DecoderSignals, ...] = ()
 
+    def with_bulk(self) -> PoolView:
+        """The same where bulk work counts as any other."""
+        encoders = tuple(one.with_bulk() for one in self.encoders)
+        return replace(
+            self, encoders=encoders, decoders=tuple(o.with_bulk() for o in self.decoders)
+        )
+
 
 @dataclass(frozen=True, slots=True)
 class Decision:
@@ -81,10 +90,10 @@ class Balancer:
         if pool is None or pool.rules != rules:
             pool = self._pools[role] = _Pool(rules)
             pool.active_s = now_s if view.target else -math.inf  # as it was, asleep or not
-        pool.view = view
-        _note_queue(pool, now_s)
-        if self._is_active(pool):
+        if _is_active(everything := view.with_bulk()):
             pool.active_s = now_s
+        pool.view = everything if rules.for_bulk else view
+        _note_queue(pool, now_s)
         workers, reason = self._wanted(role, now_s)
         pool.wanted.append((now_s, workers, reason))
         longest_s = max(rules.downscale_delay_s, rules.upscale_delay_s)
@@ -151,12 +160,6 @@ class Balancer:
         grown = _workers(demand * self._encoders_growth(), view.target)
         return (grown, "encoders grow") if grown > workers else (workers, reason)
 
-    def _is_active(self, pool: _Pool) -> bool:
-        view = pool.view
-        working = sum(one.busy for one in view.encoders) + sum(one.used for one in view.decoders)
-        waiting = _queue_s(view) + sum(one.waiting for one in view.decoders)
-        return working + waiting > 0
-
     def _encoders_growth(self) -> float:
         """How many times as many encoders there will be as there were a moment ago."""
         encoders = self._pools.get("encoder")
@@ -173,6 +176,12 @@ class Balancer:
             now_s - pool.active_s >= self._pools[role].rules.to_zero_delay_s
             for pool in self._pools.values()
         )
+
+
+def _is_active(view: PoolView) -> bool:
+    working = sum(one.busy for one in view.encoders) + sum(one.used for one in view.decoders)
+    waiting = _queue_s(view) + sum(one.waiting for one in view.decoders)
+    return working + waiting > 0
 
 
 def _queue_s(view: PoolView) -> float:

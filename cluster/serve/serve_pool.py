@@ -28,12 +28,20 @@ from cluster.common.messages import (
     EncodeRequest,
     OnToken,
     Role,
+    WorkerLoad,
     WorkerStatus,
 )
-from cluster.serve.own_calls import OwnCalls, kept_key, key_of
+from cluster.serve.own_calls import OwnCalls, key_of
+from router.pools import Room
 
 logger = logging.getLogger(__name__)
 
+# What a process has at a worker: two batches, so that the next one is there when one is done; or
+# so many windows as take this long.
+BATCHES = 2.0
+ROOM_S = 0.3
+UNTOLD_ROOM = 4.0  # until a worker has told what it does at once
+NEWEST = 0.2  # what the last answer counts for, as workers may differ
 STATUS_TIMEOUT_S = 2.0
 N_ASKED = 16  # workers of a large pool that /health asks and shows
 
@@ -49,6 +57,7 @@ class ServePool:
         self._handle = handle
         self._role = role
         self._calls = calls
+        self._room_of_each = UNTOLD_ROOM
         # Made once: each costs as much as a small call.
         self._encode = handle.options(method_name="encode", request_serialization="pickle")
         self._decode = handle.options(method_name="decode", request_serialization="pickle")
@@ -56,8 +65,8 @@ class ServePool:
     async def encode(self, request: EncodeRequest) -> EncodeReply:
         with self._call(request) as key:
             reply: EncodeReply = await call_worker(self._encode.remote(request))
-            kept = kept_key(request) if reply.reused is not None else b""
-            self._calls.answered(key, reply.load, kept)
+            kept = request.kept_key if reply.reused is not None else b""
+            self._answered(key, reply.load, kept)
             return reply
 
     async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
@@ -66,8 +75,26 @@ class ServePool:
                 result = await self._decode_streamed(request, on_token)
             else:
                 result = await call_worker(self._decode.remote(request))
-            self._calls.answered(key, result.load)
+            self._answered(key, result.load)
             return result
+
+    def room(self) -> Room:
+        return Room(self._size, self._room_of_each)
+
+    def has(self, kv_key: bytes) -> bool:
+        calls = self._calls
+        return calls.kept_at(kv_key) is not None or calls.place_of(kv_key) is not None
+
+    @property
+    def _size(self) -> int:
+        return self._calls.sizes.get(str(self._handle.deployment_id), 0)
+
+    def _answered(self, key: Hashable, load: WorkerLoad | None, kept: bytes = b"") -> None:
+        self._calls.answered(key, load, kept)
+        if load is not None and load.capacity:
+            in_time = ROOM_S / load.window_s if load.window_s else 0.0
+            room = max(BATCHES * load.capacity, in_time)
+            self._room_of_each += NEWEST * (room - self._room_of_each)
 
     @contextmanager
     def _call(self, request: EncodeRequest | DecodeRequest) -> Iterator[Hashable]:
@@ -103,7 +130,7 @@ class ServePool:
 
         Every router is asked for its health every few seconds, and asks for this.
         """
-        size = self._calls.sizes.get(str(getattr(self._handle, "deployment_id", "")), 0)
+        size = self._size
         is_large = size > N_ASKED
         try:
             if is_large:

@@ -27,7 +27,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.common.messages import DecodeRequest, EncodeRequest, Location, WorkerLoad
-from cluster.serve.own_calls import OwnCalls, kept_key, key_of
+from cluster.serve.own_calls import OwnCalls, key_of
 
 # What the KV's way counts for, in parts of a decoder's pool: a worker that far away must be so
 # much emptier.
@@ -120,9 +120,9 @@ class Members:
 
 
 def shared_key(request: Any) -> bytes:
-    """`kept_key` of a window that need not be encoded twice; empty for all else."""
+    """`EncodeRequest.kept_key` of a window that need not be encoded twice; empty for all else."""
     if isinstance(request, EncodeRequest) and not request.fresh:
-        return kept_key(request)
+        return request.kept_key
     return b""
 
 

@@ -82,6 +82,15 @@ class Scheduler:
         return sum(n > 0 for n in self._n_in_order.values()) > 1
 
     @property
+    def n_bulk(self) -> int:
+        """Bulk sequences that load or run."""
+        return self._n_bulk
+
+    @property
+    def n_bulk_waiting(self) -> int:
+        return len(self._waiting["bulk"])
+
+    @property
     def n_waiting(self) -> int:
         return sum(len(heap) for heap in self._waiting.values())
 

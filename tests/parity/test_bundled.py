@@ -19,13 +19,13 @@ from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.demo.samples import SAMPLES, sample_path
 from router.api.params import TranscriptionParams
-from router.pools import DecoderClient, EncoderClient
+from router.pools import DecoderClient, EncoderClient, Unbounded
 from tests.support.references.hugging_face import hf_features, hf_model
 from tests.support.references.transcribers import float32_transcriber
 from tests.support.requests import request_context
 
 
-class Listening:
+class Listening(Unbounded):
     """Stands in front of both pools and keeps what goes in and what comes out."""
 
     def __init__(self, encoders: EncoderClient, decoders: DecoderClient) -> None:

@@ -25,6 +25,7 @@ from cluster.common.messages import (
 )
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from router.audio.windows import Window
+from router.pools import Unbounded
 
 Fault = Callable[[int, int], Exception | None]  # (window, nth call for it) -> what to raise
 
@@ -78,7 +79,7 @@ class PlayedStream:
         return Window(index, index * 2 * SAMPLE_RATE, pcm)
 
 
-class PlayedPools:
+class PlayedPools(Unbounded):
     """Both pools: counts calls per window, raises what `faults` say, decodes to one word."""
 
     def __init__(self, tokenizer: WhisperTokenizer) -> None:

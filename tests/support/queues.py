@@ -16,7 +16,7 @@ from dataclasses import dataclass, field
 import numpy as np
 
 from cluster.common.messages import EncodeRequest, Location, WorkerLoad
-from cluster.serve.own_calls import OwnCalls, kept_key, key_of
+from cluster.serve.own_calls import OwnCalls, key_of
 from cluster.serve.worker_choice import Members
 
 HOLD_S = 0.05  # of one window at an encoder
@@ -114,5 +114,5 @@ class Queues:
     def _end(self, request: EncodeRequest, calls: OwnCalls, worker: int) -> None:
         self._queue[worker] -= 1
         load = WorkerLoad(self._queue[worker], window_s=HOLD_S)
-        calls.answered(key_of(request), load, kept_key(request))
+        calls.answered(key_of(request), load, request.kept_key)
         calls.end(key_of(request))

@@ -74,6 +74,10 @@ class ScalingSettings(FrozenModel):
         description="time without a request after which pools with min_replicas 0 end all workers, "
         "in seconds",
     )
+    for_bulk: bool = Field(
+        False,
+        description="count the work of batches and archives too, which else fills what is left",
+    )
 
 
 class Settings(FrozenModel):

@@ -64,7 +64,7 @@ class EncoderWorker(PoolWorker):
             self._recorder,
             waits=waits,
         )
-        self._busy = BusyShare()
+        self._busy, self._bulk_busy = BusyShare(), BusyShare()
         self._ready(settings, checkpoint.name, device)
 
     async def encode(self, request: EncodeRequest) -> EncodeReply:
@@ -113,7 +113,8 @@ class EncoderWorker(PoolWorker):
     def record_autoscaling_stats(self) -> dict[str, float]:
         """For `cluster.serve.hooks`."""
         stats = self._engine.stats()
-        return asdict(stats.signals(self._busy.share(stats.encode_s)))
+        busy = self._busy.share(stats.encode_s - stats.bulk_s)
+        return asdict(stats.signals(busy, self._bulk_busy.share(stats.bulk_s)))
 
     def _report(self) -> None:
         stats, recorder = self._engine.stats(), self._recorder

@@ -33,6 +33,7 @@ from cluster.serve.in_process import LocalEngines, local_engines
 from cluster.serve.model_parts import make_live_engine
 from router.live.activity import VoiceActivity
 from router.live.interface import LiveConfig, TurnFailed
+from router.pools import Unbounded
 from tests.support.live.virtual_sessions import Told, at_once, converse
 
 
@@ -57,7 +58,7 @@ def background_engines(settings: Settings) -> Iterator[BackgroundEngines]:
         yield BackgroundEngines(engines, portal.call)
 
 
-class LatePools:
+class LatePools(Unbounded):
     """Both pools. Inside of a virtual loop.
 
     late_s: of the nth encode. fault: of the nth decode, in place of its answer.

@@ -31,6 +31,7 @@ from cluster.common.messages import (
 )
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from router.audio.vad import FRAME_SAMPLES, SpeechDetector, VadOptions
+from router.pools import Unbounded
 
 Floats = NDArray[np.float32]
 
@@ -94,7 +95,7 @@ class SlowToHear(LoudIsSpeech):
         return np.array([min(self._before)], np.float32), h, c
 
 
-class PlayedListeners:
+class PlayedListeners(Unbounded):
     """Both pools: they hear the words in a window's samples, behind the forced tokens."""
 
     def __init__(self, tokenizer: WhisperTokenizer, words: Sequence[SpokenWord]) -> None:

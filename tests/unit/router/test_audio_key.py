@@ -7,7 +7,7 @@ import struct
 import numpy as np
 
 from cluster.common.messages import FileMel
-from router.pipeline import audio_key
+from router.audio_key import audio_key
 
 PCM = np.arange(-800, 800, dtype=np.int16)
 OWNER = b"o" * 32

@@ -35,6 +35,7 @@ from cluster.common.settings import RouterSettings
 from router.api.params import SequentialOptions, TranscriptionParams
 from router.audio.pool import AudioPool
 from router.interface import RequestContext, TranscriptionResult, Update
+from router.pools import Unbounded
 from router.transcriber import RequestTranscriber
 from tests.support.audio.audio_pools import until
 from tests.support.audio.sounds import tone, write_wav
@@ -52,7 +53,7 @@ PARAMS = TranscriptionParams(
 FILE_S = 70.5
 
 
-class PlayedPools:
+class PlayedPools(Unbounded):
     """Both pools: each window says its number over 20 s, and a word that is not finished."""
 
     def __init__(self) -> None:

@@ -30,7 +30,7 @@ from cluster.serve.model_parts import served_model
 from cluster.serve.replicas.router_replica import without_secrets
 from router.http.models import ModelRegistry
 from router.http.routes import create_app
-from router.pools import EnginePool
+from router.pools import EnginePool, Unbounded
 from tests.support.archives import same_answer
 
 MODEL = (("model", "whisper-1"),)
@@ -54,7 +54,7 @@ def make_settings(**router: Any) -> Settings:
 
 
 @dataclass
-class Watched:
+class Watched(Unbounded):
     """A pool that notes what comes, and raises what it was given first."""
 
     pool: EnginePool

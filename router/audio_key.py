@@ -1,0 +1,31 @@
+"""The name of a window's audio, by which encoders know that they have its KV already."""
+
+from __future__ import annotations
+
+import hashlib
+import struct
+
+import numpy as np
+
+from cluster.common.messages import FileMel, Pcm
+
+KEY_BYTES = 32
+_FILE_MEL = struct.Struct("<qqd")
+
+
+def audio_key(pcm: Pcm, file_mel: FileMel | None, owner: bytes) -> bytes:
+    """What names a window's audio, so that encoders can tell when they have its KV already.
+
+    A digest of [n] samples and of what makes them a slice of their file, in 1 ms for 30 s. It is
+    keyed by who sent them, so that nobody can learn that another owner sent the same.
+
+    Args:
+        owner: opaque, at most 64 bytes; empty where the API needs no key, as all clients are one
+            owner then.
+    """
+    digest = hashlib.blake2b(digest_size=KEY_BYTES, key=owner, person=b"window's audio")
+    digest.update(b"alone" if file_mel is None else b"slice")
+    if file_mel is not None:
+        digest.update(_FILE_MEL.pack(file_mel.n_before, file_mel.n_frames, file_mel.log_max))
+    digest.update(np.ascontiguousarray(pcm).data)
+    return digest.digest()

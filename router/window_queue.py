@@ -1,0 +1,156 @@
+"""The windows of this process that wait for one model's workers, before anything is sent.
+
+A window's audio stays with its request until its turn comes in the one order of work
+(`common.fair_order`) and the pools have room: so the order is decided where it can still be
+changed, and no window waits in a queue that knows none. Room is a bound on this process's own work
+in flight: of the encoders until the window is encoded, of the decoders from before that until its
+text is there, since KV that no decoder has accepted does not last. Live windows wait for nobody,
+nor do those whose KV is there or being made. Where no worker is known one window is sent, which
+starts one.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import bisect
+import uuid
+from collections import Counter
+from collections.abc import Iterator
+from contextlib import contextmanager
+from dataclasses import dataclass
+
+from cluster.common.clock import Clock
+from cluster.common.fair_order import FairOrder
+from cluster.common.messages import Priority, Role
+from router.pools import DecoderClient, EncoderClient, Room
+
+
+@dataclass(slots=True, eq=False)
+class Turn:
+    """One window on its way through both pools; `common.fair_order.Waiting` while it waits.
+
+    request: key of it; of its windows the one of the least rank waits in front.
+    work: as of `EncodeRequest`. rows: hypotheses in a decoder. kv_key: as of `Pool.has`.
+    encoding, decoding: what it counts for in the pools now.
+    """
+
+    request: str
+    priority: Priority
+    owner: bytes
+    rank: int
+    work: float
+    rows: float
+    kv_key: bytes = b""
+    arrived_s: float = 0.0
+    deadline_s: float = 0.0
+    encoding: float = 0.0
+    decoding: float = 0.0
+    granted: asyncio.Future[None] | None = None
+
+
+class WindowQueue:
+    """Of one model's pools, for one event loop."""
+
+    def __init__(self, encoders: EncoderClient, decoders: DecoderClient, clock: Clock) -> None:
+        self.sender = uuid.uuid4().hex  # names this queue to the workers
+        self._encoders = encoders
+        self._decoders = decoders
+        self._clock = clock
+        self._order = FairOrder()
+        self._waiting: dict[str, list[Turn]] = {}  # by request
+        self._work: Counter[Priority] = Counter()  # of those
+        self._encoding = 0.0
+        self._decoding = 0.0
+        self._full: set[Role] = set()  # why those that wait do
+
+    @contextmanager
+    def holding(self, turn: Turn) -> Iterator[None]:
+        """What `wait` gives inside is held until the end."""
+        try:
+            yield
+        finally:
+            self.encoded(turn)
+            self._decoding -= turn.decoding
+            turn.decoding = 0.0
+            self._grant()
+
+    async def wait(self, turn: Turn, remaining_s: float) -> float:
+        """Wait until the window may be encoded. Returns the seconds that it took."""
+        turn.arrived_s = self._clock.monotonic()
+        turn.deadline_s = turn.arrived_s + remaining_s
+        if turn.priority == "live" or (turn.kv_key and self._encoders.has(turn.kv_key)):
+            self.skip(turn)
+            return 0.0
+        turn.granted = asyncio.get_running_loop().create_future()
+        waiting = self._waiting.setdefault(turn.request, [])
+        bisect.insort(waiting, turn, key=lambda one: one.rank)
+        self._work[turn.priority] += turn.work  # type: ignore[assignment]
+        self._grant()
+        try:
+            await turn.granted
+        except asyncio.CancelledError:
+            if turn in self._waiting.get(turn.request, ()):
+                self._take_out(turn)
+            raise
+        return self._clock.monotonic() - turn.arrived_s
+
+    def skip(self, turn: Turn) -> None:
+        """Count what needs no encode at the decoders."""
+        self._decoding += turn.rows - turn.decoding
+        turn.decoding = turn.rows
+
+    def encoded(self, turn: Turn) -> None:
+        """The encoders are done with it, whatever came of it; idempotent."""
+        if turn.encoding:
+            self._encoding -= turn.encoding
+            turn.encoding = 0.0
+            self._grant()
+
+    def backlog(self, role: Role, priority: Priority) -> float:
+        """Windows of a class that wait for a pool, for each of its workers."""
+        if role not in self._full:
+            return 0.0
+        pool = self._encoders if role == "encoder" else self._decoders
+        return self._work[priority] / max(1, pool.room().workers)
+
+    def _grant(self) -> None:
+        """Let go who may, in order."""
+        encoders, decoders = self._encoders.room(), self._decoders.room()
+        while self._waiting:
+            heads = [turns[0] for turns in self._waiting.values()]
+            may_encode, may_decode = (
+                _fits(self._encoding, encoders),
+                _fits(self._decoding, decoders),
+            )
+            self._full = {"encoder"} if not may_encode else set()
+            self._full |= {"decoder"} if not may_decode else set()
+            able = [one for one in heads if may_encode and (may_decode or one.decoding)]
+            if not able:
+                return
+            turn = self._order.take(able, {one.priority for one in heads})
+            self._let_go(turn)
+            turn.encoding = turn.work
+            self._encoding += turn.work
+            if turn.kv_key:  # whoever has the same audio needs no encode of its own
+                same = [one for turns in self._waiting.values() for one in turns]
+                for duplicate in (one for one in same if one.kv_key == turn.kv_key):
+                    self._let_go(duplicate)
+
+    def _let_go(self, turn: Turn) -> None:
+        self._take_out(turn)
+        self.skip(turn)
+        assert turn.granted is not None
+        if not turn.granted.done():
+            turn.granted.set_result(None)
+
+    def _take_out(self, turn: Turn) -> None:
+        waiting = self._waiting[turn.request]
+        waiting.remove(turn)
+        self._work[turn.priority] -= turn.work  # type: ignore[assignment]
+        if not waiting:
+            del self._waiting[turn.request]
+
+
+def _fits(taken: float, room: Room) -> bool:
+    """Whether one more may go: one always may where nothing is there, but what rounding left."""
+    return taken < max(room.total, 1e-6)
