@@ -143,16 +143,6 @@ def test_of_duplicates_the_more_urgent_one_goes(clock: Clock) -> None:
     assert names(batcher.pop(4)) == ["clip0"]
 
 
-def test_two_requests_that_their_clients_call_alike_are_two(clock: Clock) -> None:
-    batcher = make_batcher(clock, max_batch=3, max_per_request=1)
-    for key in "ab":
-        for window in (0, 1):
-            request = EncodeRequest("same", window, 0, np.zeros(1, np.int16), 60.0, key=key)
-            batcher.put(request, Future(), b"")
-    assert [one.request.key for one in batcher.pop(1)] == ["a"]
-    assert [one.request.key for one in batcher.pop(3)] == ["b", "a", "b"]
-
-
 def test_expired_windows_come_out_once_and_are_never_popped(clock: Clock) -> None:
     batcher = make_batcher(clock)
     expired = put(batcher, "a", remaining_s=1.0)

@@ -88,6 +88,40 @@ def test_more_than_the_encoders_can_do_is_not_done() -> None:
     assert four["goodput_per_s"] == pytest.approx(20.0, rel=0.15)
 
 
+@pytest.mark.parametrize("routers", [1, 4])
+def test_clips_go_before_the_tails_of_files(routers: int, tmp_path: Path) -> None:
+    """144 windows of 18 files wait, which are half a minute of work; the files lose nothing."""
+    rows = [{"at_s": 0.1, "audio_s": 300.0} for _ in range(18)]
+    rows += [{"at_s": 1.0 + 0.7 * n, "audio_s": 5.0} for n in range(25)]
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    load = {"kind": "trace", "trace": str(trace), "seconds": 20.0}
+    outcome, _ = run({"load": load, "cluster": {"routers": routers}})
+    answers = outcome.records.answers["interactive"]
+    assert max(late_s for _, audio_s, late_s in answers if audio_s == 5.0) < 1.5
+    # 18 files of about 12 windows, and 25 clips, of 0.1 s each.
+    assert max(late_s for _, audio_s, late_s in answers if audio_s == 300.0) < 27.0
+
+
+def test_a_router_s_backlog_wakes_pools_and_makes_them_grow(tmp_path: Path) -> None:
+    """From none to one by the first window, and further by what waits behind it."""
+    trace = tmp_path / "trace.jsonl"
+    rows = [{"at_s": 5.0 + 0.01 * n, "audio_s": 300.0} for n in range(12)]
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    sizes = {"min_replicas": 0, "max_replicas": 6}
+    outcome, figures = run(
+        {
+            "load": {"kind": "trace", "trace": str(trace), "seconds": 20.0},
+            "settings": {"encoder": sizes, "decoder": sizes, "scaling": {"to_zero_delay_s": 2.0}},
+        }
+    )
+    assert figures["classes"]["interactive"]["failed"] == {}
+    told = [one["what"] for one in outcome.records.decisions]
+    assert any(what.startswith("encoders: 1 to 0") for what in told), told
+    assert any(what.startswith("encoders: 0 to") for what in told), told
+    assert max(int(what.split()[-1]) for what in told if what.startswith("encoders")) >= 4, told
+
+
 @pytest.mark.parametrize("role", ["encoder", "decoder"])
 def test_a_worker_that_is_killed_costs_time_and_no_request(role: str) -> None:
     fields = {

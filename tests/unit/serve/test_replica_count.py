@@ -187,3 +187,28 @@ def test_new_rules_hold_at_once() -> None:
     for workers in (2, 5):
         rules = ScalingRules(max_workers=workers, upscale_delay_s=0.0)
         assert balancer.decide("encoder", rules, view, 0.0).workers == workers
+
+
+@pytest.mark.parametrize("for_bulk", [False, True])
+def test_bulk_work_makes_no_pool_grow_unless_it_is_asked_for(for_bulk: bool) -> None:
+    """61 windows of an archive, and a busy encoder: nobody waits for them."""
+    rules = ScalingRules(max_workers=8, upscale_delay_s=0.0, for_bulk=for_bulk)
+    balancer = Balancer()
+    encoder = EncoderSignals(bulk_busy=1.0, bulk_queue_s=12.0)
+    decoder = DecoderSignals(bulk_used=1.0, bulk_waiting=3.0)
+    views: dict[Role, PoolView] = {
+        "encoder": PoolView(1, encoders=(encoder,)),
+        "decoder": PoolView(1, decoders=(decoder,)),
+    }
+    for role in BOTH:
+        assert (balancer.decide(role, rules, views[role], 0.0).workers > 1) == for_bulk
+
+
+def test_bulk_work_keeps_pools_awake() -> None:
+    rules = ScalingRules(min_workers=0, max_workers=8, to_zero_delay_s=5.0, downscale_delay_s=5.0)
+    balancer = Balancer()
+    busy = PoolView(1, encoders=(EncoderSignals(bulk_busy=0.5),))
+    idle = PoolView(1, decoders=(DecoderSignals(),))
+    for second in range(60):
+        assert balancer.decide("encoder", rules, busy, float(second)).workers == 1
+        assert balancer.decide("decoder", rules, idle, float(second)).workers == 1
