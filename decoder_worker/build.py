@@ -151,8 +151,8 @@ def _silence(
     sequence = DecodeSequence(
         DecodeRequest("", 0, 0, handle, options, 0.0),
         Future(),
-        arrived=0.0,
-        deadline=0.0,
+        arrived_s=0.0,
+        deadline_s=0.0,
         n_new_max=2 * STEPS + 2,
         language=prompts.any_language,
         rows=[Row(0, own_pages)],

@@ -105,8 +105,8 @@ class DecoderCore:
         sequence = DecodeSequence(
             request=request,
             future=Future(),
-            arrived=now,
-            deadline=now + request.remaining_s,
+            arrived_s=now,
+            deadline_s=now + request.remaining_s,
             n_new_max=self._prompts.n_new_max(options),
             language=self._prompts.known_language(options),
             on_token=on_token,

@@ -223,7 +223,7 @@ class Batcher:
             waiting = alike = self._distinct([w for w in self._queue if w.deadline_s > now])
             taken: list[QueuedWindow] = []
             while len(taken) < n_windows and (able := self._free_to_go(alike)):
-                window = self._order.take(able, {one.priority for one in waiting})
+                window = self._order.next(able)
                 taken.append(window)
                 self._n_in_flight += 1
                 self._work_in_flight += window.work
@@ -231,6 +231,7 @@ class Batcher:
                 if window.key:
                     self._keys_in_flight[window.key] += 1
                 waiting = [one for one in waiting if one is not window]
+                self._order.went(window, {one.priority for one in waiting})
                 context = window.request.context
                 alike = [one for one in waiting if one.request.context == context]
             self._queue = [window for window in self._queue if window not in taken]

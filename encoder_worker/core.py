@@ -68,7 +68,7 @@ class EncoderStats:
     hits: int
     misses: int
 
-    def signals(self, busy: float, bulk_busy: float) -> EncoderSignals:
+    def signals(self, busy: float, bulk_busy: float = 0.0) -> EncoderSignals:
         """busy, bulk_busy: as in `EncoderSignals`."""
         window_s = self.load.window_s or UNKNOWN_WINDOW_S
         return EncoderSignals(

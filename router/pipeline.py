@@ -338,6 +338,8 @@ class Pipeline:
                 kv_location=encoded.location,
                 priority=window.turn.priority,
                 key=window.request.key,
+                owner=window.turn.owner,
+                rank=window.turn.rank,
                 sender=self._queue.sender,
                 backlog=self._queue.backlog("decoder", window.turn.priority),
             )

@@ -127,8 +127,9 @@ class WindowQueue:
             able = [one for one in heads if may_encode and (may_decode or one.decoding)]
             if not able:
                 return
-            turn = self._order.take(able, {one.priority for one in heads})
+            turn = self._order.next(able)
             self._let_go(turn)
+            self._order.went(turn, {turns[0].priority for turns in self._waiting.values()})
             turn.encoding = turn.work
             self._encoding += turn.work
             if turn.kv_key:  # whoever has the same audio needs no encode of its own

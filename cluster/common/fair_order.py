@@ -58,39 +58,36 @@ class FairOrder:
         self.turns = Turns()
         self._given: dict[tuple[Priority, bytes], float] = {}  # virtual times
         self._now: dict[Priority, float] = {}  # of who was served last
-        self._taken: dict[Priority, int] = {}
+        self._gone: dict[Priority, int] = {}
 
-    def take(self, able: Iterable[W], classes_behind: Collection[Priority]) -> W:
-        """The one whose turn it is, which counts as gone.
-
-        Args:
-            able: windows that may go now: at least one.
-            classes_behind: of all windows that wait, whether they may go now or not.
-        """
+    def next(self, able: Iterable[W]) -> W:
+        """The one whose turn it is of those that may go now: at least one."""
         by_class: dict[Priority, list[W]] = {}
         for window in able:
             by_class.setdefault(window.priority, []).append(window)
         priority = self.turns.next(by_class)
         some = by_class[priority]
-        taken = self._taken[priority] = self._taken.get(priority, 0) + 1
-        if taken % OLDEST_EVERY == 0:
-            window = min(some, key=lambda one: one.arrived_s)
-        else:
-            window = min(some, key=lambda one: (self._tag(one), one.rank, one.deadline_s))
-            self._now[priority] = self._tag(window)
-        self._give(window)
-        self.turns.went(priority, classes_behind)
-        return window
+        if self._is_oldest_s_turn(priority):
+            return min(some, key=lambda one: one.arrived_s)
+        return min(some, key=lambda one: (self._tag(one), one.rank, one.deadline_s))
+
+    def went(self, window: Waiting, behind: Collection[Priority]) -> None:
+        """Note that it goes. behind: classes of all that wait on, whether they may go or not."""
+        priority, tag = window.priority, self._tag(window)
+        if not self._is_oldest_s_turn(priority):
+            self._now[priority] = tag
+        self._gone[priority] = self._gone.get(priority, 0) + 1
+        self._given[priority, window.owner] = tag + window.work
+        if len(self._given) > MOST_OWNERS:
+            self._given = {
+                one: given for one, given in self._given.items() if given > self._now.get(one[0], 0)
+            }
+        self.turns.went(priority, behind)
+
+    def _is_oldest_s_turn(self, priority: Priority) -> bool:
+        return (self._gone.get(priority, 0) + 1) % OLDEST_EVERY == 0
 
     def _tag(self, window: Waiting) -> float:
         """The owner's virtual time: who had nothing here for a while begins with the others."""
         priority = window.priority
         return max(self._given.get((priority, window.owner), 0.0), self._now.get(priority, 0.0))
-
-    def _give(self, window: Waiting) -> None:
-        key = (window.priority, window.owner)
-        self._given[key] = self._tag(window) + window.work
-        if len(self._given) > MOST_OWNERS:
-            self._given = {
-                one: given for one, given in self._given.items() if given > self._now[one[0]]
-            }

@@ -330,7 +330,7 @@ class DecodeRequest:
     """One window's KV handle and options on its way to a decoder.
 
     content_frames: mel frames of the window that are audio and not padding, 1 to 3000.
-    traceparent, priority, key, sender, backlog: as in `EncodeRequest`.
+    traceparent, priority, key, owner, rank, sender, backlog: as in `EncodeRequest`.
     kv_location: where the KV is, for whoever chooses a decoder; `handle` is the right to read it.
     """
 
@@ -345,6 +345,8 @@ class DecodeRequest:
     kv_location: Location = Location()
     priority: Priority = "interactive"
     key: str = ""
+    owner: bytes = b""
+    rank: int = 0
     sender: str = ""
     backlog: float = 0.0
 

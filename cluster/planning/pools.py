@@ -97,7 +97,8 @@ class SimPool:
             self._records.note(self._loop.time(), what, decision.reason)
         for _ in range(self.wanted - before):
             self._loop.call_later(self._start_s, self._started)
-        for replica in sorted(self.opened, key=lambda one: one.ongoing)[: before - self.wanted]:
+        n_ended = max(0, before - self.wanted)
+        for replica in sorted(self.opened, key=lambda one: one.ongoing)[:n_ended]:
             self._close(replica)
             for worker in replica.roles.values():
                 worker.core.begin_drain()

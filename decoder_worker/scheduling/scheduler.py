@@ -1,6 +1,6 @@
 """Who waits, who loads, who runs; and the pages and slots that they hold.
 
-Admission is by class (`cluster.common.priorities`), and within one by deadline: a sequence gets its
+Admission is in the one order of work (`cluster.common.fair_order`): a sequence gets its
 cross-attention pages, and those that its encoder states land in where these travel, or it waits
 holding nothing. Its rows, each with a slot in the batch and self-attention pages for the longest
 text, it gets when it begins to run, all at once. So KV is read while the batch is still full. Who
@@ -11,11 +11,10 @@ transfers.
 
 from __future__ import annotations
 
-import heapq
-import itertools
 import math
 from collections.abc import Collection, Container, Mapping, Sequence
 
+from cluster.common.fair_order import FairOrder
 from cluster.common.kv.pool import PagePool
 from cluster.common.messages import Priority
 from cluster.common.priorities import BULK_SHARE, URGENCY, Turns, leaves_room
@@ -29,8 +28,6 @@ READ_AHEAD = 0.5  # of the batch: sequences whose KV may be read before there ar
 # Steps of a CPU take longer with each row, so live ones go first there; on a GPU, where more rows
 # cost next to nothing, only bulk ones wait.
 ALONE, TOGETHER = URGENCY, {**URGENCY, "live": URGENCY["interactive"]}
-
-Waiting = tuple[float, int, DecodeSequence]  # its deadline, and in which order it came
 
 
 class Scheduler:
@@ -64,13 +61,12 @@ class Scheduler:
         self._max_batch = max_batch
         self._read_ahead = max(1, round(READ_AHEAD * max_batch))
         self._free_slots = list(range(max_batch - 1, -1, -1))  # the lowest is taken first
-        self._order = itertools.count()
-        self._page_turns, self._row_turns, self._step_turns = Turns(), Turns(), Turns()
-        self._waiting: dict[Priority, list[Waiting]] = {one: [] for one in URGENCY}  # heaps
+        self._page_order, self._row_order, self._step_turns = FairOrder(), FairOrder(), Turns()
+        self._waiting: dict[Priority, list[DecodeSequence]] = {one: [] for one in URGENCY}
         self._loading: dict[DecodeSequence, None] = {}  # in order of admission
         self._running: dict[DecodeSequence, None] = {}  # in order of their first step
         self._n_in_order = dict.fromkeys(step_order.values(), 0)  # that load or run
-        self._none_late_before = math.inf  # of those, as far as is known without a look at each
+        self._none_late_before = math.inf  # of all, as far as is known without a look at each
 
     @property
     def running(self) -> list[DecodeSequence]:
@@ -84,7 +80,7 @@ class Scheduler:
     @property
     def n_bulk(self) -> int:
         """Bulk sequences that load or run."""
-        return self._n_bulk
+        return self._n_in_order[self._step_order["bulk"]]
 
     @property
     def n_bulk_waiting(self) -> int:
@@ -92,7 +88,7 @@ class Scheduler:
 
     @property
     def n_waiting(self) -> int:
-        return sum(len(heap) for heap in self._waiting.values())
+        return sum(map(len, self._waiting.values()))
 
     @property
     def n_loading(self) -> int:
@@ -125,41 +121,41 @@ class Scheduler:
         return [s.options.n_rows for s in loading if s.priority in classes]
 
     def add(self, sequence: DecodeSequence) -> None:
-        item = (sequence.deadline, next(self._order), sequence)
-        heapq.heappush(self._waiting[sequence.priority], item)
+        self._waiting[sequence.priority].append(sequence)
+        self._none_late_before = min(self._none_late_before, sequence.deadline_s)
 
     def admit(self) -> list[DecodeSequence]:
-        """Move waiting sequences to LOADING while there is room, by class and deadline.
+        """Move waiting sequences to LOADING while there is room, in order.
 
         Beyond what the free rows suffice for, the KV is read of at most `READ_AHEAD` of the batch;
         less urgent classes do not count there.
         """
         admitted = []
         while (sequence := self._next_waiting()) is not None and self._reserve(sequence):
-            heapq.heappop(self._waiting[sequence.priority])
-            self._page_turns.went(sequence.priority, self._classes_waiting())
+            self._waiting[sequence.priority].remove(sequence)
+            self._page_order.went(sequence, self._classes_waiting())
             sequence.state = SequenceState.LOADING
             self._loading[sequence] = None
             self._n_in_order[self._step_order[sequence.priority]] += 1
-            self._none_late_before = min(self._none_late_before, sequence.deadline)
             admitted.append(sequence)
         return admitted
 
     def _classes_waiting(self) -> list[Priority]:
-        return [priority for priority, heap in self._waiting.items() if heap]
+        return [priority for priority, waiting in self._waiting.items() if waiting]
 
     def _next_waiting(self) -> DecodeSequence | None:
         """Who gets pages next, of the classes that may have some now."""
         classes = [one for one in self._classes_waiting() if self._may_load(one)]
-        return self._waiting[self._page_turns.next(classes)][0][2] if classes else None
+        able = [sequence for one in classes for sequence in self._waiting[one]]
+        return self._page_order.next(able) if able else None
 
     def _may_load(self, priority: Priority) -> bool:
         as_urgent = [one for one, rank in URGENCY.items() if rank <= URGENCY[priority]]
         if self._n_without_slots(as_urgent) >= self._read_ahead:
             return False
-        if priority != "bulk" or self._page_turns.is_due("bulk"):
+        if priority != "bulk" or self._page_order.turns.is_due("bulk"):
             return True
-        pool, n_pages = self._cross_pool, self._n_cross_pages(self._waiting["bulk"][0][2])
+        pool, n_pages = self._cross_pool, self._n_cross_pages(self._waiting["bulk"][0])
         return leaves_room(pool.n_used, n_pages, pool.n_pages, self._bulk_share)
 
     def _reserve(self, sequence: DecodeSequence) -> bool:
@@ -191,8 +187,7 @@ class Scheduler:
         """Move sequences whose KV is in their pages to RUNNING, up to a budget of prompt tokens.
 
         None that the next step would leave out. Those that begin again have kept their rows, and
-        go first. The others go by class, and
-        within one in order of admission: where one needs more rows than are free, the ones behind
+        go first. The others go in order: where one needs more rows than are free, the ones behind
         it wait, so that many small ones do not keep it waiting for ever.
         """
         started: list[DecodeSequence] = []
@@ -207,7 +202,7 @@ class Scheduler:
             del self._loading[sequence]
             if not sequence.rows:
                 sequence.rows = [self._new_row(candidate) for candidate in range(options.n_rows)]
-                self._row_turns.went(sequence.priority, {one.priority for one in self._ready()})
+                self._row_order.went(sequence, {one.priority for one in self._ready()})
             sequence.state = SequenceState.RUNNING
             self._running[sequence] = None
             started.append(sequence)
@@ -219,24 +214,19 @@ class Scheduler:
 
     def _next_ready(self, stepping: Collection[Priority]) -> DecodeSequence | None:
         """Who of these classes runs next, if there are rows for it."""
-        first: dict[Priority, DecodeSequence] = {}
-        for sequence in self._ready():
-            if sequence.priority not in stepping:
-                continue
-            if sequence.rows:
-                return sequence
-            first.setdefault(sequence.priority, sequence)
-        classes = [one for one in first if one != "bulk" or self._may_run(first[one])]
-        if not classes:
+        ready = [sequence for sequence in self._ready() if sequence.priority in stepping]
+        if begun := next((sequence for sequence in ready if sequence.rows), None):
+            return begun
+        if not (able := [s for s in ready if s.priority != "bulk" or self._may_run(s)]):
             return None
-        sequence = first[self._row_turns.next(classes)]
+        sequence = self._row_order.next(able)
         return sequence if sequence.options.n_rows <= len(self._free_slots) else None
 
     def _may_run(self, bulk: DecodeSequence) -> bool:
         """Whether a bulk sequence may have rows: it leaves some to whoever comes."""
         n_used = self._max_batch - len(self._free_slots)
         has_room = leaves_room(n_used, bulk.options.n_rows, self._max_batch, self._bulk_share)
-        return has_room or self._row_turns.is_due("bulk")
+        return has_room or self._row_order.turns.is_due("bulk")
 
     def next_step(self) -> list[DecodeSequence]:
         """Those that the next step is for, in order of their first.
@@ -277,9 +267,7 @@ class Scheduler:
         assert not sequence.reading
         assert not sequence.n_in_flight
         if sequence.state is SequenceState.WAITING:
-            heap = self._waiting[sequence.priority]
-            heap[:] = [item for item in heap if item[2] is not sequence]
-            heapq.heapify(heap)
+            self._waiting[sequence.priority].remove(sequence)
         if sequence in self._loading or sequence in self._running:
             self._n_in_order[self._step_order[sequence.priority]] -= 1
         self._loading.pop(sequence, None)
@@ -307,30 +295,23 @@ class Scheduler:
 
     def expired(self, now: float) -> list[DecodeSequence]:
         """Unanswered sequences past their deadline, in any state."""
-        late: list[DecodeSequence] = []
-        if now >= self._none_late_before:
-            admitted = self._admitted_unanswered()
-            late = [s for s in admitted if s.deadline <= now]
-            self._none_late_before = min((s.deadline for s in admitted), default=math.inf)
-        for heap in self._waiting.values():
-            if heap and heap[0][0] <= now:
-                waiting = [sequence for deadline, _, sequence in heap if deadline <= now]
-                late += [sequence for sequence in waiting if not sequence.resolved]
-        return late
+        if now < self._none_late_before:
+            return []
+        unanswered = self._unanswered()
+        self._none_late_before = min((s.deadline_s for s in unanswered), default=math.inf)
+        return [s for s in unanswered if s.deadline_s <= now]
 
     def next_deadline(self) -> float:
         """The earliest deadline of an unanswered sequence; infinite when there is none."""
-        deadlines = [s.deadline for s in self._admitted_unanswered()]
-        deadlines += [heap[0][0] for heap in self._waiting.values() if heap]
-        return min(deadlines, default=float("inf"))
+        return min((s.deadline_s for s in self._unanswered()), default=math.inf)
 
-    def _admitted_unanswered(self) -> list[DecodeSequence]:
+    def _unanswered(self) -> list[DecodeSequence]:
         """Not those that only wait for their READ or forward to end: it wakes the loop itself."""
-        return [s for s in (*self._loading, *self._running) if not s.resolved]
+        return [s for s in self.everything() if not s.resolved]
 
     def everything(self) -> list[DecodeSequence]:
         """All sequences, in any state."""
-        waiting = [item[2] for heap in self._waiting.values() for item in heap]
+        waiting = [sequence for of_class in self._waiting.values() for sequence in of_class]
         return [*waiting, *self._loading, *self._running]
 
     def is_idle(self) -> bool:

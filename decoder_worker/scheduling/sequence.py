@@ -77,8 +77,8 @@ class DecodeSequence:
 
     request: DecodeRequest
     future: Future[DecodeResult]
-    arrived: float
-    deadline: float
+    arrived_s: float
+    deadline_s: float
     n_new_max: int
     language: str | None
     on_token: Callable[[SampledToken], None] | None = None
@@ -122,6 +122,18 @@ class DecodeSequence:
     @property
     def priority(self) -> Priority:
         return self.request.priority
+
+    @property
+    def owner(self) -> bytes:
+        return self.request.owner
+
+    @property
+    def rank(self) -> int:
+        return self.request.rank
+
+    @property
+    def work(self) -> float:
+        return float(self.options.n_rows)
 
     @property
     def n_positions(self) -> int:
@@ -258,7 +270,7 @@ def _timings(sequence: DecodeSequence, now: float) -> DecodeTimings:
     prefill_started = sequence.prefill_started or now
     decode_started = sequence.decode_started or now
     return DecodeTimings(
-        queue_s=sequence.load_started - sequence.arrived,
+        queue_s=sequence.load_started - sequence.arrived_s,
         transfer_s=fetched.seconds,
         transfer_bytes=fetched.n_bytes,
         transport=fetched.transport,

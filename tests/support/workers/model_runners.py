@@ -86,8 +86,8 @@ class RunnerBench:
         sequence = DecodeSequence(
             DecodeRequest("r", slot, 0, handle, options, 1.0),
             Future(),
-            arrived=0.0,
-            deadline=1.0,
+            arrived_s=0.0,
+            deadline_s=1.0,
             n_new_max=N_NEW_MAX,
             language=options.language,
             rows=[Row(slot, self.self_pages[slot])],

@@ -28,8 +28,9 @@ def taken(order: FairOrder, waiting: list[Window], n: int) -> list[Window]:
     """The next `n` of those that wait."""
     gone = []
     for _ in range(n):
-        window = order.take(waiting, {one.priority for one in waiting})
+        window = order.next(waiting)
         waiting.remove(window)
+        order.went(window, {one.priority for one in waiting})
         gone.append(window)
     return gone
 

@@ -27,6 +27,8 @@ from tests.support.workers.decoder_engines import assert_follow
 class Handle:
     """As much of Serve's handle as making a `ServePool` and its `status` take."""
 
+    deployment_id = "worker"
+
     def __init__(self, worker: ColocatedWorker) -> None:
         self._worker = worker
 

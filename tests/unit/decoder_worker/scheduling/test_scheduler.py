@@ -39,7 +39,7 @@ def make_sequence(
     options = DecodeOptions(prompt_tokens=(0,) * n_prompt)
     request = DecodeRequest("r", 0, 0, handle, options, 1.0, priority=priority)
     return DecodeSequence(
-        request, Future(), arrived=0.0, deadline=deadline, n_new_max=4, language="en"
+        request, Future(), arrived_s=0.0, deadline_s=deadline, n_new_max=4, language="en"
     )
 
 
@@ -86,17 +86,17 @@ def test_kv_is_read_ahead_of_free_rows_up_to_a_bound() -> None:
     scheduler = make_scheduler(windows=9, max_batch=4)
     add(scheduler, *(make_sequence(deadline) for deadline in range(8)))
     admitted = scheduler.admit()
-    assert [sequence.deadline for sequence in admitted] == [0, 1, 2, 3, 4, 5]
+    assert [sequence.deadline_s for sequence in admitted] == [0, 1, 2, 3, 4, 5]
     assert all(sequence.cross_pages and not sequence.rows for sequence in admitted)
     assert (scheduler.n_free_slots, scheduler.n_without_slots, scheduler.n_waiting) == (0, 2, 2)
     fetch(*admitted)
     running = scheduler.start_running()
-    assert [sequence.deadline for sequence in running] == [0, 1, 2, 3]
+    assert [sequence.deadline_s for sequence in running] == [0, 1, 2, 3]
     assert sorted(row.slot for sequence in running for row in sequence.rows) == [0, 1, 2, 3]
     assert scheduler.start_running() == []
     scheduler.release(running[1])
-    assert [sequence.deadline for sequence in scheduler.start_running()] == [4]
-    assert [sequence.deadline for sequence in scheduler.admit()] == [6]
+    assert [sequence.deadline_s for sequence in scheduler.start_running()] == [4]
+    assert [sequence.deadline_s for sequence in scheduler.admit()] == [6]
 
 
 def test_who_needs_many_rows_is_not_passed_by_for_ever() -> None:
