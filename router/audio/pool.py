@@ -40,6 +40,8 @@ from router.audio.worker_handle import AudioProcess
 logger = logging.getLogger(__name__)
 
 MAX_UPLOADS = 64  # in one worker; more wait in the router
+MAX_LONG = 48  # of them, so that clips need not wait for the end of long files
+LONG_BYTES = 1_000_000  # 30 s of WAV
 STALLED_LOOKS = 5  # checks in a row, a second apart, without a sign of life from a worker
 MAX_MOVES = 3  # times an upload may lose its worker without fault
 READY_TIMEOUT_S = 60.0
@@ -162,6 +164,8 @@ class AudioPool:
         """A stream that a worker has opened; taken from it when the block is left."""
         if self._closed:
             raise WorkerDrainingError("the server is shutting down")
+        with contextlib.suppress(OSError):  # the worker tells
+            stream.is_long = stream.path.stat().st_size > LONG_BYTES
         self._waiting.append(stream)
         self._assign()
         try:
@@ -175,14 +179,22 @@ class AudioPool:
             self._release(stream)
 
     def _assign(self) -> None:
-        """Give waiting uploads to the least busy workers, and start one more where that helps."""
-        while self._waiting:
+        """Give waiting uploads to the least busy workers, and start one more where that helps.
+
+        In the order in which they came, but where workers have enough long ones, clips pass those.
+        """
+        takes_long = True
+        for stream in tuple(self._waiting):
             able = [w for w in self._workers if w.is_able and len(w.streams) < MAX_UPLOADS]
             if not able:
                 break
-            stream = self._waiting.popleft()
-            if not stream.ended:
-                min(able, key=lambda worker: worker.load).add(stream)
+            if stream.is_long:
+                able = [w for w in able if takes_long and w.n_long < MAX_LONG]
+                takes_long = bool(able)
+            if able:
+                self._waiting.remove(stream)
+                if not stream.ended:
+                    min(able, key=lambda worker: worker.load).add(stream)
         n_uploads = len(self._waiting) + sum(len(worker.streams) for worker in self._workers)
         n_started = self._settings.audio_workers - self._n_reserve
         n_able = sum(worker.is_able for worker in self._workers)

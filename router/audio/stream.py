@@ -9,6 +9,7 @@ import threading
 from collections import deque
 from collections.abc import Callable
 from dataclasses import replace
+from pathlib import Path
 from typing import Self
 
 import numpy as np
@@ -43,6 +44,8 @@ class AudioStream:
         self.decode_s = 0.0
         self.log_max = 0.0
         self.n_received = 0  # windows
+        self.path = Path(upload.path)
+        self.is_long = False  # set by the pool
         self.moves = 0  # to another worker, since the first
         self.add_credit: Callable[[], None] | None = None  # set by the worker that has the upload
         self.finished = False

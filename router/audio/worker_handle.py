@@ -91,6 +91,10 @@ class AudioProcess:
     def load(self) -> tuple[int, int]:
         return sum(s.wants_work for s in self.streams.values()), len(self.streams)
 
+    @property
+    def n_long(self) -> int:
+        return sum(stream.is_long for stream in self.streams.values())
+
     def send(self, command: Command) -> None:
         if self.alive:
             self._writer.write(pack(command))

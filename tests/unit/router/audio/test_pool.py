@@ -8,9 +8,11 @@ import signal
 import struct
 import subprocess
 import sys
+from collections.abc import Iterator
 from contextlib import AbstractAsyncContextManager
 from pathlib import Path
 from typing import Any
+from unittest.mock import MagicMock
 
 import numpy as np
 import pytest
@@ -27,8 +29,10 @@ from cluster.common.errors import (
 from cluster.common.settings import RouterSettings
 from router.api.params import Chunking
 from router.audio.pool import AudioPool
+from router.audio.protocol import AudioLimits
 from router.audio.stream import CREDIT, AudioStream
 from router.audio.windows import Window
+from router.audio.worker import AudioWorker, Upload
 from tests.support.audio.audio_pools import PATIENCE_S, freeze_on, pids, running, until, worker_of
 from tests.support.audio.sounds import encode, joined, silence, tone, voice, write_wav
 
@@ -195,6 +199,41 @@ async def test_short_clips_pass_a_long_file(pool: AudioPool, clip: Path, long_fi
         windows = await work
     assert stream.duration_s == pytest.approx(400.0)
     assert len(windows) >= 13
+
+
+async def test_clips_pass_long_files_that_wait_for_a_place(
+    clip: Path, long_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever opens a file holds its place until all its windows were decoded."""
+    monkeypatch.setattr("router.audio.pool.MAX_UPLOADS", 3)
+    monkeypatch.setattr("router.audio.pool.MAX_LONG", 2, raising=False)
+    async with running() as pool, opened(pool, long_file), opened(pool, long_file):
+        waiting = asyncio.create_task(read(pool, long_file))
+        await asyncio.sleep(0)
+        assert len((await read(pool, clip))[0]) == 1
+        assert pool._waiting, "the third long file has the clip's place"
+        waiting.cancel()
+
+
+async def test_a_worker_serves_a_clip_in_three_of_four_steps_whatever_else_it_has() -> None:
+    def steps(n: int) -> Iterator[None]:
+        for _ in range(n):
+            yield None
+
+    nobody: Any = MagicMock()
+    limits = AudioLimits(10**9, 1e9, 0.0, 1e9, 10**9)
+    worker = AudioWorker(nobody, nobody, limits)
+    for id in range(1, 19):
+        worker._uploads[id] = Upload(id, steps(100), credit=2, busy_s=1.0)  # type: ignore[arg-type]
+    clip = worker._uploads[19] = Upload(19, steps(12), credit=2)  # type: ignore[arg-type]
+    chosen = []
+    for _ in range(16):
+        upload = worker._next_upload()
+        assert upload is not None
+        worker._step(upload)
+        chosen.append(upload.id)
+    assert chosen.count(clip.id) >= 12
+    assert len({id for id in chosen if id != clip.id}) >= 3, "others stand still"
 
 
 async def test_a_slow_consumer_is_waited_for(pool: AudioPool, clip: Path, long_file: Path) -> None:
