@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import hashlib
 import hmac
-from collections.abc import Awaitable, Callable, Iterator, Sequence
+from collections import Counter
+from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
 from contextlib import contextmanager
 from typing import Any
 
@@ -28,8 +29,7 @@ class KeyRing:
         """`max_requests`: of one key at once; 0 sets no limit."""
         self._digests = [_digest(key.encode()) for key in keys]
         self._owners = [_owner(key.encode()) for key in keys]
-        self._max_requests = max_requests
-        self._running = [0] * len(keys)
+        self.request_of = AtOnce("requests", max_requests).one_of
 
     def __len__(self) -> int:
         return len(self._digests)
@@ -54,27 +54,34 @@ class KeyRing:
         """Number of the key whose `owner_digest` this is; None: none of these keys."""
         return _index_of(digest, self._owners)
 
+
+class AtOnce:
+    """How many of something each client has at once, and may have. Used by one event loop."""
+
+    def __init__(self, what: str, most: int) -> None:
+        """`most`: of one client; 0 sets no limit."""
+        self._what, self._most = what, most
+        self._running: Counter[Hashable] = Counter()
+
     @contextmanager
-    def request_of(self, owner: int | None) -> Iterator[None]:
-        """Count a request while it runs; `owner` is None where there are no keys.
+    def one_of(self, client: Hashable) -> Iterator[None]:
+        """Count one while it runs; None: a client that is not known, without a limit.
 
         Raises:
-            RateLimitError: the key has as many as it may.
+            RateLimitError: the client has as many as it may.
         """
-        if owner is None:
-            yield
-            return
-        if self._max_requests and self._running[owner] >= self._max_requests:
+        if self._most and client is not None and self._running[client] >= self._most:
             raise RateLimitError(
-                f"This API key has {self._running[owner]} requests running, of at most "
-                f"{self._max_requests} at once. Please try again when one has ended.",
+                f"This client has {self._most} {self._what} running, which is the most at once. "
+                "Please try again when one has ended.",
                 retry_after_s=RETRY_AFTER_S,
             )
-        self._running[owner] += 1
+        self._running[client] += 1
         try:
             yield
         finally:
-            self._running[owner] -= 1
+            self._running[client] -= 1
+            self._running = +self._running  # without clients that have none
 
 
 def key_check(

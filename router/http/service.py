@@ -29,7 +29,7 @@ from router.api.forms import requested_model
 from router.api.params import TranscriptionParams
 from router.http.admission import BYTES_PER_AUDIO_S, Admission, AdmittedRequest
 from router.http.bodies import FILE_FIELD
-from router.http.keys import KeyRing, key_owner
+from router.http.keys import AtOnce, KeyRing, key_owner
 from router.http.middleware import request_span
 from router.http.models import ModelRegistry, ServedModel
 from router.http.sse import EventStream, EventStreamResponse
@@ -37,7 +37,6 @@ from router.http.uploads import (
     FORM_OR_JSON,
     BodyShape,
     ClientDisconnectedError,
-    ClientUploads,
     Receive,
     check_content_length,
     receive_form,
@@ -53,6 +52,7 @@ from router.transcript import TokenLogprob, Transcript
 logger = logging.getLogger(__name__)
 
 CLIENT_CLOSED = 499  # never seen by anyone but the access log
+MAX_UPLOADS = 128  # of one client, under way at once
 GRACE_S = 1.0  # for the pipeline to end by its own deadline, with a better message
 
 T = TypeVar("T")
@@ -61,10 +61,7 @@ Parse = Callable[[Iterable[tuple[str, str]], Collection[str]], TranscriptionPara
 
 @dataclass(frozen=True, slots=True)
 class CheckedRequest:
-    """A request that was let in, read and checked. started_s: the clock's.
-
-    timeout_s: that the client gives its work.
-    """
+    """A request that was let in, read and checked. started_s: the clock's."""
 
     request: Request
     upload: Path
@@ -74,7 +71,6 @@ class CheckedRequest:
     share: AdmittedRequest
     started_s: float
     upload_s: float
-    timeout_s: float
 
 
 Write = Callable[[Transcript, CheckedRequest, list[TokenLogprob]], Response]
@@ -119,7 +115,7 @@ class TranscriptionService:
         heartbeat_s: float,
     ) -> None:
         self.admission = Admission(settings.max_pending_audio_s, clock.monotonic)
-        self._uploads = ClientUploads()
+        self._upload_of = AtOnce("uploads", MAX_UPLOADS).one_of
         self._registry = registry
         self._settings = settings
         self._keys = keys
@@ -165,7 +161,6 @@ class TranscriptionService:
         self, request: Request, endpoint: Endpoint, stack: AsyncExitStack, started_s: float
     ) -> CheckedRequest:
         """Let the request in, read its body and check it; what it holds goes onto `stack`."""
-        timeout_s = _timeout_s(request)
         limit = self._settings.max_upload_bytes
         length = check_content_length(request.headers, limit)
         owner = key_owner(request)
@@ -186,7 +181,7 @@ class TranscriptionService:
         )
         # An address is the connection's, or what a proxy says that uvicorn was told to trust.
         address = request.client.host if request.client else None
-        with self._uploads.upload_of(address if owner is None else owner):
+        with self._upload_of(address if owner is None else owner):
             uploaded = await stack.enter_async_context(form)
         fields = uploaded.fields if endpoint.fields is None else endpoint.fields
         upload_s = self._clock.monotonic() - started_s
@@ -204,7 +199,6 @@ class TranscriptionService:
             share,
             started_s,
             upload_s,
-            timeout_s,
         )
 
     def _context(self, checked: CheckedRequest) -> RequestContext:
@@ -212,7 +206,7 @@ class TranscriptionService:
             current_request_id(),
             checked.share,
             self._settings.stall_timeout_s,
-            checked.timeout_s,
+            _timeout_s(checked.request),
             clock=self._clock,
             progress=checked.model.progress,
             span=request_span(checked.request.scope),

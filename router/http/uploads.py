@@ -2,10 +2,10 @@
 
 A body is a multipart form or JSON with base64 (`router.http.bodies`).
 Every byte is counted while reading, so that a limit ends the upload when it is crossed and not when
-it is over. An upload that comes too slowly is given up, and one client has so many at once at most.
-The spool file has a name, because audio workers open it from their own processes;
-it is locked (flock) until it is deleted, when the context ends. A spool file that nobody has locked
-is that of a killed router, and is swept. Starlette's own form parser has no limit on a file's size.
+it is over; one that comes too slowly is given up. The spool file has a name, because audio workers
+open it from their own processes; it is locked (flock) until it is deleted, when the context ends.
+A spool file that nobody has locked is that of a killed router, and is swept. Starlette's own form
+parser has no limit on a file's size.
 """
 
 from __future__ import annotations
@@ -16,27 +16,13 @@ import logging
 import os
 import tempfile
 import time
-from collections import Counter
-from collections.abc import (
-    AsyncIterator,
-    Awaitable,
-    Callable,
-    Hashable,
-    Iterator,
-    Mapping,
-    MutableMapping,
-)
-from contextlib import asynccontextmanager, contextmanager, suppress
+from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
 
-from cluster.common.errors import (
-    InvalidRequestError,
-    OverloadedError,
-    PayloadTooLargeError,
-    RateLimitError,
-)
+from cluster.common.errors import InvalidRequestError, OverloadedError, PayloadTooLargeError
 from router.api.documents import AUDIO_FIELD
 from router.audio.containers import wav_head
 from router.audio.protocol import too_large
@@ -63,7 +49,6 @@ NEW_S = 2.0  # a file this young may not be locked yet
 STALL_S = 60.0  # longest silence of a client in mid-upload
 LEAST_RATE = 10_000.0  # bytes a second of a body, in the mean,
 RATED_S = 30.0  # from this time on
-MAX_UPLOADS = 128  # of one client, under way at once
 
 Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
@@ -183,33 +168,6 @@ async def _receive_json(
             raise too_large(max_upload_bytes, len(content))
         await spool.flush(WRITE_BYTES)
     return fields
-
-
-class ClientUploads:
-    """How many uploads each client has under way. Used by one event loop."""
-
-    def __init__(self) -> None:
-        self._running: Counter[Hashable] = Counter()
-
-    @contextmanager
-    def upload_of(self, client: Hashable) -> Iterator[None]:
-        """Count an upload while it comes in; None: the client is not known, and has no limit.
-
-        Raises:
-            RateLimitError: the client has as many as it may.
-        """
-        if client is not None and self._running[client] >= MAX_UPLOADS:
-            raise RateLimitError(
-                f"{MAX_UPLOADS} uploads of this client are under way, which is the most at once. "
-                "Please try again when one has ended.",
-                retry_after_s=RETRY_AFTER_S,
-            )
-        self._running[client] += 1
-        try:
-            yield
-        finally:
-            self._running[client] -= 1
-            self._running = +self._running  # without clients that have none
 
 
 async def sweep_spool_always(spool_dir: Path | None = None) -> None:

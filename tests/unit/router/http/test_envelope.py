@@ -209,7 +209,7 @@ async def test_a_client_has_so_many_uploads_under_way_at_most(
     transcriber: FakeTranscriber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """The others come in; and it does when one has ended, answered or not."""
-    monkeypatch.setattr("router.http.uploads.MAX_UPLOADS", 1)
+    monkeypatch.setattr("router.http.service.MAX_UPLOADS", 1)
     app = create_app(make_registry(transcriber), make_settings())
     begun, may_end = asyncio.Event(), asyncio.Event()
 
