@@ -1,8 +1,10 @@
 """The one place that knows how a window is encoded, handed over, decoded, and tried again.
 
-What fails is tried again here and nowhere else: lost KV is encoded again, a dead or draining
-worker is replaced by another, and a full pool is asked again, all until the request's deadline.
-A window whose encoder context was trimmed, and whose decoder doubts what came of it, is encoded
+What fails is tried again here and nowhere else, by one policy for all classes of work: lost KV is
+encoded again, and another worker is asked in the place of one that died or failed, up to
+`max_attempts` times for each window; full and draining workers do not count, and are asked until
+the request's deadline. A window that ends workers is refused, and for a while its audio is, too. A
+window whose encoder context was trimmed, and whose decoder doubts what came of it, is encoded
 once more in full. This module does not know where windows come from or what becomes of their
 tokens.
 """
@@ -22,7 +24,7 @@ from cluster.common.errors import (
     LayoutMismatchError,
     OverloadedError,
     SequenceFailedError,
-    SplitscribeError,
+    WorkerDiedError,
     WorkerDrainingError,
     WorkerError,
     WorkerGoneError,
@@ -51,31 +53,19 @@ from cluster.common.model.encoder_context import FULL
 from cluster.common.settings import RouterSettings
 from cluster.common.tracing import NO_TRACER, Span, Tracer
 from router.audio_key import audio_key
+from router.deadly_audio import DeadlyAudio
 from router.interface import RequestContext, StageTimings
 from router.pools import DecoderClient, EncoderClient
 from router.window_queue import Turn, WindowQueue
 
 logger = logging.getLogger(__name__)
 
-FIRST_BACKOFF_S = 0.05
-LAST_BACKOFF_S = 2.0
+FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 2.0  # between two tries
+PAUSE_SHARE = 1 / 60  # of the time that is left, after failures: bulk work outwaits replacements
 KEPT_S = 5.0  # KV is leased for longer; after a longer pause a window is encoded again
 # What another try, on another worker, may do better.
 RETRIED = (KVLostError, LayoutMismatchError, SequenceFailedError)
-# The same; and after these errors the KV is still there, so that nothing is encoded again.
-RETRIED_WITH_SAME_KV = (WorkerGoneError, WorkerDrainingError)
-
-
-@dataclass(frozen=True, slots=True)
-class Retries:
-    """How often a window that workers fail is tried, in all, and the pauses in between.
-
-    Each pause is twice the last one. Full pools do not count: they are asked until there is room.
-    """
-
-    tries: int
-    first_pause_s: float = FIRST_BACKOFF_S
-    last_pause_s: float = LAST_BACKOFF_S
+WAITED_FOR = (OverloadedError, WorkerDrainingError)  # these tries do not count
 
 
 @dataclass(frozen=True, slots=True)
@@ -182,18 +172,15 @@ class Pipeline:
         clock: Clock = SYSTEM_CLOCK,
         *,
         reuses_kv: bool = True,
-        retries: Retries | None = None,
     ) -> None:
-        """reuses_kv: tell encoders which windows have the same audio: they encode it once.
-
-        retries: None: as the settings say, for somebody who waits for the answer.
-        """
+        """reuses_kv: tell encoders which windows have the same audio: they encode it once."""
         self._reuses_kv = reuses_kv
         self._queue = WindowQueue(encoders, decoders, clock)
         self._encoders = encoders
         self._decoders = decoders
-        self._retries = retries or Retries(settings.max_attempts)
         self._in_flight = settings.max_windows_in_flight
+        self._max_attempts = settings.max_attempts
+        self._deadly = DeadlyAudio(clock)
         self._recorder = recorder
         self._tracer = tracer
         self._clock = clock
@@ -214,6 +201,7 @@ class Pipeline:
         Raises:
             DeadlineExceededError: the request's time is over.
             OverloadedError: no worker could finish it in as many tries as it has.
+            WindowRefusedError: workers died of it, or had died of the same audio.
             SplitscribeError: what no other worker would do better.
         """
         with self._tracer.span("window", run.context.span.traceparent, window=audio.index) as span:
@@ -229,24 +217,33 @@ class Pipeline:
             window = WindowRun(run, audio, options, on_token, span, audio.context, turn)
             if window.context != FULL:
                 self._recorder.add("splitscribe_trimmed_windows_total")
-            return await self._try_until_done(window)
+            if self._deadly:
+                self._deadly.check(_owned_key(window))
+            try:
+                return await self._try_until_done(window)
+            finally:
+                self._deadly.forget(id(window))
 
     async def _try_until_done(self, window: WindowRun) -> DecodeResult:
-        request, full_s, failed_s = window.request, FIRST_BACKOFF_S, self._retries.first_pause_s
+        request, full_s = window.request, FIRST_PAUSE_S
         while True:
             try:
                 async with asyncio.timeout(request.remaining_s()):
-                    return await self._try(window)
-            except (TimeoutError, DeadlineExceededError, OverloadedError) as error:
+                    if not self._deadly.goes_alone(id(window)):
+                        return await self._try(window)
+                    async with self._deadly.one_by_one:
+                        return await self._try(window)
+            except (*WAITED_FOR, TimeoutError, DeadlineExceededError) as error:
                 request.remaining_s()  # raises, unless windows have ended meanwhile
-                is_full = isinstance(error, OverloadedError)
-                if not is_full:
-                    window.encoded = None
-                self._note_retry(window, "full" if is_full else "late")
-                pause_s, full_s = full_s, min(2 * full_s, LAST_BACKOFF_S)
-            except (*RETRIED, *RETRIED_WITH_SAME_KV) as error:
+                reason = "full" if isinstance(error, OverloadedError) else "draining"
+                if not isinstance(error, WAITED_FOR):
+                    window.encoded, reason = None, "late"
+                self._note_retry(window, reason)
+                pause_s, full_s = full_s, min(2 * full_s, LAST_PAUSE_S)
+            except (*RETRIED, WorkerGoneError) as error:
                 self._note_failure(window, error)
-                pause_s, failed_s = failed_s, min(2 * failed_s, self._retries.last_pause_s)
+                longest_s = max(LAST_PAUSE_S, PAUSE_SHARE * request.remaining_s())
+                pause_s = min(FIRST_PAUSE_S * 4 ** (window.failures - 1), longest_s, 60.0)
                 if pause_s > KEPT_S:
                     window.encoded = None
             pause_s = min(pause_s, request.remaining_s())
@@ -259,8 +256,13 @@ class Pipeline:
         if isinstance(error, RETRIED):
             window.encoded = None  # encode again
             window.is_lost = True
-        if window.failures >= self._retries.tries:
-            raise _given_up(error, window.failures) from error
+        if isinstance(error, WorkerDiedError):
+            self._deadly.note_death(id(window), _owned_key(window), error)
+        if window.failures >= self._max_attempts:
+            if isinstance(error, SequenceFailedError):
+                raise error
+            given_up = f"no worker could finish a window in {window.failures} tries: {error}"
+            raise OverloadedError(given_up, retry_after_s=2.0) from error
 
     async def _try(self, window: WindowRun) -> DecodeResult:
         with self._queue.holding(window.turn):
@@ -284,7 +286,7 @@ class Pipeline:
         timings.attempts += 1
         window.attempt = timings.attempts
         if self._reuses_kv and not window.audio_key:
-            window.audio_key = audio_key(audio.pcm, audio.file_mel, request.context.owner)
+            window.audio_key = _owned_key(window)
         turn.work = work_of(window.context)
         turn.kv_key = b"" if window.is_lost else kept_key(window.audio_key, window.context)
         timings.queue_s += await self._queue.wait(turn, request.remaining_s())
@@ -384,19 +386,11 @@ class Pipeline:
         logger.log(
             logging.DEBUG if reason == "full" else logging.WARNING,
             "window %d is tried again after attempt %d, encoded by %s: %s %s",
-            index,
-            attempt,
-            peer,
-            reason,
-            message,
+            *(index, attempt, peer, reason, message),
             extra=log_fields(window=index, attempt=attempt, peer=peer, reason=reason),
         )
 
 
-def _given_up(error: WorkerError, failures: int) -> SplitscribeError:
-    """The error that the client gets after the last attempt."""
-    if isinstance(error, SequenceFailedError):
-        return error
-    return OverloadedError(
-        f"no worker could finish a window in {failures} tries: {error}", retry_after_s=2.0
-    )
+def _owned_key(window: WindowRun) -> bytes:
+    audio = window.audio
+    return audio_key(audio.pcm, audio.file_mel, window.request.context.owner)

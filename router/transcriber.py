@@ -35,7 +35,7 @@ from router.audio.pool import AudioPool
 from router.audio.stream import AudioStream, WholeAudio
 from router.interface import PoolHealth, RequestContext, TranscriptionResult
 from router.parallel import ParallelRun
-from router.pipeline import Pipeline, RequestRun, Retries, WindowAudio
+from router.pipeline import Pipeline, RequestRun, WindowAudio
 from router.pools import DecoderClient, EncoderClient
 from router.seeking import Seeker, TextContext
 from router.sequential import SequentialRun
@@ -60,9 +60,8 @@ class RequestTranscriber:
         clock: Clock = SYSTEM_CLOCK,
         may_sleep: Collection[Role] = (),
         reuses_kv: bool = True,
-        retries: Retries | None = None,
     ) -> None:
-        """context_for: as of `WindowAudio.of_samples`. reuses_kv, retries: as in `Pipeline`.
+        """context_for: as of `WindowAudio.of_samples`. reuses_kv: as in `Pipeline`.
 
         may_sleep: pools that are healthy without a worker, since a request starts one.
         """
@@ -77,14 +76,7 @@ class RequestTranscriber:
         self._clock = clock
         self._recorder = recorder or silent_recorder(ROUTER_METRICS)
         self._pipeline = Pipeline(
-            encoders,
-            decoders,
-            settings,
-            self._recorder,
-            tracer,
-            clock,
-            reuses_kv=reuses_kv,
-            retries=retries,
+            encoders, decoders, settings, self._recorder, tracer, clock, reuses_kv=reuses_kv
         )
 
     async def transcribe(

@@ -26,6 +26,8 @@
         │   └── LayoutMismatchError             from other settings or another version: encode again
         ├── WorkerDrainingError                 the replica takes no new work: ask another
         ├── WorkerGoneError                     the replica died or cannot be reached
+        │   └── WorkerDiedError                 it died while it had the window
+        ├── WindowRefusedError                  its audio ended workers: it gets no further one
         └── SequenceFailedError                 this sequence alone failed
 
 Knows nothing of HTTP frameworks: `router.http.envelope` alone turns an error into an answer.
@@ -206,6 +208,17 @@ class WorkerDrainingError(WorkerError):
 
 class WorkerGoneError(WorkerError):
     """The replica that had the window died or cannot be reached: ask another."""
+
+
+class WorkerDiedError(WorkerGoneError):
+    """The replica's process ended while it had the window, which may be what ended it."""
+
+
+class WindowRefusedError(WorkerError):
+    """Workers died of this audio, so that no further one gets it for a while."""
+
+    should_retry: ClassVar[bool | None] = False
+    default_code = "window_refused"
 
 
 class SequenceFailedError(WorkerError):

@@ -157,6 +157,8 @@ class EncodeRequest:
         is unique.
     owner, rank: as in `common.fair_order`.
     sender, backlog: as in `common.backlogs`.
+    unwell: Serve's id of a worker that failed windows which others then did; empty: of none. Who
+        reads it of itself is to be replaced.
     """
 
     request_id: str
@@ -175,6 +177,7 @@ class EncodeRequest:
     rank: int = 0
     sender: str = ""
     backlog: float = 0.0
+    unwell: str = ""
 
     @property
     def n_samples(self) -> int:
@@ -330,7 +333,8 @@ class DecodeRequest:
     """One window's KV handle and options on its way to a decoder.
 
     content_frames: mel frames of the window that are audio and not padding, 1 to 3000.
-    traceparent, priority, key, owner, rank, sender, backlog: as in `EncodeRequest`.
+    traceparent, priority, key, owner, rank, sender, backlog, unwell: as in
+        `EncodeRequest`.
     kv_location: where the KV is, for whoever chooses a decoder; `handle` is the right to read it.
     """
 
@@ -349,6 +353,7 @@ class DecodeRequest:
     rank: int = 0
     sender: str = ""
     backlog: float = 0.0
+    unwell: str = ""
 
 
 def request_key(request: EncodeRequest | DecodeRequest) -> str:

@@ -11,13 +11,15 @@ import logging
 from collections.abc import Callable, Hashable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
-from typing import Any
+from typing import Any, TypeVar
 
 from cluster.common.errors import (
     HandleRefusedError,
     KVLostError,
     OverloadedError,
+    SequenceFailedError,
     SplitscribeError,
+    WorkerDiedError,
     WorkerError,
     WorkerGoneError,
 )
@@ -35,6 +37,8 @@ from cluster.serve.own_calls import OwnCalls, key_of
 from router.pools import Room
 
 logger = logging.getLogger(__name__)
+
+_R = TypeVar("_R", EncodeRequest, DecodeRequest)  # of either pool
 
 # What a process has at a worker: two batches, so that the next one is there when one is done; or
 # so many windows as take this long.
@@ -63,14 +67,14 @@ class ServePool:
         self._decode = handle.options(method_name="decode", request_serialization="pickle")
 
     async def encode(self, request: EncodeRequest) -> EncodeReply:
-        with self._call(request) as key:
+        with self._call(request) as (key, request):
             reply: EncodeReply = await call_worker(self._encode.remote(request))
             kept = request.kept_key if reply.reused is not None else b""
             self._answered(key, reply.load, kept)
             return reply
 
     async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
-        with self._call(request) as key:
+        with self._call(request) as (key, request):
             if on_token is not None:
                 result = await self._decode_streamed(request, on_token)
             else:
@@ -97,16 +101,21 @@ class ServePool:
             self._room_of_each += NEWEST * (room - self._room_of_each)
 
     @contextmanager
-    def _call(self, request: EncodeRequest | DecodeRequest) -> Iterator[Hashable]:
-        """Count a call as long as it is in progress, and how it ends; its key in `OwnCalls`."""
-        key = key_of(request)
+    def _call(self, request: _R) -> Iterator[tuple[Hashable, _R]]:
+        """Count a call as long as it is in progress, and how it ends.
+
+        Gives its key in `OwnCalls`, and the request, which names the worker that is unwell.
+        """
+        key, unwell = key_of(request), self._calls.unwell
         self._calls.begin(key)
         try:
-            yield key
+            unwell = "" if unwell is None else str(getattr(unwell, "unique_id", unwell))
+            yield key, replace(request, unwell=unwell) if unwell else request
         except WorkerError as error:
-            # That its KV is not to be had is as likely the encoder's fault.
+            # That its KV is not to be had is as likely the encoder's fault, or that of the link.
             is_kv = isinstance(error, KVLostError | HandleRefusedError)
-            self._calls.failed(key, is_worker_s_fault=not is_kv)
+            may_be_kv = is_kv or isinstance(error, SequenceFailedError)
+            self._calls.failed(key, is_worker_s_fault=not is_kv, may_be_kv=may_be_kv)
             raise
         finally:
             self._calls.end(key)
@@ -169,7 +178,8 @@ async def call_worker(response: Any, cancel: Callable[[], Any] | None = None) ->
 
     Raises:
         SplitscribeError: as the worker raised it.
-        WorkerGoneError: the replica died, was unreachable, or failed outside of our code.
+        WorkerDiedError: the replica died.
+        WorkerGoneError: it was unreachable, or failed outside of our code.
         OverloadedError: Serve's own queue limit.
     """
     try:
@@ -189,7 +199,7 @@ def _as_ours(error: Exception) -> Exception:
 
     Ray is imported here, since only failures need it, and most calls have none.
     """
-    from ray.exceptions import RayError, RayTaskError
+    from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
     from ray.serve.exceptions import BackPressureError, RayServeException
 
     if isinstance(error, SplitscribeError):
@@ -198,6 +208,8 @@ def _as_ours(error: Exception) -> Exception:
         return cause if isinstance(cause, SplitscribeError) else error
     if isinstance(error, BackPressureError):
         return OverloadedError("the workers' queues are full", retry_after_s=1.0)
+    if isinstance(error, RayActorError) and not isinstance(error, ActorUnavailableError):
+        return WorkerDiedError(f"a worker died: {type(error).__name__}: {error}")
     if isinstance(error, RayError | RayServeException):
         return WorkerGoneError(f"a worker failed: {type(error).__name__}: {error}")
     return error

@@ -10,7 +10,8 @@ or else the one that the audio prefers by rendezvous hashing: there its KV may b
 has to tell what is kept where. A decoder holds the KV of all its sequences at once, so the best one
 has the emptiest pool, and of those about as empty the one next to the encoder that holds the KV. A
 worker whose calls failed is taken for a fuller one, and a window comes last where it has failed.
-Knows nothing of Serve: `cluster.serve.hooks` calls it.
+What is set aside gets nothing while there is another. Knows nothing of Serve: `cluster.serve.hooks`
+calls it.
 """
 
 from __future__ import annotations
@@ -27,7 +28,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.common.messages import DecodeRequest, EncodeRequest, Location, WorkerLoad
-from cluster.serve.own_calls import OwnCalls, key_of
+from cluster.serve.own_calls import Link, OwnCalls, key_of
 
 # What the KV's way counts for, in parts of a decoder's pool: a worker that far away must be so
 # much emptier.
@@ -85,9 +86,12 @@ class Members:
         )
         if order and (work := work_of(request)):
             call, kv_key = key_of(request), shared_key(request)
-            place = calls.place_of(kv_key, call)
+            place, failed_at = calls.place_of(kv_key, call), calls.failed_at(call)
             is_well = place in self._places and calls.trouble(place) < 1.0
-            if is_well and place not in calls.failed_at(call):
+            probed = next((key for key in order if calls.aside(key) < 0.0), None)
+            if probed is not None and not failed_at:
+                order = [probed, *(key for key in order if key != probed)]
+            elif is_well and place not in failed_at:
                 order = [place, *(key for key in order if key != place)]
                 work = 0.0  # there it is encoded already
             calls.send(order[0], call, work, kv_key)
@@ -102,8 +106,13 @@ class Members:
         if len(self._keys) > FEW:
             preferred = self._preferred(request, calls, chance)
             keys = dict.fromkeys([*preferred, *chance.sample(self._keys, N_SAMPLED)])
-        places = self._places
-        return [Candidate(key, calls.load(key), places[key], calls.trouble(key)) for key in keys]
+        places, encoder = self._places, calls.made_at(key_of(request)) if work_of(request) else None
+        parts = {key: (key, Link(key, encoder)) for key in keys}
+        well = [key for key, both in parts.items() if max(map(calls.aside, both)) <= 0.0]
+        return [
+            Candidate(key, calls.load(key), places[key], sum(map(calls.trouble, parts[key])))
+            for key in well or parts
+        ]
 
     def _preferred(self, request: Any, calls: OwnCalls, chance: random.Random) -> list[Hashable]:
         """Encoders that may keep the audio's KV, or decoders next to the KV."""

@@ -18,7 +18,7 @@ from dataclasses import KW_ONLY, dataclass, replace
 from typing import Any
 
 from cluster.common.clock import SYSTEM_CLOCK, Clock
-from cluster.common.errors import SplitscribeError
+from cluster.common.errors import SplitscribeError, WindowRefusedError
 from cluster.common.logs import log_fields
 from cluster.common.messages import DecodeOptions, DecodeResult, Pcm, QualityGates
 from cluster.common.metrics import Recorder
@@ -142,6 +142,8 @@ class UtteranceTranscriber:
         utterance.updated_to = end
         try:
             decoded = await self._decode(partial, end, is_final=False)
+        except WindowRefusedError:
+            raise  # each update has the same audio and more: it would end workers, too
         except SplitscribeError as error:
             self._count_update("failed")
             logger.warning("an update failed: %s", error, extra=log_fields(request_id=self._id))

@@ -36,17 +36,12 @@ from router.api.params import TranscriptionParams
 from router.audio.pool import AudioPool
 from router.http.models import ModelRegistry
 from router.interface import RequestContext, StageTimings, TranscriptionResult
-from router.pipeline import Retries
 from router.pools import DecoderClient, EncoderClient
 from router.transcript import TokenLogprob, Transcript
 
 STATE_S = 30.0  # for an application to tell its settings
 PATIENCE_S = 7 * 24 * 3600.0  # longer than any archive waits for its turn
 DECODE_S = 1800.0  # processor time that one upload may take to become samples: hours of audio do
-# Between tries of a window that workers failed: by the last one, a minute or two has passed, in
-# which workers are replaced. This is the only place where bulk work is tried again: more tries
-# would only kill more workers.
-FIRST_PAUSE_S, LAST_PAUSE_S = 1.0, 60.0
 
 Pools = Mapping[str, tuple[EncoderClient, DecoderClient]]
 OnProgress = Callable[[float, float], None]
@@ -118,7 +113,6 @@ class BulkEngine:
                     clock=clock,
                     # An archive does not come twice, and would push out what is asked again.
                     reuses_kv=False,
-                    retries=Retries(own_router.max_attempts, FIRST_PAUSE_S, LAST_PAUSE_S),
                 )
                 models.append(served_model(settings, name, transcriber))
             await starting

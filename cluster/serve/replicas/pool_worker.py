@@ -31,6 +31,7 @@ logger = logging.getLogger(__name__)
 # For what is queued and leased. A decoder renews the lease of KV that waits with it, so a lease may
 # last longer than this; its window is then encoded again elsewhere.
 ENGINE_DRAIN_S = 30.0
+UNWELL = "windows fail here again and again, and others do the same windows"
 FIRST_WINDOW_S = 5.0  # after which it is likely to be through
 
 
@@ -53,6 +54,7 @@ class PoolWorker:
         # environment, would keep the replica out of the processes that Ray has started ahead.
         os.environ["OMP_NUM_THREADS"] = str(os.cpu_count() or 1)
         self._name, self._recorder = start_replica(self.ROLE, settings, build, self.METRICS)
+        self._is_unwell = False
 
     def _ready(self, settings: Settings, model: str, device: str) -> None:
         self._model, self._device, self._location = model, device, own_location()
@@ -69,6 +71,8 @@ class PoolWorker:
 
     def _span(self, request: EncodeRequest | DecodeRequest) -> Span:
         """The span of one window, from its arrival to its answer."""
+        if request.unwell and f"-{request.unwell}-" in self._name:
+            self._is_unwell = True
         return self._tracer.span(
             self.ROLE,
             request.traceparent,
@@ -84,13 +88,17 @@ class PoolWorker:
             model=self._model,
             transport=self._kv.transport,
             device=self._device,
-            healthy=self._engine.healthy() is None,
+            healthy=self._unhealthy() is None,
         )
 
     def check_health(self) -> None:
         """Serve replaces the replica when this raises."""
-        if reason := self._engine.healthy():
+        if reason := self._unhealthy():
             raise WorkerError(reason)
+
+    def _unhealthy(self) -> str | None:
+        """None when well, else why not."""
+        return self._engine.healthy() or (UNWELL if self._is_unwell else None)
 
     async def shut_down(self) -> None:
         """Take nothing new, finish what is here, then free everything."""

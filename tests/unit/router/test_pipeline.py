@@ -24,9 +24,12 @@ from cluster.common.errors import (
     LayoutMismatchError,
     OverloadedError,
     SequenceFailedError,
+    WindowRefusedError,
+    WorkerDiedError,
+    WorkerDrainingError,
     WorkerGoneError,
 )
-from cluster.common.messages import SAMPLE_RATE, EncodeRequest
+from cluster.common.messages import SAMPLE_RATE, DecodeOptions, EncodeRequest
 from cluster.common.metrics import ROUTER_METRICS
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.encoder_context import EncoderContext
@@ -37,8 +40,9 @@ from cluster.planning.virtual_time import virtual_clock
 from cluster.serve.own_calls import key_of
 from encoder_worker.core import check_request
 from router.api.params import TranscriptionParams
+from router.deadly_audio import REFUSED_S
 from router.interface import Progress, RequestContext, TranscriptionResult, Update
-from router.pipeline import Retries, WindowAudio
+from router.pipeline import RequestRun, WindowAudio
 from router.transcriber import RequestTranscriber
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.played_pools import PlayedAudio, PlayedPools, PlayedStream
@@ -249,11 +253,13 @@ async def test_a_dead_decoder_costs_no_encode(pools: PlayedPools) -> None:
 async def test_who_waits_long_between_tries_encodes_again_what_is_gone_by_then(
     pools: PlayedPools,
 ) -> None:
-    pools.decode_fault = lambda window, nth: WorkerGoneError("died") if nth <= 3 else None
-    retries = Retries(4, 2.0, 100.0)
-    assert await run(pools, 1, context=request_of(1000.0), retries=retries) == "word0"
-    assert pools.decodes == {0: 4}
-    assert pools.encodes == {0: 2}, "pauses of 2 s and 4 s keep the KV, one of 8 s does not"
+    pools.decode_fault = lambda window, nth: WorkerGoneError("died") if nth <= 4 else None
+    assert await run(pools, 1, context=request_of(1000.0)) == "word0"
+    assert (pools.decodes, pools.encodes) == ({0: 5}, {0: 1}), "pauses of 3 s at most keep the KV"
+    pools.decodes.clear()
+    pools.decode_fault = lambda window, nth: WorkerGoneError("died") if nth <= 5 else None
+    assert await run(pools, 1, context=request_of(1000.0)) == "word0"
+    assert (pools.decodes, pools.encodes) == ({0: 6}, {0: 3}), "one of 6 s or more does not"
 
 
 async def test_a_trace_has_a_span_of_every_window_and_call_and_tells_of_retries(
@@ -372,8 +378,81 @@ async def test_a_full_pool_is_asked_until_it_has_room(pools: PlayedPools) -> Non
     assert text == "word0"
 
 
+async def test_a_draining_worker_is_asked_until_there_is_another(pools: PlayedPools) -> None:
+    pools.encode_fault = lambda window, nth: WorkerDrainingError("ends") if nth < 30 else None
+    assert await run(pools, 1, context=request_of(100.0)) == "word0"
+
+
+def ends_workers(window: int, nth: int) -> Exception | None:
+    return WorkerDiedError("out of memory") if window == 0 else None
+
+
+async def test_a_window_ends_two_workers_at_most_and_so_does_its_audio(pools: PlayedPools) -> None:
+    """All later requests of the same owner with it are refused at once, for a while."""
+    clock = virtual_clock()
+    audio: Any = PlayedAudio(1)
+    parts = (audio, pools, pools, pools.tokenizer, SETTINGS)
+    transcriber = RequestTranscriber(*parts, dims=DIMS, clock=clock)
+
+    async def refused(**changes: Any) -> str:
+        with pytest.raises(WindowRefusedError) as refusal:
+            await transcriber.transcribe(Path("none"), PARAMS, request_of(**changes))
+        return refusal.value.message
+
+    pools.decode_fault = ends_workers
+    reason = await refused()
+    assert "out of memory" in reason
+    assert pools.decodes == {0: 2}
+    for priority in ("interactive", "bulk"):
+        assert await refused(priority=priority) == reason
+    assert pools.decodes == {0: 2}, "nobody was asked again"
+    await refused(owner=b"another")
+    assert pools.decodes == {0: 4}, "nobody is told what others sent"
+    pools.decode_fault = lambda window, nth: None
+    await clock.sleep(REFUSED_S)
+    done = await transcriber.transcribe(Path("none"), PARAMS, request_of())
+    assert done.transcript.text == "word0"
+
+
+async def test_windows_that_were_at_workers_that_died_of_another_are_done(
+    pools: PlayedPools,
+) -> None:
+    """Which of them it was shows when they go one by one: it ends one worker more."""
+    last: list[int] = []
+
+    def fault(window: int, nth: int) -> Exception | None:
+        if nth >= 3:
+            last.append(pools.running)
+        return WorkerDiedError("it") if window == 2 or (window < 6 and nth <= 2) else None
+
+    clock = virtual_clock()
+    pools.decode_fault = fault
+    transcriber = RequestTranscriber(
+        PlayedAudio(1),
+        pools,
+        pools,
+        pools.tokenizer,
+        SETTINGS,
+        dims=DIMS,
+        clock=clock,  # type: ignore[arg-type]
+    )
+    request = RequestRun(request_of())
+    sent = (
+        transcriber._pipeline.decode(
+            request, WindowAudio.of_samples(n, np.full(9, n, np.int16)), DecodeOptions()
+        )
+        for n in range(8)
+    )
+    results = await asyncio.gather(*sent, return_exceptions=True)
+    failed = [n for n, one in enumerate(results) if isinstance(one, BaseException)]
+    assert failed == [2]
+    assert isinstance(results[2], WindowRefusedError)
+    assert pools.decodes == dict.fromkeys(range(6), 3) | {6: 1, 7: 1}
+    assert last == [0] * 6, "one after another"
+
+
 async def test_workers_that_never_work_are_given_up_as_503(pools: PlayedPools) -> None:
-    pools.encode_fault = lambda window, nth: WorkerGoneError("died")
+    pools.encode_fault = lambda window, nth: WorkerGoneError("cannot be reached")
     with pytest.raises(OverloadedError) as failure:
         await run(pools, 1)
     assert failure.value.retry_after_s

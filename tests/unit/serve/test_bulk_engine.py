@@ -24,7 +24,7 @@ from cluster.common.messages import DecodeRequest, DecodeResult, EncodeReply, En
 from cluster.common.settings import Settings
 from cluster.common.settings_sources import load_settings
 from cluster.demo.samples import sample_path
-from cluster.serve.bulk.engine import FIRST_PAUSE_S, BulkEngine
+from cluster.serve.bulk.engine import BulkEngine
 from cluster.serve.in_process import LocalEngines, local_engines, transcriber_over
 from cluster.serve.model_parts import served_model
 from cluster.serve.replicas.router_replica import without_secrets
@@ -34,7 +34,8 @@ from router.pools import EnginePool, Unbounded
 from tests.support.archives import same_answer
 
 MODEL = (("model", "whisper-1"),)
-MAX_ATTEMPTS = 3
+MAX_ATTEMPTS = 8
+PAUSES_S = (0.05, 0.2, 0.8, 3.2, 12.8, 51.2, 60.0)  # at most, after failures
 VERBOSE = (
     *MODEL,
     ("response_format", "verbose_json"),
@@ -180,14 +181,15 @@ async def test_full_pools_are_outwaited_and_lost_workers_survived() -> None:
     async with opened(clock) as it:
         it.encoders.errors[:] = [
             *(OverloadedError("full") for _ in range(40)),
-            *(WorkerGoneError("gone") for _ in range(MAX_ATTEMPTS - 1)),
+            *(WorkerGoneError("gone") for _ in PAUSES_S),
         ]
         result = await it.engine.transcribe(sample_path("short"), it.engine.params(MODEL))
         assert result.transcript.text
         assert not it.encoders.errors
     full, failed = waits[:40], waits[40:]
     assert max(full) <= 2.0, "they are asked often"
-    assert [2**n / 2 <= wait / FIRST_PAUSE_S <= 2**n for n, wait in enumerate(failed)] == [True] * 2
+    assert [0.5 <= wait / pause <= 1.0 for wait, pause in zip(failed, PAUSES_S, strict=True)]
+    assert sum(PAUSES_S) > 120.0, "in which workers are replaced"
 
 
 async def test_a_window_that_kills_workers_is_tried_only_so_often() -> None:

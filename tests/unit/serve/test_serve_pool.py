@@ -9,11 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from ray.exceptions import ActorDiedError, ActorUnavailableError, RayActorError
 
 from cluster.common.errors import (
     OverloadedError,
     PeerLostError,
     SequenceFailedError,
+    WorkerDiedError,
     WorkerGoneError,
 )
 from cluster.common.messages import EncodeRequest, WorkerStatus
@@ -78,6 +80,23 @@ async def test_how_a_call_fails_is_noted_of_its_worker(
     assert (calls.trouble("a") > 0.0) is bool(is_worker_s_fault)
     assert calls.failed_at(key) == (set() if is_worker_s_fault is None else {"a"})
     assert calls.load("a").work == 0.0
+
+
+@pytest.mark.parametrize(
+    ("error", "ours"),
+    [
+        (ActorDiedError(), WorkerDiedError),
+        (RayActorError(), WorkerDiedError),
+        (ActorUnavailableError("it is slow", None), WorkerGoneError),
+    ],
+)
+async def test_a_worker_that_died_is_told_from_one_out_of_reach(
+    error: Exception, ours: type[Exception]
+) -> None:
+    """A window that was there may be what the first one died of."""
+    with pytest.raises(WorkerGoneError) as failure:
+        await ServePool(Handle(error), "encoder", OwnCalls()).encode(REQUEST)
+    assert type(failure.value) is ours
 
 
 class LargePool(Handle):

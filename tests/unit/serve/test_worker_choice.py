@@ -285,6 +285,8 @@ def test_a_next_try_goes_elsewhere_until_the_window_is_done() -> None:
     calls.begin(key_of(again))
     assert members.choose(again, calls, CHANCE) == [other, place]
     calls.answered(key_of(again), None)
+    assert calls.failed_at(key_of(again)) == {place}, "it may have to be encoded once more"
+    calls.answered(key_of(replace(decode_request(), attempt=2)), None)
     assert calls.failed_at(key_of(again)) == set()
 
 
