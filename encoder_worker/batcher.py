@@ -14,7 +14,7 @@ from __future__ import annotations
 import threading
 import time
 from collections import Counter
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Collection, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass
 
@@ -87,7 +87,7 @@ class Batcher:
         self._keys_in_flight: Counter[bytes] = Counter()
         self._work_in_flight = 0.0
         self._bulk_in_flight = 0
-        self._holds_bulk = False
+        self._held: Collection[Priority] = ()
         self._order = FairOrder()
         self._idle = True
         self._woken = False
@@ -189,10 +189,10 @@ class Batcher:
                     return 0
                 self._changed.wait(left_s if wait_s is None else min(wait_s, left_s))
 
-    def hold_bulk(self, held: bool) -> None:
-        """Whether bulk windows have to wait, unless it is their turn."""
+    def hold(self, classes: Collection[Priority]) -> None:
+        """Whose windows have to wait, unless it is their turn."""
         with self._lock:
-            self._holds_bulk = held
+            self._held = classes
 
     def wake(self) -> None:
         """Make the current (or the next) `wait` return."""
@@ -284,10 +284,11 @@ class Batcher:
     def _free_to_go(self, windows: Sequence[QueuedWindow]) -> list[QueuedWindow]:
         """Those that may go as things stand: of bulk windows as many as may be in flight."""
         n_bulk = self._bulk_at_once - self._bulk_in_flight
-        if self._holds_bulk and not self._order.turns.is_due("bulk"):
-            n_bulk = 0
+        held = {one for one in self._held if not self._order.turns.is_due(one)}
         free = []
         for window in windows:
+            if window.priority in held:
+                continue
             if window.priority == "bulk":
                 n_bulk -= 1
                 if n_bulk < 0:

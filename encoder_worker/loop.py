@@ -19,7 +19,7 @@ from cluster.common.failed_batches import run_alone
 from cluster.common.kv.pool import Pages
 from cluster.common.messages import WINDOW_SAMPLES, EncodeTimings
 from cluster.common.model.encoder_context import SAMPLES_PER_POSITION
-from cluster.common.priorities import leaves_room
+from cluster.common.priorities import SHARES, leaves_room
 from encoder_worker.batcher import Batcher, QueuedWindow
 from encoder_worker.forward import WindowEncoder
 from encoder_worker.gpu.static_encoder import Wait, already_done
@@ -110,11 +110,12 @@ class EncodeLoop:
         """Wait for a batch and launch it, if there are pages for it."""
         exporter = self._exporter
         n_pages, wanted = exporter.pool.n_pages, exporter.layout.pages_per_window
-        # Bulk windows that nobody reads must not fill the pool.
-        has_room = leaves_room(n_pages - exporter.n_free_pages, wanted, n_pages)
-        self.batcher.hold_bulk(not has_room)
+        # Less urgent windows that nobody reads must not fill the pool.
+        used = n_pages - exporter.n_free_pages
+        held = [one for one in SHARES if not leaves_room(used, wanted, n_pages, SHARES[one])]
+        self.batcher.hold(held)
         wait_s = IDLE_WAIT_S if len(self.batcher) else EMPTY_WAIT_S
-        wait_s = wait_s if has_room else PAGE_WAIT_S
+        wait_s = PAGE_WAIT_S if held else wait_s
         n_ready = self.batcher.wait(wait_s if self._blocks else 0.0)
         self._fail_expired()
         if n_ready:

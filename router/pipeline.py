@@ -29,7 +29,7 @@ from cluster.common.errors import (
     WorkerError,
     WorkerGoneError,
 )
-from cluster.common.fair_order import rank_of
+from cluster.common.fair_order import place_of
 from cluster.common.logs import log_fields
 from cluster.common.messages import (
     FRAMES_PER_S,
@@ -206,11 +206,12 @@ class Pipeline:
         """
         with self._tracer.span("window", run.context.span.traceparent, window=audio.index) as span:
             context = run.context
+            priority, rank = place_of(audio.index, context.priority)
             turn = Turn(
                 run.key,
-                context.priority,
+                priority,
                 context.owner,
-                rank_of(audio.index, context.priority),
+                rank,
                 work_of(audio.context),
                 float(options.n_rows),
             )
@@ -289,7 +290,7 @@ class Pipeline:
             window.audio_key = _owned_key(window)
         turn.work = work_of(window.context)
         turn.kv_key = b"" if window.is_lost else kept_key(window.audio_key, window.context)
-        timings.queue_s += await self._queue.wait(turn, request.remaining_s())
+        timings.waited(audio.index, await self._queue.wait(turn, request.remaining_s()))
         called_s = self._clock.monotonic()
         try:
             with self._call("encoder", window, window.attempt) as call:

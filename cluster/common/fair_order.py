@@ -46,9 +46,14 @@ class Waiting(Protocol):
 W = TypeVar("W", bound=Waiting)
 
 
-def rank_of(window: int, priority: Priority) -> int:
-    """From a window's number within its request; that of a live session's update says nothing."""
-    return 0 if priority == "live" else min(window, LAST_RANK)
+def place_of(window: int, priority: Priority) -> tuple[Priority, int]:
+    """Class and rank of a window, from its number within a request of a class.
+
+    That of a live session's update says nothing.
+    """
+    if priority == "interactive" and window:
+        priority = "later"
+    return priority, 0 if priority == "live" else min(window, LAST_RANK)
 
 
 class FairOrder:

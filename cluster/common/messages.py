@@ -29,7 +29,9 @@ ROLES: tuple[Role, ...] = ("encoder", "decoder")
 Task = Literal["transcribe", "translate"]
 FinishReason = Literal["stop", "length"]
 Payload = Literal["cross_kv", "encoder_states"]  # what an encoder hands to a decoder
-Priority = Literal["live", "interactive", "bulk"]  # how urgent a window is, the most urgent first
+# How urgent a window is, the most urgent first; "later" are all but the first of an interactive
+# request.
+Priority = Literal["live", "interactive", "later", "bulk"]
 
 NO_SLACK_S = 3600.0  # of a queue without windows
 UNREAD = 0.5  # of an export pool: from here on its encoder waits for decoders

@@ -1,10 +1,11 @@
 """Which class of windows goes next where windows of several classes wait for the same thing.
 
-Live windows go before interactive ones, and these before bulk ones. No class starves: when
+Live windows go before the first ones of interactive requests, these before their later ones, and
+all before bulk ones: so a short file waits for no long one. No class starves: when
 `PASSED_BY` windows of more urgent classes have gone while one of a class waited, its turn is next.
-Bulk work fills what the others leave, and `BULK_SHARE` keeps room for them. The rule is the same
-wherever windows wait: for an encoder's batch, for a decoder's pages, and for its rows. It knows
-none of these.
+Later windows leave some room to first ones, and bulk work leaves more (`SHARES`). The rule is the
+same wherever windows wait: for an encoder's batch, for a decoder's pages, and for its rows. It
+knows none of these.
 
 Where a CPU computes, bulk work runs in idle threads: the operating system takes the core away from
 them within microseconds when anybody else wants it. Linux shares cores out between sessions first
@@ -22,8 +23,10 @@ from typing import get_args
 from cluster.common.messages import Priority
 
 URGENCY: dict[Priority, int] = {name: rank for rank, name in enumerate(get_args(Priority))}
-PASSED_BY: dict[Priority, int] = {"interactive": 8, "bulk": 16}  # more urgent windows at most
-BULK_SHARE = 0.5  # of pages or rows: where more would be taken, by whomever, no bulk window begins
+# More urgent windows at most, while one of the class waits.
+PASSED_BY: dict[Priority, int] = {"interactive": 8, "later": 8, "bulk": 16}
+# Of pages or rows: where more would be taken, by whomever, no window of the class begins.
+SHARES: dict[Priority, float] = {"later": 0.875, "bulk": 0.5}
 
 
 class Turns:
@@ -52,8 +55,8 @@ class Turns:
         }
 
 
-def leaves_room(used: int, wanted: int, total: int, share: float = BULK_SHARE) -> bool:
-    """Whether a bulk window may take `wanted` pages or rows of `total`, of which some are used.
+def leaves_room(used: int, wanted: int, total: int, share: float) -> bool:
+    """Whether a window may take `wanted` pages or rows of `total`, of which some are used.
 
     One always may where nothing is used.
     """

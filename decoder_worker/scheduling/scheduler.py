@@ -17,7 +17,7 @@ from collections.abc import Collection, Container, Mapping, Sequence
 from cluster.common.fair_order import FairOrder
 from cluster.common.kv.pool import PagePool
 from cluster.common.messages import Priority
-from cluster.common.priorities import BULK_SHARE, URGENCY, Turns, leaves_room
+from cluster.common.priorities import SHARES, URGENCY, Turns, leaves_room
 from decoder_worker.sampling.search import Row
 from decoder_worker.scheduling.sequence import DecodeSequence, SequenceState
 
@@ -27,7 +27,8 @@ READ_AHEAD = 0.5  # of the batch: sequences whose KV may be read before there ar
 
 # Steps of a CPU take longer with each row, so live ones go first there; on a GPU, where more rows
 # cost next to nothing, only bulk ones wait.
-ALONE, TOGETHER = URGENCY, {**URGENCY, "live": URGENCY["interactive"]}
+ALONE = URGENCY
+TOGETHER: Mapping[Priority, int] = {"live": 0, "interactive": 0, "later": 0, "bulk": 1}
 
 
 class Scheduler:
@@ -43,7 +44,7 @@ class Scheduler:
         self_pool: PagePool,
         self_pages: int,
         max_batch: int,
-        bulk_share: float = BULK_SHARE,
+        bulk_share: float = SHARES["bulk"],
         landing_pool: PagePool | None = None,
         step_order: Mapping[Priority, int] = TOGETHER,
     ) -> None:
@@ -51,7 +52,7 @@ class Scheduler:
 
         step_order: which classes' steps go before others'; those of one number step together.
         """
-        self._bulk_share = bulk_share
+        self._shares = {**SHARES, "bulk": bulk_share}
         self._step_order = step_order
         self._cross_pool = cross_pool
         self._self_pool = self_pool
@@ -153,10 +154,10 @@ class Scheduler:
         as_urgent = [one for one, rank in URGENCY.items() if rank <= URGENCY[priority]]
         if self._n_without_slots(as_urgent) >= self._read_ahead:
             return False
-        if priority != "bulk" or self._page_order.turns.is_due("bulk"):
+        if priority not in self._shares or self._page_order.turns.is_due(priority):
             return True
-        pool, n_pages = self._cross_pool, self._n_cross_pages(self._waiting["bulk"][0])
-        return leaves_room(pool.n_used, n_pages, pool.n_pages, self._bulk_share)
+        pool, n_pages = self._cross_pool, self._n_cross_pages(self._waiting[priority][0])
+        return leaves_room(pool.n_used, n_pages, pool.n_pages, self._shares[priority])
 
     def _reserve(self, sequence: DecodeSequence) -> bool:
         """Give it cross-attention and landing pages, or neither."""
@@ -217,16 +218,18 @@ class Scheduler:
         ready = [sequence for sequence in self._ready() if sequence.priority in stepping]
         if begun := next((sequence for sequence in ready if sequence.rows), None):
             return begun
-        if not (able := [s for s in ready if s.priority != "bulk" or self._may_run(s)]):
+        if not (able := [sequence for sequence in ready if self._may_run(sequence)]):
             return None
         sequence = self._row_order.next(able)
         return sequence if sequence.options.n_rows <= len(self._free_slots) else None
 
-    def _may_run(self, bulk: DecodeSequence) -> bool:
-        """Whether a bulk sequence may have rows: it leaves some to whoever comes."""
+    def _may_run(self, sequence: DecodeSequence) -> bool:
+        """Whether it may have rows: less urgent ones leave some to whoever comes."""
+        priority, wanted = sequence.priority, sequence.options.n_rows
+        if priority not in self._shares or self._row_order.turns.is_due(priority):
+            return True
         n_used = self._max_batch - len(self._free_slots)
-        has_room = leaves_room(n_used, bulk.options.n_rows, self._max_batch, self._bulk_share)
-        return has_room or self._row_order.turns.is_due("bulk")
+        return leaves_room(n_used, wanted, self._max_batch, self._shares[priority])
 
     def next_step(self) -> list[DecodeSequence]:
         """Those that the next step is for, in order of their first.

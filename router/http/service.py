@@ -52,7 +52,7 @@ from router.transcript import TokenLogprob, Transcript
 logger = logging.getLogger(__name__)
 
 CLIENT_CLOSED = 499  # never seen by anyone but the access log
-MAX_UPLOADS = 128  # of one client, under way at once
+MAX_UPLOADS = 512  # of one client, under way at once
 GRACE_S = 1.0  # for the pipeline to end by its own deadline, with a better message
 
 T = TypeVar("T")

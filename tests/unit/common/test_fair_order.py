@@ -5,7 +5,7 @@ from __future__ import annotations
 from collections import Counter
 from dataclasses import dataclass
 
-from cluster.common.fair_order import LAST_RANK, OLDEST_EVERY, FairOrder, rank_of
+from cluster.common.fair_order import LAST_RANK, OLDEST_EVERY, FairOrder, place_of
 from cluster.common.messages import Priority
 
 
@@ -21,7 +21,7 @@ class Window:
 
     @property
     def rank(self) -> int:
-        return rank_of(self.number, self.priority)
+        return place_of(self.number, self.priority)[1]
 
 
 def taken(order: FairOrder, waiting: list[Window], n: int) -> list[Window]:

@@ -6,14 +6,14 @@ import random
 from collections import deque
 
 from cluster.common.messages import Priority
-from cluster.common.priorities import PASSED_BY, URGENCY, Turns, leaves_room
+from cluster.common.priorities import PASSED_BY, SHARES, URGENCY, Turns, leaves_room
 
-ALL: list[Priority] = ["bulk", "live", "interactive"]
+ALL: list[Priority] = ["bulk", "live", "later", "interactive"]
 
 
 def test_the_most_urgent_goes_first() -> None:
     turns = Turns()
-    assert list(URGENCY) == ["live", "interactive", "bulk"]
+    assert list(URGENCY) == ["live", "interactive", "later", "bulk"]
     assert turns.next(ALL) == "live"
     assert turns.next(["bulk", "interactive"]) == "interactive"
     assert turns.next(["bulk"]) == "bulk"
@@ -26,6 +26,8 @@ def test_a_class_that_was_passed_by_often_enough_is_next() -> None:
         turns.went("live", ALL)
     assert turns.next(ALL) == "interactive"
     turns.went("interactive", ALL)
+    assert turns.next(ALL) == "later"
+    turns.went("later", ALL)
     assert turns.next(ALL) == "live"
 
 
@@ -57,13 +59,16 @@ def test_under_any_load_each_class_has_its_share() -> None:
         waited[chosen].append(step - max(arrived, heads[chosen]))
         heads[chosen] = step
         turns.went(chosen, [one for one, queue in queues.items() if queue])
-    assert max(waited["live"]) <= 3, "at most one of each other class goes before it"
-    assert max(waited["interactive"]) <= PASSED_BY["interactive"] + 2
-    assert max(waited["bulk"]) <= PASSED_BY["bulk"] + 2
-    assert len(waited["live"]) > 1500
+    assert max(waited["live"]) <= 4, "at most one of each other class goes before it"
+    assert max(waited["interactive"]) <= PASSED_BY["interactive"] + 3
+    assert max(waited["later"]) <= PASSED_BY["later"] + 3
+    assert max(waited["bulk"]) <= PASSED_BY["bulk"] + 3
+    assert len(waited["live"]) > 1300
 
 
-def test_bulk_leaves_half_of_the_room() -> None:
-    assert leaves_room(used=0, wanted=5, total=8), "one may always begin"
-    assert leaves_room(used=3, wanted=1, total=8)
-    assert not leaves_room(used=4, wanted=1, total=8)
+def test_bulk_leaves_half_of_the_room_and_later_windows_an_eighth() -> None:
+    assert leaves_room(0, 5, 8, SHARES["bulk"]), "one may always begin"
+    assert leaves_room(3, 1, 8, SHARES["bulk"])
+    assert not leaves_room(4, 1, 8, SHARES["bulk"])
+    assert leaves_room(6, 1, 8, SHARES["later"])
+    assert not leaves_room(7, 1, 8, SHARES["later"])

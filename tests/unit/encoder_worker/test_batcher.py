@@ -10,7 +10,7 @@ import numpy as np
 import pytest
 
 from cluster.common.errors import OverloadedError
-from cluster.common.fair_order import OLDEST_EVERY, rank_of
+from cluster.common.fair_order import place_of
 from cluster.common.messages import EncodeRequest, Priority
 from cluster.common.priorities import PASSED_BY
 from encoder_worker.batcher import Batcher, QueuedWindow
@@ -44,6 +44,7 @@ def put(
     priority: Priority = "interactive",
     owner: bytes = b"",
 ) -> QueuedWindow:
+    priority, rank = place_of(window, priority)
     request = EncodeRequest(
         request_id,
         window,
@@ -54,7 +55,7 @@ def put(
         context=context,
         priority=priority,
         owner=owner,
-        rank=rank_of(window, priority),
+        rank=rank,
     )
     return batcher.put(request, Future(), key)
 
@@ -110,7 +111,7 @@ def test_no_stream_of_clips_starves_a_late_window(clock: Clock) -> None:
         taken = batcher.pop(1)
         order += names(taken)
         batcher.finish(taken)
-    assert order.index("file9") < OLDEST_EVERY
+    assert order.index("file9") == PASSED_BY["later"]
 
 
 def test_owners_share_whatever_each_of_them_sent(clock: Clock) -> None:
@@ -327,7 +328,7 @@ def test_as_many_bulk_windows_are_in_flight_as_were_asked_for(clock: Clock) -> N
 def test_bulk_windows_that_are_held_wait_for_their_turn(clock: Clock) -> None:
     batcher = make_batcher(clock, max_batch=1)
     put(batcher, "bulk", priority="bulk")
-    batcher.hold_bulk(True)
+    batcher.hold(["bulk"])
     assert batcher.ready_in_s() is None
     for n in range(PASSED_BY["bulk"]):
         put(batcher, f"clip{n}-")

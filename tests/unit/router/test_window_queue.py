@@ -9,7 +9,7 @@ from dataclasses import dataclass, field
 import pytest
 
 from cluster.common.clock import SYSTEM_CLOCK
-from cluster.common.fair_order import rank_of
+from cluster.common.fair_order import place_of
 from cluster.common.messages import Priority
 from router.pools import Room
 from router.window_queue import Turn, WindowQueue
@@ -47,7 +47,7 @@ class Router:
         owner: bytes = b"",
         kv_key: bytes = b"",
     ) -> str:
-        turn = Turn(request, priority, owner, rank_of(window, priority), 1.0, 1.0, kv_key)
+        turn = Turn(request, *_place(window, priority, owner), 1.0, 1.0, kv_key)
         name, is_done = f"{request}{window}", asyncio.Event()
         task = asyncio.create_task(self._go(name, turn, is_done))
         self._turns[name] = (turn, is_done, task)
@@ -73,6 +73,11 @@ class Router:
         self._turns[name][2].cancel()
         await asyncio.wait([self._turns[name][2]])
         await asyncio.sleep(0)
+
+
+def _place(window: int, priority: Priority, owner: bytes) -> tuple[Priority, bytes, int]:
+    priority, rank = place_of(window, priority)
+    return priority, owner, rank
 
 
 def played(test):  # type: ignore[no-untyped-def]

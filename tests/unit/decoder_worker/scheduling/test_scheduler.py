@@ -238,6 +238,20 @@ def test_bulk_work_leaves_rows_and_pages_to_whoever_comes() -> None:
     assert scheduler.start_running() == [bulk[2]]
 
 
+def test_later_windows_of_files_leave_rows_and_pages_to_the_first_of_others() -> None:
+    scheduler = make_scheduler(windows=16, max_batch=16)
+    tails = [make_sequence(priority="later") for _ in range(16)]
+    add(scheduler, *tails)
+    assert len(scheduler.admit()) == 14
+    fetch(*tails)
+    assert len(scheduler.start_running()) == 14
+    clip = make_sequence(9.0)
+    add(scheduler, clip)
+    assert scheduler.admit() == [clip]
+    fetch(clip)
+    assert scheduler.start_running() == [clip]
+
+
 def test_bulk_work_takes_as_large_a_share_as_it_was_given() -> None:
     scheduler = make_scheduler(windows=8, max_batch=4, bulk_share=0.75)
     bulk = [make_sequence(priority="bulk") for _ in range(8)]
