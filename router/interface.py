@@ -126,6 +126,7 @@ class RequestContext:
     progress: what it shares with the requests that it may have to wait for.
     owner: whose audio it is, for those who keep its KV: opaque, and never an API key; empty where
         the API needs none.
+    client: who shares the workers fairly with others: opaque; empty: with nobody.
     priority: the class of all its windows.
     """
 
@@ -140,6 +141,7 @@ class RequestContext:
     finished_s: float = 0.0
     span: Span = NO_SPAN  # of the whole request
     owner: bytes = field(default=b"", repr=False)
+    client: bytes = field(default=b"", repr=False)
     priority: Priority = "interactive"
     on_progress: Callable[[float, float], None] | None = None  # gets (finished_s, audio_s)
     on_update: Callable[[Update], None] | None = None  # gets, in order, what is certain

@@ -210,7 +210,7 @@ class Pipeline:
             turn = Turn(
                 run.key,
                 priority,
-                context.owner,
+                context.client,
                 rank,
                 work_of(audio.context),
                 float(options.n_rows),

@@ -29,8 +29,9 @@ from router.pools import DecoderClient, EncoderClient, Room
 class Turn:
     """One window on its way through both pools; `common.fair_order.Waiting` while it waits.
 
-    request: key of it; of its windows the one of the least rank waits in front.
-    work: as of `EncodeRequest`. rows: hypotheses in a decoder. kv_key: as of `Pool.has`.
+    request: key of it; of its windows the one of the least rank waits in front. owner: who shares
+    the workers. work: as of `EncodeRequest`. rows: hypotheses in a decoder. kv_key: as of
+    `Pool.has`.
     encoding, decoding: what it counts for in the pools now.
     """
 

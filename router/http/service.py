@@ -179,9 +179,7 @@ class TranscriptionService:
             spool_dir=self._spool_dir,
             shape=endpoint.shape,
         )
-        # An address is the connection's, or what a proxy says that uvicorn was told to trust.
-        address = request.client.host if request.client else None
-        with self._upload_of(address if owner is None else owner):
+        with self._upload_of(_address(request) if owner is None else owner):
             uploaded = await stack.enter_async_context(form)
         fields = uploaded.fields if endpoint.fields is None else endpoint.fields
         upload_s = self._clock.monotonic() - started_s
@@ -202,6 +200,7 @@ class TranscriptionService:
         )
 
     def _context(self, checked: CheckedRequest) -> RequestContext:
+        owner = self._keys.owner_digest(key_owner(checked.request))
         return RequestContext(
             current_request_id(),
             checked.share,
@@ -210,7 +209,8 @@ class TranscriptionService:
             clock=self._clock,
             progress=checked.model.progress,
             span=request_span(checked.request.scope),
-            owner=self._keys.owner_digest(key_owner(checked.request)),
+            owner=owner,
+            client=owner or (_address(checked.request) or "").encode(),
         )
 
     async def _whole(
@@ -290,6 +290,11 @@ async def supervise(work: Coroutine[Any, Any, T], receive: Receive, context: Req
         task.cancel()
         hang_up.cancel()
         await asyncio.gather(task, hang_up, return_exceptions=True)
+
+
+def _address(request: Request) -> str | None:
+    """The connection's, or what a proxy says that uvicorn was told to trust."""
+    return request.client.host if request.client else None
 
 
 def _timeout_s(request: Request) -> float:

@@ -9,7 +9,7 @@ from typing import Any
 import pytest
 
 from cluster.cli.planning import simulate as simulate_command
-from cluster.planning.profile import Profile
+from cluster.planning.profile import Profile, load_profile
 from cluster.planning.report import Outcome, summary
 from cluster.planning.scenario import make_scenario
 from cluster.planning.simulate import simulate
@@ -101,6 +101,34 @@ def test_clips_go_before_the_tails_of_files(routers: int, tmp_path: Path) -> Non
     assert max(late_s for _, audio_s, late_s in answers if audio_s == 5.0) < 2.0
     # 18 files of about 12 windows, and 25 clips, of 0.1 s each.
     assert max(late_s for _, audio_s, late_s in answers if audio_s == 300.0) < 27.0
+
+
+def test_a_gpu_s_encoder_is_never_idle_under_a_backlog(tmp_path: Path) -> None:
+    """The bound on what a router has in flight starves no batch."""
+    trace = tmp_path / "trace.jsonl"
+    rows = [{"at_s": 0.01 * n, "audio_s": 600.0, "priority": "bulk"} for n in range(24)]
+    trace.write_text("\n".join(map(json.dumps, rows)))
+    fields = {
+        "load": {"kind": "trace", "trace": str(trace), "seconds": 10.0},
+        "cluster": {"decoders": 8},
+        "settings": {"router": {"audio_workers": 64}},
+    }
+    outcome = simulate(make_scenario(fields), load_profile("large-v3-h200"))
+    busy = [one["encoder_busy"] for one in outcome.records.moments if one["pending"] == len(rows)]
+    assert sum(busy[1:]) / len(busy[1:]) > 0.98
+
+
+def test_nothing_is_encoded_twice_where_decoders_are_slow(tmp_path: Path) -> None:
+    """Sixty windows are more than the decoder takes: they wait in the router, without KV."""
+    trace = tmp_path / "trace.jsonl"
+    trace.write_text("\n".join([json.dumps({"at_s": 0.5, "audio_s": 5.0})] * 60))
+    steps = [{"size": n, "positions": 1500, "seconds": 0.4} for n in (1, 16)]
+    decoder = {"steps": steps, "prefills": steps, "max_batch": 16, "kv_windows": 16}
+    load = {"kind": "trace", "trace": str(trace), "seconds": 10.0}
+    outcome, figures = run({"load": load}, decoder=decoder)
+    assert figures["classes"]["interactive"]["failed"] == {}
+    encoded_s = sum(one["encoder_busy"] for one in outcome.records.moments)
+    assert encoded_s == pytest.approx(60 * ENCODE_S, rel=0.05)
 
 
 def test_a_router_s_backlog_wakes_pools_and_makes_them_grow(tmp_path: Path) -> None:

@@ -54,6 +54,8 @@ async def test_the_owner_goes_with_the_request() -> None:
     owners = [context.owner for context in transcriber.contexts]
     ring = KeyRing(("one", "two"))
     assert owners == [b"", ring.owner_digest(0), ring.owner_digest(1)]
+    clients = [context.client for context in transcriber.contexts]
+    assert clients == [b"127.0.0.1", *owners[1:]], "without keys an address shares with others"
 
 
 @pytest.mark.parametrize("sent", [None, b"", b"on", b"one ", b"onetwo", b"\xff"])
