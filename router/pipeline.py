@@ -206,7 +206,7 @@ class Pipeline:
         """
         with self._tracer.span("window", run.context.span.traceparent, window=audio.index) as span:
             context = run.context
-            priority, rank = place_of(audio.index, context.priority)
+            priority, rank = place_of(audio.index, context.priority, context.audio_s)
             turn = Turn(
                 run.key,
                 priority,

@@ -3,8 +3,9 @@
 A window's audio stays with its request until its turn comes in the one order of work
 (`common.fair_order`) and the pools have room: so the order is decided where it can still be
 changed, and no window waits in a queue that knows none. Room is a bound on this process's own work
-in flight: of the encoders until the window is encoded, of the decoders from before that until its
-text is there, since KV that no decoder has accepted does not last. Live windows wait for nobody,
+in flight, of a window's class and more urgent ones, since workers let these pass: of the encoders
+until the window is encoded, of the decoders from before that until its text is there, since KV that
+no decoder has accepted does not last. Live windows wait for nobody,
 nor do those whose KV is there or being made. Where no worker is known one window is sent, which
 starts one.
 """
@@ -22,6 +23,7 @@ from dataclasses import dataclass
 from cluster.common.clock import Clock
 from cluster.common.fair_order import FairOrder
 from cluster.common.messages import Priority, Role
+from cluster.common.priorities import URGENCY
 from router.pools import DecoderClient, EncoderClient, Room
 
 
@@ -60,8 +62,8 @@ class WindowQueue:
         self._order = FairOrder()
         self._waiting: dict[str, list[Turn]] = {}  # by request
         self._work: Counter[Priority] = Counter()  # of those
-        self._encoding = 0.0
-        self._decoding = 0.0
+        self._encoding = dict.fromkeys(URGENCY, 0.0)  # in flight, by class
+        self._decoding = dict.fromkeys(URGENCY, 0.0)
         self._full: set[Role] = set()  # why those that wait do
 
     @contextmanager
@@ -71,7 +73,7 @@ class WindowQueue:
             yield
         finally:
             self.encoded(turn)
-            self._decoding -= turn.decoding
+            self._decoding[turn.priority] -= turn.decoding
             turn.decoding = 0.0
             self._grant()
 
@@ -97,13 +99,13 @@ class WindowQueue:
 
     def skip(self, turn: Turn) -> None:
         """Count what needs no encode at the decoders."""
-        self._decoding += turn.rows - turn.decoding
+        self._decoding[turn.priority] += turn.rows - turn.decoding
         turn.decoding = turn.rows
 
     def encoded(self, turn: Turn) -> None:
         """The encoders are done with it, whatever came of it; idempotent."""
         if turn.encoding:
-            self._encoding -= turn.encoding
+            self._encoding[turn.priority] -= turn.encoding
             turn.encoding = 0.0
             self._grant()
 
@@ -119,20 +121,23 @@ class WindowQueue:
         encoders, decoders = self._encoders.room(), self._decoders.room()
         while self._waiting:
             heads = [turns[0] for turns in self._waiting.values()]
-            may_encode, may_decode = (
-                _fits(self._encoding, encoders),
-                _fits(self._decoding, decoders),
-            )
-            self._full = {"encoder"} if not may_encode else set()
-            self._full |= {"decoder"} if not may_decode else set()
-            able = [one for one in heads if may_encode and (may_decode or one.decoding)]
+            classes = {one.priority for one in heads}
+            may_encode = {one for one in classes if _fits(one, self._encoding, encoders)}
+            may_decode = {one for one in classes if _fits(one, self._decoding, decoders)}
+            self._full = {"encoder"} if classes - may_encode else set()
+            self._full |= {"decoder"} if classes - may_decode else set()
+            able = [
+                one
+                for one in heads
+                if one.priority in may_encode and (one.priority in may_decode or one.decoding)
+            ]
             if not able:
                 return
             turn = self._order.next(able)
             self._let_go(turn)
             self._order.went(turn, {turns[0].priority for turns in self._waiting.values()})
             turn.encoding = turn.work
-            self._encoding += turn.work
+            self._encoding[turn.priority] += turn.work
             if turn.kv_key:  # whoever has the same audio needs no encode of its own
                 same = [one for turns in self._waiting.values() for one in turns]
                 for duplicate in (one for one in same if one.kv_key == turn.kv_key):
@@ -153,6 +158,7 @@ class WindowQueue:
             del self._waiting[turn.request]
 
 
-def _fits(taken: float, room: Room) -> bool:
+def _fits(priority: Priority, taken: dict[Priority, float], room: Room) -> bool:
     """Whether one more may go: one always may where nothing is there, but what rounding left."""
-    return taken < max(room.total, 1e-6)
+    in_its_way = sum(work for one, work in taken.items() if URGENCY[one] <= URGENCY[priority])
+    return in_its_way < max(room.total, 1e-6)

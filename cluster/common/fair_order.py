@@ -1,10 +1,10 @@
 """Which of several waiting windows goes next: the one order of work, wherever windows wait.
 
-By class first (`common.priorities`); then fair between owners, whoever of them was given less work;
-then fair between requests: the first windows of one before the later windows of another, so that a
-short file waits for no long one's tail; then by deadline. So that nothing starves, every
-`OLDEST_EVERY`-th window of a class is the one that has waited longest. A router orders by it what
-it sends, and an encoder what came from all routers. Knows neither; not thread-safe.
+By class first (`common.priorities`), where windows of long requests are less urgent than the one of
+a short request; then fair between owners, whoever of them was given less work; then fair between
+requests: the first windows of one before the later windows of another; then by deadline. So that
+nothing starves, every `OLDEST_EVERY`-th window of a class is the one that has waited longest. A
+router orders by it what it sends, and workers what came from all routers. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -12,9 +12,10 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Protocol, TypeVar
 
-from cluster.common.messages import Priority
+from cluster.common.messages import SAMPLE_RATE, WINDOW_SAMPLES, Priority
 from cluster.common.priorities import Turns
 
+WINDOW_S = WINDOW_SAMPLES / SAMPLE_RATE  # requests that are longer are long ones
 LAST_RANK = 8  # windows of a request from this one on are all alike
 OLDEST_EVERY = 8
 MOST_OWNERS = 1024  # of whom it is known what they were given
@@ -46,12 +47,12 @@ class Waiting(Protocol):
 W = TypeVar("W", bound=Waiting)
 
 
-def place_of(window: int, priority: Priority) -> tuple[Priority, int]:
+def place_of(window: int, priority: Priority, audio_s: float) -> tuple[Priority, int]:
     """Class and rank of a window, from its number within a request of a class.
 
-    That of a live session's update says nothing.
+    That of a live session's update says nothing. audio_s: of the whole request, as far as known.
     """
-    if priority == "interactive" and window:
+    if priority == "interactive" and (window or audio_s > WINDOW_S):
         priority = "later"
     return priority, 0 if priority == "live" else min(window, LAST_RANK)
 

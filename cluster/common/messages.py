@@ -29,8 +29,8 @@ ROLES: tuple[Role, ...] = ("encoder", "decoder")
 Task = Literal["transcribe", "translate"]
 FinishReason = Literal["stop", "length"]
 Payload = Literal["cross_kv", "encoder_states"]  # what an encoder hands to a decoder
-# How urgent a window is, the most urgent first; "later" are all but the first of an interactive
-# request.
+# How urgent a window is, the most urgent first; "later" are those of interactive requests that are
+# longer than one window.
 Priority = Literal["live", "interactive", "later", "bulk"]
 
 NO_SLACK_S = 3600.0  # of a queue without windows

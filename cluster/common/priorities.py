@@ -1,11 +1,10 @@
 """Which class of windows goes next where windows of several classes wait for the same thing.
 
-Live windows go before the first ones of interactive requests, these before their later ones, and
-all before bulk ones: so a short file waits for no long one. No class starves: when
-`PASSED_BY` windows of more urgent classes have gone while one of a class waited, its turn is next.
-Later windows leave some room to first ones, and bulk work leaves more (`SHARES`). The rule is the
-same wherever windows wait: for an encoder's batch, for a decoder's pages, and for its rows. It
-knows none of these.
+Live windows go before those of short interactive requests, these before those of longer ones, and
+all before bulk ones. No class starves: when `PASSED_BY` windows of more urgent classes have gone
+while one of a class waited, its turn is next. Windows of long requests leave some room to short
+ones, and bulk work leaves more (`SHARES`). The rule is the same wherever windows wait: for an
+encoder's batch, for a decoder's pages, and for its rows. It knows none of these.
 
 Where a CPU computes, bulk work runs in idle threads: the operating system takes the core away from
 them within microseconds when anybody else wants it. Linux shares cores out between sessions first

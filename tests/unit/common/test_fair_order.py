@@ -21,7 +21,16 @@ class Window:
 
     @property
     def rank(self) -> int:
-        return place_of(self.number, self.priority)[1]
+        return place_of(self.number, self.priority, 0.0)[1]
+
+
+def test_all_windows_of_a_long_request_are_later_ones() -> None:
+    assert place_of(0, "interactive", 29.0) == ("interactive", 0)
+    assert place_of(0, "interactive", 31.0) == ("later", 0)
+    assert place_of(3, "interactive", 0.0) == ("later", 3), "its length was not known"
+    assert place_of(20, "interactive", 600.0) == ("later", LAST_RANK)
+    assert place_of(500, "live", 600.0) == ("live", 0)
+    assert place_of(2, "bulk", 600.0) == ("bulk", 2)
 
 
 def taken(order: FairOrder, waiting: list[Window], n: int) -> list[Window]:

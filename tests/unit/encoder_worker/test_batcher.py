@@ -44,7 +44,7 @@ def put(
     priority: Priority = "interactive",
     owner: bytes = b"",
 ) -> QueuedWindow:
-    priority, rank = place_of(window, priority)
+    priority, rank = place_of(window, priority, 0.0)
     request = EncodeRequest(
         request_id,
         window,

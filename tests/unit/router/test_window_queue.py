@@ -76,7 +76,7 @@ class Router:
 
 
 def _place(window: int, priority: Priority, owner: bytes) -> tuple[Priority, bytes, int]:
-    priority, rank = place_of(window, priority)
+    priority, rank = place_of(window, priority, 0.0)
     return priority, owner, rank
 
 
@@ -86,16 +86,17 @@ def played(test):  # type: ignore[no-untyped-def]
 
 @played
 async def test_a_clip_waits_for_no_long_file_s_tail() -> None:
-    """144 windows of 18 files are there: those at the worker end first, then the clip goes."""
+    """144 windows of 18 files are there: at the workers a clip passes them, so it goes there."""
     router = Router(Pool(each=2.0))
     for file in range(18):
         for window in range(9, 17):
             await router.send(f"file{file}-", window)
     assert len(router.went) == 2
-    await router.send("clip")
-    assert "clip0" not in router.went
-    await router.encoded(router.went[0])
-    assert router.went[2:] == ["clip0"]
+    for clip in ("a", "b", "c"):
+        await router.send(clip)
+    assert router.went[2:] == ["a0", "b0"], "clips have a bound, too"
+    await router.encoded("a0")
+    assert router.went[4:] == ["c0"]
 
 
 @played
