@@ -8,6 +8,7 @@ is forgotten by and by.
 A window that failed may be poison. But once others did it, whoever had a part before is wrong: a
 worker, the encoder of the KV, the link between the two. Several requests in a row that prove one
 wrong set it aside for a while; then it gets a probe, and if that proves it wrong too, it is told.
+One request is enough for a probe where none comes by itself.
 Serve makes its hook for routing from a class that is sent by value, so what the hook shares with
 the pools' clients is `OWN_CALLS` here.
 """
@@ -171,9 +172,16 @@ class OwnCalls:
         return None
 
     def aside(self, worker: Hashable) -> float:
-        """Seconds for which it is set aside; 0: it is not; below: it is to have a probe now."""
+        """Seconds for which it is set aside; 0: it is not; below: it is to have a probe now.
+
+        So is one that was proven wrong and had nothing since: others that are empty go before it.
+        """
         known = self._workers.get(worker)
-        return known.aside_s - self._clock() if known is not None and known.aside_s else 0.0
+        if known is None or not known.wrong:
+            return 0.0
+        if known.aside_s:
+            return known.aside_s - self._clock()
+        return min(0.0, known.ended_s + ASIDE_S - self._clock())
 
     def load(self, worker: Hashable) -> WorkerLoad:
         """With all the work that is there now, as far as it is known."""

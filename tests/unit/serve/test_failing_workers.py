@@ -98,6 +98,23 @@ def test_a_worker_that_fails_what_others_do_is_told_that_it_is_unwell(role: str)
     assert not pools.errors
 
 
+@pytest.mark.parametrize("role", ["encoder", "decoder"])
+def test_it_is_found_out_where_requests_come_one_by_one(role: str) -> None:
+    """So that the others are empty, and it would get nothing once it has failed."""
+
+    async def load(pools: FailingPools) -> None:
+        for _ in range(60):
+            await pools.send()
+            await asyncio.sleep(0.5)
+
+    pools = played(2, 2, bad(f"{role}-0"), load)
+    assert {name for _, name in (*pools.encoders.told, *pools.decoders.told)} == {f"{role}-0"}
+    workers = getattr(pools, f"{role}s")
+    assert (f"{role}-0", f"{role}-0") in workers.told, "it has not heard so"
+    assert workers.asked[f"{role}-0"] < 8
+    assert not pools.errors
+
+
 def test_a_worker_that_reads_that_it_is_unwell_asks_to_be_replaced() -> None:
     """What is said of others is none of its business."""
     worker: Any = object.__new__(PoolWorker)
