@@ -48,7 +48,7 @@ def run_fault(
         fault.undo(target)
     deadline_s = time.monotonic() + REPLACED_S
     while (now_s := time.monotonic()) < deadline_s:
-        if outcome.replaced_s is None and not target.missing():
+        if outcome.replaced_s is None and not fault.lasts() and not target.missing():
             outcome.replaced_s = now_s - fault_s
         outcome.recovery_s = recovery_s(load.sent, fault_s, now_s, outcome.goodput_before)
         is_over = now_s - fault_s > max(watch_s, fault.hold_s + SPAN_S + 1)

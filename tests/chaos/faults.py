@@ -14,6 +14,7 @@ from typing import ClassVar
 import psutil
 
 from tests.chaos.load import Load
+from tests.chaos.memory import overwrite_norm, why_not
 from tests.chaos.target import Target
 
 WORKER_S, NODE_S = 10.0, 30.0  # recovery to reach
@@ -45,6 +46,10 @@ class Fault:
 
     def undo(self, target: Target) -> None:
         return
+
+    def lasts(self) -> bool:
+        """Whether what is broken is still there, though the cluster says that it is whole."""
+        return False
 
 
 @dataclass
@@ -83,6 +88,29 @@ class Freeze(Kill):
         if self._stopped is not None and self.hold_s:
             with suppress(psutil.Error):
                 self._stopped.resume()
+
+
+@dataclass
+class BadWeights(Kill):
+    """One worker's weights become NaN: it lives, says that it is well, and fails all at once.
+
+    An encoder does not fail: no decoder can use its KV. float32 on a CPU alone.
+    """
+
+    title = "bad weights in {kind}"
+    kind: str = "decoder"
+    limit_s: float = NODE_S
+    _bad: psutil.Process | None = field(default=None, init=False)
+
+    def possible(self, target: Target) -> str:
+        return super().possible(target) or why_not(target.processes(self.kind)[0])
+
+    def inject(self, target: Target, load: Load) -> None:
+        self._bad = self._victim(target)
+        assert overwrite_norm(self._bad, self.kind), "no weights are where they should be"
+
+    def lasts(self) -> bool:
+        return self._bad is not None and self._bad.is_running()
 
 
 @dataclass
@@ -157,6 +185,9 @@ class Both(Fault):
         self.first.undo(target)
         self.second.undo(target)
 
+    def lasts(self) -> bool:
+        return self.first.lasts() or self.second.lasts()
+
 
 KINDS = ("encoder", "decoder", "audio", "router")
 PAIRED: tuple[Fault, ...] = (  # what random pairs are made of
@@ -177,6 +208,8 @@ def single_faults() -> list[Fault]:
         Freeze(kind="encoder", hold_s=3.0),
         Freeze(kind="decoder", hold_s=3.0),
         Freeze(kind="gcs", hold_s=20.0),
+        BadWeights(kind="decoder"),
+        BadWeights(kind="encoder"),
         FullSpool(),
         Burst(),
     ]
