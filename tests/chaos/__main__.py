@@ -25,6 +25,7 @@ from tests.chaos.campaign import run_faults
 from tests.chaos.faults import kept_faults, random_pairs, single_faults
 from tests.chaos.host_faults import host_faults
 from tests.chaos.kept_load import TIGHT, steady_load
+from tests.chaos.load import CLIPS
 from tests.chaos.report import Outcome, table
 from tests.chaos.several_hosts import several_hosts
 from tests.chaos.soak import soak
@@ -40,6 +41,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--pairs", type=int, default=0, help="random pairs after the single ones")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=2.0, help="requests/s")
+    parser.add_argument("--clips", nargs="+", default=CLIPS, help="in turn; 'long*4': four times")
     parser.add_argument("--routers", type=int, default=2)
     parser.add_argument("--listener", choices=("router", "serve"), default="router")
     parser.add_argument("--hosts", action="store_true", help="four hosts in network namespaces")
@@ -73,7 +75,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         several_hosts(args.folder)
         if args.hosts
         else local_target(routers=args.routers, env=settings) as target,
-        steady_load(target.url, args.rate, kept=args.kept) as load,
+        steady_load(target.url, args.rate, kept=args.kept, clips=args.clips) as load,
     ):
         for outcome in run_faults(faults, target, load):
             outcomes.append(outcome)

@@ -8,7 +8,7 @@ pieces, which needs the pages of what was kept.
 from __future__ import annotations
 
 import random
-from collections.abc import Mapping
+from collections.abc import Mapping, Sequence
 
 import numpy as np
 import openai
@@ -17,7 +17,7 @@ from benchmark.shared.clips import Clip
 from benchmark.shared.speech.wav import wav_bytes
 from cluster.common.messages import HOP_LENGTH, SAMPLE_RATE
 from cluster.demo.samples import sample_path
-from tests.chaos.load import Load, Sent, reference_texts
+from tests.chaos.load import CLIPS, Load, Sent, reference_texts
 
 TIGHT = {"SPLITSCRIBE_ENCODER__EXPORT_WINDOWS": "3"}  # of a cluster that must evict
 PIECE_S, STEP_S = 5.0, 2.0
@@ -79,11 +79,14 @@ def kept_load(url: str, texts: Mapping[str, str], rate: float) -> Load:
     return Load(url, texts, rate, turns, audio_of)
 
 
-def steady_load(url: str, rate: float, *, kept: bool = False) -> Load:
-    """What a cluster without faults is asked for during them; not begun yet."""
+def steady_load(url: str, rate: float, *, kept: bool = False, clips: Sequence[str] = CLIPS) -> Load:
+    """What a cluster without faults is asked for during them; not begun yet.
+
+    clips: in turn, by the names that `lengthened` takes; not of kept audio.
+    """
     if kept:
         return kept_load(url, texts_alone(url), rate)
-    return Load(url, reference_texts(url), rate)
+    return Load(url, reference_texts(url, clips), rate, clips)
 
 
 def _wav(pcm: bytes, n_samples: int = 0) -> bytes:

@@ -21,7 +21,6 @@ from typing import Literal
 import httpx
 import openai
 
-from cluster.demo.samples import sample_path
 from tests.support.audio.recordings import lengthened
 
 CLIPS = ("short", "short", "medium", "short")  # in turn; 5 and 25 seconds of speech
@@ -195,14 +194,17 @@ def upload_of(sent: Sent) -> bytes:
     return lengthened(sent.clip, sent.number % N_VARIANTS if sent.number % 2 else 0)
 
 
-def reference_texts(url: str) -> dict[str, str]:
+def reference_texts(url: str, clips: Sequence[str] = CLIPS) -> dict[str, str]:
     """What a cluster without faults answers."""
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
         return {
             clip: client.audio.transcriptions.create(
-                model="whisper-1", file=sample_path(clip), language="en", temperature=0.0
+                model="whisper-1",
+                file=("audio.wav", lengthened(clip, 0)),
+                language="en",
+                temperature=0.0,
             ).text
-            for clip in dict.fromkeys(CLIPS)
+            for clip in dict.fromkeys(clips)
         }
 
 

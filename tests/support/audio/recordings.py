@@ -13,7 +13,7 @@ from cluster.demo.samples import sample_path
 
 
 def lengthened(name: str, n_samples: int) -> bytes:
-    """A recording as a WAV with so many samples of silence at its end.
+    """A recording as a WAV with so many samples of silence at its end; "long*4": four times it.
 
     What is padded with silence anyway has the same features with them, but it is other audio.
     """
@@ -27,4 +27,5 @@ def delayed(name: str, n_samples: int) -> bytes:
 
 @cache
 def _pcm(name: str) -> NDArray[np.int16]:
-    return Clip(name, sample_path(name)).pcm()
+    name, _, times = name.partition("*")
+    return np.tile(Clip(name, sample_path(name)).pcm(), int(times or 1))
