@@ -99,15 +99,16 @@ def where_time_went(sent: Sent, fault_s: float | None = None) -> str:
     """The seconds of each stage of an answer, and those of no stage.
 
     Those of no stage are waits for a worker that does not answer, pauses before the router tries a
-    window again, and the way between processes; of earlier tries of the client, all.
+    window again, and the way between processes; of earlier tries of the client, all. Windows of a
+    long file are in their stages side by side, so that these may add up to more than the answer.
     """
     stages = {name: s for name, s in sent.stages.items() if name != "total" and s >= SHORT_S}
     elsewhere_s = sent.took_s - sum(s for name, s in sent.stages.items() if name != "total")
     shares = [f"{name} {s:.1f} s" for name, s in stages.items()]
+    if elsewhere_s >= 0.0:
+        shares.append(f"no stage {elsewhere_s:.1f} s")
     when = "" if fault_s is None else f", sent {sent.began_s - fault_s:+.1f} s from the fault"
-    return f"request {sent.number} ({sent.clip}){when}, tries {sent.statuses}: " + ", ".join(
-        (*shares, f"no stage {elsewhere_s:.1f} s")
-    )
+    return f"request {sent.number} ({sent.clip}){when}, tries {sent.statuses}: " + ", ".join(shares)
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
