@@ -12,10 +12,9 @@ from __future__ import annotations
 from collections.abc import Collection, Iterable
 from typing import Protocol, TypeVar
 
-from cluster.common.messages import SAMPLE_RATE, WINDOW_SAMPLES, Priority
+from cluster.common.messages import WINDOW_S, Priority
 from cluster.common.priorities import Turns
 
-WINDOW_S = WINDOW_SAMPLES / SAMPLE_RATE  # requests that are longer are long ones
 LAST_RANK = 8  # windows of a request from this one on are all alike
 OLDEST_EVERY = 8
 MOST_OWNERS = 1024  # of whom it is known what they were given
@@ -50,7 +49,8 @@ W = TypeVar("W", bound=Waiting)
 def place_of(window: int, priority: Priority, audio_s: float) -> tuple[Priority, int]:
     """Class and rank of a window, from its number within a request of a class.
 
-    That of a live session's update says nothing. audio_s: of the whole request, as far as known.
+    That of a live session's update says nothing. audio_s: of the whole request, as far as known:
+    one that is longer than a window is a long one.
     """
     if priority == "interactive" and (window or audio_s > WINDOW_S):
         priority = "later"
