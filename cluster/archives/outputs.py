@@ -142,7 +142,7 @@ class Outputs:
         What failed for a reason that may pass is to be done again; what failed for its own only
         with `retry_failed`.
         """
-        firsts = [next(names_of(item)) for item in items]
+        firsts = list(dict.fromkeys(next(names_of(item)) for item in items))
         with ThreadPoolExecutor(READERS) as threads:
             sidecars = dict(zip(firsts, threads.map(self._sidecar, firsts), strict=True))
             claims = [self._claim(item, sidecars) for item in items]

@@ -279,6 +279,25 @@ def test_equal_names_stay_apart(tmp_path: Path, where: Place) -> None:
     assert (where / "talk.mp3-2.txt").read() == b"c/talk.mp3\n"
 
 
+def test_a_sidecar_is_read_once_however_many_share_its_name(
+    tmp_path: Path, where: Place, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    for suffix in ("wav", "mp3", "ogg"):
+        (tmp_path / f"talk.{suffix}").write_text(suffix)
+    run(Archive(where), [str(tmp_path / "talk.ogg")], FakeEngine())
+    asked: list[str] = []
+    read = Place.read
+
+    def count(place: Place) -> bytes:
+        asked.append(place.path)
+        return read(place)
+
+    monkeypatch.setattr(Place, "read", count)
+    items = [next(iter(list_items([str(tmp_path / f"talk.{one}")]))) for one in ("wav", "mp3")]
+    Outputs(Archive(where)).look(items)
+    assert asked.count((where / ".talk.splitscribe.json").path) == 1
+
+
 def test_the_longest_of_what_is_listed_goes_first(tmp_path: Path) -> None:
     for i, size in enumerate((10, 20, 5000, 100)):
         (tmp_path / f"{i}.mp3").write_bytes(f"talk {i} ".encode().ljust(size))
