@@ -279,22 +279,20 @@ class Batcher:
         return distinct
 
     def _ready_to_go(self) -> list[QueuedWindow]:
-        return self._free_to_go(self._distinct(self._queue))
+        """Those that would go into batches as things stand."""
+        ready, n_bulk = [], self._bulk_at_once - self._bulk_in_flight
+        for window in self._free_to_go(self._distinct(self._queue)):
+            n_bulk -= window.priority == "bulk"
+            if window.priority != "bulk" or n_bulk >= 0:
+                ready.append(window)
+        return ready
 
     def _free_to_go(self, windows: Sequence[QueuedWindow]) -> list[QueuedWindow]:
-        """Those that may go as things stand: of bulk windows as many as may be in flight."""
-        n_bulk = self._bulk_at_once - self._bulk_in_flight
+        """Those that may go next: of bulk any, while fewer are in flight than may be."""
         held = {one for one in self._held if not self._order.turns.is_due(one)}
-        free = []
-        for window in windows:
-            if window.priority in held:
-                continue
-            if window.priority == "bulk":
-                n_bulk -= 1
-                if n_bulk < 0:
-                    continue
-            free.append(window)
-        return free
+        if self._bulk_in_flight >= self._bulk_at_once:
+            held.add("bulk")
+        return [window for window in windows if window.priority not in held]
 
     def _fills_a_batch(self, windows: Sequence[QueuedWindow]) -> bool:
         """Whether so many of these have one context."""

@@ -314,6 +314,18 @@ def test_whoever_comes_waits_for_one_bulk_window_at_most(clock: Clock) -> None:
     assert names(batcher.pop(4)) == ["clip3-0", "bulk1-0"]
 
 
+def test_bulk_windows_have_their_order_among_themselves(clock: Clock) -> None:
+    """The first window of a file before another's tail that came earlier, whoever sent them."""
+    batcher = make_batcher(clock)
+    for window in (7, 6):
+        put(batcher, "long-", window, priority="bulk")
+    put(batcher, "short-", priority="bulk")
+    running = batcher.pop(4)
+    assert names(running) == ["short-0"]
+    batcher.finish(running)
+    assert names(batcher.pop(4)) == ["long-6"]
+
+
 def test_as_many_bulk_windows_are_in_flight_as_were_asked_for(clock: Clock) -> None:
     batcher = Batcher(4, batch_wait_s=0.0, clock=clock, bulk_at_once=3)
     for n in range(5):
