@@ -207,14 +207,8 @@ class Pipeline:
         with self._tracer.span("window", run.context.span.traceparent, window=audio.index) as span:
             context = run.context
             priority, rank = place_of(audio.index, context.priority, context.audio_s)
-            turn = Turn(
-                run.key,
-                priority,
-                context.client,
-                rank,
-                work_of(audio.context),
-                float(options.n_rows),
-            )
+            work, rows = work_of(audio.context), float(options.n_rows)
+            turn = Turn(priority, context.client, rank, work, rows)
             window = WindowRun(run, audio, options, on_token, span, audio.context, turn)
             if window.context != FULL:
                 self._recorder.add("splitscribe_trimmed_windows_total")

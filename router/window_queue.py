@@ -15,7 +15,7 @@ import asyncio
 import bisect
 import uuid
 from collections import Counter
-from collections.abc import Iterator
+from collections.abc import Collection, Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
 
@@ -30,13 +30,10 @@ from router.pools import DecoderClient, EncoderClient, Room
 class Turn:
     """One window on its way through both pools; `common.fair_order.Waiting` while it waits.
 
-    request: key of it; of its windows the one of the least rank waits in front. owner: who shares
-    the workers. work: as of `EncodeRequest`. rows: hypotheses in a decoder. kv_key: as of
-    `Pool.has`.
-    encoding, decoding: what it counts for in the pools now.
+    owner: who shares the workers. work: as of `EncodeRequest`. rows: hypotheses in a decoder.
+    kv_key: as of `Pool.has`. encoding, decoding: what it counts for in the pools now.
     """
 
-    request: str
     priority: Priority
     owner: bytes
     rank: int
@@ -59,8 +56,9 @@ class WindowQueue:
         self._decoders = decoders
         self._clock = clock
         self._order = FairOrder()
-        self._waiting: dict[str, list[Turn]] = {}  # by request
-        self._work: Counter[Priority] = Counter()  # of those
+        self._waiting: dict[tuple[Priority, bytes], list[Turn]] = {}  # by class and owner, in order
+        self._came: dict[Priority, dict[Turn, None]] = {one: {} for one in URGENCY}  # in order
+        self._work: Counter[Priority] = Counter()  # of those that wait
         self._encoding = dict.fromkeys(URGENCY, 0.0)  # in flight, by class
         self._decoding = dict.fromkeys(URGENCY, 0.0)
         self._full: set[Role] = set()  # why those that wait do
@@ -84,14 +82,15 @@ class WindowQueue:
             self.skip(turn)
             return 0.0
         turn.granted = asyncio.get_running_loop().create_future()
-        waiting = self._waiting.setdefault(turn.request, [])
-        bisect.insort(waiting, turn, key=lambda one: one.rank)
+        waiting = self._waiting.setdefault((turn.priority, turn.owner), [])
+        bisect.insort(waiting, turn, key=lambda one: (one.rank, one.deadline_s))
+        self._came[turn.priority][turn] = None
         self._work[turn.priority] += turn.work  # type: ignore[assignment]
         self._grant()
         try:
             await turn.granted
         except asyncio.CancelledError:
-            if turn in self._waiting.get(turn.request, ()):
+            if turn in self._came[turn.priority]:
                 self._take_out(turn)
             raise
         return self._clock.monotonic() - turn.arrived_s
@@ -118,29 +117,33 @@ class WindowQueue:
     def _grant(self) -> None:
         """Let go who may, in order."""
         encoders, decoders = self._encoders.room(), self._decoders.room()
-        while self._waiting:
-            heads = [turns[0] for turns in self._waiting.values()]
-            classes = {one.priority for one in heads}
+        while classes := {one for one, came in self._came.items() if came}:
             may_encode = {one for one in classes if _fits(one, self._encoding, encoders)}
             may_decode = {one for one in classes if _fits(one, self._decoding, decoders)}
             self._full = {"encoder"} if classes - may_encode else set()
             self._full |= {"decoder"} if classes - may_decode else set()
-            able = [
-                one
-                for one in heads
-                if one.priority in may_encode and (one.priority in may_decode or one.decoding)
-            ]
+            able = [one for one in self._firsts(may_encode) if one.priority in may_decode]
+            if not able:  # but those that have their room at a decoder
+                able = [one for name in may_encode for one in self._came[name] if one.decoding]
             if not able:
                 return
             turn = self._order.next(able)
             self._let_go(turn)
-            self._order.went(turn, {turns[0].priority for turns in self._waiting.values()})
+            self._order.went(turn, {one for one, came in self._came.items() if came})
             turn.encoding = turn.work
             self._encoding[turn.priority] += turn.work
             if turn.kv_key:  # whoever has the same audio needs no encode of its own
-                same = [one for turns in self._waiting.values() for one in turns]
+                same = [one for came in self._came.values() for one in came]
                 for duplicate in (one for one in same if one.kv_key == turn.kv_key):
                     self._let_go(duplicate)
+
+    def _firsts(self, classes: Collection[Priority]) -> Iterator[Turn]:
+        """Whoever may be next: of each owner the first in order, and of each class the oldest."""
+        for (priority, _), waiting in self._waiting.items():
+            if priority in classes:
+                yield waiting[0]
+        for priority in classes:
+            yield next(iter(self._came[priority]))
 
     def _let_go(self, turn: Turn) -> None:
         self._take_out(turn)
@@ -150,11 +153,12 @@ class WindowQueue:
             turn.granted.set_result(None)
 
     def _take_out(self, turn: Turn) -> None:
-        waiting = self._waiting[turn.request]
+        waiting = self._waiting[turn.priority, turn.owner]
         waiting.remove(turn)
-        self._work[turn.priority] -= turn.work  # type: ignore[assignment]
         if not waiting:
-            del self._waiting[turn.request]
+            del self._waiting[turn.priority, turn.owner]
+        del self._came[turn.priority][turn]
+        self._work[turn.priority] -= turn.work  # type: ignore[assignment]
 
 
 def _fits(priority: Priority, taken: dict[Priority, float], room: Room) -> bool:

@@ -47,7 +47,7 @@ class Router:
         owner: bytes = b"",
         kv_key: bytes = b"",
     ) -> str:
-        turn = Turn(request, *_place(window, priority, owner), 1.0, 1.0, kv_key)
+        turn = Turn(*_place(window, priority, owner), 1.0, 1.0, kv_key)
         name, is_done = f"{request}{window}", asyncio.Event()
         task = asyncio.create_task(self._go(name, turn, is_done))
         self._turns[name] = (turn, is_done, task)
