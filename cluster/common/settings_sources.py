@@ -8,7 +8,8 @@ from __future__ import annotations
 
 import os
 import re
-from collections.abc import Mapping
+from collections.abc import Iterator, Mapping
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -16,7 +17,8 @@ import yaml
 from pydantic import BaseModel, ValidationError
 
 from cluster.common.errors import ConfigurationError
-from cluster.common.settings import Settings
+from cluster.common.settings import ModelSettings, Settings
+from cluster.common.settings.api_keys import named_key
 
 Fields = tuple[str, ...]  # that lead to a setting, such as ("router", "port")
 
@@ -29,6 +31,7 @@ LIST_VARIABLES = (  # texts with commas
     "private_networks",
     "webhook_hosts",
 )
+SECRETS = {"api_key", "cluster_key", "webhook_secret"}  # never shown
 
 # Kubernetes tells every pod where a Service splitscribe, or splitscribe-*, is.
 _SERVICE_VARIABLE = re.compile(
@@ -117,6 +120,8 @@ def _from_variables(variables: Mapping[Fields, tuple[str, str]]) -> dict[str, An
                     f"the variable {name} sets a part of what {whole} sets as a whole; unset one"
                 )
         texts = tuple(part.strip() for part in text.split(",") if part.strip())
+        if path[-1] == "api_key" and not texts:
+            texts = ("",)  # which is refused: nobody means to serve everyone by it
         node[path[-1]] = texts if path[-1] in LIST_VARIABLES else text
     return nested
 
@@ -156,26 +161,63 @@ def _explain(error: ValidationError, variables: Mapping[Fields, str]) -> str:
         path = tuple(map(str, item["loc"]))
         where = ".".join(path)
         names = [variables[path[:n]] for n in range(1, len(path) + 1) if path[:n] in variables]
+        if item["type"] == "extra_forbidden":
+            lines.append(_unknown(path, names))
+            continue
         whence = f" (from the variable {names[0]})" if names else ""
         came = item.get("input")
         # A mapping may hold keys, which must not end up in a log.
-        hides = isinstance(came, Mapping | BaseModel) or where.endswith("_secret")
+        hides = isinstance(came, Mapping | BaseModel) or SECRETS & set(path)
         got = "" if hides else f" (got {came!r})"
-        lines.append(f"{where}{whence}: {item['msg']}{got}" if where else f"{item['msg']}{got}")
+        message = item["msg"].removeprefix("Value error, ")
+        lines.append(f"{where}{whence}: {message}{got}" if where else f"{message}{got}")
     return "settings do not fit: " + "; ".join(lines)
 
 
+def _unknown(path: Fields, variables: list[str]) -> str:
+    """That there is no such setting, and the nearest that is there."""
+    inside = _settings_of(ModelSettings, path[:2]) if path[0] == "models" else ()
+    known = {".".join(one): one for one in (*inside, *_settings_of(Settings))}
+    where = ".".join(path)
+    same = [name for name, one in known.items() if one[-1] == path[-1]]
+    near = (same if len(same) == 1 else []) or get_close_matches(where, known, n=1, cutoff=0.7)
+    meant = near[0] if near else ""
+    if variables and near:
+        meant = ENV_PREFIX + "__".join(known[meant]).upper()
+    what = (
+        f"the variable {variables[0]} is no setting"
+        if variables
+        else f"there is no setting {where}"
+    )
+    return f"{what}; did you mean {meant}?" if meant else what
+
+
+def _settings_of(model: type[BaseModel], path: Fields = ()) -> Iterator[Fields]:
+    """The fields that lead to each setting of a model."""
+    for name, field in model.model_fields.items():
+        kind = field.annotation
+        if isinstance(kind, type) and issubclass(kind, BaseModel):
+            yield from _settings_of(kind, (*path, name))
+        else:
+            yield (*path, name)
+
+
 def read_api_keys(file: Path) -> tuple[str, ...]:
-    """The keys of a file: one per line; blank lines and what follows a # do not count.
+    """The keys of a file, one in each line: KEY, or NAME KEY. A line may be blank or a # comment.
 
     Raises:
-        ConfigurationError: it cannot be read, or holds none.
+        ConfigurationError: it cannot be read, holds none, or has another line.
     """
     try:
         lines = file.expanduser().read_text().splitlines()
     except (OSError, UnicodeDecodeError) as error:
         raise ConfigurationError(f"cannot read API keys from {file}: {error}") from error
-    keys = tuple(key for line in lines if (key := line.partition("#")[0].strip()))
+    keys = {n: text for n, line in enumerate(lines, 1) if (text := line.strip()) and text[0] != "#"}
     if not keys:
         raise ConfigurationError(f"there is no API key in {file}")
-    return keys
+    for number, text in keys.items():
+        try:
+            named_key(text)
+        except ValueError as error:
+            raise ConfigurationError(f"line {number} of {file}: {error}") from error
+    return tuple(keys.values())

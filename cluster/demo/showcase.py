@@ -30,7 +30,7 @@ def run_demo(encoders: int, decoders: int, out: Console, err: Console) -> None:
         {
             "model": "demo",
             "log_level": "WARNING",
-            "router": {"host": "127.0.0.1", "port": 0, "api_key": ""},
+            "router": {"host": "127.0.0.1", "port": 0},
             "encoder": {"replicas": encoders},
             "decoder": {"replicas": decoders},
         },

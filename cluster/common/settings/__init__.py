@@ -123,7 +123,11 @@ class Settings(FrozenModel):
         "bfloat16, float16 or float8 (e4m3)",
     )
     cluster_key: str | None = Field(
-        None, description="key that signs KV handles; default: a random one, made at the start"
+        None,
+        repr=False,
+        min_length=32,
+        description="key that signs KV handles and client secrets, of 32 characters or more; "
+        "default: a random one, made at the start",
     )
     log_level: LogLevel = Field("INFO", description="DEBUG, INFO, WARNING or ERROR")
     log_format: Literal["plain", "json"] = Field(

@@ -6,7 +6,16 @@ from collections.abc import Mapping
 from pathlib import Path
 from typing import Annotated, Any, Literal
 
-from pydantic import BaseModel, BeforeValidator, ConfigDict, Field, model_validator
+from pydantic import (
+    AfterValidator,
+    BaseModel,
+    BeforeValidator,
+    ConfigDict,
+    Field,
+    model_validator,
+)
+
+from cluster.common.settings.api_keys import checked_keys
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
@@ -31,7 +40,12 @@ def _as_tuple(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
+def _as_keys(value: Any) -> Any:
+    return (value,) if value == "" else _as_tuple(value)
+
+
 Texts = Annotated[tuple[str, ...], BeforeValidator(_as_tuple)]
+ApiKeys = Annotated[tuple[str, ...], BeforeValidator(_as_keys), AfterValidator(checked_keys)]
 Labels = Mapping[str, str]
 
 
@@ -105,13 +119,16 @@ class RouterSettings(FrozenModel):
         description="what listens there: router (the router's replicas; one machine only), serve "
         "(Ray Serve's proxies), or auto",
     )
-    api_key: Texts = Field(
+    api_key: ApiKeys = Field(
         (),
         repr=False,
-        description="API keys, one of which clients must send as bearer token; a text or a list",
+        description="API keys, one of which clients must send as bearer token; a text or a list, "
+        "each KEY or NAME KEY",
     )
     api_key_file: Path | None = Field(
-        None, description="file with more API keys, one in each line; # begins a comment"
+        None,
+        description="file with more API keys, KEY or NAME KEY in each line; a line with # in front "
+        "is a comment",
     )
     max_requests_per_key: int = Field(
         0,

@@ -206,7 +206,7 @@ def test_what_routers_tell_of_their_settings_has_no_secrets() -> None:
     settings = load_settings(
         None,
         {
-            "cluster_key": "5ecret",
+            "cluster_key": "5ecret" * 8,
             "router": {"api_key": ("sk-1",), "max_requests_per_key": 2},
             "batches": {"webhook_secret": f"whsec_5ecret{'x' * 26}"},
         },

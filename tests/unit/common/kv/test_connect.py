@@ -84,5 +84,5 @@ def test_no_third_way_is_a_setting() -> None:
 
 
 def settings_of(mode: str, **roles: Any) -> Settings:
-    flags = {"handoff": mode, "transport": "memory", "cluster_key": "k", **roles}
+    flags = {"handoff": mode, "transport": "memory", "cluster_key": "k" * 32, **roles}
     return load_settings(flags=flags, environ={})
