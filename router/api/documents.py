@@ -30,12 +30,12 @@ _PLACE = secrets.token_hex(16)  # stands for the text that was cut out; nobody c
 Body = TypeVar("Body", bound=BaseModel)
 
 
-def read_json(content: bytes, long_text: Sequence[str], max_bytes: int) -> Any:
+def read_json(content: bytes, max_bytes: int, *long_texts: Sequence[str]) -> Any:
     """The document; if it is long, one text of it may be what is long.
 
     Args:
-        long_text: the path of keys to that text.
         max_bytes: of all but that text.
+        long_texts: the paths of keys to it; one of them has it.
 
     Raises:
         PayloadTooLargeError: something else is long.
@@ -47,17 +47,19 @@ def read_json(content: bytes, long_text: Sequence[str], max_bytes: int) -> Any:
     parts = content.split(b'"', _MAX_QUOTES)
     longest = max(parts, key=len)
     rest_bytes = len(content) - len(longest)
-    too_long = PayloadTooLargeError(f"more than {max_bytes} bytes are not '{'.'.join(long_text)}'")
+    names = " or ".join(f"'{'.'.join(path)}'" for path in long_texts)
+    too_long = PayloadTooLargeError(f"more than {max_bytes} bytes are not {names}")
     if rest_bytes > max_bytes or len(parts) > _MAX_QUOTES or b"[" in longest or b"{" in longest:
         raise too_long
     document = _loaded(content.replace(longest, _PLACE.encode(), 1))
-    node = document
-    for key in long_text[:-1]:
-        node = node.get(key) if isinstance(node, dict) else None
-    if not isinstance(node, dict) or node.get(long_text[-1]) != _PLACE:
-        raise too_long
-    node[long_text[-1]] = json.loads(b'"%b"' % longest)
-    return document
+    for *keys, last in long_texts:
+        node = document
+        for key in keys:
+            node = node.get(key) if isinstance(node, dict) else None
+        if isinstance(node, dict) and node.get(last) == _PLACE:
+            node[last] = json.loads(f'"{longest.decode()}"')
+            return document
+    raise too_long
 
 
 def parse_document(model: type[Body], content: bytes) -> Body:
@@ -92,7 +94,9 @@ def repeated(name: str) -> InvalidRequestError:
 def _loaded(content: bytes) -> Any:
     _check_shape(content)
     try:
-        return json.loads(content, object_pairs_hook=_unique, parse_constant=_no_such_number)
+        # Decoded here: it would be taken for UTF-16, too, in which quotes are not where they seem.
+        text = content.decode("utf-8-sig")
+        return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_such_number)
     except RecursionError as error:  # deeper than any bound, where quotes hid it
         raise ValueError(str(error)) from None
 

@@ -41,6 +41,7 @@ from router.batches.lines import (
     FILE_ID,
     SOURCES,
     Models,
+    is_data_url,
     parse_line,
     request_id,
     result_of,
@@ -101,7 +102,9 @@ class LineWork:
                 failure = (
                     error
                     if isinstance(error, SplitscribeError)
-                    else SplitscribeError("The server had an error while processing this line.")
+                    else SplitscribeError(
+                        "The server had an error while processing this line.", code="internal_error"
+                    )
                 )
                 logger.log(
                     logging.INFO if failure is error else logging.ERROR,
@@ -120,22 +123,25 @@ class LineWork:
                 f"The server ended {MAX_CLAIMS} times while it worked on this line.",
                 code="line_lost",
             )
-        content = await asyncio.to_thread(
-            self._owned.blobs.read, claim.batch.input_file_id, claim.offset, claim.length
-        )
-        body: dict[str, Any] = parse_line(content)["body"]
+        body = await asyncio.to_thread(self._read, claim)
         source = source_of(body)
         pairs = pairs_of({name: value for name, value in body.items() if name not in SOURCES})
         task: Task = "transcribe" if claim.batch.endpoint == ENDPOINTS[0] else "translate"
         params = self._engine.params(pairs, task)
         try:
-            async with self._audio(claim, source, body[source]) as path:
+            async with self._audio(claim, source, body.pop(source)) as path:
                 done = await self._engine.transcribe(path, params, name=name)
         except SplitscribeError as error:
             if error.param == AUDIO_PARAM:
                 error.param = source
             raise
         return done.body()
+
+    def _read(self, claim: Claim) -> dict[str, Any]:
+        blobs = self._owned.blobs
+        content = blobs.read(claim.batch.input_file_id, claim.offset, claim.length)
+        body: dict[str, Any] = parse_line(content)["body"]
+        return body
 
     @asynccontextmanager
     async def _audio(self, claim: Claim, source: str, value: Any) -> AsyncIterator[Path]:
@@ -146,10 +152,11 @@ class LineWork:
                 await self._link(claim, value, path)
             elif source == AUDIO_FIELD:
                 await asyncio.to_thread(self._decode, _data_of(value), path, source)
-            elif value[:5].lower() == "data:":
+            elif is_data_url(value):
                 await asyncio.to_thread(self._decode, _data_of_url(value, source), path, source)
             else:
                 await self._downloads.fetch(value, path, source)
+            del value  # it may be long, and the work too
             yield path
         finally:
             path.unlink(missing_ok=True)

@@ -16,9 +16,9 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any, BinaryIO, Protocol
 
-from cluster.common.errors import InvalidRequestError, SplitscribeError
+from cluster.common.errors import InvalidRequestError, PayloadTooLargeError, SplitscribeError
 from router.api.batch_bodies import BatchError, Status
-from router.api.documents import AUDIO_FIELD
+from router.api.documents import AUDIO_FIELD, DATA_PART, read_json
 from router.api.formats import to_json
 from router.batches.store import NewLine, OpenBatch
 from router.batches.work_queue import Result
@@ -29,6 +29,9 @@ SOURCES = (FILE_ID, *URLS, AUDIO_FIELD)  # of a body, which has one of them
 MAX_ERRORS = 100  # that a batch tells
 MAX_CUSTOM_ID = 512  # characters
 MAX_LINE_BYTES = 64 * 1024 * 1024  # one with its audio in it
+MAX_OTHER_BYTES = 1024 * 1024  # of a line, beside its audio
+MAX_URL = 8192  # characters of one that does not hold the audio itself
+_LONG_TEXTS = (("body", AUDIO_FIELD, DATA_PART), *(("body", name) for name in URLS))
 _LINE_FIELDS = ("custom_id", "method", "url", "body")
 GIVEN_UP: dict[Status, str] = {
     "expired": "This request could not be executed before the completion window expired.",
@@ -108,8 +111,12 @@ def parse_line(content: bytes) -> dict[str, Any]:
             f"the line has more than {MAX_LINE_BYTES} bytes; name its audio by file_id or URL",
         )
     try:
-        document = json.loads(content.decode("utf-8-sig"))
-    except (ValueError, RecursionError) as error:
+        document = read_json(content, MAX_OTHER_BYTES, *_LONG_TEXTS)
+    except PayloadTooLargeError as error:
+        raise _refused("line_too_long", f"the line is too long: {error.message}") from None
+    except InvalidRequestError as error:
+        raise _refused("invalid_json_line", error.message) from None
+    except ValueError as error:
         raise _refused("invalid_json_line", f"the line is no JSON: {error}") from None
     if not isinstance(document, dict):
         raise _refused("invalid_json_line", "the line is no JSON object")
@@ -145,7 +152,13 @@ def source_of(body: Mapping[str, Any]) -> str:
     (name,) = named
     if name != AUDIO_FIELD and not isinstance(body[name], str):
         raise _refused("invalid_type", f"'{name}' must be a text", f"body.{name}")
+    if name in URLS and len(body[name]) > MAX_URL and not is_data_url(body[name]):
+        raise _refused("invalid_url", f"'{name}' is longer than {MAX_URL}", f"body.{name}")
     return name
+
+
+def is_data_url(url: str) -> bool:
+    return url[:5].lower() == "data:"
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:

@@ -47,6 +47,8 @@ class BatchRunner:
         self._changed = asyncio.Event()
         self._lines: dict[asyncio.Task[None], Claim] = {}
         self._steps: dict[str, asyncio.Task[None]] = {}  # of batches: a check, or result files
+        self._checking = ""  # the batch whose input was checked last
+        self._checked: dict[str, int] = {}  # of each key, the turn in which it was
         self._looking = asyncio.create_task(self._look_always())
         self.paused: str | None = None  # why no line is begun
         self.n_open = 0  # batches, at the last look
@@ -89,6 +91,7 @@ class BatchRunner:
         running = [batch for batch in batches if batch.status == "in_progress"]
         self.n_open = len(batches)
         self.n_unfinished = sum(batch.unfinished for batch in running)
+        unchecked = []
         for batch in batches:
             if batch.id in self._steps:
                 continue
@@ -99,7 +102,8 @@ class BatchRunner:
                 await self._stop_lines(batch)
                 await self._wind_up(batch, "expired")
             elif batch.status == "validating":
-                self._begin_step(batch, self._check(batch))
+                unchecked.append(batch)
+        self._begin_check(unchecked)
         if self.paused is None:
             await self._begin_lines(running)
         for batch in running:
@@ -121,6 +125,15 @@ class BatchRunner:
                 self.look()
 
         self._steps[batch.id] = asyncio.create_task(work())
+
+    def _begin_check(self, batches: list[OpenBatch]) -> None:
+        """Begin one at a time, of keys in turn: it takes memory, and Python's lock."""
+        if not batches or self._checking in self._steps:
+            return
+        batch = min(batches, key=lambda one: self._checked.get(one.owner, 0))
+        self._checking = batch.id
+        self._checked[batch.owner] = 1 + max(self._checked.values(), default=0)
+        self._begin_step(batch, self._check(batch))
 
     async def _check(self, batch: OpenBatch) -> None:
         """Check a batch's input, in at most `MAX_CHECKS` tries, whoever makes them."""

@@ -36,6 +36,7 @@ from router.batches.database import Database
 Order = Literal["asc", "desc"]
 
 ENDED: tuple[Status, ...] = ("failed", "completed", "expired", "cancelled")
+MAX_READERS = 4  # batches that have not ended, of one input file
 WINDOW_S = 24 * 3600  # completion_window, of which OpenAI has one
 OPEN = "('validating', 'in_progress', 'finalizing', 'cancelling')"
 EXISTS = "NOT deleted AND (expires_at IS NULL OR expires_at > ?)"
@@ -162,12 +163,15 @@ class Store:
 
         Raises:
             NotFoundError: its input file is not there.
-            RateLimitError: the key has `most` batches already.
+            RateLimitError: the key has `most` batches already, or the file `MAX_READERS`.
         """
         with self._database.transaction():
             if self._database.first("SELECT id FROM batches WHERE id = ?", batch_id) is None:
                 self.file(owner, asked.input_file_id, now)
-                self._check_count(owner, most)
+                self._check_count("This API key", "owner", owner, most)
+                self._check_count(
+                    "The input file", "input_file_id", asked.input_file_id, MAX_READERS
+                )
                 self._database.insert(
                     "batches",
                     id=batch_id,
@@ -335,13 +339,13 @@ class Store:
             **file.model_dump(exclude={"object", "status", "bytes"}),
         )
 
-    def _check_count(self, owner: str, most: int) -> None:
+    def _check_count(self, whose: str, column: str, value: str, most: int) -> None:
         (n_open,) = self._database.one(
-            f"SELECT count(*) FROM batches WHERE owner = ? AND status IN {OPEN}", owner
+            f"SELECT count(*) FROM batches WHERE {column} = ? AND status IN {OPEN}", value
         )
         if n_open >= most:
             raise RateLimitError(
-                f"This API key has {n_open} batches that have not ended, of at most {most}. "
+                f"{whose} has {n_open} batches that have not ended, of at most {most}. "
                 "Please try again when one has ended.",
                 code="batch_limit_exceeded",
                 retry_after_s=60.0,

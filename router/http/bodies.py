@@ -200,7 +200,7 @@ _DATA = f"{AUDIO_FIELD}.{DATA_PART}"  # as error messages name it
 def read_document(content: bytes, max_upload_bytes: int) -> tuple[tuple[tuple[str, str], ...], str]:
     """The fields of a body, and the text that holds its audio. Raises SplitscribeError."""
     try:
-        document = read_json(content, (AUDIO_FIELD, DATA_PART), MAX_FRAMING_BYTES)
+        document = read_json(content, MAX_FRAMING_BYTES, (AUDIO_FIELD, DATA_PART))
         if isinstance(document, dict) and isinstance(audio := document.get(AUDIO_FIELD), dict):
             data, audio[DATA_PART] = audio.get(DATA_PART), ""
         else:

@@ -82,7 +82,7 @@ def _document(text: str | bytes | None) -> dict[str, Any]:
     if not isinstance(text, str):
         raise _wrong("Send events as text messages, not as binary ones.")
     try:
-        sent = read_json(text.encode(), ("audio",), MAX_BESIDE_AUDIO)
+        sent = read_json(text.encode(), MAX_BESIDE_AUDIO, ("audio",))
     except PayloadTooLargeError:
         message = f"The event has more than {MAX_BESIDE_AUDIO} bytes beside its audio."
         raise _wrong(message, code="event_too_large") from None

@@ -15,7 +15,7 @@ import openai
 import pytest
 
 from cluster.common.errors import InsufficientStorageError
-from router.batches import runner
+from router.batches import runner, store
 from tests.support.batches import Desk, desk, outcome, served, talks
 from tests.support.router_fakes import FakeTranscriber
 
@@ -85,6 +85,7 @@ async def test_a_batch_waits_for_room_and_its_results_are_whole(
     """Full while lines run, and again while the results' files are written."""
     monkeypatch.setattr(runner, "LOOK_S", 0.05)
     monkeypatch.setattr(runner, "ROOM_S", 0.05)
+    monkeypatch.setattr(store, "MAX_READERS", 1000)
     transcriber = FakeTranscriber()
     transcriber.texts = (" word" * WORDS,)  # 100 kB, several times in a verbose answer
     async with desk(disk / "kept", transcriber, concurrency=1) as at:

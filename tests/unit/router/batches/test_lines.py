@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import base64
 import json
 import sqlite3
 import threading
@@ -42,6 +43,12 @@ def test_each_line_is_found_where_it_stands(tmp_path: Path) -> None:
         (b"[1]\n", "invalid_json_line"),
         (b"\xff\n", "invalid_json_line"),
         (b"[" * 100_000 + b"\n", "invalid_json_line"),
+        (line("a", file_id="f", junk=[[]] * 10_001), "invalid_json_line"),
+        (b'\xff\xfe{\0"\0a\0"\0:\0"\0\\\0u\0d\0008\0000\0000\0"\0}\0', "invalid_json_line"),
+        (line("a", file_id="f").replace(b"{", b'{"url": "x", ', 1), "invalid_json_line"),
+        (line("a", file_id="f", prompt="x" * 2**20), "line_too_long"),
+        (line("a", url="x" * 10_000), "invalid_url"),
+        (line("a", url="x" * 2**20), "invalid_url"),
         (b"{}\n", "missing_required_parameter"),
         (line("", file_id="f"), "missing_required_parameter"),
         (line("x" * 513, file_id="f"), "invalid_custom_id"),
@@ -78,6 +85,18 @@ def test_a_whole_file_may_be_wrong(tmp_path: Path) -> None:
 
 def test_not_every_mistake_of_a_hopeless_file_is_told(tmp_path: Path) -> None:
     assert len(checked(tmp_path, b"x\n" * 50_000).errors) == MAX_ERRORS
+
+
+@pytest.mark.parametrize("name", ["url", "file_url", "input_audio"])
+async def test_what_holds_a_lines_audio_may_be_long(tmp_path: Path, name: str) -> None:
+    content = base64.b64encode(bytes(2**20)).decode()
+    source: Any = {"data": content}
+    if name != "input_audio":
+        source = f"data:audio/wav;base64,{content}"
+    async with desk(tmp_path) as at:
+        batch = await at.run(line("a", **{name: source}))
+        assert outcome(batch) == ("completed", 1, 0)
+        assert at.transcriber.uploads == [bytes(2**20)]
 
 
 async def test_what_the_engine_gives_up_is_settled_at_once(tmp_path: Path) -> None:
@@ -149,7 +168,7 @@ async def test_a_line_that_fails_unexpectedly_fails_once_and_is_counted(
         assert (batch.request_counts.completed, batch.request_counts.failed, tried) == (1, 1, 1)
         [error] = await at.content(batch.error_file_id)
         assert error["response"]["status_code"] == 500
-        assert error["response"]["body"]["error"]["type"] == "server_error"
+        assert error["response"]["body"]["error"]["code"] == "internal_error"
         assert "a bug" not in str(error)
     assert "TypeError: a bug" in caplog.text
 

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import errno
 import json
+import threading
 from pathlib import Path
 from typing import Any
 
@@ -19,9 +20,11 @@ from router.api.batch_bodies import UploadFields
 from router.batches import runner
 from router.batches.blobs import READERS_GRACE_S
 from router.batches.line_work import MAX_CLAIMS
+from router.batches.store import MAX_READERS
 from router.interface import TranscriptionResult
 from tests.support.batches import (
     AUDIO,
+    DEADLINE_S,
     HOUR_S,
     Hands,
     desk,
@@ -305,6 +308,47 @@ async def test_a_key_has_only_so_many_batches(tmp_path: Path, held: FakeTranscri
         batch = await at.ended(await at.create(input_id))
         with pytest.raises(ConflictError, match="completed"):
             await at.service.cancel_batch("", batch.id)
+
+
+async def test_a_file_is_the_input_of_only_so_many_batches(
+    tmp_path: Path, held: FakeTranscriber
+) -> None:
+    async with desk(tmp_path, held) as at:
+        input_id = await at.upload(line("a", **AUDIO))
+        ids = [await at.create(input_id) for _ in range(MAX_READERS)]
+        with pytest.raises(RateLimitError, match="input file has 4 batches"):
+            await at.create(input_id)
+        await at.service.cancel_batch("", ids[0])
+        await at.ended(ids[0])
+        await at.create(input_id)
+
+
+async def test_inputs_are_checked_one_at_a_time_and_keys_take_turns(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, running, checked = runner.check_input, threading.Semaphore(1), list[str]()
+    begun, go_on = threading.Event(), threading.Event()
+
+    def check(path: Path, *rules: Any) -> Any:
+        assert running.acquire(blocking=False), "another check runs"
+        begun.set()
+        go_on.wait(DEADLINE_S)
+        checked.append(path.name)
+        found = real(path, *rules)
+        running.release()
+        return found
+
+    monkeypatch.setattr(runner, "check_input", check)
+    async with desk(tmp_path) as at:
+        made = []
+        for at.owner in ("aa", "aa", "aa", "bb"):
+            file_id = await at.upload(line("a", **AUDIO))
+            made.append((at.owner, file_id, await at.create(file_id)))
+            await eventually(begun.is_set)
+        go_on.set()
+        for at.owner, _, batch_id in made:
+            assert outcome(await at.ended(batch_id)) == ("completed", 1, 0)
+    assert checked == [made[i][1] for i in (0, 3, 1, 2)]
 
 
 async def test_repeated_calls_do_no_harm(tmp_path: Path) -> None:
