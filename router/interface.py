@@ -31,7 +31,7 @@ class StageTimings:
     first window's, which waits for none of its own request; encode_s: encoder batches; transfer_s
     and transfer_bytes: reading the KV; decode_s: prefill and decode steps; steps: decode steps;
     windows: windows decoded; attempts: encodes sent, more than `windows` where a worker failed, or
-    where a trimmed context did not suffice;
+    where a trimmed context did not suffice; failures: tries of a window that a worker failed;
     cache_hits, cache_misses: of them those that were answered with KV that was there, and those
     that were not; both 0 where nothing is kept.
     """
@@ -46,6 +46,7 @@ class StageTimings:
     steps: int = 0
     windows: int = 0
     attempts: int = 0
+    failures: int = 0
     cache_hits: int = 0
     cache_misses: int = 0
 

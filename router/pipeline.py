@@ -247,6 +247,7 @@ class Pipeline:
     def _note_failure(self, window: WindowRun, error: WorkerError) -> None:
         """Raises the request's error after the last try."""
         window.failures += 1
+        window.request.timings.failures += 1
         self._note_retry(window, type(error).__name__, str(error))
         if isinstance(error, RETRIED):
             window.encoded = None  # encode again

@@ -131,9 +131,9 @@ class AdmittedRequest:
     def done(self, timings: StageTimings) -> None:
         """Its work is done; `timings` say for how long its first window waited for others.
 
-        Nothing where a window was tried again: its waits are those of a fault.
+        Nothing where a worker failed a window: its waits are those of a fault.
         """
-        if timings.attempts <= timings.windows:
+        if not timings.failures:
             self._admission._waited(timings.first_queue_s, self._pending_s)
 
     def __enter__(self) -> AdmittedRequest:

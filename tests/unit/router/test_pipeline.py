@@ -316,7 +316,8 @@ async def test_a_doubted_window_is_encoded_once_more_in_full(pools: PlayedPools)
     assert result.transcript.text == "word0 word1 word2"
     assert pools.contexts == {0: [192], 1: [192, 0], 2: [192, 0, 0]}
     assert pools.decodes == {0: 1, 1: 2, 2: 3}
-    assert (result.timings.windows, result.timings.attempts) == (3, 6)
+    timings = result.timings
+    assert (timings.windows, timings.attempts, timings.failures) == (3, 6, 1)
     assert (result.timings.cache_hits, result.timings.cache_misses) == (0, 3), "of each once"
     assert counted("trimmed_windows") == 3
     assert counted("doubted_windows") == 2

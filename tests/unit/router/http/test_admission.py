@@ -141,10 +141,10 @@ class Timed:
     def limit_s(self) -> float:
         return self.admission.limit_audio_s
 
-    def request_waited(self, wait_s: float, seconds: float = 5.0, attempts: int = 1) -> None:
+    def request_waited(self, wait_s: float, seconds: float = 5.0, failures: int = 0) -> None:
         """One that came alone is done; its first window waited so long in queues."""
         with admitted(self.admission, seconds) as share:
-            share.done(StageTimings(first_queue_s=wait_s, windows=1, attempts=attempts))
+            share.done(StageTimings(first_queue_s=wait_s, windows=1, attempts=2, failures=failures))
 
     def crowd_waited(self) -> None:
         for _ in range(N_WAITS):
@@ -175,7 +175,7 @@ def test_one_long_wait_says_nothing() -> None:
     timed.request_waited(60.0)
     timed.request_waited(600.0)
     for _ in range(100):
-        timed.request_waited(600.0, attempts=2)  # a worker failed
+        timed.request_waited(600.0, failures=1)
     assert timed.limit_s == 28_800.0
     with admitted(timed.admission, 90.0), admitted(timed.admission, 90.0):
         assert timed.admission.requests == 2
