@@ -132,7 +132,7 @@ def test_keys_come_as_a_text_a_list_or_a_variable_with_commas() -> None:
 
 @pytest.mark.parametrize("text", ["", " ", ",", " , "])
 def test_an_empty_key_in_a_variable_does_not_open_the_server(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="SPLITSCRIBE_ROUTER__API_KEY.*empty"):
+    with pytest.raises(ConfigurationError, match=r"SPLITSCRIBE_ROUTER__API_KEY.*empty"):
         load_settings(environ={"SPLITSCRIBE_ROUTER__API_KEY": text})
 
 
@@ -161,7 +161,7 @@ def test_what_is_no_key_is_refused_by_name_and_not_shown(key: object, why: str) 
 @pytest.mark.parametrize("key", ["", "x", "s3cret" * 5])
 def test_a_cluster_key_that_can_be_guessed_is_refused_and_none_is_shown(key: str) -> None:
     with pytest.raises(
-        ConfigurationError, match="SPLITSCRIBE_CLUSTER_KEY.*32 characters"
+        ConfigurationError, match=r"SPLITSCRIBE_CLUSTER_KEY.*32 characters"
     ) as refused:
         load_settings(environ={"SPLITSCRIBE_CLUSTER_KEY": key})
     assert "s3cret" not in str(refused.value)
