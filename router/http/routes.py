@@ -38,7 +38,6 @@ from router.api.responses import (
     VerboseTranscriptionResponse,
     VerboseTranslationResponse,
 )
-from router.http.admission import Admission
 from router.http.asr import add_asr_routes
 from router.http.batches import BatchAccess, add_batches
 from router.http.docs_page import add_docs
@@ -47,6 +46,7 @@ from router.http.keys import KeyRing, key_check
 from router.http.middleware import RequestMiddleware
 from router.http.models import ModelRegistry
 from router.http.page import add_page
+from router.http.probes import add_probes
 from router.http.realtime.access import ClientSecrets
 from router.http.realtime.service import RealtimeService, add_realtime
 from router.http.service import Endpoint, TranscriptionService
@@ -155,7 +155,7 @@ def create_app(
     app.include_router(api)
     if settings.asr_webservice:
         add_asr_routes(app, service, keys)
-    _add_health(app, registry, service.admission, realtime, settings)
+    add_probes(app, registry, service.admission, realtime, settings)
     if settings.shows_page:
         add_page(app)
     if guards:  # for bearers of a key; a page that shows it could not send one
@@ -205,29 +205,3 @@ def _add_models(api: APIRouter, registry: ModelRegistry) -> None:
     async def retrieve_model(model_id: str) -> ModelResponse:
         """Names with a slash may be sent plain or as `%2F`."""
         return registry.describe(model_id)
-
-
-def _add_health(
-    app: FastAPI,
-    registry: ModelRegistry,
-    admission: Admission,
-    realtime: RealtimeService,
-    settings: RouterSettings,
-) -> None:
-    @app.get(
-        "/health",
-        tags=["operations"],
-        summary="Whether requests can be served",
-        response_model=None,
-        responses={503: {"description": "Not ready; the body has the same shape."}},
-    )
-    async def health() -> JSONResponse:
-        """200 once all pools are ready, 503 before; every model and worker either way."""
-        body = await registry.health()
-        body["router"] = {
-            "requests": admission.requests,
-            "pending_audio_s": round(admission.pending_audio_s, 1),
-            "realtime_sessions": realtime.sessions,
-            "max_upload_bytes": settings.max_upload_bytes,
-        }
-        return JSONResponse(body, 200 if body["status"] == "ready" else 503)

@@ -103,7 +103,7 @@ class RealtimeService:
         )
         self._slots: list[SessionSlot] = []
         self._all_ended = asyncio.Event()
-        self._is_draining = False
+        self.is_draining = False  # while the router stops; read by others
 
     @property
     def sessions(self) -> int:
@@ -116,7 +116,7 @@ class RealtimeService:
 
     async def drain(self) -> None:
         """Refuse new sessions, and close the open ones with 1012 when their turns have ended."""
-        self._is_draining = True
+        self.is_draining = True
         for slot in self._slots:
             if slot.connection is not None:
                 slot.connection.drain()
@@ -133,7 +133,7 @@ class RealtimeService:
         try:
             origins = self._settings.cors_origins
             secret = authorised(websocket, self._keys, self._secrets, origins)
-            if self._is_draining:
+            if self.is_draining:
                 raise OverloadedError(
                     "This server restarts. Please connect again.", code="overloaded"
                 )
@@ -194,7 +194,7 @@ class RealtimeService:
         started_s = self._clock.monotonic()
         slot.connection = connection
         logger.info("realtime session %s opened", protocol.session_id)
-        if self._is_draining:
+        if self.is_draining:
             connection.drain()
         ending = await connection.run()
         logger.info(

@@ -30,6 +30,7 @@ SHARES = {
     ("GET", "/v1/models"): 2,
     ("GET", "/v1/models/{model_id}"): 12,
     ("GET", "/health"): 2,
+    ("GET", "/readyz"): 2,
     ("POST", "/v1/realtime/client_secrets"): 8,
     ("POST", "/v1/realtime/transcription_sessions"): 8,
 }

@@ -13,12 +13,14 @@ import yaml
 from cluster.cli.config import shell_environment, shipped_config, shipped_configs
 from cluster.common.errors import ConfigurationError
 from cluster.common.settings import Settings
+from cluster.common.settings_sources import load_settings
 from cluster.serve.from_file import IMPORT_PATH, settings_of
 from cluster.serve.ray_environment import ENVIRONMENT
 from cluster.serve.ray_internals import prepared_cluster_file
 
 CLUSTERS = ["cluster/aws", "cluster/gcp", "cluster/onprem"]
 APPLICATIONS = ["serve/cpu", "serve/one-model", "serve/several-models"]
+PROBES = {"startup": "/livez", "liveness": "/livez", "readiness": "/readyz"}
 DOCKERFILES = ["docker/cpu", "docker/cuda"]
 
 
@@ -124,6 +126,18 @@ def test_kuberay_takes_the_cluster_and_the_application() -> None:
     key_file = str(settings.router.api_key_file)
     container = cluster["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]
     assert any(key_file.startswith(one["mountPath"]) for one in container["volumeMounts"])
+
+
+def test_no_probe_kills_a_pod_that_loads_a_model() -> None:
+    deployment, _ = yaml.safe_load_all(shipped_config("kubernetes").path.read_text())
+    pod = deployment["spec"]["template"]["spec"]
+    (container,) = pod["containers"]
+    assert pod["enableServiceLinks"] is False
+    paths = {name: container[f"{name}Probe"]["httpGet"]["path"] for name in PROBES}
+    assert paths == PROBES
+    settings = load_settings(environ={one["name"]: one["value"] for one in container["env"]})
+    mounts = [one["mountPath"] for one in container["volumeMounts"]]
+    assert any(str(settings.router.api_key_file).startswith(path) for path in mounts)
 
 
 @pytest.mark.parametrize("name", DOCKERFILES)

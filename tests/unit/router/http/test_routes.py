@@ -6,6 +6,7 @@ import asyncio
 import json
 import re
 from dataclasses import replace
+from importlib.metadata import version
 from pathlib import Path
 
 import httpx
@@ -124,6 +125,24 @@ async def test_health_is_503_until_both_pools_are_ready(
         "realtime_sessions": 0,
         "max_upload_bytes": LIMIT,
     }
+
+
+async def test_probes_tell_alive_from_ready_and_need_no_key(
+    transcriber: FakeTranscriber,
+) -> None:
+    app = create_app(make_registry(transcriber), make_settings(api_key="key"))
+    transcriber.ready = False
+
+    async def statuses() -> list[int]:
+        return [(await client.get(path)).status_code for path in ("/livez", "/readyz")]
+
+    async with client_of(app) as client:
+        assert await statuses() == [200, 503], "a model that loads is no reason to be killed"
+        transcriber.ready = True
+        assert await statuses() == [200, 200]
+        await app.state.realtime.drain()
+        assert await statuses() == [200, 503], "it stops"
+        assert (await client.get("/version")).json() == {"version": version("splitscribe")}
 
 
 async def test_health_answers_at_once_while_the_pools_do_not(
