@@ -9,17 +9,36 @@ from __future__ import annotations
 
 import asyncio
 import ipaddress
+import re
 import socket
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import suppress
 from dataclasses import dataclass
 from urllib.parse import SplitResult, urlsplit
 
 from cluster.common.errors import ConfigurationError, InvalidRequestError
 
 PORTS = {"http": 80, "https": 443}
+MAX_NAME = 253  # characters
 NOT_ALLOWED = "url_not_allowed"
+_NAME = re.compile(r"[a-z0-9_-]+(?:\.[a-z0-9_-]+)*")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
-_LOCAL_NAT64 = ipaddress.ip_network("64:ff9b:1::/48")  # RFC 8215: leads to what its network likes
+# What every supported Python, or some, calls global though the internet does not have it.
+_NOT_PUBLIC = tuple(
+    map(
+        ipaddress.ip_network,
+        (
+            "168.63.129.16/32",  # Azure's WireServer
+            "192.0.0.0/24",  # IETF's; Oracle Cloud's metadata is there
+            "192.88.99.0/24",  # relays to 6to4
+            "64:ff9b:1::/48",  # RFC 8215: leads to what its network likes
+            "2001::/23",  # IETF's
+            "3fff::/20",  # documentation
+            "5f00::/16",  # segment routing
+            "fec0::/10",  # site-local
+        ),
+    )
+)
 
 Address = ipaddress.IPv4Address | ipaddress.IPv6Address
 Network = ipaddress.IPv4Network | ipaddress.IPv6Network
@@ -74,29 +93,24 @@ class HostRules:
         Raises:
             InvalidRequestError: it is no http(s) URL, or leads where it may not.
             OSError: its name is not known.
-            ValueError: its name is none, such as one with a zero byte.
         """
-        parts, port = _split(url, param)
-        host = (parts.hostname or "").rstrip(".")
+        parts, host, port = _split(url, param)
         if not any(_matches(host, port, *allowed) for allowed in self._hosts):
             raise InvalidRequestError(
-                f"This server does not call {host[:253]}:{port}: its operator allows it not.",
+                f"This server does not call {host}:{port}: its operator allows it not.",
                 param=param,
                 code=NOT_ALLOWED,
             )
-        try:
-            addresses = await self._resolve(host, port)
-        except UnicodeError:
-            raise InvalidRequestError(f"'{param}' names no host", param=param) from None
+        addresses = await self._resolve(host, port)
         for address in addresses:
             if not self._may_call(ipaddress.ip_address(address.partition("%")[0])):
                 raise InvalidRequestError(
-                    f"{host[:253]} has an address that this server does not call.",
+                    f"{host} has an address that this server does not call.",
                     param=param,
                     code=NOT_ALLOWED,
                 )
         if not addresses:
-            raise OSError(f"{host[:253]} has no address")
+            raise OSError(f"{host} has no address")
         authority = _bracketed(host)
         if port != PORTS[parts.scheme]:
             authority += f":{port}"
@@ -113,12 +127,9 @@ class HostRules:
 
 
 def _is_public(address: Address) -> bool:
-    """`is_global`, without what Python counts there though the internet does not have it."""
     if not address.is_global or address.is_reserved:
         return False
-    if isinstance(address, ipaddress.IPv4Address):
-        return True
-    return not address.is_site_local and address not in _LOCAL_NAT64
+    return not any(address in network for network in _NOT_PUBLIC)
 
 
 def _inner(address: Address) -> Address | None:
@@ -131,7 +142,8 @@ def _inner(address: Address) -> Address | None:
     return address.ipv4_mapped or address.sixtofour or (teredo[1] if teredo else None)
 
 
-def _split(url: str, param: str) -> tuple[SplitResult, int]:
+def _split(url: str, param: str) -> tuple[SplitResult, str, int]:
+    """Its parts, its host as DNS has it, and its port."""
     try:
         parts = urlsplit(url)
         port = parts.port or PORTS.get(parts.scheme, 0)
@@ -143,7 +155,25 @@ def _split(url: str, param: str) -> tuple[SplitResult, int]:
         )
     if parts.username is not None or parts.password is not None:
         raise InvalidRequestError(f"'{param}' must not hold a name or a password", param=param)
-    return parts, port
+    try:
+        return parts, _canonical(parts.hostname), port
+    except ValueError:
+        raise InvalidRequestError(
+            f"'{param}' names no host: {parts.hostname[:253]!r}", param=param, code="invalid_url"
+        ) from None
+
+
+def _canonical(host: str) -> str:
+    """A name as DNS has it, or an IPv6 address. Raises ValueError for all else.
+
+    The resolver takes more, and not all of it: it cuts a name at a zero byte.
+    """
+    if ":" in host:
+        return str(ipaddress.IPv6Address(host))
+    name = host.rstrip(".").encode("idna").decode().lower()
+    if len(name) > MAX_NAME or not _NAME.fullmatch(name):
+        raise ValueError(host)
+    return name
 
 
 def _bracketed(host: str) -> str:
@@ -152,9 +182,12 @@ def _bracketed(host: str) -> str:
 
 def _host_and_port(entry: str) -> tuple[str, int | None]:
     host, colon, port = entry.strip().lower().rpartition(":")
-    if colon and port.isdigit() and not host.endswith(":"):
-        return host.strip("[]"), int(port)
-    return entry.strip().lower().strip("[]"), None
+    if not (colon and port.isdigit() and not host.endswith(":")):
+        host, port = entry.strip().lower(), ""
+    domain = host.removeprefix("*.").strip("[]")
+    with suppress(ValueError):  # then it matches none
+        domain = "*" if domain == "*" else _canonical(domain)
+    return ("*." if host.startswith("*.") else "") + domain, int(port) if port else None
 
 
 def _matches(host: str, port: int, allowed: str, allowed_port: int | None) -> bool:

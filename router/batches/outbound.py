@@ -113,7 +113,7 @@ class Downloads(Caller):
                         return await self._follow(url, path, param)
             except TimeoutError:
                 raise _failed(f"it took longer than {self._timeout_s:.0f} s", param) from None
-            except (httpx.InvalidURL, ValueError, TypeError) as error:  # of what is no URL
+            except (httpx.InvalidURL, ValueError, TypeError) as error:  # of what httpx cannot send
                 raise _failed(str(error) or "its URL is none", param) from None
             except (_TryAgainError, httpx.HTTPError, OSError) as error:
                 if not left:
@@ -133,16 +133,20 @@ class Downloads(Caller):
                     raise _TryAgainError(f"the host answered {response.status_code}")
                 if response.status_code != 200:
                     raise _failed(f"the host answered {response.status_code}", param)
-                return await self._write(response, path)
+                return await self._write(response, path, param)
         raise _failed(f"it leads through more than {MAX_REDIRECTS} redirects", param)
 
-    async def _write(self, response: httpx.Response, path: Path) -> None:
+    async def _write(self, response: httpx.Response, path: Path, param: str) -> None:
+        """The bytes as they come: what is packed may unfold to any length."""
+        packed = response.headers.get("content-encoding", "identity").strip().lower()
+        if packed != "identity":
+            raise _failed(f"the host sent it with Content-Encoding {packed[:64]!r}", param)
         announced = response.headers.get("content-length", "")
         if announced.isdigit() and int(announced) > self._max_bytes:
             raise too_large(self._max_bytes, int(announced))
         size_bytes = 0
         with path.open("wb") as file:
-            async for piece in response.aiter_bytes(1024 * 1024):
+            async for piece in response.aiter_raw(1024 * 1024):
                 size_bytes += len(piece)
                 if size_bytes > self._max_bytes:
                     raise too_large(self._max_bytes, size_bytes)

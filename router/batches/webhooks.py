@@ -63,7 +63,7 @@ class Webhooks(Caller):
             )
         try:
             await self._rules.check(url, PARAM)
-        except (OSError, ValueError) as error:
+        except OSError as error:
             raise InvalidRequestError(
                 f"the host of '{PARAM}' is not known: {error}", param=PARAM
             ) from None
@@ -114,6 +114,6 @@ class Webhooks(Caller):
                     return "" if taken else f"the host answered {response.status_code}"
         except (SplitscribeError, httpx.HTTPError, OSError) as error:  # TimeoutError is an OSError
             return str(error) or type(error).__name__
-        except Exception as error:  # such as of what is no URL: it counts as a try, too
+        except Exception as error:  # such as of what httpx cannot send: it counts, too
             logger.warning("a webhook of %s cannot be sent", delivery.batch_id, exc_info=True)
             return str(error) or type(error).__name__

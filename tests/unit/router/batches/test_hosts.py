@@ -14,7 +14,6 @@ PUBLIC = "93.184.216.34"
 
 def rules(*hosts: str, address: str = PUBLIC, networks: Sequence[str] = ()) -> HostRules:
     async def resolve(host: str, port: int) -> Sequence[str]:
-        host.encode("idna")
         return (PUBLIC, address)
 
     return HostRules(hosts, networks, resolve)
@@ -28,6 +27,10 @@ def rules(*hosts: str, address: str = PUBLIC, networks: Sequence[str] = ()) -> H
         ("a.example:9000", "http://a.example:9000/"),
         ("*.example", "https://deep.down.example/"),
         ("*", "https://whatever.test/"),
+        ("bücher.example", "https://BÜCHER.example/"),
+        ("*.bücher.example", "https://a.xn--bcher-kva.example/"),
+        ("a_b", "http://a_b/"),
+        ("[2606:2800:220:1:0:0:0:1]", "https://[2606:2800:220:1::1]/"),
         ("[2606:2800:220:1::1]:8443", "https://[2606:2800:220:1::1]:8443/"),
     ],
 )
@@ -57,6 +60,14 @@ async def test_public_addresses_are_called(address: str) -> None:
         ("*", "http://a.example:22/"),
         ("*", f"http://{'a' * 64}.example/"),
         ("*", "https://[::1/"),
+        ("*.example.com", "http://localhost\0.example.com/"),
+        ("*", "http://a%2eexample/"),
+        ("*", "http://a b.example/"),
+        ("*", "http://a..example/"),
+        ("*", "http://*.example/"),
+        ("*", "http://a.example\\@b.example/"),
+        ("*", "http://a\ud800.example/"),
+        ("*", f"http://{'a.' * 127}example/"),
     ],
 )
 async def test_other_urls_are_refused(allowed: str, url: str) -> None:
@@ -72,6 +83,8 @@ async def test_other_urls_are_refused(allowed: str, url: str) -> None:
         *("100.64.0.1", "224.0.0.1", "255.255.255.255", "::1", "::", "fe80::1%eth0", "fd00::1"),
         *("::ffff:127.0.0.1", "64:ff9b::7f00:1", "2002:7f00:1::", "ff02::1"),
         *("::7f00:1", "fec0::1", "64:ff9b:1::7f00:1", "2001:0:4136:e378:8000:63bf:80ff:fffe"),
+        *("192.0.0.192", "192.0.0.9", "168.63.129.16", "192.88.99.1", "3fff::1", "5f00::1"),
+        *("::ffff:168.63.129.16", "64:ff9b::c000:c0", "2001:20::1", "fd00:ec2::254"),
         *("240.0.0.1", "198.18.0.1", "192.0.2.1", "::ffff:0:7f00:1"),
     ],
 )

@@ -144,7 +144,7 @@ async def test_lines_that_are_wrong_end_and_starve_no_others(tmp_path: Path) -> 
     found = {one["custom_id"]: one["response"]["body"]["error"] for one in errors}
     assert (found["w0"]["code"], found["w0"]["param"]) == ("invalid_type", "input_audio")
     assert "must be an object of 'data'" in found["w0"]["message"]
-    assert found["w5"]["code"] == "download_failed"
+    assert found["w5"]["code"] == "invalid_url"
 
 
 async def test_a_line_that_fails_unexpectedly_fails_once_and_is_counted(

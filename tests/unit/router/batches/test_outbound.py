@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import gzip
 import ssl
 import subprocess
 from collections.abc import Sequence
@@ -82,14 +83,35 @@ async def test_a_redirect_to_elsewhere_is_refused(
         assert len(host.came) == 1
 
 
-@pytest.mark.parametrize("url", ["https://x\0y:{port}/", "http://x\0y:{port}/", "{host}/\0"])
-async def test_a_zero_byte_in_a_url_is_a_failed_download(tmp_path: Path, url: str) -> None:
+@pytest.mark.parametrize(
+    ("url", "code"),
+    [
+        *(("https://x\0y:{port}/", "invalid_url"), ("http://x\0y:{port}/", "invalid_url")),
+        ("{host}/\0", "download_failed"),
+    ],
+)
+async def test_a_zero_byte_in_a_url_is_refused(tmp_path: Path, url: str, code: str) -> None:
     with http_host(lambda came, host: Answer(body=b"audio")) as host:
         hosts = (f"x\0y:{host.port}", host.name)
         with pytest.raises(InvalidRequestError) as refused:
             await fetch(tmp_path, url.format(port=host.port, host=host.url), *hosts)
-        assert (refused.value.code, refused.value.param) == ("download_failed", "url")
+        assert (refused.value.code, refused.value.param) == (code, "url")
         assert host.came == []
+
+
+@pytest.mark.parametrize("packed", ["gzip", "gzip, gzip", "br", "x", "identity, gzip"])
+async def test_what_is_packed_is_not_unpacked(tmp_path: Path, packed: str) -> None:
+    """Two kilobytes may be a gigabyte, packed twice."""
+    bomb = gzip.compress(bytes(10_000))
+
+    def answer(came: Came, host: Host) -> Answer:
+        assert came.headers["accept-encoding"] == "identity"
+        return Answer(body=bomb, headers={"content-encoding": packed})
+
+    with http_host(answer) as host, pytest.raises(InvalidRequestError, match="Encoding") as got:
+        await fetch(tmp_path, f"{host.url}/", host.name)
+    assert got.value.code == "download_failed"
+    assert len(host.came) == 1
 
 
 async def test_redirects_have_an_end(tmp_path: Path) -> None:
