@@ -16,7 +16,7 @@ from cluster.common.metrics import ROUTER_METRICS, Recorder, silent_recorder
 from cluster.common.model.checkpoint import Checkpoint
 from cluster.common.model.encoder_context import chosen_context
 from cluster.common.model.text.tokenizer import WhisperTokenizer
-from cluster.common.settings import Settings
+from cluster.common.settings import BUNDLED_MODEL, BUNDLED_MODEL_IS, Settings
 from cluster.common.tracing import NO_TRACER, Tracer
 from router.audio.pool import AudioPool
 from router.http.models import ServedModel
@@ -103,6 +103,9 @@ def _context_for(settings: Settings, checkpoint: Checkpoint) -> Callable[[int], 
     return partial(trimmed.positions_for, n_audio_ctx=checkpoint.dims.n_audio_ctx)
 
 
+TOY = f"The bundled model is {BUNDLED_MODEL_IS}. For other recordings serve another, such as turbo."
+
+
 def served_model(
     settings: Settings,
     name: str,
@@ -110,10 +113,12 @@ def served_model(
     live: LiveEngine | None = None,
 ) -> ServedModel:
     """The model called `name` in `settings.by_model()`: what clients may call it, and more."""
+    own = settings.by_model()[name]
     return ServedModel(
-        names=settings.by_model()[name].served_model_names,
+        names=own.served_model_names,
         languages=transcriber.tokenizer.languages,
         transcriber=transcriber,
         aliases=settings.aliases_of(name),
         live=live,
+        description=TOY if own.model == BUNDLED_MODEL else None,
     )

@@ -155,6 +155,7 @@ class ModelResponse(BaseModel):
     object: Literal["model"] = "model"
     created: int = Field(description="Unix time")
     owned_by: str
+    description: str | None = Field(None, description="what to know of it first; often left out")
 
 
 class ModelListResponse(BaseModel):

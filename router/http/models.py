@@ -39,7 +39,7 @@ class ServedModel:
 
     names: what it is listed as, the first one foremost; aliases: further names, not listed;
     languages: codes it knows; created: Unix time; live: its realtime sessions, where it has them;
-    progress: of its requests.
+    progress: of its requests; description: what clients should know of it first.
     """
 
     names: tuple[str, ...]
@@ -50,6 +50,7 @@ class ServedModel:
     owned_by: str = "splitscribe"
     live: LiveEngine | None = None
     progress: Progress = field(default_factory=Progress)
+    description: str | None = None
 
 
 class ModelRegistry:
@@ -105,7 +106,12 @@ class ModelRegistry:
     def describe(self, name: str) -> ModelResponse:
         """What the API tells of a model, under the name that was asked for."""
         model = self.find(name)
-        return ModelResponse(id=unquote(name), created=model.created, owned_by=model.owned_by)
+        return ModelResponse(
+            id=unquote(name),
+            created=model.created,
+            owned_by=model.owned_by,
+            description=model.description,
+        )
 
     def listing(self) -> ModelListResponse:
         """Every name; aliases are left out, since they are the same models once more."""

@@ -196,12 +196,22 @@ def _add_audio(api: APIRouter, service: TranscriptionService) -> None:
 
 
 def _add_models(api: APIRouter, registry: ModelRegistry) -> None:
-    @api.get("/models", tags=["models"], summary="List the models")
+    @api.get(
+        "/models",
+        tags=["models"],
+        summary="List the models",
+        response_model_exclude_none=True,
+    )
     async def list_models() -> ModelListResponse:
         """Every name that `model` may have, apart from aliases such as `whisper-1`."""
         return registry.listing()
 
-    @api.get("/models/{model_id:path}", tags=["models"], summary="Look one model up")
+    @api.get(
+        "/models/{model_id:path}",
+        tags=["models"],
+        summary="Look one model up",
+        response_model_exclude_none=True,
+    )
     async def retrieve_model(model_id: str) -> ModelResponse:
         """Names with a slash may be sent plain or as `%2F`."""
         return registry.describe(model_id)

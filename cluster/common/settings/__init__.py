@@ -35,6 +35,7 @@ from cluster.common.settings.roles import (
 )
 
 BUNDLED_MODEL = "demo"
+BUNDLED_MODEL_IS = "a toy that knows 553 English words in synthetic voices"
 
 
 class ModelSettings(FrozenModel):

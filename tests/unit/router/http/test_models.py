@@ -2,9 +2,14 @@
 
 from __future__ import annotations
 
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 
 from cluster.common.errors import ConfigurationError, ModelNotFoundError
+from cluster.common.settings import Settings
+from cluster.serve.model_parts import served_model
 from router.http.models import OPENAI_ALIASES, ModelRegistry, ServedModel
 from router.http.routes import create_app
 from tests.support.router_fakes import (
@@ -88,6 +93,17 @@ def test_names_are_listed_and_aliases_are_not(two: TwoModels) -> None:
     listed = [model.id for model in two.registry.listing().data]
     assert listed == ["large", "openai/whisper-large-v3", "openai/small.en"]
     assert two.registry.describe("quick").id == "quick"
+
+
+@pytest.mark.parametrize("model", ["demo", "openai/whisper-tiny"])
+async def test_only_the_bundled_model_is_described_and_as_a_toy(model: str) -> None:
+    transcriber: Any = SimpleNamespace(tokenizer=SimpleNamespace(languages=("en",)))
+    registry = ModelRegistry([served_model(Settings(model=model), model, transcriber)])
+    async with client_of(create_app(registry, make_settings())) as client:
+        (listed,) = (await client.get("/v1/models")).json()["data"]
+        assert (await client.get(f"/v1/models/{model}")).json() == listed
+    assert ("toy" in listed.get("description", "")) == (model == "demo")
+    assert ("description" in listed) == (model == "demo")
 
 
 async def test_requests_go_to_the_pipeline_of_their_model(two: TwoModels) -> None:
