@@ -1,9 +1,10 @@
 """The page at `GET /`, on which a person tries the server in a browser: which files, and how sent.
 
-The files lie in `router/page/`, plain HTML, style sheets and modules that no tool has built. They
-are public, so they hold nothing of the server: what the page shows it asks of the API, with a key
-where keys are set. Every answer forbids the browser anything from elsewhere and any markup made
-of text (the header `content-security-policy`).
+The files lie in `router/page/`, plain HTML, style sheets and modules that no tool has built; beside
+them are the package's recordings, for a first try. They are public, so they hold nothing of the
+server: what the page shows it asks of the API, with a key where keys are set. Every answer forbids
+the browser anything from elsewhere and any markup made of text (the header
+`content-security-policy`).
 """
 
 from __future__ import annotations
@@ -16,12 +17,14 @@ from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
 FOLDER = Path(__file__).parents[1] / "page"
+SAMPLES = Path(__file__).parents[2] / "cluster/demo/samples"
 SHELL = "index.html"
 MEDIA_TYPES = {
     ".html": "text/html; charset=utf-8",
     ".css": "text/css; charset=utf-8",
     ".js": "text/javascript; charset=utf-8",
     ".svg": "image/svg+xml",
+    ".flac": "audio/flac",
 }
 CONTENT_SECURITY_POLICY = "; ".join(
     (
@@ -56,6 +59,7 @@ def add_page(app: FastAPI) -> None:
     The page names its files relative to itself, so that a proxy may put it below a path.
     """
     files = PageFiles(directory=FOLDER)
+    files.all_directories.append(SAMPLES)
 
     @app.api_route("/", methods=["GET", "HEAD"], include_in_schema=False)
     async def page(request: Request) -> Response:

@@ -16,7 +16,13 @@ export class ApiError extends Error {
   }
 }
 
-export const setKey = (key) => { session.key = key; };
+/** Send this key from now on. Returns the one before. */
+export function setKey(key) {
+  const before = session.key;
+  session.key = key;
+  return before;
+}
+
 export const hasKey = () => session.key !== "";
 export const authorization = () => (session.key ? { authorization: `Bearer ${session.key}` } : {});
 
@@ -24,7 +30,14 @@ export const authorization = () => (session.key ? { authorization: `Bearer ${ses
 export const place = (path) => new URL(path, document.baseURI);
 
 /** A JSON answer of the API. Throws ApiError. */
-export async function call(path, options = {}) {
+export const call = async (path, options) => (await ask(path, options)).json();
+
+/** One of the recordings that come with the server. Throws ApiError. */
+export async function sample(name) {
+  return new File([await (await ask(`page/${name}`)).blob()], name, { type: "audio/flac" });
+}
+
+async function ask(path, options = {}) {
   let answer;
   try {
     const headers = { ...authorization(), ...options.headers };
@@ -33,7 +46,7 @@ export async function call(path, options = {}) {
     throw new ApiError("The server does not answer.");
   }
   if (!answer.ok) throw failure(answer.status, await answer.text(), answer.headers.get("retry-after"));
-  return answer.json();
+  return answer;
 }
 
 /** The state of the pools; a server that is not ready answers too. Throws ApiError. */
@@ -120,11 +133,14 @@ class EventReader {
   }
 }
 
+/** A message with its lists as people write them: `['flac', 'mp3']` is flac, mp3. */
+const plain = (message) => message.replace(/\['(.*?)'\]/g, (_, list) => list.replaceAll("', '", ", "));
+
 function failure(status, body, retryAfter) {
   const about = { status, retryAfterS: Number(retryAfter) || null };
   try {
     const { error } = JSON.parse(body);
-    return new ApiError(String(error.message), { ...about, code: error.code });
+    return new ApiError(plain(String(error.message)), { ...about, code: error.code });
   } catch {
     return new ApiError(`The server answered with status ${status}.`, about); // a proxy's own page
   }

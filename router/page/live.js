@@ -13,7 +13,7 @@ const MOST_UNSENT_BYTES = 1_000_000; // about 15 s of audio
 const METER_MS = 100;
 
 export class Live {
-  #options; // () => {model, language, prompt}
+  #options; // () => {model, language}
   #needKey;
   #session = null;
   #turns = new Turns();
@@ -32,8 +32,8 @@ export class Live {
   async #start() {
     say("Connecting", "wait");
     note("");
-    press(true);
     const session = new Session(this.#options(), this.#turns);
+    press(true);
     this.#session = session;
     try {
       await session.run();
@@ -48,6 +48,7 @@ export class Live {
       this.#session = null;
       press(false);
       meter(0);
+      byId("live-clock").textContent = "";
     }
   }
 }
@@ -65,6 +66,7 @@ class Session {
   #settled = false; // and answered
   #quiet = 0; // timer of QUIET_MS
   #metered = 0;
+  #began = 0; // when the first samples came
   #end; // settles `run`
   #over;
 
@@ -93,6 +95,7 @@ class Session {
     this.#ending = true;
     this.#microphone.close();
     meter(0);
+    byId("live-clock").textContent = "";
     say("Finishing", "wait");
     if (this.#socket?.readyState !== WebSocket.OPEN) {
       this.#end.resolve();
@@ -145,10 +148,9 @@ class Session {
   }
 
   #settings() {
-    const { model, language, prompt } = this.#options;
+    const { model, language } = this.#options;
     const transcription = { model };
     if (language) transcription.language = language;
-    if (prompt) transcription.prompt = prompt;
     return {
       type: "transcription",
       audio: {
@@ -165,6 +167,8 @@ class Session {
     const now = performance.now();
     if (now - this.#metered > METER_MS) {
       meter(level);
+      this.#began ||= now;
+      byId("live-clock").textContent = `${clock((now - this.#began) / 1000)}, press to stop`;
       this.#metered = now;
     }
     if (this.#ending || this.#socket?.readyState !== WebSocket.OPEN) return;
@@ -250,23 +254,23 @@ class Turns {
     const turn = { item, text, done: false };
     this.#turns.set(id, turn);
     byId("turns").append(item);
-    byId("turns-empty").hidden = true;
-    this.#follow();
+    this.#draw();
     return turn;
   }
 
   add(id, delta) {
     const turn = this.open(id);
     turn.text.append(make("span", { class: "new" }, delta));
-    this.#follow();
+    this.#draw();
   }
 
   complete(id, transcript) {
     const turn = this.open(id);
     turn.done = true;
     turn.item.classList.remove("open");
-    if (transcript.trim()) turn.text.textContent = transcript.trim();
-    else this.#drop(id, turn);
+    turn.text.textContent = transcript.trim();
+    if (!transcript.trim()) this.#drop(id, turn);
+    this.#draw();
   }
 
   fail(id, message) {
@@ -285,22 +289,26 @@ class Turns {
       if (!turn.done && !turn.text.textContent.trim()) turn.item.remove();
       else this.#turns.set(`${this.#finished} ${id}`, { ...turn, done: true });
     }
-    byId("turns-empty").hidden = this.#turns.size > 0;
+    this.#draw();
   }
 
   clear() {
     byId("turns").replaceChildren();
     this.#turns.clear();
-    byId("turns-empty").hidden = false;
+    this.#draw();
   }
 
   #drop(id, turn) {
     turn.item.remove();
     this.#turns.delete(id);
-    byId("turns-empty").hidden = this.#turns.size > 0;
   }
 
-  #follow() {
+  /** Follow what is said, and offer what can be done with it. */
+  #draw() {
+    byId("turns-empty").hidden = this.#turns.size > 0;
+    const said = [...this.#turns.values()].some((turn) => turn.text.textContent.trim());
+    byId("live-copy").disabled = byId("live-export").disabled = !said;
+    byId("live-clear").disabled = !this.#turns.size;
     const list = byId("turns-log");
     const atEnd = list.scrollHeight - list.scrollTop - list.clientHeight < 160;
     if (atEnd) list.scrollTop = list.scrollHeight;
@@ -320,6 +328,7 @@ function note(text) {
 function press(pressed) {
   byId("live-button").setAttribute("aria-pressed", String(pressed));
   byId("live-label").textContent = pressed ? "Stop" : "Start";
+  for (const field of byId("live-options").elements) field.disabled = pressed;
 }
 
 function meter(level) {

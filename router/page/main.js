@@ -1,7 +1,7 @@
 // Puts the page together: tabs, options, key, drop zone; which part hears of what.
 
-import { call, setKey } from "./api.js";
-import { announce, byId, make } from "./dom.js";
+import { call, sample, setKey } from "./api.js";
+import { announce, byId, flash, make } from "./dom.js";
 import { languages } from "./languages.js";
 import { Live } from "./live.js";
 import { watchPools } from "./pools.js";
@@ -9,14 +9,13 @@ import { Queue } from "./queue.js";
 import { Reader } from "./reader.js";
 import { Recorder } from "./record.js";
 
-const FIRST_MODEL = "whisper-1"; // of any server, before it has told its models
 const NARROW = "(max-width: 900px)"; // as style.css has it: the reader stands below the files
 const RETRY_MS = 3000; // until the server answers for the first time
 
 const reader = new Reader();
 const queue = new Queue(onJob, askForKey);
-new Live(() => options(), askForKey);
-new Recorder((file) => queue.add([file], options()));
+new Live(() => options("live-options"), askForKey);
+new Recorder((file) => queue.add([file], options("options")));
 
 function onJob(what, job) {
   if (what === "select") {
@@ -28,49 +27,90 @@ function onJob(what, job) {
 
 // -------------------------------------------------------------------------------------- options
 
-function options() {
-  const fields = Object.fromEntries(new FormData(byId("options")));
+const FORMS = [byId("options"), byId("live-options")]; // what is sent with files, and with live audio
+let about = new Map(); // what the server says of its models, by name
+
+function options(form) {
+  const fields = Object.fromEntries(new FormData(byId(form)));
   for (const [name, value] of Object.entries(fields)) fields[name] = value.trim();
-  fields.model ||= FIRST_MODEL;
   return fields;
+}
+
+/** Ask which models there are. Throws ApiError. */
+async function takeModels() {
+  const { data } = await call("v1/models");
+  about = new Map(data.map(({ id, description }) => [id, description ?? ""]));
+  for (const form of FORMS) {
+    const { model } = form.elements;
+    const chosen = model.value;
+    model.replaceChildren(...data.map(({ id }) => make("option", { value: id }, id)));
+    if (about.has(chosen)) model.value = chosen;
+    describe(form);
+  }
 }
 
 async function loadModels() {
   try {
-    const { data } = await call("v1/models");
-    const chosen = byId("model").value;
-    byId("model").replaceChildren(...data.map(({ id }) => make("option", { value: id }, id)));
-    if (data.some(({ id }) => id === chosen)) byId("model").value = chosen;
-    return true;
+    await takeModels();
   } catch (error) {
     if (error.status === 401) askForKey();
     else setTimeout(loadModels, RETRY_MS);
-    return false;
   }
 }
 
-byId("language").append(...languages().map(([code, name]) => make("option", { value: code }, name)));
-byId("options").addEventListener("submit", (event) => event.preventDefault());
+function describe(form) {
+  const banner = form.querySelector(".about");
+  banner.firstElementChild.textContent = about.get(form.elements.model.value) ?? "";
+  banner.hidden = banner.firstElementChild.textContent === "";
+}
+
+for (const form of FORMS) {
+  form.elements.language.append(...languages().map(([code, name]) => make("option", { value: code }, name)));
+  form.elements.model.addEventListener("change", () => describe(form));
+  form.addEventListener("submit", (event) => event.preventDefault());
+}
+
+byId("sample").addEventListener("click", async () => {
+  try {
+    queue.add([await sample("medium.flac")], options("options"));
+  } catch (error) {
+    flash(byId("sample"), error.message);
+  }
+});
 
 // ------------------------------------------------------------------------------------------ key
 
 function askForKey() {
   byId("key-button").hidden = false;
-  if (!byId("key-dialog").open) byId("key-dialog").showModal();
+  if (byId("key-dialog").open) return;
+  byId("key").value = "";
+  refuse("");
+  byId("key-dialog").showModal();
+}
+
+/** Say in the dialog why it stays open; nothing: it has not been used yet. */
+function refuse(why) {
+  byId("key-error").textContent = why;
+  byId("key").setAttribute("aria-invalid", String(why !== ""));
 }
 
 byId("key-button").addEventListener("click", askForKey);
 byId("key-cancel").addEventListener("click", () => byId("key-dialog").close());
 byId("key-form").addEventListener("submit", async (event) => {
   event.preventDefault();
-  const key = byId("key").value.trim();
-  byId("key").value = "";
-  byId("key-dialog").close();
-  setKey(key);
-  if (await loadModels()) {
-    announce("The key is right.");
-    queue.retryRefused();
+  const before = setKey(byId("key").value.trim());
+  try {
+    await takeModels();
+  } catch (error) {
+    setKey(before);
+    refuse(error.status === 401 ? "This key was not accepted." : error.message);
+    byId("key").select();
+    return;
   }
+  byId("key-dialog").close();
+  byId("key").value = "";
+  announce("The key is right.");
+  queue.retryRefused();
 });
 
 // ---------------------------------------------------------------------------- what is dropped
@@ -78,7 +118,7 @@ byId("key-form").addEventListener("submit", async (event) => {
 const input = byId("file-input");
 byId("choose").addEventListener("click", () => input.click());
 input.addEventListener("change", () => {
-  queue.add(input.files, options());
+  queue.add(input.files, options("options"));
   input.value = "";
 });
 
@@ -101,10 +141,10 @@ addEventListener("drop", (event) => {
   depth = 0;
   document.body.classList.remove("dragging");
   choose("files", false);
-  queue.add(event.dataTransfer.files, options());
+  queue.add(event.dataTransfer.files, options("options"));
 });
 addEventListener("paste", (event) => {
-  if (event.clipboardData?.files.length) queue.add(event.clipboardData.files, options());
+  if (event.clipboardData?.files.length) queue.add(event.clipboardData.files, options("options"));
 });
 addEventListener("beforeunload", (event) => queue.hasUnsaved && event.preventDefault());
 

@@ -15,6 +15,7 @@ export function watchPools() {
       draw(await health());
     } catch (error) {
       state("bad", error.message);
+      byId("pools").replaceChildren(make("p", { class: "note" }, "Not known while the server does not answer."));
     }
     timer = setTimeout(look, EVERY_MS);
   };

@@ -76,7 +76,7 @@ export class Queue {
       byId("queue").append(this.#rows.get(job).item);
       this.#measure(job);
     }
-    byId("queue-empty").hidden = this.#jobs.length > 0;
+    this.#count();
     if (jobs.length && !this.#selected?.running) this.select(jobs[0]);
     this.#next();
   }
@@ -197,7 +197,7 @@ export class Queue {
     this.#jobs.splice(place, 1);
     this.#rows.get(job).item.remove();
     this.#rows.delete(job);
-    byId("queue-empty").hidden = this.#jobs.length > 0;
+    this.#count();
     if (this.#selected === job) {
       const other = this.#jobs[Math.min(place, this.#jobs.length - 1)] ?? null;
       this.select(other);
@@ -221,7 +221,15 @@ export class Queue {
     job.state = state;
     job.note = note;
     this.#draw(job);
+    this.#count();
     this.#listener("state", job);
+  }
+
+  /** Say how many files there are where they are out of sight. */
+  #count() {
+    const failed = this.#jobs.filter((job) => job.state === "failed").length;
+    byId("queue-empty").hidden = this.#jobs.length > 0;
+    byId("to-queue").textContent = plural(this.#jobs.length, "file") + (failed ? `, ${failed} failed` : "");
   }
 
   #row(job) {

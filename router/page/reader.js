@@ -37,6 +37,7 @@ export class Reader {
     this.#job = job;
     byId("reader-empty").hidden = job !== null;
     byId("reader-full").hidden = job === null;
+    byId("reader").scrollTop = 0;
     this.#clear();
     this.#player.open(job?.url ?? null);
     if (job === null) return;
@@ -56,7 +57,7 @@ export class Reader {
     byId("reader-note").classList.toggle("failed", job.state === "failed");
     byId("copy").disabled = !job.segments.length;
     for (const button of document.querySelectorAll("[data-export]")) {
-      button.disabled = !done;
+      button.disabled = !done || !job.segments.length;
     }
     drawTiming(byId("timing"), job.timing);
     this.#drawSegments(done);

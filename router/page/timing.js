@@ -1,6 +1,6 @@
 // Where the time of one request went: the stages of `server-timing` as one stacked bar. Stages are
 // summed over a file's windows, which run side by side, so together they may be longer than the
-// request took.
+// request took; then that is said.
 
 import { duration, make } from "./dom.js";
 
@@ -26,14 +26,20 @@ export function drawTiming(place, header) {
   const known = new Map(stagesOf(header).map((stage) => [stage.name, stage]));
   const stages = Object.keys(STAGES).map((name) => known.get(name) ?? { name, ms: NaN, note: "" });
   const sum = stages.reduce((ms, stage) => ms + (stage.ms || 0), 0);
-  const told = sum ? stages.map(({ name, ms }) => `${STAGES[name]} ${duration(ms)}`).join(", ") : "";
+  const told = sum ? stages.map((stage) => `${STAGES[stage.name]} ${length(stage)}`).join(", ") : "";
   const bar = make("div", { class: "stages", role: "img", "aria-label": told ? `Where the time went: ${told}` : "Where the time went is known at the end" });
   const legend = make("ul", { class: "legend", "aria-hidden": "true" });
-  for (const { name, ms, note } of stages) {
-    const part = make("span", { class: `stage stage-${name}`, title: `${STAGES[name]} ${duration(ms)}${note ? `, ${note}` : ""}` });
+  for (const stage of stages) {
+    const { name, ms, note } = stage;
+    const part = make("span", { class: `stage stage-${name}`, title: `${STAGES[name]} ${length(stage)}${note ? `, ${note}` : ""}` });
     part.style.flexGrow = String(sum && ms ? ms / sum : 0);
     bar.append(part);
-    legend.append(make("li", {}, make("span", { class: `swatch stage-${name}` }), `${STAGES[name]} `, make("b", {}, duration(ms))));
+    legend.append(make("li", {}, make("span", { class: `swatch stage-${name}` }), `${STAGES[name]} `, make("b", {}, length(stage))));
   }
-  place.replaceChildren(bar, legend);
+  const overlap = sum > known.get("total")?.ms ? "Summed over windows that overlap." : "";
+  place.replaceChildren(bar, legend, make("p", { class: "overlap" }, overlap));
 }
+
+/** How long a stage took. Nothing is encoded of audio that the server has encoded before. */
+const length = ({ name, ms, note }) =>
+  name === "encode" && ms === 0 && !note.startsWith("0 ") ? "found" : duration(ms);

@@ -46,7 +46,7 @@ def downloaded(page: Page, press: Callable[[], None]) -> str:
 
 
 def answered_with(
-    text: str, n_segments: int = 1, speakers: tuple[str, ...] = ()
+    text: str, n_segments: int = 1, speakers: tuple[str, ...] = (), timing: str | None = None
 ) -> Callable[[Route], None]:
     """An answer as the server streams it, with this text in each segment."""
     n_words = len(text.split())
@@ -69,7 +69,7 @@ def answered_with(
         "text": text,
         "segments": segments,
         "words": words,
-        "server_timing": f'encode;dur=1.0;desc="{text}", total;dur=2.0',
+        "server_timing": timing or f'encode;dur=1.0;desc="{text}", total;dur=2.0',
     }
     delta = {"type": "transcript.text.delta", "delta": text, "segments": segments}
     body = "".join(f"data: {json.dumps(event)}\n\n" for event in (delta, whole))

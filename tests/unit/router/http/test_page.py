@@ -8,6 +8,7 @@ from typing import Any
 import httpx
 import pytest
 
+from cluster.demo.samples import sample_path
 from router.http.page import CONTENT_SECURITY_POLICY, FOLDER, MEDIA_TYPES
 from router.http.routes import create_app
 from tests.support.router_fakes import (
@@ -94,6 +95,16 @@ def test_the_policy_allows_the_own_host_alone() -> None:
     closed = ("base-uri", "form-action", "frame-ancestors", "trusted-types")
     assert {rules[name] for name in closed} == {"'none'"}
     assert "unsafe" not in CONTENT_SECURITY_POLICY
+
+
+async def test_a_recording_of_the_package_is_there_for_everyone() -> None:
+    async with client(page="on", api_key=("one",)) as page:
+        answer = await page.get("/page/medium.flac")
+        beside = await page.get("/page/medium.txt")
+    assert answer.content == sample_path("medium").read_bytes()
+    assert answer.headers["content-type"] == "audio/flac"
+    assert answer.headers["content-security-policy"] == CONTENT_SECURITY_POLICY
+    assert beside.status_code == 404
 
 
 @pytest.mark.parametrize(
