@@ -22,6 +22,7 @@ from router.batches.database import disk_full, telling_full_disk
 READERS_GRACE_S = 60.0  # a download that asked for nothing so long is over
 ABANDONED_S = 3600.0  # an upload that did not grow so long is nobody's
 LINES_PER_LOOK = 64  # written between two looks at what is free
+FOLDERS = ("files", "uploads", "fetched")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 
 
@@ -37,9 +38,7 @@ class Blobs:
         self._monotonic = monotonic
         self._min_free_bytes = min_free_bytes
         self._folder = folder
-        self._files, self._uploads, self.fetched = (
-            folder / name for name in ("files", "uploads", "fetched")
-        )
+        self._files, self._uploads, self.fetched = (folder / name for name in FOLDERS)
         shutil.rmtree(self.fetched, ignore_errors=True)
         for one in (self._files, self._uploads, self.fetched):
             one.mkdir(parents=True, exist_ok=True)

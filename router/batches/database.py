@@ -107,6 +107,7 @@ class Database:
         Raises:
             ConfigurationError: a newer version of splitscribe wrote it.
         """
+        make_private(folder / FILE_NAME)  # SQLite gives the files beside it the same mode
         self._connection = sqlite3.connect(folder / FILE_NAME, isolation_level=None)
         self._connection.row_factory = sqlite3.Row
         (version,) = self.one("PRAGMA user_version")
@@ -221,6 +222,15 @@ def disk_full() -> InsufficientStorageError:
         "The server's disk for files and batches is full. Delete files that are not needed, or "
         "tell the operator."
     )
+
+
+def make_private(file: Path) -> None:
+    """Make a file that nobody else reads, or make of one that is there one such."""
+    handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
+    try:
+        os.fchmod(handle, 0o600)
+    finally:
+        os.close(handle)
 
 
 def check_local(folder: Path) -> None:

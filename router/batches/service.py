@@ -16,7 +16,7 @@ from contextlib import suppress
 from pathlib import Path
 from typing import IO
 
-from cluster.common.errors import ConfigurationError, InsufficientStorageError
+from cluster.common.errors import ConfigurationError
 from cluster.common.metrics import BATCH_METRICS, Recorder, silent_recorder
 from cluster.common.settings import BatchSettings
 from router.api.batch_bodies import (
@@ -28,12 +28,13 @@ from router.api.batch_bodies import (
     UploadFields,
     expiry_s,
 )
-from router.batches.blobs import Blobs
-from router.batches.database import Database, DatabaseThread, check_local
+from router.batches.blobs import FOLDERS, Blobs
+from router.batches.database import FILE_NAME, Database, DatabaseThread, check_local, make_private
 from router.batches.hosts import HostRules, Resolve, resolve
 from router.batches.line_work import BulkTranscriber, LineWork
 from router.batches.outbound import Downloads
 from router.batches.owned import Owned
+from router.batches.quota import Quota
 from router.batches.runner import BatchRunner
 from router.batches.store import Order, Store, no_such_file
 from router.batches.webhooks import Webhooks
@@ -47,6 +48,7 @@ ASKED = (  # by routers
     *("create_batch", "batch", "list_batches", "cancel_batch"),
 )
 LOCK_NAME = "owner.lock"
+OURS = (LOCK_NAME, *FOLDERS)  # beside the database's files
 PIECE_BYTES = 1024 * 1024  # of an upload or a download that crosses at once
 OWNED_S = 60.0  # how long the owner before this one may take to end
 CHORES_S = 5.0
@@ -74,6 +76,7 @@ class BatchService:
         """lock: of the folder; it is closed at the end."""
         self._owned = owned
         self._store = owned.store
+        self._quota = Quota(owned)
         self._lock = lock
         self._look_at_once = asyncio.Event()
         settings = owned.settings
@@ -105,24 +108,28 @@ class BatchService:
     async def begin_upload(self, owner: str, upload_id: str, expected_bytes: int) -> None:
         """Announce an upload; `expected_bytes` is 0 where the client does not say."""
         self._owned.blobs.check_room(expected_bytes)
-        await self._check_quota(owner, expected_bytes)
+        await self._quota.reserve(owner, upload_id, expected_bytes)
 
     async def append(self, upload_id: str, offset: int, piece: bytes) -> None:
         """Write a piece of at most `PIECE_BYTES`. The same call again does no harm."""
+        await self._quota.grow(upload_id, offset + len(piece))
         await asyncio.to_thread(self._owned.blobs.append, upload_id, offset, piece)
 
     async def finish_upload(
         self, owner: str, upload_id: str, filename: str, size_bytes: int, fields: UploadFields
     ) -> FileObject:
         """Make a file of an upload; it keeps the id."""
-        await self._check_quota(owner, size_bytes, but=upload_id)
+        await self._quota.reserve(owner, upload_id, size_bytes)
         await asyncio.to_thread(self._owned.blobs.keep, upload_id, size_bytes)
         kept_s = expiry_s(fields.expires_after)
         file = self._owned.new_file(upload_id, fields.purpose, filename, size_bytes, kept_s)
-        return await self._owned.call(self._store.add_file, owner, file)
+        added = await self._owned.call(self._store.add_file, owner, file)
+        self._quota.release(upload_id)
+        return added
 
     async def abort_upload(self, upload_id: str) -> None:
         await asyncio.to_thread(self._owned.blobs.abort, upload_id)
+        self._quota.release(upload_id)
 
     async def file(self, owner: str, file_id: str) -> FileObject:
         return await self._owned.call(self._store.file, owner, file_id, self._owned.now)
@@ -177,22 +184,6 @@ class BatchService:
         waits = batch.status in ("in_progress", "finalizing")
         return batch.model_copy(update={"paused": self._runner.paused}) if waits else batch
 
-    async def _check_quota(self, owner: str, more_bytes: int, but: str = "") -> None:
-        """Raises InsufficientStorageError where a key's files would be more than it may have.
-
-        but: a file that is not counted, since it may be there already.
-        """
-        quota = self._owned.settings.quota_bytes
-        if not quota:
-            return
-        used = await self._owned.call(self._store.used_bytes, owner, but)
-        if used + more_bytes > quota:
-            raise InsufficientStorageError(
-                f"The files of this API key take {used} bytes, of at most {quota}; this one with "
-                f"{more_bytes} bytes does not fit. Delete files that are not needed.",
-                code="storage_quota_exceeded",
-            )
-
     async def _do_chores(self) -> None:
         cleaned_s = -CLEANING_S
         while True:
@@ -216,6 +207,7 @@ class BatchService:
         gone = await asyncio.to_thread(blobs.remove, deleted)
         await call(store.forget_files, gone)
         await asyncio.to_thread(blobs.sweep)
+        self._quota.forget()
         if retention_s := self._owned.settings.retention_s:
             await call(store.forget_batches, now - retention_s)
 
@@ -254,6 +246,10 @@ async def open_service(
     try:
         folder.mkdir(parents=True, exist_ok=True)
         check_local(folder.resolve())
+        names = (one.name for one in folder.iterdir())
+        if all(name in OURS or name.startswith(FILE_NAME) for name in names):
+            with suppress(PermissionError):  # a volume that is another user's
+                folder.chmod(0o700)
         lock = await _own(folder, owned_s)
     except OSError as error:
         raise ConfigurationError(f"batches.folder {folder} cannot be used: {error}") from error
@@ -275,6 +271,7 @@ async def open_service(
 
 async def _own(folder: Path, owned_s: float) -> IO[str]:
     """Own a folder until the file that is returned is closed."""
+    make_private(folder / LOCK_NAME)
     file = (folder / LOCK_NAME).open("a")
     deadline_s = time.monotonic() + owned_s
     try:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import sqlite3
 from pathlib import Path
 from types import SimpleNamespace
@@ -12,7 +13,7 @@ import pytest
 from cluster.common.errors import ConfigurationError, InsufficientStorageError
 from router.batches.blobs import ABANDONED_S, READERS_GRACE_S, Blobs
 from router.batches.database import VERSION, Database, DatabaseThread
-from tests.support.batches import Hands, desk
+from tests.support.batches import AUDIO, Hands, desk, line
 
 
 async def test_a_network_file_system_is_refused_by_name(
@@ -34,6 +35,30 @@ async def test_a_network_file_system_is_refused_by_name(
     for local in (tmp_path / "kept", link / "local disk/kept"):
         async with desk(local):
             pass
+
+
+@pytest.mark.parametrize("has_other_files", [False, True])
+async def test_nobody_else_reads_what_is_kept(tmp_path: Path, has_other_files: bool) -> None:
+    """Whatever the umask, also of what an older version wrote."""
+    folder = tmp_path / "kept"
+    before = os.umask(0)
+    try:
+        folder.mkdir()
+        Database(folder).close()
+        (folder / "batches.sqlite").chmod(0o644)
+        if has_other_files:
+            (folder / "lost+found").touch()
+        async with desk(folder) as at:
+            await at.run(line("a", **AUDIO))
+            modes = {one.name: one.stat().st_mode & 0o777 for one in folder.iterdir()}
+    finally:
+        os.umask(before)
+    assert folder.stat().st_mode & 0o777 == (0o777 if has_other_files else 0o700)
+    modes.pop("lost+found", None)
+    assert {name: mode for name, mode in modes.items() if "." in name} == dict.fromkeys(
+        ("batches.sqlite", "batches.sqlite-shm", "batches.sqlite-wal", "owner.lock"), 0o600
+    )
+    assert {mode for name, mode in modes.items() if "." not in name} == {0o700}
 
 
 async def test_a_second_service_on_the_folder_is_refused(tmp_path: Path) -> None:

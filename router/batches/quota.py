@@ -1,0 +1,73 @@
+"""What each key's files may take: those that are there, and those that are on their way.
+
+An upload counts from its beginning, by what its client announced or what has come, whichever is
+more, until it is a file or is given up. Those that an owner before this one began count once they
+are files.
+"""
+
+from __future__ import annotations
+
+from dataclasses import dataclass
+
+from cluster.common.errors import InsufficientStorageError
+from router.batches.blobs import ABANDONED_S
+from router.batches.owned import Owned
+
+
+@dataclass(slots=True)
+class _Upload:
+    """grew_at: Unix time."""
+
+    owner: str
+    n_bytes: int
+    grew_at: int
+
+
+class Quota:
+    """Used by one event loop, which makes of what is there and what is on its way one sum."""
+
+    def __init__(self, owned: Owned) -> None:
+        self._owned = owned
+        self._uploads: dict[str, _Upload] = {}
+
+    async def reserve(self, owner: str, upload_id: str, n_bytes: int) -> None:
+        """Let an upload have so many bytes, if it has not yet.
+
+        Raises:
+            InsufficientStorageError: the key's files would be more than they may be.
+        """
+        upload = self._uploads.get(upload_id) or _Upload(owner, -1, self._owned.now)
+        upload.grew_at = self._owned.now
+        most = self._owned.settings.quota_bytes
+        if not most or n_bytes <= upload.n_bytes:
+            return
+        used = await self._owned.call(self._owned.store.used_bytes, owner, upload_id)
+        used += sum(
+            one.n_bytes
+            for other_id, one in self._uploads.items()
+            if one.owner == owner and other_id != upload_id
+        )
+        if used + n_bytes > most:
+            raise InsufficientStorageError(
+                f"The files of this API key take {used} bytes, of at most {most}, uploads that run "
+                f"included; this one with {n_bytes} bytes does not fit. Delete files that are not "
+                "needed.",
+                code="storage_quota_exceeded",
+            )
+        upload.n_bytes = n_bytes
+        self._uploads[upload_id] = upload
+
+    async def grow(self, upload_id: str, n_bytes: int) -> None:
+        """The same for an upload that was begun."""
+        if upload := self._uploads.get(upload_id):
+            await self.reserve(upload.owner, upload_id, n_bytes)
+
+    def release(self, upload_id: str) -> None:
+        """It is a file, or there is none."""
+        self._uploads.pop(upload_id, None)
+
+    def forget(self) -> None:
+        """Release what was given up."""
+        gone = self._owned.now - ABANDONED_S
+        for upload_id in [one for one, it in self._uploads.items() if it.grew_at < gone]:
+            self.release(upload_id)
