@@ -24,10 +24,11 @@ from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.settings import Settings
 from cluster.serve.ray_internals import KEEP_SIGNALS
 from cluster.serve.start.launch import running_cluster
+from cluster.serve.start.readiness import StopRequest
 
 
 def serve_foreground(
-    settings: Settings, ray_address: str | None, console: Console, stop: threading.Event
+    settings: Settings, ray_address: str | None, console: Console, stop: StopRequest
 ) -> None:
     """Start, print how to call it, wait for `stop`, which may come at any time, and stop cleanly.
 
@@ -44,7 +45,7 @@ def serve_foreground(
 
 
 def _serve(
-    settings: Settings, ray_address: str | None, console: Console, stop: threading.Event
+    settings: Settings, ray_address: str | None, console: Console, stop: StopRequest
 ) -> None:
     def say(line: str) -> None:
         # Where the terminal has gone, rich would end the process before the cluster is stopped.
@@ -72,7 +73,7 @@ def _serve(
         # A start also fails where Ctrl-C, which a terminal sends to Ray's processes too, ended one.
         if is_ready or not stop.is_set():
             raise
-        say("stopped before it was ready")
+        say(STOPPED)
 
 
 def curl_line(url: str, settings: Settings) -> str:
@@ -91,6 +92,7 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 STOP_LIMIT_S = 90.0  # replicas get 60 s for the windows that they have begun
 CLOSED = 0  # the byte that ends the reading thread: no signal has this number
 GAVE_UP = 1  # the exit status where stopping took too long
+STOPPED = "stopped before it was ready"
 
 
 class StopSignals:
@@ -103,13 +105,15 @@ class StopSignals:
     def __init__(
         self, limit_s: float = STOP_LIMIT_S, give_up: Callable[[int], object] = os._exit
     ) -> None:
-        """give_up: ends the process with a status; called if it still runs after the limit."""
+        """give_up: ends the process with a status; called if it still runs after the limit, and at
+        once where it may leave.
+        """
         self._limit_s = limit_s
         self._give_up = give_up
-        self._asked = threading.Event()
+        self._asked = StopRequest()
         self._thread = threading.Thread(target=self._read, name="signals", daemon=True)
 
-    def __enter__(self) -> threading.Event:
+    def __enter__(self) -> StopRequest:
         """The event that a signal sets. Only the main thread may open this."""
         self._terminal = os.dup(2)  # the cluster's shutdown silences the usual descriptors
         self._reading, self._writing = os.pipe()
@@ -142,6 +146,10 @@ class StopSignals:
                 if number in SIGNALS and deadline_s is None:
                     deadline_s = time.monotonic() + self._limit_s
                     self._asked.set()
+                    if self._asked.may_leave:
+                        self._tell(STOPPED)
+                        self._give_up(0)
+                        return
                     self._tell(
                         f"{signal.Signals(number).name}: stopping, which ends within "
                         f"{self._limit_s:.0f} s; another signal changes nothing"

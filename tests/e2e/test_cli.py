@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import socket
 import subprocess
 import sys
 import zipfile
@@ -37,8 +38,10 @@ def splitscribe(
         (("serve", "/no/such/folder"), {}, "no such folder"),
         (("serve", "--config", "none.yaml"), {}, "cannot read settings file"),
         (("serve", "--port", "70000"), {}, "router.port"),
-        (("serve",), {"SPLITSCRIBE_ROUTER__PROT": "1"}, "router.prot"),
+        (("serve",), {"SPLITSCRIBE_ROUTER__PROT": "1"}, "SPLITSCRIBE_ROUTER__PROT is no"),
         (("serve", "--transport", "memory", "--encoders", "2"), {}, "need NIXL"),
+        (("serve", "--ray-address", "127.0.0.1:9"), {}, "no Ray cluster answers at 127.0.0.1:9"),
+        (("batch", "nofolder", "-o", "out"), {}, "no file or folder nofolder"),
         (("transcribe", "none.wav"), {}, "No such file"),
         (("transcribe", "x.wav", "--language", "klingon"), {}, "klingon"),
         (("transcribe", "x.wav", "--server", "http://127.0.0.1:9"), {}, "No such file"),
@@ -50,7 +53,26 @@ def test_a_mistake_is_one_line(
     run = splitscribe(*args, cwd=tmp_path, env=env)
     assert run.returncode == 1
     assert says in run.stderr
-    assert "Traceback" not in run.stderr
+    assert all(line.startswith("splitscribe: ") for line in run.stderr.splitlines())
+
+
+def test_a_server_that_joins_what_never_answers_stops_at_once(tmp_path: Path) -> None:
+    """In much less than the minute for which Ray tries to join."""
+    with socket.create_server(("127.0.0.1", 0)) as silent:
+        process = subprocess.Popen(
+            [SPLITSCRIBE, "serve", "--ray-address", f"127.0.0.1:{silent.getsockname()[1]}"],
+            cwd=tmp_path,
+            stderr=subprocess.PIPE,
+            text=True,
+        )
+        assert process.stderr is not None
+        try:
+            assert "joining Ray" in process.stderr.readline()
+            process.terminate()
+            assert process.wait(20.0) == 0
+        finally:
+            process.kill()
+        assert "stopped before it was ready" in process.stderr.read()
 
 
 def test_print_config_shows_what_came_of_all_sources(tmp_path: Path) -> None:

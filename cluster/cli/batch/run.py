@@ -36,7 +36,7 @@ from cluster.serve.ray_internals import (
     ray_addresses_here,
     raylet_socket,
 )
-from cluster.serve.start.readiness import Say
+from cluster.serve.start.readiness import Say, check_ray_answers
 from router.http.models import ALIAS
 
 NO_CLUSTER = "none"
@@ -186,6 +186,7 @@ def joined_application(
     if address == NO_CLUSTER:
         yield None
         return
+    check_ray_answers(address)
     with ExitStack() as stack:
         stack.enter_context(joined_cluster(address))
         try:

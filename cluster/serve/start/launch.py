@@ -25,6 +25,8 @@ from cluster.serve.start.readiness import (
     SERVE_LOGS,
     SOON_S,
     Say,
+    StopRequest,
+    check_ray_answers,
     check_stop,
     wait_for_health,
     wait_for_replicas,
@@ -53,7 +55,7 @@ def running_cluster(
     ready_timeout_s: float = 180.0,
     log_to_driver: bool = False,
     build: Build | None = None,
-    stop: threading.Event | None = None,
+    stop: StopRequest | None = None,
 ) -> Iterator[RunningCluster]:
     """Start the application, yield once `/health` is 200, and take everything down after.
 
@@ -65,11 +67,14 @@ def running_cluster(
         stop: set by somebody else, it ends the start at its next step.
 
     Raises:
-        ConfigurationError: something does not fit, or the pools are not ready in time.
+        ConfigurationError: something does not fit, no Ray answers at `address`, or the pools are
+            not ready in time.
         StartCancelled: `stop` was set before the cluster was ready; it is down again.
     """
     package_root()
-    stop = stop or threading.Event()
+    stop = stop or StopRequest()
+    if address is not None:
+        check_ray_answers(address)
     settings = resolve_settings(settings, address)
     # What cannot be is told before Ray starts, where the GPUs are this machine's.
     placement = place(settings, this_machine()) if address is None else None
@@ -89,9 +94,11 @@ def running_cluster(
         ) as folder,
         chdir(folder),
     ):
-        check_stop(stop)
         say("starting Ray" if address is None else f"joining Ray at {address}")
+        stop.may_leave = address is not None
+        check_stop(stop)
         with ray_session(address, log_to_driver, settings.ray_dashboard) as context:
+            stop.may_leave = False
             check_stop(stop)
             imports.join()
             from cluster.serve.app import build_app

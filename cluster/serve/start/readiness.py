@@ -7,6 +7,7 @@ deployment failed. Every wait ends at once with `StartCancelled` when the cluste
 from __future__ import annotations
 
 import re
+import socket
 import threading
 import time
 from collections.abc import Callable, Iterable, Mapping
@@ -22,6 +23,7 @@ Say = Callable[[str], None]
 
 POLL_S = 0.2
 SOON_S = 0.1  # once all replicas run
+CONNECT_S = 2.0
 SERVE_LOGS = "/tmp/ray/session_latest/logs/serve"
 
 
@@ -136,6 +138,30 @@ class Changes:
 
 class StartCancelled(Exception):  # noqa: N818 - what was asked for is no error
     """The cluster was asked to stop while it was starting."""
+
+
+class StopRequest(threading.Event):
+    """Set by whoever wants a cluster to end.
+
+    may_leave: this process may end at once: it has started nothing that would stay behind.
+    """
+
+    may_leave = False
+
+
+def check_ray_answers(address: str) -> None:
+    """Ray itself tries for a minute to join what is not there, and says so in lines of its own.
+
+    Raises:
+        ConfigurationError: nobody takes a connection at this host and port.
+    """
+    host, _, port = address.removeprefix("ray://").rpartition(":")
+    if not port.isdigit():  # such as "auto", which Ray looks for on this machine
+        return
+    try:
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+    except (OSError, OverflowError) as error:
+        raise ConfigurationError(f"no Ray cluster answers at {address}: {error}") from error
 
 
 def check_stop(stop: threading.Event) -> None:

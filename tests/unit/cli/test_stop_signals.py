@@ -84,3 +84,21 @@ def test_a_stop_that_takes_too_long_ends_the_process(capfd: pytest.CaptureFixtur
         assert given_up.wait(20.0)
     assert statuses == [GAVE_UP]
     assert "not stopped within 0 s" in capfd.readouterr().err
+
+
+def test_a_start_that_leaves_nothing_behind_ends_at_once(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    statuses: list[int] = []
+    left = threading.Event()
+
+    def leave(status: int) -> None:
+        statuses.append(status)
+        left.set()
+
+    with StopSignals(give_up=leave) as asked:
+        asked.may_leave = True
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert left.wait(20.0)
+    assert statuses == [0]
+    assert "stopped before it was ready" in capfd.readouterr().err
