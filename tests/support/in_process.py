@@ -7,14 +7,18 @@ a bug in it is a traceback here. KV moves in memory; `conftest.server` has the r
 from __future__ import annotations
 
 import asyncio
+import json
+import shutil
 import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
 from contextlib import asynccontextmanager, contextmanager
+from pathlib import Path
 from typing import Any
 
 import uvicorn
 from anyio.from_thread import start_blocking_portal
 
+from cluster.common.model.tensor_files import BUNDLED_FOLDER
 from cluster.common.settings import Settings
 from cluster.common.settings_sources import load_settings
 from cluster.serve.in_process import live_engine_over, local_engines, transcriber_over
@@ -23,6 +27,17 @@ from router.http.models import ModelRegistry
 from router.http.routes import create_app
 
 STOP_S = 30.0
+
+
+def translating_model(folder: Path) -> str:
+    """A copy of the bundled model in `folder`, which says nothing of having one language."""
+    copy = folder / "demo"
+    shutil.copytree(BUNDLED_FOLDER, copy)
+    file = copy / "generation_config.json"
+    config = json.loads(file.read_text())
+    del config["languages"]
+    file.write_text(json.dumps(config))
+    return str(copy)
 
 
 @contextmanager

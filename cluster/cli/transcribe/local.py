@@ -18,6 +18,7 @@ from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.settings import Settings
 from cluster.common.settings_sources import load_settings
 from router.api.forms import check_model
+from router.api.params import TranscriptionParams
 from router.interface import RequestContext
 from router.live.interface import LiveConfig, TextDelta, TurnCompleted, TurnFailed
 from router.live.session import LiveSession
@@ -72,9 +73,8 @@ async def live_in_process(job: LiveJob) -> AsyncIterator[LocalLiveClient]:
         local_engines(local_settings(job.model, job.target)) as engines,
         live_engine_over(engines) as live,
     ):
-        if job.language is not None:
-            tokenizer = WhisperTokenizer.from_checkpoint(engines.checkpoint)
-            tokenizer.sot_sequence(job.language, "transcribe", True)  # raises
+        params = TranscriptionParams(job.model, language=job.language)
+        check_model(params, WhisperTokenizer.from_checkpoint(engines.checkpoint).languages)
         yield LocalLiveClient(live.open(config, session_id="live"))
 
 

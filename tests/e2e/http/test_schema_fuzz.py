@@ -60,7 +60,7 @@ def narrowed(document: dict[str, Any]) -> dict[str, Any]:
         fields = body["content"]["multipart/form-data"]["schema"]["properties"]
         fields["model"]["enum"] = ["whisper-1", "demo", "openai/demo"]
         if "language" in fields:
-            fields["language"]["enum"] = ["en", "German", "haw"]
+            fields["language"]["enum"] = ["en", "English", "haw"]
     return document
 
 

@@ -8,6 +8,8 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
+from functools import partial
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -17,7 +19,7 @@ import pytest
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import Server, wait_until
 from tests.support.audio.speech import pcm_of, wav_of
-from tests.support.in_process import in_process_server
+from tests.support.in_process import in_process_server, translating_model
 
 SHORT = sample_path("short")
 TRANSLATES = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # as the SDK does it
@@ -180,16 +182,26 @@ def test_raw_responses_have_an_id_and_the_time_of_each_stage(server: Server, sai
 
 
 @TRANSLATES
-def test_translations_come_in_every_format(server: Server) -> None:
-    create = server.client().audio.translations.create
-    text = create(model="whisper-1", file=SHORT).text
-    assert text
-    assert create(model="whisper-1", file=SHORT, response_format="text") == f"{text}\n"
-    verbose = create(model="whisper-1", file=SHORT, response_format="verbose_json")
-    assert (verbose.text, verbose.language) == (text, "english")
-    assert str(create(model="whisper-1", file=SHORT, response_format="srt")).startswith("1\n00:")
-    vtt = create(model="whisper-1", file=SHORT, response_format="vtt", prompt="Names.")
-    assert str(vtt).startswith("WEBVTT\n\n")
+def test_translations_come_in_every_format(tmp_path: Path) -> None:
+    with in_process_server({"model": translating_model(tmp_path)}) as url:
+        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
+        create = partial(client.audio.translations.create, model="whisper-1", file=SHORT)
+        text = create().text
+        assert text
+        assert create(response_format="text") == f"{text}\n"
+        verbose = create(response_format="verbose_json")
+        assert (verbose.text, verbose.language) == (text, "english")
+        assert str(create(response_format="srt")).startswith("1\n00:")
+        vtt = create(response_format="vtt", prompt="Names.")
+        assert str(vtt).startswith("WEBVTT\n\n")
+
+
+def test_the_bundled_model_has_one_language_and_translates_nothing(server: Server) -> None:
+    audio = server.client().audio
+    with pytest.raises(openai.BadRequestError, match="does not support the language 'de'"):
+        audio.transcriptions.create(model="whisper-1", file=SHORT, language="de")
+    with pytest.raises(openai.BadRequestError, match="cannot translate"):
+        audio.translations.create(model="whisper-1", file=SHORT)
 
 
 def test_models_are_listed_and_found_by_names_with_a_slash(server: Server) -> None:

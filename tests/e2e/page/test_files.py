@@ -75,14 +75,13 @@ def test_several_files_are_transcribed_side_by_side_and_read_one_by_one(
 
 
 def test_the_options_are_the_request_s(page: Page, server: Server) -> None:
-    page.get_by_label("Task").select_option("translate")
     page.locator("#options").get_by_label("Language").select_option("en")
     page.get_by_text("More options").click()
     page.get_by_label("Decoding").select_option("sequential")
     page.get_by_label("Beams").fill("2")
     page.get_by_label("When done").select_option("vtt")
     page.evaluate(WATCH_SENT)
-    with page.expect_request("**/v1/audio/translations"), page.expect_download() as saved:
+    with page.expect_request("**/v1/audio/transcriptions"), page.expect_download() as saved:
         page.set_input_files("#file-input", sample_path("short"))
     ((*fields, name),) = page.evaluate("window.sent")
     assert name == ["file", "short.flac"]
@@ -110,6 +109,10 @@ def test_what_is_refused_says_so_in_the_api_s_words(browser: Browser, server: Se
         expect(failed.last).to_contain_text("temperature")
         page.get_by_role("button", name="Remove notes.txt").click()
         expect(failed).to_have_count(1)
+        page.get_by_label("Temperature").fill("")
+        page.get_by_label("Task").select_option("translate")
+        page.set_input_files("#file-input", sample_path("short"))
+        expect(failed.last).to_contain_text("cannot translate", timeout=WAIT_MS)
 
 
 def test_a_file_over_the_limit_is_refused_before_it_is_sent_and_by_the_server(

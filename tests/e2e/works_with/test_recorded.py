@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import json
 import re
+from dataclasses import replace
+from pathlib import Path
 
 import httpx
 import pytest
@@ -14,6 +16,7 @@ from tests.e2e.works_with import recorded
 from tests.e2e.works_with.recorded import Recorded
 from tests.support.audio.sounds import silence
 from tests.support.audio.speech import pcm_of, wav_of
+from tests.support.in_process import in_process_server, translating_model
 
 pytestmark = pytest.mark.slow
 ANSWER_S = 60.0
@@ -67,12 +70,13 @@ def test_n8n_samples_a_little(server: Server, audio: bytes) -> None:
 
 
 def test_nextcloud_reads_the_duration_off_the_last_segment_or_cue(
-    server: Server, audio: bytes
+    server: Server, audio: bytes, tmp_path: Path
 ) -> None:
     duration = len(pcm_of("short")) / 16_000
     answer = send(server, recorded.NEXTCLOUD, audio).json()
     assert 0 < answer["segments"][-1]["end"] <= duration + 0.1
-    cues = send(server, recorded.NEXTCLOUD_SUBTITLES, audio).text
+    with in_process_server({"model": translating_model(tmp_path)}) as url:
+        cues = send(replace(server, url=url), recorded.NEXTCLOUD_SUBTITLES, audio).text
     times = re.findall(r"(\d\d):(\d\d):(\d\d)[.,](\d\d\d)", cues)
     hours, minutes, seconds, milliseconds = map(int, times[-1])
     assert 0 < hours * 3600 + minutes * 60 + seconds + milliseconds / 1000 <= duration + 0.1

@@ -93,7 +93,7 @@ def openai_model(folder: Path) -> SmallWhisper:
     }
     model.load_state_dict(tensors)
     model.multilingual = tokenizer.is_multilingual
-    model.languages = tokenizer.languages
+    model.languages = tuple(tokenizer.special.languages)
     heads = torch.zeros(model.dims.n_text_layer, model.dims.n_text_head, dtype=torch.bool)
     for layer, head in checkpoint.generation_config["alignment_heads"]:
         heads[layer, head] = True
@@ -134,7 +134,7 @@ def reference_options(folder: Path) -> dict[str, Any]:
 def openai_vocabulary(folder: Path) -> Iterator[None]:
     """Let openai-whisper use the folder's tokens."""
     encoding = _encoding(folder)
-    languages = tokenizer_of(folder).languages
+    languages = tokenizer_of(folder).special.languages
 
     def get_tokenizer(
         multilingual: bool,

@@ -51,6 +51,8 @@ class WhisperTokenizer:
 
     is_multilingual: False for `.en` checkpoints, whose start sequence has neither language nor
         task.
+    languages: codes that a request may name: those that `languages` in the generation config
+        lists, else all that have a token.
     suppress_tokens: ids that no step may sample; begin_suppress_tokens: not the first one.
     n_vocab: rows of the token embedding (ids above the vocabulary are padding).
     timestamp_step_s: seconds from one timestamp token to the next.
@@ -58,6 +60,7 @@ class WhisperTokenizer:
 
     special: SpecialTokens
     is_multilingual: bool
+    languages: tuple[str, ...]
     suppress_tokens: tuple[int, ...]
     begin_suppress_tokens: tuple[int, ...]
     n_vocab: int
@@ -73,20 +76,18 @@ class WhisperTokenizer:
         """
         vocabulary = read_vocabulary(checkpoint.path)
         special = _special_tokens(checkpoint, vocabulary)
+        is_multilingual = _is_multilingual(checkpoint, special)
+        listed = checkpoint.generation_config.get("languages", special.languages)
         return cls(
             special=special,
-            is_multilingual=_is_multilingual(checkpoint, special),
+            is_multilingual=is_multilingual,
+            languages=tuple(listed) if is_multilingual else ("en",),
             suppress_tokens=_suppress_tokens(checkpoint, vocabulary),
             begin_suppress_tokens=_begin_suppress_tokens(checkpoint, vocabulary, special.eot),
             n_vocab=checkpoint.dims.n_vocab,
             timestamp_step_s=WINDOW_S / checkpoint.dims.n_audio_ctx,
             _vocabulary=vocabulary,
         )
-
-    @property
-    def languages(self) -> tuple[str, ...]:
-        """Codes that a request may name."""
-        return tuple(self.special.languages) if self.is_multilingual else ("en",)
 
     def sot_sequence(self, language: str, task: Task, timestamps: bool) -> tuple[int, ...]:
         """Tokens that begin a decode, for example `<|sot|> <|en|> <|transcribe|>`.

@@ -53,7 +53,8 @@ async function logprobs() {
 }
 
 async function translation() {
-  return await client.audio.translations.create({ model, file: fs.createReadStream(short) });
+  const file = fs.createReadStream(short);
+  return await client.audio.translations.create({ model, file }).catch((error) => error.message);
 }
 
 async function stream(file) {

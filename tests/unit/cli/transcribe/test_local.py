@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 from rich.console import Console
 
-from cluster.cli.transcribe.job import Target
-from cluster.cli.transcribe.local import local_settings
+from cluster.cli.transcribe.job import LiveJob, Source, Target
+from cluster.cli.transcribe.local import live_in_process, local_settings
 from cluster.cli.transcribe.run import transcribe_files
 from cluster.common.errors import InvalidRequestError, UnsupportedValueError
 from cluster.common.settings import RouterSettings
@@ -77,9 +77,22 @@ def test_a_persons_own_files_have_no_limits(make_job: MakeJob) -> None:
     assert settings.encoder.dtype == settings.decoder.dtype == "float32"
 
 
-def test_what_the_model_does_not_know_is_refused(make_job: MakeJob, paper: Console) -> None:
-    params = TranscriptionParams("demo", language="yue", response_format="verbose_json")
+@pytest.mark.parametrize(
+    ("asked", "told"),
+    [({"language": "de"}, "the language 'de'"), ({"task": "translate"}, "cannot translate")],
+)
+def test_what_the_model_does_not_know_is_refused(
+    make_job: MakeJob, paper: Console, asked: dict[str, Any], told: str
+) -> None:
+    params = TranscriptionParams("demo", response_format="verbose_json", **asked)
     job = make_job(sample_path("short"), params=params, target=Target(device="cpu"))
-    with pytest.raises(UnsupportedValueError, match="does not support the language 'yue'"):
+    with pytest.raises(UnsupportedValueError, match=told):
         transcribe_files(job, paper, paper)
     assert not list(job.output_dir.iterdir())
+
+
+async def test_a_live_session_is_refused_a_language_that_the_model_does_not_know() -> None:
+    job = LiveJob(Source(), "demo", "de", "", (), Target(device="cpu"))
+    with pytest.raises(UnsupportedValueError, match="the language 'de'"):
+        async with live_in_process(job):
+            pass
