@@ -25,7 +25,7 @@ from av.packet import Packet
 
 from cluster.common.errors import InvalidAudioError
 from cluster.common.messages import SAMPLE_RATE, Pcm
-from router.audio.containers import Container, missing_bytes, sniff
+from router.audio.containers import Container, forged_table, missing_bytes, sniff
 from router.audio.protocol import AudioLimits, too_large
 
 SUPPORTED = ("flac", "m4a", "mp3", "mp4", "mpeg", "mpga", "oga", "ogg", "opus", "wav", "webm")
@@ -74,6 +74,8 @@ class AudioFile:
             self._kind = sniff(self._file)
             if self._kind and (missing := missing_bytes(self._file, self._kind)):
                 raise _truncated(f"its {self._kind} container ends {missing} bytes early")
+            if self._kind is Container.MOV and (forged := forged_table(self._file)):
+                raise InvalidAudioError(f"The file is damaged: {forged}.", param="file")
             self._file.seek(0)
             self._container = _open_container(self._file, self._kind)
             self._stream = _audio_stream(self._container)

@@ -3,17 +3,18 @@
 A file is opened with the one demuxer that its first bytes name, so neither a file name nor a
 playlist can choose another. Most decoders play a truncated file without complaint;
 `missing_bytes` compares what the container declares with what is there. Knows sizes and
-signatures, nothing of codecs or samples.
+signatures, nothing of codecs or samples. `forged_table` finds what makes libav ask for gigabytes.
 
 A container that declares no size (a live recording, raw MPEG audio) cannot be found truncated,
-except where the cut goes through a page or an element.
+except where the cut goes through a page or an element, nor where it has too many to walk them.
 """
 
 from __future__ import annotations
 
 import os
+import re
 import struct
-from collections.abc import Callable
+from collections.abc import Callable, Iterator
 from enum import StrEnum
 from typing import BinaryIO
 
@@ -29,8 +30,25 @@ MP3_SLACK_BYTES = 2048  # a frame and a tag that was stripped afterwards
 MOV_BOXES = frozenset(
     (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"moof", b"styp", b"sidx", b"pnot")
 )
+# Boxes in which libav looks for others; it takes a `free` one for the index, too.
+MOV_PARENTS = frozenset(
+    (
+        *(b"moov", b"trak", b"mdia", b"minf", b"stbl", b"moof", b"traf", b"mvex", b"edts", b"dinf"),
+        *(b"udta", b"meta", b"tref", b"wave", b"sinf", b"schi", b"free", b"hoov"),
+    )
+)
+MOV_SAMPLES = frozenset((b"stsz", b"stz2", b"trun"))  # tables with an entry for each sample
+# Bytes of an entry of each table that says how many it has, at the least.
+MOV_TABLES = {
+    **dict.fromkeys(MOV_SAMPLES, 0),
+    **dict.fromkeys((b"stco", b"stss", b"stps"), 4),
+    **dict.fromkeys((b"stts", b"ctts", b"co64"), 8),
+    **dict.fromkeys((b"stsc", b"elst"), 12),
+}
+_TABLE_NAMES = re.compile(b"|".join(MOV_TABLES))
 MKV_SEGMENT = 0x18538067
 MKV_CLUSTER = 0x1F43B675
+MAX_ELEMENTS = 200_000  # or boxes, that are walked: each takes a microsecond or two
 EBML_MAGIC = b"\x1a\x45\xdf\xa3"
 
 
@@ -139,7 +157,9 @@ def _missing_ogg(file: BinaryIO, size: int) -> int:
 def _missing_matroska(file: BinaryIO, size: int) -> int:
     """Walk the elements. A Segment or Cluster of unknown size (a live recording) is entered."""
     position = 0
-    while position < size:
+    for _ in range(MAX_ELEMENTS):
+        if position >= size:
+            break
         element, length, body = _ebml_header(file, position)
         if element is None:
             return body - size
@@ -177,21 +197,82 @@ def _ebml_header(file: BinaryIO, position: int) -> tuple[int | None, int | None,
 
 def _missing_mov(file: BinaryIO, size: int) -> int:
     position, indexed = 0, False
-    while head := _read(file, position, 8):
-        length, name = struct.unpack(">I4s", head)
+    for _ in range(MAX_ELEMENTS):
+        if position + 8 > size:
+            break
+        name, body, end = _mov_box(file, position, size)
         if name not in MOV_BOXES and not name.isalnum():
             break  # not a box: something was appended to the file
-        if length == 1 and (large := _read(file, position + 8, 8)):
-            length = struct.unpack(">Q", large)[0]
-        if length == 0:
-            length = size - position
         indexed = indexed or name in (b"moov", b"moof")
-        if length < 8:
+        if end < body:
             break
-        position += length
+        position = end
         if position > size and name in MOV_BOXES:
-            return int(position - size)
+            return position - size
     return 0 if indexed else 1
+
+
+def _mov_box(file: BinaryIO, position: int, parent_end: int) -> tuple[bytes, int, int]:
+    """Return (name, where the body begins, where the box says to end) of a box.
+
+    One that states no length ends with its parent.
+    """
+    length, name = struct.unpack(">I4s", _read(file, position, 8))
+    body = position + 8
+    if length == 1 and (large := _read(file, body, 8)):
+        (length,), body = struct.unpack(">Q", large), body + 8
+    return name, body, position + length if length else parent_end
+
+
+def forged_table(file: BinaryIO) -> str | None:
+    """What is wrong with the boxes of an MP4 file, where a table states more than there can be.
+
+    Every sample takes a byte of the file, in whichever track and table. Reads headers only and
+    moves the position.
+    """
+    size = file.seek(0, os.SEEK_END)
+    n_boxes = n_samples = 0
+    spans = [(0, size)]
+    while spans:
+        position, span_end = spans.pop()
+        while position + 8 <= span_end:
+            name, body, end = _mov_box(file, position, span_end)
+            end = min(end, span_end)
+            if end < body:
+                break
+            position = end
+            n_boxes += 1
+            if n_boxes > MAX_ELEMENTS or name == b"cmov":
+                return "it has too many boxes" if name != b"cmov" else "its index is compressed"
+            if name in MOV_PARENTS:
+                spans.append((body, end))
+                if name == b"meta":  # which may have a version first
+                    spans.append((body + 4, end))
+            for table, start in _mov_tables(file, name, body, end):
+                n_entries = _mov_entries(file, table, start)
+                n_samples += n_entries if table in MOV_SAMPLES else 0
+                if n_samples > size or n_entries * MOV_TABLES[table] > end - start:
+                    return f"its table {table.decode()!r} says to have {n_entries} entries"
+    return None
+
+
+def _mov_tables(file: BinaryIO, name: bytes, body: int, end: int) -> Iterator[tuple[bytes, int]]:
+    """(name, where the body begins) of the table that a box is, or of all in sample descriptions.
+
+    Each codec has other fields before the boxes in its description.
+    """
+    if name in MOV_TABLES:
+        yield name, body
+    elif name == b"stsd":
+        file.seek(body)
+        for found in _TABLE_NAMES.finditer(file.read(end - body)):
+            yield found[0], body + found.end()
+
+
+def _mov_entries(file: BinaryIO, table: bytes, body: int) -> int:
+    """The number of entries, after version and flags, and after the sizes of samples if in one."""
+    number = _read(file, body + (8 if table in (b"stsz", b"stz2") else 4), 4)
+    return int.from_bytes(number)
 
 
 def _missing_mp3(file: BinaryIO, size: int) -> int:

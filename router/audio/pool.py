@@ -43,7 +43,7 @@ MAX_UPLOADS = 64  # in one worker; more wait in the router
 MAX_LONG = 48  # of them, so that clips need not wait for the end of long files
 LONG_BYTES = 1_000_000  # 30 s of WAV
 STALLED_LOOKS = 5  # checks in a row, a second apart, without a sign of life from a worker
-MAX_MOVES = 3  # times an upload may lose its worker without fault
+MAX_MOVES = 3  # times an upload may lose its worker where nobody is known to be at fault
 READY_TIMEOUT_S = 60.0
 FIRST_RESTART_S, LAST_RESTART_S = 0.1, 10.0  # waits between failed starts of a worker
 EXIT_TIMEOUT_S = 2.0
@@ -274,7 +274,7 @@ class AudioPool:
         logger.warning("an audio worker ended (exit code %s) and is replaced", code)
         for stream in worker.streams.values():
             stream.add_credit = None
-            stream.moves += 1
+            stream.moves += blamed in (0, stream.upload_id)
             if stream.ended:
                 continue
             if (stream.upload_id == blamed and not worker.stalled) or stream.moves > MAX_MOVES:

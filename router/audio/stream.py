@@ -46,7 +46,7 @@ class AudioStream:
         self.n_received = 0  # windows
         self.path = Path(upload.path)
         self.is_long = False  # set by the pool
-        self.moves = 0  # to another worker, since the first
+        self.moves = 0  # from workers that it may have ended
         self.add_credit: Callable[[], None] | None = None  # set by the worker that has the upload
         self.finished = False
         self._upload = upload

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import dataclasses
+import io
 import struct
 from collections.abc import Callable
 from contextlib import closing
@@ -15,7 +16,7 @@ import pytest
 from cluster.common.errors import AudioTooShortError, InvalidAudioError, PayloadTooLargeError
 from cluster.common.messages import SAMPLE_RATE
 from router.audio.audio_file import AudioFile
-from router.audio.containers import Container, missing_bytes, sniff
+from router.audio.containers import Container, forged_table, missing_bytes, sniff
 from router.audio.protocol import AudioLimits
 from tests.support.audio.sounds import (
     FORMATS,
@@ -239,6 +240,63 @@ def test_headers_of_noise_never_crash_the_check(container: Container, tmp_path: 
             path.write_bytes(head + rng.bytes(size))
             with path.open("rb") as file:
                 assert missing_bytes(file, container) >= 0
+                forged_table(file)
+
+
+def test_what_has_too_many_elements_is_not_walked_to_its_end(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setattr("router.audio.containers.MAX_ELEMENTS", 1000)
+    elements = io.BytesIO(b"\x1a\x45\xdf\xa3\x80" + b"\xec\x80" * 10_000)
+    assert missing_bytes(elements, Container.MATROSKA) == 0
+    assert elements.tell() < 2100
+    boxes = io.BytesIO(b"\0\0\0\x08moov" + b"\0\0\0\x08skip" * 10_000)
+    assert missing_bytes(boxes, Container.MOV) == 0
+    assert boxes.tell() < 8100
+    assert forged_table(boxes) == "it has too many boxes"
+
+
+# Of a table: its version and flags, and what stands before the number of its entries.
+TABLES = {b"stsz": bytes(8), b"stz2": bytes(7) + b"\4", b"stts": bytes(4), b"stco": bytes(4)}
+PLACES = {b"stbl": 0, b"udta": 0, b"meta": 4, b"free": 0, b"stsd": 44}  # bytes before their boxes
+
+
+@pytest.mark.parametrize(
+    ("table", "place"), [*((one, b"stbl") for one in TABLES), *((b"stz2", one) for one in PLACES)]
+)
+def test_a_table_with_more_entries_than_the_file_has_bytes_is_refused(
+    table: bytes, place: bytes, tmp_path: Path
+) -> None:
+    """Before libav asks for memory for each of them, in whichever of its places it finds it."""
+    path = encode(tmp_path / "upload", tone(1.0), "mp4", "aac", 16_000)
+    forged = box(table, TABLES[table] + struct.pack(">I", 400_000_000))
+    trak = box(b"trak", box(place, bytes(PLACES[place]) + forged))
+    path.write_bytes(path.read_bytes() + box(b"moov", trak))
+    with pytest.raises(InvalidAudioError, match="says to have 400000000 entries"):
+        decode(path)
+
+
+def box(name: bytes, body: bytes) -> bytes:
+    return struct.pack(">I4s", 8 + len(body), name) + body
+
+
+def test_the_fragments_of_a_file_have_no_more_samples_than_it_has_bytes(tmp_path: Path) -> None:
+    options = {"movflags": "frag_keyframe+empty_moov", "frag_duration": "100000"}
+    path = encode(tmp_path / "upload", tone(2.0), "mp4", "aac", 16_000, options=options)
+    whole = path.read_bytes()
+    assert whole.count(b"trun") > 2
+    assert decode(path).shape[0] >= 32_000
+    at = whole.index(b"trun") + 8
+    path.write_bytes(whole[:at] + struct.pack(">I", 2**28) + whole[at + 4 :])
+    with pytest.raises(InvalidAudioError, match="'trun' says to have 268435456"):
+        decode(path)
+
+
+def test_a_compressed_index_which_may_hold_any_table_is_refused(tmp_path: Path) -> None:
+    path = encode(tmp_path / "upload", tone(1.0), "mp4", "aac", 16_000)
+    path.write_bytes(path.read_bytes() + box(b"moov", box(b"cmov", bytes(8))))
+    with pytest.raises(InvalidAudioError, match="index is compressed"):
+        decode(path)
 
 
 # ---------------------------------------------------------------------- forged and too much

@@ -268,8 +268,10 @@ async def test_a_client_that_leaves_frees_its_worker(
 
 
 async def test_a_killed_worker_fails_only_the_upload_it_was_on(
-    clip: Path, long_file: Path, tmp_path: Path
+    clip: Path, long_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """However often: it does not count for the others."""
+    monkeypatch.setattr("router.audio.pool.MAX_MOVES", 0)
     other_file = write_wav(tmp_path / "other", voice(150.0))
     async with running() as pool:
         undisturbed = spans((await read(pool, other_file))[0])
@@ -338,8 +340,10 @@ def many_huge_pictures(path: Path) -> Path:
 
 
 async def test_an_upload_over_its_memory_fails_alone(
-    clip: Path, long_file: Path, tmp_path: Path
+    clip: Path, long_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Its worker ends on purpose, which does not count for the others."""
+    monkeypatch.setattr("router.audio.pool.MAX_MOVES", 0)
     huge = many_huge_pictures(tmp_path / "huge")
     async with (
         running(audio_memory_mb=128, max_upload_bytes=2**30) as pool,
