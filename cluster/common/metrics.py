@@ -1,8 +1,9 @@
 """Names, units, help texts and buckets of every metric, and a small recorder for each role.
 
-Ray exports each of them as `ray_<name>`, tagged by deployment, replica and application. A role
-calls `Recorder` methods; outside of a Serve replica the recorder is a no-op, so that engines
-never ask where they run. `configs/observability` shows them: what is added here belongs there too.
+Ray exports each as `ray_<name>`, tagged by deployment, replica and application; a router has
+its own at `/metrics`, too. A role calls `Recorder` methods; outside of a Serve replica the recorder
+is a no-op, so that engines never ask where they run. `configs/observability` shows them: what is
+added here belongs there too.
 """
 
 from __future__ import annotations
@@ -166,14 +167,19 @@ class Recorder:
     """Sets, adds and observes metrics by name; unknown names are a programming error."""
 
     def __init__(self, specs: tuple[MetricSpec, ...], make: Callable[[MetricSpec], Any]) -> None:
-        self._metrics: Mapping[str, tuple[MetricSpec, Any]] = {
-            spec.name: (spec, make(spec)) for spec in specs
-        }
+        self._specs = specs
+        self._metrics: dict[str, list[Any]] = {spec.name: [] for spec in specs}  # who is told
         self._totals: dict[tuple[str, ...], float] = {}  # told so far, by name and tags
+        self.tell_also(make)
+
+    def tell_also(self, make: Callable[[MetricSpec], Any]) -> None:
+        """From now on tell also what `make` makes of each metric."""
+        for spec in self._specs:
+            self._metrics[spec.name].append(make(spec))
 
     def add(self, name: str, value: float = 1.0, **tags: str) -> None:
-        if value > 0:
-            self._metrics[name][1].inc(value, tags=tags or None)
+        for metric in self._metrics[name] if value > 0 else ():
+            metric.inc(value, tags=tags or None)
 
     def total(self, name: str, total: float, **tags: str) -> None:
         """Bring a counter up to `total`, which somebody else counts; one caller per counter."""
@@ -182,10 +188,12 @@ class Recorder:
         self._totals[key] = total
 
     def set(self, name: str, value: float, **tags: str) -> None:
-        self._metrics[name][1].set(value, tags=tags or None)
+        for metric in self._metrics[name]:
+            metric.set(value, tags=tags or None)
 
     def observe(self, name: str, value: float, **tags: str) -> None:
-        self._metrics[name][1].observe(value, tags=tags or None)
+        for metric in self._metrics[name]:
+            metric.observe(value, tags=tags or None)
 
 
 def serve_recorder(specs: tuple[MetricSpec, ...]) -> Recorder:

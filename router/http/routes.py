@@ -43,6 +43,7 @@ from router.http.batches import BatchAccess, add_batches
 from router.http.docs_page import add_docs
 from router.http.envelope import install_error_handlers
 from router.http.keys import KeyRing, key_check
+from router.http.metrics import add_metrics
 from router.http.middleware import RequestMiddleware
 from router.http.models import ModelRegistry
 from router.http.page import add_page
@@ -156,6 +157,8 @@ def create_app(
     if settings.asr_webservice:
         add_asr_routes(app, service, keys)
     add_probes(app, registry, service.admission, realtime, settings)
+    if settings.metrics != "off":
+        add_metrics(app, registry, recorder, guards if settings.metrics == "auto" else [])
     if settings.shows_page:
         add_page(app)
     if guards:  # for bearers of a key; a page that shows it could not send one

@@ -30,6 +30,7 @@ Context = Literal["auto", "full", "trimmed"]
 LivePolicy = Literal["auto", "attention_peak", "local_agreement"]
 RayDashboard = Literal["none", "serve", "all"]
 Page = Literal["auto", "on", "off"]
+Metrics = Literal["auto", "on", "off"]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 
@@ -146,6 +147,11 @@ class RouterSettings(FrozenModel):
         "auto",
         description="the web page at GET / to try the server: on, off, or auto (on without API "
         "keys); with API keys and on, the page's files are public, and it asks for a key",
+    )
+    metrics: Metrics = Field(
+        "auto",
+        description="GET /metrics for Prometheus: on, off, or auto (on, and needs a key where "
+        "there are API keys)",
     )
     replicas: int = Field(1, ge=1, description="router replicas")
     cpus: float = Field(0.0, ge=0, description="CPUs of its node that each replica reserves in Ray")

@@ -256,10 +256,10 @@ async def test_wrong_methods_are_in_the_envelope(client: httpx.AsyncClient) -> N
 async def test_the_api_key_is_needed_where_one_is_set(
     path: str, transcriber: FakeTranscriber
 ) -> None:
-    app = create_app(make_registry(transcriber), make_settings(api_key=("other", "schlüssel")))
+    app = create_app(make_registry(transcriber), make_settings(api_key=("other", "schluessel")))
     async with client_of(app) as client:
         method = "POST" if path == URL else "GET"
-        key = "Bearer schlüssel".encode()
+        key = b"Bearer schluessel"
         for wrong in ({}, {"authorization": b"Bearer schl"}, {"authorization": b"Basic " + key}):
             answer = await client.request(method, path, headers=wrong)
             error = error_of(answer)

@@ -1,0 +1,116 @@
+"""`GET /metrics`: what a router counts, and what it knows of its pools, as Prometheus reads it.
+
+The names are those of `cluster.common.metrics`, where Ray exports each as `ray_<name>`. A router
+speaks for itself: of several behind one port, any may answer.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Iterator, Mapping, Sequence
+from importlib.metadata import version
+from typing import Any
+
+from fastapi import APIRouter, FastAPI, Request, Response
+from fastapi.params import Depends
+from prometheus_client import (
+    CollectorRegistry,
+    Counter,
+    Gauge,
+    Histogram,
+    Info,
+    ProcessCollector,
+    disable_created_metrics,
+)
+from prometheus_client.core import GaugeMetricFamily
+from prometheus_client.exposition import choose_encoder
+
+from cluster.common.metrics import MetricSpec, Recorder
+from router.http.models import ModelRegistry
+
+PATH = "/metrics"
+WORKER_GAUGES = {
+    "healthy": "1 while a worker is healthy, else 0",
+    "queued": "Windows that wait in a worker",
+    "running": "Windows that a worker works on",
+    "pages_free": "Free pages of a worker's KV pool",
+    "pages_total": "Pages of a worker's KV pool",
+}
+
+
+def add_metrics(
+    app: FastAPI, registry: ModelRegistry, recorder: Recorder, guards: Sequence[Depends]
+) -> None:
+    """Add the path to `app`. From now on `recorder` tells it, too, what it is told."""
+    disable_created_metrics()  # type: ignore[no-untyped-call]
+    collected = CollectorRegistry()
+    ProcessCollector(registry=collected)
+    Info("splitscribe", "This router", registry=collected).info({"version": version("splitscribe")})
+    pools = _Pools()
+    collected.register(pools)
+    recorder.tell_also(lambda spec: _Metric(spec, collected))
+    operations = APIRouter(tags=["operations"], dependencies=guards)
+
+    @operations.get(PATH, summary="Metrics for Prometheus", response_class=Response)
+    async def metrics(request: Request) -> Response:
+        pools.known = await registry.health()
+        encode, media_type = choose_encoder(request.headers.get("accept", ""))
+        return Response(encode(collected), headers={"content-type": media_type})
+
+    app.include_router(operations)
+
+
+class _Metric:
+    """One of `Recorder`'s, as Ray's are called."""
+
+    def __init__(self, spec: MetricSpec, collected: CollectorRegistry) -> None:
+        names: dict[str, Any] = {"labelnames": spec.tags, "registry": collected}
+        self._metric: Any
+        match spec.kind:
+            case "counter":
+                self._metric = Counter(spec.name, spec.help, **names)
+            case "gauge":
+                self._metric = Gauge(spec.name, spec.help, **names)
+            case "histogram":
+                self._metric = Histogram(spec.name, spec.help, buckets=spec.bounds, **names)
+
+    def inc(self, value: float, tags: Mapping[str, str] | None = None) -> None:
+        self._of(tags).inc(value)
+
+    def set(self, value: float, tags: Mapping[str, str] | None = None) -> None:
+        self._of(tags).set(value)
+
+    def observe(self, value: float, tags: Mapping[str, str] | None = None) -> None:
+        self._of(tags).observe(value)
+
+    def _of(self, tags: Mapping[str, str] | None) -> Any:
+        return self._metric.labels(**tags) if tags else self._metric
+
+
+class _Pools:
+    """Reads `known`, which is `ModelRegistry.health`, at each scrape: workers come and go."""
+
+    known: Mapping[str, Any]
+
+    def describe(self) -> list[GaugeMetricFamily]:
+        return []  # asked for when it is registered
+
+    def collect(self) -> Iterator[GaugeMetricFamily]:
+        models = self.known["models"]
+        ready = GaugeMetricFamily(
+            "splitscribe_ready", "1 while a model can be used, else 0", labels=["model"]
+        )
+        workers = GaugeMetricFamily(
+            "splitscribe_workers", "Workers of a pool", labels=["model", "role"]
+        )
+        for name, model in models.items():
+            ready.add_metric([name], model["status"] == "ready")
+            for role, n_workers in model["replicas"].items():
+                workers.add_metric([name, role], n_workers)
+        yield from (ready, workers)
+        asked = [one for pool in self.known["pools"].values() for one in pool["workers"]]
+        for field, help_text in WORKER_GAUGES.items():
+            name, labels = f"splitscribe_worker_{field}", ["model", "role", "worker"]
+            gauge = GaugeMetricFamily(name, help_text, labels=labels)
+            for one in asked:
+                gauge.add_metric([one["model"], one["role"], one["replica"]], one[field])
+            yield gauge
