@@ -186,7 +186,9 @@ class BatchRunner:
             await asyncio.sleep(ROOM_S)
             await self._store(queue.release, claim)
         except asyncio.CancelledError:
-            await asyncio.shield(self._owned.call(queue.release, claim))
+            task = asyncio.current_task()
+            counts = task is None or not task.cancelling()  # something in it was cancelled, not it
+            await asyncio.shield(self._owned.call(queue.release, claim, counts))
             raise
         except Exception:  # of the database
             logger.exception("line %d of %s cannot go on", claim.number, claim.batch.id)

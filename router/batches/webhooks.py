@@ -27,6 +27,7 @@ PARAM = "webhook_url"
 DELAYS_S = (5, 30, 120, 600, 1800, 3600, 7200, 14400, 28800)  # between tries; then it is given up
 ANSWER_S = 15.0  # longest time of a try
 AT_ONCE = 8
+UNNOTED_S = 60.0  # between deliveries of one that the database does not note
 
 
 def signature_headers(secret: str, event_id: str, unix_s: int, body: bytes) -> dict[str, str]:
@@ -100,6 +101,9 @@ class Webhooks(Caller):
             self._owned.recorder.add("splitscribe_batch_webhooks_total", outcome=outcome)
             if outcome == "given_up":
                 logger.warning("a webhook of %s is given up: %s", delivery.batch_id, why)
+        except Exception:  # of the database, such as of a full disk: it stays due
+            logger.exception("a webhook of %s was made and cannot be noted", delivery.batch_id)
+            await asyncio.sleep(UNNOTED_S)
         finally:
             del self._running[delivery.id]
 

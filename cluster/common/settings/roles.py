@@ -265,7 +265,7 @@ class BatchSettings(FrozenModel):
     webhook_secret: str | None = Field(
         None,
         repr=False,
-        pattern="^whsec_[A-Za-z0-9+/]{32,}={0,2}$",
+        pattern="^whsec_([A-Za-z0-9+/]{4}){8,}([A-Za-z0-9+/]{2}==|[A-Za-z0-9+/]{3}=)?$",
         description="signs webhooks, by Standard Webhooks: whsec_ and base64 of 24 bytes or more",
     )
 

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import sqlite3
@@ -171,6 +172,24 @@ async def test_a_line_that_fails_unexpectedly_fails_once_and_is_counted(
         assert error["response"]["body"]["error"]["code"] == "internal_error"
         assert "a bug" not in str(error)
     assert "TypeError: a bug" in caplog.text
+
+
+class GivesUp(FakeTranscriber):
+    """Something in it is cancelled, and nobody has cancelled it."""
+
+    async def transcribe(self, *request: Any) -> Any:
+        await super().transcribe(*request)
+        raise asyncio.CancelledError
+
+
+async def test_a_line_that_is_cancelled_from_within_ends(tmp_path: Path) -> None:
+    transcriber = GivesUp()
+    async with desk(tmp_path, transcriber, concurrency=1) as at:
+        batch = await at.run(line("bad", **AUDIO))
+        assert outcome(batch) == ("completed", 0, 1)
+        [error] = await at.content(batch.error_file_id)
+        assert error["response"]["body"]["error"]["code"] == "line_lost"
+    assert len(transcriber.uploads) == MAX_CLAIMS
 
 
 async def test_a_line_whose_result_cannot_be_stored_is_lost_in_the_end(

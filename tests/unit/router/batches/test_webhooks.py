@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import asyncio
 import base64
+import errno
 from pathlib import Path
 from typing import Any
 
@@ -12,7 +14,7 @@ import pytest
 from cluster.common.errors import InvalidRequestError
 from router.batches.hosts import Destination
 from router.batches.webhooks import DELAYS_S
-from tests.support.batches import AUDIO, Hands, desk, eventually, line
+from tests.support.batches import AUDIO, Hands, desk, eventually, line, make_batch_settings
 from tests.support.http_host import Answer, Came, Host, http_host
 
 SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef01234567").decode()
@@ -135,3 +137,31 @@ async def test_what_is_never_taken_is_given_up(
             monkeypatch.undo()
             await at.ended(await at.create(input_id, webhook_url=host.url))
             await eventually(lambda: len(host.came) == (1 if is_bug else len(DELAYS_S) + 2))
+
+
+async def test_what_cannot_be_noted_is_not_made_again_and_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """On a full disk, every look would else deliver it once more."""
+    with http_host(lambda came, host: Answer()) as host:
+        async with desk(tmp_path, **allowing(host)) as at:
+            queue = at.service._owned.queue
+
+            def forget(delivery: Any) -> None:
+                raise OSError(errno.ENOSPC, "No space left on device")
+
+            monkeypatch.setattr(queue, "forget_webhook", forget)
+            await at.ended(await at.create(await at.upload(b"{"), webhook_url=host.url))
+            await eventually(lambda: len(host.came) == 1)
+            for _ in range(20):
+                await at.service._webhooks.deliver_due()
+                await asyncio.sleep(0.01)
+        assert len(host.came) == 1
+
+
+def test_a_secret_that_is_no_base64_is_refused(tmp_path: Path) -> None:
+    for secret in (SECRET, SECRET + "AAA=", SECRET + "AA=="):
+        make_batch_settings(tmp_path, webhook_secret=secret)
+    for secret in (SECRET[:-4], SECRET + "A", SECRET + "AA", SECRET + "==="):
+        with pytest.raises(ValueError, match="webhook_secret"):
+            make_batch_settings(tmp_path, webhook_secret=secret)
