@@ -198,9 +198,12 @@ def in_folder(folder: str, name: str) -> str:
 
 
 def _local_path(name: str) -> str:
-    """Absolute. Raises InvalidRequestError: a file URL of another machine."""
+    """Absolute. Raises InvalidRequestError: a file URL of another machine, the home of nobody."""
     if not name.startswith("file://"):
-        return str(Path(name).expanduser().absolute())
+        try:
+            return str(Path(name).expanduser().absolute())
+        except RuntimeError as error:
+            raise InvalidRequestError(f"{name} begins with the home of an unknown user") from error
     parts = urlsplit(name)
     if parts.netloc not in ("", "localhost") or not parts.path:
         raise InvalidRequestError(f"{name} names no file of this machine: write file:///PATH")

@@ -61,6 +61,7 @@ def test_a_file_named_twice_is_one_item(folder: Path) -> None:
         ("{folder}/gone.mp3", "no file or folder"),
         ("nosuch://bucket/x.mp3", "cannot be opened"),
         ("file://elsewhere/a.mp3", "no file of this machine"),
+        ("~nobody-here/a.mp3", "home of an unknown user"),
     ],
 )
 def test_what_is_named_and_not_there_is_refused(folder: Path, name: str, why: str) -> None:
@@ -171,6 +172,15 @@ def test_standard_input_is_a_list(folder: Path) -> None:
     assert named(listed(["-"], lines)) == ["a.mp3", "c.flac"]
     with pytest.raises(InvalidRequestError, match="no column of paths"):
         listed(["-"], ['{"name": "x"}\n'])
+
+
+@pytest.mark.parametrize(
+    "line", ['{"path":' + "[" * 100_000, '{"path":' + "1" * 5000 + "}", '{"path": "\\ud800"}']
+)
+def test_a_line_of_json_that_cannot_be_taken_is_told(folder: Path, line: str) -> None:
+    (folder / "list.jsonl").write_text(line)
+    with pytest.raises(InvalidRequestError, match=r"is no JSON|cannot be read"):
+        list_items([str(folder / "list.jsonl")])
 
 
 @pytest.mark.parametrize("nested", [False, True])
