@@ -21,7 +21,7 @@ from tests.support.browsers.page import drop, opened, text_of  # noqa: E402
 from tests.support.browsers.transcribing import WAIT_MS, answered_with, downloaded  # noqa: E402
 
 pytestmark = [pytest.mark.slow, needs("chromium", "npm")]
-KEY = "a-key of this-test!"  # with characters that no header of a WebSocket may have
+KEY = "a-key(of)this@test!"  # with characters that no header of a WebSocket may have
 WATCH_POLICY = """() => {
     window.blocked = [];
     addEventListener("securitypolicyviolation",
