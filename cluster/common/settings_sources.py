@@ -27,6 +27,7 @@ LIST_VARIABLES = (  # texts with commas
     "served_model_names",
     "api_key",
     "cors_origins",
+    "hosts",
     "allowed_hosts",
     "private_networks",
     "webhook_hosts",

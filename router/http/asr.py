@@ -28,7 +28,7 @@ from router.api.params import TranscriptionParams
 from router.api.responses import DetectedLanguageResponse
 from router.api.subtitles import PLAIN
 from router.http.envelope import ASR_PATHS
-from router.http.keys import KeyRing, key_check
+from router.http.keys import BEARER, KeyRing
 from router.http.models import ALIAS
 from router.http.service import CheckedRequest, Endpoint, TranscriptionService
 from router.http.uploads import BodyShape
@@ -70,8 +70,8 @@ def add_asr_routes(app: FastAPI, service: TranscriptionService, keys: KeyRing) -
     for a key, but most of them send what a URL like `http://any:KEY@host:8000` says.
     """
     basic = HTTPBasic(auto_error=False, description="any name, and one of the keys as password")
-    guards = [Depends(key_check(keys, basic))] if len(keys) else []
-    api = APIRouter(dependencies=guards, tags=_TAGS, responses=ERRORS)
+    schemes = [Depends(BEARER), Depends(basic)] if len(keys) else []
+    api = APIRouter(dependencies=schemes, tags=_TAGS, responses=ERRORS)
 
     @api.post(
         _TRANSCRIBE,

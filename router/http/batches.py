@@ -8,7 +8,6 @@ the work. Where no folder is set, they say which setting turns them on.
 from __future__ import annotations
 
 import asyncio
-import logging
 from collections.abc import AsyncIterator
 from contextlib import suppress
 from dataclasses import dataclass
@@ -39,20 +38,11 @@ from router.api.openapi import whole_schema
 from router.batches.service import PIECE_BYTES, BatchService
 from router.batches.store import new_id
 from router.http.bodies import FILE_FIELD, FormReader, form_boundary
-from router.http.keys import KeyRing
-from router.http.uploads import (
-    ClientDisconnectedError,
-    body_chunks,
-    check_content_length,
-    small_body,
-)
+from router.http.keys import KeyRing, key_owner
+from router.http.uploads import check_content_length
 
-logger = logging.getLogger(__name__)
-
-MAX_BODY_BYTES = 256 * 1024
 MAX_NAME = 255  # characters of a file's name
 INPUT_PURPOSE = "batch"
-CLIENT_CLOSED = 499
 
 
 @dataclass(frozen=True, slots=True)
@@ -84,7 +74,7 @@ def add_batches(api: APIRouter, access: BatchAccess | None, keys: KeyRing) -> No
 
 def _key_owner(request: Request, keys: KeyRing) -> str:
     """Whose objects a request may see: a digest of its key; empty where there are no keys."""
-    return keys.owner_digest(getattr(request.state, "key_owner", None)).hex()
+    return keys.owner_digest(key_owner(request)).hex()
 
 
 def _add_batches(api: APIRouter, batches: BatchService, keys: KeyRing) -> None:
@@ -103,8 +93,7 @@ def _add_batches(api: APIRouter, batches: BatchService, keys: KeyRing) -> None:
         or `data:` URL), or `input_audio`.
         """
         owner = _key_owner(request, keys)
-        content = await small_body(request.receive, MAX_BODY_BYTES)
-        asked = parse_document(CreateBatchRequest, content)
+        asked = parse_document(CreateBatchRequest, await request.body())
         file = await batches.file(owner, asked.input_file_id)
         if file.purpose != INPUT_PURPOSE:
             raise InvalidRequestError(
@@ -145,17 +134,12 @@ def _add_files(api: APIRouter, access: BatchAccess, keys: KeyRing) -> None:
         "/files",
         tags=["files"],
         summary="Upload a file",
-        response_model=FileObject,
         openapi_extra={"requestBody": {"required": True, "content": content}},
     )
-    async def create_file(request: Request) -> Response | FileObject:
+    async def create_file(request: Request) -> FileObject:
         """The lines of a batch (`purpose` is `batch`), or audio that they name."""
-        with keys.request_of(getattr(request.state, "key_owner", None)):
-            try:
-                return await _receive(request, access, _key_owner(request, keys))
-            except ClientDisconnectedError:
-                logger.info("the client hung up in the middle of an upload")
-                return Response(status_code=CLIENT_CLOSED)
+        with keys.request_of(key_owner(request)):
+            return await _receive(request, access, _key_owner(request, keys))
 
     @api.get("/files", tags=["files"], summary="List files")
     async def list_files(
@@ -216,7 +200,7 @@ async def _receive(request: Request, access: BatchAccess, owner: str) -> FileObj
     form = FormReader(form_boundary(request.headers), sink, most)
     await batches.begin_upload(owner, file_id, length or 0)
     try:
-        async for chunk in body_chunks(request.receive):
+        async for chunk in request.stream():
             form.feed(chunk)
             await sink.flush(PIECE_BYTES)
         try:

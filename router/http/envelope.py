@@ -10,11 +10,13 @@ import logging
 import math
 from collections.abc import Mapping, MutableMapping
 from typing import Any
+from urllib.parse import quote
 
 from fastapi import FastAPI, Request, Response
 from fastapi.exceptions import RequestValidationError
 from fastapi.responses import JSONResponse
 from starlette.exceptions import HTTPException
+from starlette.requests import ClientDisconnect
 
 from cluster.common.errors import AuthenticationError, InvalidRequestError, SplitscribeError
 from router.api.responses import envelope, error_body
@@ -23,6 +25,8 @@ logger = logging.getLogger(__name__)
 
 _ENDED_WITH = "splitscribe_error"  # key of a request's state
 ASR_PATHS = ("/asr", "/detect-language")  # their clients read `detail`, as FastAPI writes it
+MAX_PATH = 256  # characters of a path in a log line
+CLIENT_CLOSED = 499  # never seen by anyone but the access log
 RETRY_AFTER_S = 1.0  # for a 429 or 503 whose error gives no time
 
 
@@ -41,6 +45,11 @@ class UnexpectedError(SplitscribeError):
         )
 
 
+def shown_path(scope: Mapping[str, Any]) -> str:
+    """The path without characters that could forge a log line, as URLs spell them."""
+    return quote(scope["path"])[:MAX_PATH]
+
+
 def note_error(scope: MutableMapping[str, Any], error: SplitscribeError) -> None:
     """Store on the request with which error it ends, for the middleware that counts it."""
     scope.setdefault("state", {})[_ENDED_WITH] = error.code or type(error).__name__
@@ -57,10 +66,16 @@ def install_error_handlers(app: FastAPI) -> None:
     app.add_exception_handler(SplitscribeError, _on_splitscribe_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
+    app.add_exception_handler(ClientDisconnect, _on_disconnect)
 
 
 async def _on_splitscribe_error(request: Request, error: Exception) -> Response:
     assert isinstance(error, SplitscribeError)
+    return answer_error(request, error)
+
+
+def answer_error(request: Request, error: SplitscribeError) -> Response:
+    """The answer for the error with which a request ends, which is logged and counted."""
     if error.status < 500:  # its message may quote what the client sent
         level, what = logging.INFO, error.code or error.type
     else:
@@ -69,7 +84,7 @@ async def _on_splitscribe_error(request: Request, error: Exception) -> Response:
         level,
         "%s %s: %d %s: %s",
         request.method,
-        request.url.path,
+        shown_path(request.scope),
         error.status,
         type(error).__name__,
         what,
@@ -82,7 +97,7 @@ async def _on_splitscribe_error(request: Request, error: Exception) -> Response:
 async def _on_http_exception(request: Request, error: Exception) -> Response:
     """Answer errors of the framework itself, such as an unknown path or method."""
     assert isinstance(error, HTTPException)
-    asked = f"{request.method} {request.url.path}"
+    asked = f"{request.method} {shown_path(request.scope)}"
     code: str | None
     match error.status_code:
         case 404:
@@ -105,7 +120,12 @@ async def _on_validation_error(request: Request, error: Exception) -> Response:
     name = str(first["loc"][-1])
     code = "invalid_value" if first["type"] == "literal_error" else None
     refusal = InvalidRequestError(f"'{name}': {first['msg']}", param=name, code=code)
-    return await _on_splitscribe_error(request, refusal)
+    return answer_error(request, refusal)
+
+
+async def _on_disconnect(request: Request, _: Exception) -> Response:
+    logger.info("%s %s: the client hung up", request.method, shown_path(request.scope))
+    return Response(status_code=CLIENT_CLOSED)
 
 
 def _retry_headers(error: SplitscribeError) -> dict[str, str]:

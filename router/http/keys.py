@@ -7,19 +7,21 @@ its key, who is named by a digest: nobody behind the router needs the key.
 
 from __future__ import annotations
 
+import base64
 import hashlib
 import hmac
 from collections import Counter
-from collections.abc import Awaitable, Callable, Hashable, Iterator, Sequence
+from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
 from typing import Any
 
-from fastapi import Depends, Request
-from fastapi.security import HTTPAuthorizationCredentials, HTTPBearer
+from fastapi import Request
+from fastapi.security import HTTPBearer
 
 from cluster.common.errors import AuthenticationError, RateLimitError
 
 RETRY_AFTER_S = 1.0
+BEARER = HTTPBearer(auto_error=False, description="one of the server's API keys")  # as documented
 
 
 class KeyRing:
@@ -84,24 +86,22 @@ class AtOnce:
             self._running = +self._running  # without clients that have none
 
 
-def key_check(
-    keys: KeyRing, password_of: Callable[..., object] = lambda: None
-) -> Callable[..., Awaitable[None]]:
-    """A dependency that lets only bearers of one of `keys` pass, and notes which.
+def sent_key(headers: Mapping[str, str], *, takes_password: bool = False) -> bytes | None:
+    """The bearer key of a request, or the password of Basic credentials; None: it has none."""
+    kind, _, sent = headers.get("authorization", "").partition(" ")
+    if kind.lower() == "bearer" and sent.strip():
+        return sent.strip().encode("latin-1")
+    if kind.lower() == "basic" and takes_password:
+        try:
+            return base64.b64decode(sent.encode("latin-1")).partition(b":")[2]
+        except ValueError:
+            return None
+    return None
 
-    password_of: another dependency, whose credentials hold a key as the password.
-    """
-    bearer = HTTPBearer(auto_error=False, description="one of the server's API keys")
 
-    async def check(
-        request: Request,
-        sent: HTTPAuthorizationCredentials | None = Depends(bearer),  # noqa: B008
-        password: Any = Depends(password_of),  # noqa: B008
-    ) -> None:
-        key = sent.credentials if sent else password.password if password else None
-        request.state.key_owner = keys.owner(None if key is None else key.encode("latin-1"))
-
-    return check
+def note_owner(scope: MutableMapping[str, Any], owner: int) -> None:
+    """Store on a request with which of the keys it came."""
+    scope.setdefault("state", {})["key_owner"] = owner
 
 
 def key_owner(request: Request) -> int | None:

@@ -249,8 +249,14 @@ class HttpProtocol(ReadByClient, HttpToolsProtocol):
     def on_message_complete(self) -> None:
         self._barren_bytes = 0
         self._in_message = False
+        self._forget_head()
         if not self._is_refused:
             super().on_message_complete()
+
+    def on_response_complete(self) -> None:
+        super().on_response_complete()
+        if self._in_message and not self._in_head:
+            self._await_head()  # in whose time the rest of a body must come that nobody reads
 
     def handle_websocket_upgrade(self) -> None:
         if not self._is_refused:

@@ -20,7 +20,14 @@ from cluster.common.clock import SYSTEM_CLOCK, Clock
 from cluster.common.logs import request_scope
 from cluster.common.metrics import Recorder
 from cluster.common.tracing import NO_SPAN, NO_TRACER, Span, Tracer
-from router.http.envelope import ASR_PATHS, UnexpectedError, error_response, note_error, noted_error
+from router.http.envelope import (
+    ASR_PATHS,
+    UnexpectedError,
+    error_response,
+    note_error,
+    noted_error,
+    shown_path,
+)
 
 logger = logging.getLogger(__name__)
 
@@ -80,7 +87,7 @@ class RequestMiddleware:
             try:
                 await self._app(scope, receive, send_stamped)
             except Exception:
-                logger.exception("%s %s failed", scope["method"], scope["path"])
+                logger.exception("%s %s failed", scope["method"], shown_path(scope))
                 note_error(scope, UnexpectedError(request_id))
                 if status:
                     # The server cuts the connection, so that nobody takes it for whole; what it
@@ -113,7 +120,7 @@ class RequestMiddleware:
             try:
                 await self._app(scope, receive, send_stamped)
             except Exception:  # the server says 500, or closes what is open
-                logger.exception("WebSocket %s failed", scope["path"])
+                logger.exception("WebSocket %s failed", shown_path(scope))
                 raise AnswerBrokenError from None
 
     def _span(self, scope: Scope, request_id: str) -> Span:

@@ -14,7 +14,6 @@ from importlib.metadata import version
 from pathlib import Path
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
-from fastapi.responses import JSONResponse
 from starlette.middleware.cors import CORSMiddleware
 
 from cluster.common.clock import SYSTEM_CLOCK, Clock
@@ -38,11 +37,13 @@ from router.api.responses import (
     VerboseTranscriptionResponse,
     VerboseTranslationResponse,
 )
+from router.http.access import AccessMiddleware
 from router.http.asr import add_asr_routes
 from router.http.batches import BatchAccess, add_batches
+from router.http.bodies import GROWTH, MAX_FRAMING_BYTES
 from router.http.docs_page import add_docs
-from router.http.envelope import install_error_handlers
-from router.http.keys import KeyRing, key_check
+from router.http.envelope import ASR_PATHS, install_error_handlers
+from router.http.keys import BEARER, KeyRing
 from router.http.metrics import add_metrics
 from router.http.middleware import RequestMiddleware
 from router.http.models import ModelRegistry
@@ -102,18 +103,26 @@ def create_app(
             task.cancel()
 
     keys = KeyRing(settings.api_key, settings.max_requests_per_key)
-    guards = [Depends(key_check(keys))] if len(keys) else []
     app = FastAPI(
         title="splitscribe",
         version=version("splitscribe"),
         description=DESCRIPTION,
         lifespan=lifespan,
         redirect_slashes=False,
-        openapi_url=None if guards else "/openapi.json",
         docs_url=None,  # ours is at /docs; FastAPI's pages load their scripts from another host
         redoc_url=None,
     )
     recorder = recorder or silent_recorder(ROUTER_METRICS)
+    longest = round(GROWTH * settings.max_upload_bytes) + MAX_FRAMING_BYTES
+    uploads = dict.fromkeys(("/v1/audio/", *ASR_PATHS), longest)
+    if batches is not None:
+        uploads["/v1/files"] = batches.max_file_bytes + MAX_FRAMING_BYTES
+    app.add_middleware(
+        AccessMiddleware,
+        keys=keys,
+        settings=settings,
+        uploads=uploads,
+    )
     app.add_middleware(
         RequestMiddleware,
         recorder=recorder,
@@ -139,7 +148,8 @@ def create_app(
         spool_dir=spool_dir,
         heartbeat_s=heartbeat_s,
     )
-    api = APIRouter(prefix="/v1", dependencies=guards, responses=ERRORS)
+    schemes = [Depends(BEARER)] if len(keys) else []
+    api = APIRouter(prefix="/v1", dependencies=schemes, responses=ERRORS)
     app.state.realtime = realtime = RealtimeService(
         registry,
         settings,
@@ -158,16 +168,10 @@ def create_app(
         add_asr_routes(app, service, keys)
     add_probes(app, registry, service.admission, realtime, settings)
     if settings.metrics != "off":
-        add_metrics(app, registry, recorder, guards if settings.metrics == "auto" else [])
+        add_metrics(app, registry, recorder, schemes if settings.metrics == "auto" else [])
     if settings.shows_page:
         add_page(app)
-    if guards:  # for bearers of a key; a page that shows it could not send one
-
-        @app.get("/openapi.json", dependencies=guards, include_in_schema=False)
-        async def schema() -> JSONResponse:
-            return JSONResponse(app.openapi())
-
-    else:
+    if not len(keys):  # a browser that shows it could send none
         add_docs(app)
     return app
 

@@ -10,7 +10,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Collection, Coroutine, Iterable, MutableMapping
+from collections.abc import AsyncIterator, Callable, Collection, Coroutine, Iterable
 from contextlib import AsyncExitStack, suppress
 from dataclasses import asdict, dataclass
 from functools import partial
@@ -18,6 +18,8 @@ from pathlib import Path
 from typing import Any, TypeVar
 
 from fastapi import Request, Response
+from starlette.requests import ClientDisconnect
+from starlette.types import Receive
 
 from cluster.common.clock import Clock
 from cluster.common.errors import InvalidRequestError, SplitscribeError, WorkerError
@@ -36,8 +38,6 @@ from router.http.sse import EventStream, EventStreamResponse
 from router.http.uploads import (
     FORM_OR_JSON,
     BodyShape,
-    ClientDisconnectedError,
-    Receive,
     check_content_length,
     receive_form,
 )
@@ -51,7 +51,6 @@ from router.transcript import TokenLogprob, Transcript
 
 logger = logging.getLogger(__name__)
 
-CLIENT_CLOSED = 499  # never seen by anyone but the access log
 MAX_UPLOADS = 512  # of one client, under way at once
 GRACE_S = 1.0  # for the pipeline to end by its own deadline, with a better message
 
@@ -150,9 +149,6 @@ class TranscriptionService:
             if error.param == FILE_FIELD:  # as all that reads audio calls it
                 error.param = endpoint.shape.audio_field(request.headers)
             raise
-        except ClientDisconnectedError:
-            logger.info("the client hung up after %.1f s", self._clock.monotonic() - started_s)
-            return Response(status_code=CLIENT_CLOSED)
         except asyncio.CancelledError:  # Serve cancels a request whose client has hung up
             logger.info("given up by its caller after %.1f s", self._clock.monotonic() - started_s)
             raise
@@ -167,14 +163,14 @@ class TranscriptionService:
         stack.enter_context(self._keys.request_of(owner))
         share = stack.enter_context(self.admission.admit(length or 0))
 
-        async def receive() -> MutableMapping[str, Any]:
-            message = await request.receive()
-            share.received(len(message.get("body", b"")))
-            return message
+        async def chunks() -> AsyncIterator[bytes]:
+            async for chunk in request.stream():
+                share.received(len(chunk))
+                yield chunk
 
         form = receive_form(
             request.headers,
-            receive,
+            chunks(),
             max_upload_bytes=limit,
             spool_dir=self._spool_dir,
             shape=endpoint.shape,
@@ -271,7 +267,7 @@ async def supervise(work: Coroutine[Any, Any, T], receive: Receive, context: Req
         context: its remaining time is asked for again each time it seems over, as it can grow.
 
     Raises:
-        ClientDisconnectedError: the client hung up.
+        ClientDisconnect: the client hung up.
         DeadlineExceededError: the time is over and `work` did not say so itself.
     """
     task = asyncio.ensure_future(work)
@@ -284,7 +280,7 @@ async def supervise(work: Coroutine[Any, Any, T], receive: Receive, context: Req
             if task.done():
                 return task.result()
             if hang_up.done():
-                raise ClientDisconnectedError
+                raise ClientDisconnect
         raise context.too_late()
     finally:
         task.cancel()

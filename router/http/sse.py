@@ -15,6 +15,7 @@ from collections.abc import AsyncIterator, Callable, Coroutine
 from contextlib import AsyncExitStack
 from typing import Any
 
+from starlette.requests import ClientDisconnect
 from starlette.responses import StreamingResponse
 from starlette.types import Receive, Scope, Send
 
@@ -31,7 +32,6 @@ from router.api.formats import (
 from router.api.params import TranscriptionParams
 from router.api.responses import error_body
 from router.http.envelope import UnexpectedError, note_error
-from router.http.uploads import ClientDisconnectedError
 from router.interface import AudioShare, StageTimings, TranscriptionResult, Update
 from router.transcript import TokenLogprob
 
@@ -184,7 +184,7 @@ class EventStream:
                 if event := self._writer.delta(update):
                     yield event
             yield self._writer.done(await self._task)
-        except ClientDisconnectedError:
+        except ClientDisconnect:
             logger.info("the client hung up in mid-stream")
         except SplitscribeError as error:
             logger.warning("the stream ends with %s: %s", type(error).__name__, error.message)

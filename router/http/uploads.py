@@ -2,10 +2,9 @@
 
 A body is a multipart form or JSON with base64 (`router.http.bodies`).
 Every byte is counted while reading, so that a limit ends the upload when it is crossed and not when
-it is over; one that comes too slowly is given up. The spool file has a name, because audio workers
-open it from their own processes; it is locked (flock) until it is deleted, when the context ends.
-A spool file that nobody has locked is that of a killed router, and is swept. Starlette's own form
-parser has no limit on a file's size.
+it is over. The spool file has a name, because audio workers open it from their own processes; it is
+locked (flock) until it is deleted, when the context ends. A spool file that nobody has locked is
+that of a killed router, and is swept. Starlette's own form parser has no limit on a file's size.
 """
 
 from __future__ import annotations
@@ -16,13 +15,12 @@ import logging
 import os
 import tempfile
 import time
-from collections.abc import AsyncIterator, Awaitable, Callable, Mapping, MutableMapping
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
-from cluster.common.errors import InvalidRequestError, OverloadedError, PayloadTooLargeError
+from cluster.common.errors import OverloadedError
 from router.api.documents import AUDIO_FIELD
 from router.audio.containers import wav_head
 from router.audio.protocol import too_large
@@ -46,11 +44,6 @@ WRITE_BYTES = 1024 * 1024  # gathered before a thread writes them
 RETRY_AFTER_S = 10.0  # after a full disk
 SWEEP_S = 5.0  # between two sweeps
 NEW_S = 2.0  # a file this young may not be locked yet
-STALL_S = 60.0  # longest silence of a client in mid-upload
-LEAST_RATE = 10_000.0  # bytes a second of a body, in the mean,
-RATED_S = 30.0  # from this time on
-
-Receive = Callable[[], Awaitable[MutableMapping[str, Any]]]
 
 
 @dataclass(frozen=True, slots=True)
@@ -74,10 +67,6 @@ class BodyShape:
 
 
 FORM_OR_JSON = BodyShape()
-
-
-class ClientDisconnectedError(Exception):
-    """The client hung up; there is nobody left to answer."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,36 +101,33 @@ def check_content_length(headers: Mapping[str, str], max_upload_bytes: int) -> i
 @asynccontextmanager
 async def receive_form(
     headers: Mapping[str, str],
-    receive: Receive,
+    chunks: AsyncIterator[bytes],
     *,
     max_upload_bytes: int,
     spool_dir: Path | None = None,
-    stall_s: float = STALL_S,
     shape: BodyShape = FORM_OR_JSON,
 ) -> AsyncIterator[UploadedForm]:
     """Read a whole body; the file is at `path` until the context ends.
 
     Args:
-        headers: of the request, lower-case names.
+        headers: of the request, lower-case names. chunks: the body, as it comes.
         max_upload_bytes: largest file; exactly this many bytes are accepted.
         spool_dir: where files wait; default: the system's folder for temporary files.
-        stall_s: longest time to wait for the next piece of the body.
 
     Raises:
         InvalidRequestError: of another type, malformed, over a limit on fields, or without a file.
         PayloadTooLargeError: the file is too large.
-        ClientDisconnectedError: the client left before the end.
     """
     spool = _Spool(spool_dir, wav_head() if shape.is_headerless else b"")
     try:
         if shape.is_json(headers):
             filename = ""
-            fields = await _receive_json(receive, spool, max_upload_bytes, stall_s)
+            fields = await _receive_json(chunks, spool, max_upload_bytes)
         else:
             expected = f"{FORM_TYPE} or {JSON_TYPE.decode()}" if shape.takes_json else FORM_TYPE
             boundary = form_boundary(headers, expected)
             form = FormReader(boundary, spool, max_upload_bytes, shape.file_field)
-            async for chunk in body_chunks(receive, stall_s):
+            async for chunk in chunks:
                 form.feed(chunk)
                 await spool.flush(WRITE_BYTES)
             fields, filename = form.finish(), form.filename
@@ -152,12 +138,12 @@ async def receive_form(
 
 
 async def _receive_json(
-    receive: Receive, spool: _Spool, max_upload_bytes: int, stall_s: float
+    chunks: AsyncIterator[bytes], spool: _Spool, max_upload_bytes: int
 ) -> tuple[tuple[str, str], ...]:
     """Read a JSON body whole, its audio into the spool. Returns the other fields."""
     limit = round(GROWTH * max_upload_bytes) + MAX_FRAMING_BYTES
     content = bytearray()
-    async for chunk in body_chunks(receive, stall_s):
+    async for chunk in chunks:
         content += chunk
         if len(content) > limit:
             raise too_large(max_upload_bytes, len(content))
@@ -192,54 +178,6 @@ def sweep_spool(spool_dir: Path | None = None) -> int:
     if swept:
         logger.info("deleted %d spool files of routers that are gone", swept)
     return swept
-
-
-async def body_chunks(receive: Receive, stall_s: float = STALL_S) -> AsyncIterator[bytes]:
-    """The body of a request, as it comes.
-
-    Raises:
-        InvalidRequestError: nothing came for `stall_s`, or less than `LEAST_RATE` in the mean.
-        ClientDisconnectedError: the client left before the end.
-    """
-    time_s = asyncio.get_running_loop().time
-    begun_s, n_bytes = time_s(), 0
-    while True:
-        slow_s = begun_s + RATED_S + n_bytes / LEAST_RATE
-        try:
-            async with asyncio.timeout_at(min(time_s() + stall_s, slow_s)):
-                message = await receive()
-        except TimeoutError:
-            took_s = time_s() - begun_s
-            raise InvalidRequestError(
-                f"the upload stalled: {n_bytes} bytes came in {took_s:.0f} s; send at least "
-                f"{LEAST_RATE:.0f} a second, without pauses of {stall_s:.0f} s",
-                code="upload_stalled",
-            ) from None
-        if message["type"] == "http.disconnect":
-            raise ClientDisconnectedError
-        if chunk := message.get("body", b""):
-            n_bytes += len(chunk)
-            yield chunk
-        if not message.get("more_body", False):
-            return
-
-
-async def small_body(receive: Receive, max_bytes: int, stall_s: float = STALL_S) -> bytes:
-    """A whole body of at most `max_bytes`. FastAPI would read one before it asks for the key.
-
-    Raises:
-        PayloadTooLargeError: it is longer.
-        InvalidRequestError: it stalled, or the client left before the end.
-    """
-    content = bytearray()
-    try:
-        async for chunk in body_chunks(receive, stall_s):
-            content += chunk
-            if len(content) > max_bytes:
-                raise PayloadTooLargeError(f"the body has more than {max_bytes} bytes")
-    except ClientDisconnectedError:
-        raise InvalidRequestError("the client left before the end of the body") from None
-    return bytes(content)
 
 
 class _Spool:

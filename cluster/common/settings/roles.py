@@ -139,6 +139,12 @@ class RouterSettings(FrozenModel):
     cors_origins: Texts = Field(
         (), description="web origins whose pages may call the API, or '*'; empty: none"
     )
+    hosts: Texts = Field(
+        (),
+        description="names by which clients call the server (Host): NAME, *.DOMAIN or '*'. Without "
+        "API keys others get a 421, but localhost, addresses and the machine's name pass; with "
+        "keys and none here, all names pass",
+    )
     asr_webservice: bool = Field(
         False,
         description="also answer /asr and /detect-language, as whisper-asr-webservice does",

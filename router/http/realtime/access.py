@@ -1,7 +1,6 @@
-"""Who may open a realtime session: API keys, client secrets, and allowed origins of web pages.
+"""Who may open a realtime session: whoever has an API key or a client secret.
 
-A key comes in a header, or among the sub-protocols, since a browser cannot set headers. How a
-client is refused before the WebSocket upgrade is here too.
+A key comes in a header, or among the sub-protocols, since a browser cannot set headers.
 
 A client secret is a short-lived key that an operator's server gives to its browsers. It holds its
 own content, signed with a key that is derived from the cluster's, so any router accepts it and
@@ -18,63 +17,31 @@ import json
 import secrets
 import time
 import zlib
-from collections.abc import Sequence
 from dataclasses import dataclass
 from typing import Any
-from urllib.parse import urlsplit
 
-from starlette.websockets import WebSocket, WebSocketDisconnect
+from starlette.websockets import WebSocket
 
-from cluster.common.errors import AuthenticationError, InvalidRequestError, SplitscribeError
-from router.http.envelope import error_response
-from router.http.keys import KeyRing
+from cluster.common.errors import AuthenticationError, InvalidRequestError
+from router.http.keys import KeyRing, sent_key
 
 SUBPROTOCOL = "realtime"
 KEY_SUBPROTOCOL = "openai-insecure-api-key."  # for browsers, which cannot set headers
 BETA_SUBPROTOCOL = "openai-beta.realtime-v1"
 
 
-class OriginRefusedError(SplitscribeError):
-    """A web page of another origin connects, and the server has no keys."""
-
-    status = 403
-    type = "invalid_request_error"
-    default_code = "origin_not_allowed"
-    should_retry = False
-
-
-def authorised(
-    websocket: WebSocket, keys: KeyRing, secrets: ClientSecrets, cors_origins: Sequence[str]
-) -> ClientSecret:
-    """The client's permission. Raises AuthenticationError or OriginRefusedError.
-
-    Browsers do not apply CORS to WebSockets: any page may open one to any host. So where no key
-    says who a client is, its page's origin does.
-    """
-    key = _key_of(websocket)
-    if key is not None and key.startswith(PREFIX):
-        return secrets.read(key)
-    if len(keys):
-        sent = None if key is None else key.encode("utf-8", "surrogateescape")
-        return ClientSecret(keys.owner(sent), {})
-    origin = websocket.headers.get("origin")
-    is_allowed = origin is None or "*" in cors_origins or origin in cors_origins
-    if not is_allowed and urlsplit(origin).netloc != websocket.headers.get("host"):
-        raise OriginRefusedError(
-            "Pages of this origin may not open sessions here. The server's operator can allow "
-            "it by the setting router.cors_origins."
-        )
-    return ClientSecret(None, {})
+def authorised(websocket: WebSocket, keys: KeyRing, secrets: ClientSecrets) -> ClientSecret:
+    """The client's permission. Raises AuthenticationError."""
+    key = sent_key(websocket.headers) or _offered_key(websocket)
+    if key is not None and key.startswith(PREFIX.encode()):
+        return secrets.read(key.decode("latin-1"))
+    return ClientSecret(keys.owner(key) if len(keys) else None, {})
 
 
-def _key_of(websocket: WebSocket) -> str | None:
-    """The API key or client secret, from the header or from the sub-protocols."""
-    kind, _, key = websocket.headers.get("authorization", "").partition(" ")
-    if kind.lower() == "bearer" and key.strip():
-        return key.strip()
+def _offered_key(websocket: WebSocket) -> bytes | None:
     for offered in websocket.scope.get("subprotocols", []):
         if offered.startswith(KEY_SUBPROTOCOL):
-            return str(offered.removeprefix(KEY_SUBPROTOCOL))
+            return str(offered).removeprefix(KEY_SUBPROTOCOL).encode("latin-1", "replace")
     return None
 
 
@@ -83,17 +50,6 @@ def is_beta(websocket: WebSocket) -> bool:
     return "realtime=v1" in websocket.headers.get(
         "openai-beta", ""
     ) or BETA_SUBPROTOCOL in websocket.scope.get("subprotocols", [])
-
-
-async def refuse(websocket: WebSocket, error: SplitscribeError) -> None:
-    """Answer with an error before the upgrade, or close at once if the server cannot do that."""
-    try:
-        if "websocket.http.response" in websocket.scope.get("extensions", {}):
-            await websocket.send_denial_response(error_response(error))
-        else:
-            await websocket.close(1008, str(error.code or error.type))
-    except (WebSocketDisconnect, RuntimeError, OSError):
-        pass  # the client has gone
 
 
 PREFIX = "ek_"

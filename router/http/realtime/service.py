@@ -1,7 +1,8 @@
 """How a realtime session begins: the paths `/v1/realtime` and of its client secrets.
 
 A client is refused before the upgrade, with a status and OpenAI's error envelope, for a missing
-key, an unknown model, too many sessions, or a foreign web page (`router.http.realtime.access`).
+key (`router.http.realtime.access`), an unknown model or too many sessions; web pages of other
+origins are refused before that (`router.http.access`).
 Open connections are in `router.http.realtime.connection`.
 """
 
@@ -32,8 +33,8 @@ from cluster.common.metrics import Recorder
 from cluster.common.settings import RouterSettings
 from router.api.documents import parse_document
 from router.api.openapi import whole_schema
+from router.http.access import refuse_upgrade
 from router.http.bodies import JSON_TYPE, media_type
-from router.http.envelope import note_error
 from router.http.keys import KeyRing, key_owner
 from router.http.models import LIVE_ALIASES, ModelRegistry
 from router.http.realtime.access import (
@@ -45,16 +46,15 @@ from router.http.realtime.access import (
     ClientSecrets,
     authorised,
     is_beta,
-    refuse,
 )
 from router.http.realtime.connection import RealtimeConnection
-from router.http.uploads import small_body
 from router.live.interface import LiveConfig
 from router.live.protocol.events import ProtocolVersion, RealtimeWriter, new_id
 from router.live.protocol.session_config import (
     ModelNames,
     SessionConfig,
     as_session,
+    known_fields,
     updated,
 )
 from router.live.protocol.session_protocol import LiveProtocol
@@ -131,8 +131,7 @@ class RealtimeService:
     async def serve(self, websocket: WebSocket) -> None:
         """Answer one request for an upgrade, and serve it to its end."""
         try:
-            origins = self._settings.cors_origins
-            secret = authorised(websocket, self._keys, self._secrets, origins)
+            secret = authorised(websocket, self._keys, self._secrets)
             if self.is_draining:
                 raise OverloadedError(
                     "This server restarts. Please connect again.", code="overloaded"
@@ -143,12 +142,10 @@ class RealtimeService:
         except SplitscribeError as error:
             if websocket.application_state.name != "CONNECTING":
                 raise
-            logger.info("realtime refused: %s %s", type(error).__name__, error.code or error.type)
-            note_error(websocket.scope, error)
             if error.status in NO_ROOM:
                 code = error.code or error.type
                 self._recorder.add("splitscribe_live_refused_total", code=code)
-            await refuse(websocket, error)
+            await refuse_upgrade(websocket, error)
 
     @contextmanager
     def _occupied(self, owner: int | None) -> Iterator[SessionSlot]:
@@ -261,7 +258,7 @@ class RealtimeService:
         is_beta: of `transcription_sessions`, which has the same in another shape.
         """
         config = updated(self._first_config(None), session, self._names)
-        value, expires_at = self._secrets.issue(owner, session, seconds)
+        value, expires_at = self._secrets.issue(owner, known_fields(session), seconds)
         session_id = new_id(self._clock.random, "sess")
         secret = {"value": value, "expires_at": expires_at}
         if is_beta:
@@ -280,8 +277,6 @@ def _check_room(taken: int, most: int, who: str) -> None:
 
 
 # ---- the paths, and the bodies of the two that are not a WebSocket
-
-MAX_BODY_BYTES = 65_536  # a secret holds at most 6,000 characters, after compression
 
 Body = TypeVar("Body", bound=BaseModel)
 
@@ -366,8 +361,8 @@ def _described(model: type[BaseModel]) -> dict[str, Any]:
 
 
 async def _body(request: Request, model: type[Body]) -> Body:
-    """The body, once the key is known; without one the defaults. Raises SplitscribeError."""
-    content = await small_body(request.receive, MAX_BODY_BYTES)
+    """The body; without one the defaults. Raises SplitscribeError."""
+    content = await request.body()
     if content and media_type(request.headers) != JSON_TYPE:
         raise InvalidRequestError("the body must be JSON, with content-type application/json")
     return parse_document(model, content or b"{}")

@@ -73,7 +73,13 @@ BETA_NAMES = {
     "turn_detection": "turn_detection",
     "include": "include",
 }
-NAMES = ("format", "noise_reduction", "transcription", "turn_detection")  # of `audio.input`
+PARTS = {
+    "format": ("type", "rate"),
+    "noise_reduction": ("type",),
+    "transcription": (*TRANSCRIPTION,),
+    "turn_detection": ("type", *SERVER_VAD, *SEMANTIC_VAD),
+}
+NAMES = (*PARTS,)  # of `audio.input`
 
 Part = TypeVar("Part", LiveConfig, ServerVad, SemanticVad)
 
@@ -158,6 +164,20 @@ def _fields(session: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
     for name in NAMES:
         if name in fields:
             yield name, fields[name], f"session.audio.input.{name}"
+
+
+def known_fields(session: Mapping[str, Any]) -> dict[str, Any]:
+    """What is read of a configuration that `updated` took, in the same shape."""
+    known: dict[str, Any] = {"type": session["type"]} if "type" in session else {}
+    for name, value, where in _fields(session):
+        *above, last = where.split(".")[1:]
+        node = known
+        for part in above:
+            node = node.setdefault(part, {})
+        parts = PARTS.get(name, ())
+        is_object = isinstance(value, Mapping)
+        node[last] = {part: value[part] for part in parts if part in value} if is_object else value
+    return known
 
 
 def _with_field(

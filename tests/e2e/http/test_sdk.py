@@ -263,7 +263,8 @@ def half_a_request(url: str, length: int) -> Iterator[Callable[[], None]]:
     address = httpx.URL(url)
     with socket.create_connection((address.host, address.port or 80)) as connection:
         connection.sendall(
-            b"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: x\r\nAuthorization: Bearer key\r\n"
+            b"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: localhost\r\n"
+            b"Authorization: Bearer key\r\n"
             b"Content-Type: multipart/form-data; boundary=XX\r\n"
             b"Content-Length: %d\r\n\r\n--XX\r\n" % length
         )

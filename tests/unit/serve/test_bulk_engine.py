@@ -102,7 +102,7 @@ async def endpoints_answer(engines: LocalEngines, fields: Any) -> bytes:
     async with transcriber_over(engines) as transcriber:
         registry = ModelRegistry([served_model(engines.settings, name, transcriber)])
         transport = httpx.ASGITransport(create_app(registry, engines.settings.router))
-        async with httpx.AsyncClient(transport=transport, base_url="http://test") as client:
+        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
             form: dict[str, list[str]] = {}
             for key, text in fields:
                 form.setdefault(key, []).append(text)

@@ -220,7 +220,7 @@ async def test_a_client_has_so_many_uploads_under_way_at_most(
 
     def client_at(address: str) -> httpx.AsyncClient:
         transport = httpx.ASGITransport(app, client=(address, 1))
-        return httpx.AsyncClient(transport=transport, base_url="http://test")
+        return httpx.AsyncClient(transport=transport, base_url="http://localhost")
 
     async with client_at("10.0.0.1") as one, client_at("10.0.0.2") as other:
         form = {"content-type": "multipart/form-data; boundary=X"}
@@ -270,7 +270,9 @@ async def test_the_api_key_is_needed_where_one_is_set(
         answer = await client.request(method, path, headers={"authorization": key})
         assert answer.status_code == (400 if path == URL else 200)
         assert (await client.get("/health")).status_code == 200
-        assert (await client.get("/docs")).status_code == 404, "a page could send no key"
+        assert (await client.get("/docs", headers={"authorization": key})).status_code == 404, (
+            "a page could send no key"
+        )
 
 
 async def test_answers_are_counted_by_status_and_health_is_not(
@@ -313,3 +315,18 @@ async def test_no_log_line_holds_what_a_client_sent(
     ours = [record.getMessage() for record in caplog.records if record.name.startswith("router")]
     assert len(ours) >= len(fields)
     assert not [line for line in ours if "secret" in line.lower()]
+
+
+async def test_no_path_forges_a_log_line(
+    transcriber: FakeTranscriber, caplog: pytest.LogCaptureFixture
+) -> None:
+    caplog.set_level(logging.DEBUG, logger="router")
+    paths = ("/v1/models/%1b%5b31m", "/a%0d%0aINFO%e2%80%a8%c2%85", "/" + "%ff" * 2000)
+    for keys in ((), ("one",)):
+        app = create_app(make_registry(transcriber), make_settings(api_key=keys))
+        async with client_of(app) as client:
+            for path in paths:
+                assert (await client.get(path)).status_code in (401, 404)
+    messages = [record.getMessage() for record in caplog.records if "GET" in record.getMessage()]
+    assert len(messages) >= 4
+    assert all(message.isprintable() and len(message) < 400 for message in messages)

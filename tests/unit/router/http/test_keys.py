@@ -5,14 +5,11 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
-from collections.abc import Iterable, Iterator
-from typing import Any, cast
+from typing import Any
 
 import pytest
 
 from cluster.common.errors import AuthenticationError, RateLimitError
-from router.batches.service import BatchService
-from router.http.batches import BatchAccess
 from router.http.keys import KeyRing
 from router.http.routes import create_app
 from tests.support.router_fakes import (
@@ -115,22 +112,3 @@ async def test_a_key_with_all_its_requests_running_is_told_429_and_others_are_se
     assert answer.headers["x-should-retry"] == "true"
     assert "secret" not in caplog.text
     assert "secret" not in repr(settings)
-
-
-def test_no_route_lets_the_framework_read_a_body() -> None:
-    """FastAPI reads and parses a declared body, of any length, before it asks for the key."""
-    settings = make_settings(api_key=["one"], asr_webservice=True, page="on")
-    batches = BatchAccess(cast("BatchService", None), 1000)
-    app = create_app(make_registry(FakeTranscriber()), settings, batches=batches)
-    found = {route.path: route.body_field for route in all_routes(app.routes)}
-    assert {URL, "/v1/realtime/client_secrets", "/v1/batches", "/v1/files", "/asr"} <= set(found)
-    assert not {path for path, field in found.items() if field is not None}
-
-
-def all_routes(routes: Iterable[Any]) -> Iterator[Any]:
-    """The routes that answer HTTP, those of included routers too."""
-    for route in routes:
-        if included := getattr(route, "original_router", None):
-            yield from all_routes(included.routes)
-        elif hasattr(route, "body_field"):
-            yield route

@@ -182,6 +182,25 @@ async def test_a_head_that_does_not_come_ends_the_connection(
         assert bool(got) == bool(answer)
 
 
+async def test_a_body_that_nobody_reads_ends_the_connection_if_it_does_not_end(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Such as that of a request without a key, which is answered before its body has come."""
+    head = b"GET / HTTP/1.1\r\nHost: x\r\nContent-Length: 9\r\n\r\n"
+    async with connected(server) as client:
+        await client.flood(head)
+        monkeypatch.setattr(listener, "HEAD_S", 0.1)
+        await client.flood(b"12345678")
+        assert b" 200 " in await client.rest()
+    async with connected(server) as client:
+        for _ in range(2):
+            await client.flood(head)
+            await is_asked(server, 2)
+            await client.flood(b"123456789")
+        await client.flood(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
+        assert (await client.rest()).count(b" 200 ") == 3
+
+
 async def test_the_time_for_a_head_is_not_counted_while_an_answer_is_waited_for(
     server: Server, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -206,9 +225,9 @@ async def test_few_requests_wait_on_a_connection_and_these_are_answered(server: 
     await is_well(server)
 
 
-async def is_asked(server: Server) -> None:
+async def is_asked(server: Server, n: int = 1) -> None:
     async with asyncio.timeout(ANSWER_S):
-        while not server.asked:  # noqa: ASYNC110 - the server's task is waited for
+        while server.asked < n:  # noqa: ASYNC110 - the server's task is waited for
             await asyncio.sleep(0.01)
 
 

@@ -159,7 +159,7 @@ def test_the_sdk_retries_an_overload_and_nothing_deterministic(
 
 
 FORM_HEAD = """POST /v1/audio/transcriptions HTTP/1.1
-Host: x
+Host: localhost
 Authorization: Bearer key
 Content-Type: multipart/form-data; boundary=XX
 Content-Length: {length}

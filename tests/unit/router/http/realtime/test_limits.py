@@ -162,7 +162,8 @@ async def test_a_client_that_reads_nothing_costs_its_connection_only(
     _, writer = await asyncio.open_connection(sock=client, limit=1024)
     writer.transport.pause_reading()
     head = (
-        "GET /v1/realtime HTTP/1.1\r\nHost: x\r\nUpgrade: websocket\r\nConnection: Upgrade\r\n"
+        "GET /v1/realtime HTTP/1.1\r\nHost: localhost\r\n"
+        "Upgrade: websocket\r\nConnection: Upgrade\r\n"
         "Sec-WebSocket-Key: dGhlIHNhbXBsZSBub25jZQ==\r\nSec-WebSocket-Version: 13\r\n\r\n"
     )
     writer.write(head.encode())

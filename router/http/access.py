@@ -1,0 +1,214 @@
+"""Who may come in, and how much of a body: asked before a byte of it is read, for every route.
+
+Wraps the whole application, so a new route needs nothing of its own for the name by which the
+server was called, the web page that asks, the API key, and the bytes and the time of its body.
+Pure ASGI. The keys of WebSockets may be client secrets: they are read in `router.http.realtime`.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import ipaddress
+import logging
+import socket
+from collections.abc import Mapping, Sequence
+
+from fastapi import Request
+from starlette._utils import get_route_path  # by which Starlette finds the route
+from starlette.datastructures import Headers
+from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket, WebSocketDisconnect
+
+from cluster.common.errors import InvalidRequestError, PayloadTooLargeError, SplitscribeError
+from cluster.common.settings import RouterSettings
+from router.http.envelope import ASR_PATHS, answer_error, error_response, note_error
+from router.http.keys import KeyRing, note_owner, sent_key
+from router.http.metrics import PATH as METRICS
+
+logger = logging.getLogger(__name__)
+
+PROBES = frozenset({"/health", "/livez", "/readyz", "/version"})  # by any name, without a key
+PAGE, PAGE_FILES = "/", "/page/"  # without a key
+SAFE_METHODS = ("GET", "HEAD", "OPTIONS")  # change nothing
+
+MAX_BODY_BYTES = 262_144  # of a body that is no upload
+STALL_S = 60.0  # longest silence of a client in the middle of a body
+LEAST_RATE = 10_000.0  # bytes a second of a body, in the mean,
+RATED_S = 30.0  # from this time on
+
+
+class OriginRefusedError(SplitscribeError):
+    """A web page of another origin asks, and the server has no keys."""
+
+    status = 403
+    type = "invalid_request_error"
+    default_code = "origin_not_allowed"
+    should_retry = False
+
+
+class HostRefusedError(SplitscribeError):
+    """The server was called by a name that it does not know as its own."""
+
+    status = 421
+    type = "invalid_request_error"
+    default_code = "host_not_allowed"
+    should_retry = False
+
+
+class AccessMiddleware:
+    """Answers whom it does not let in; bounds the bodies of all others."""
+
+    def __init__(
+        self,
+        app: ASGIApp,
+        *,
+        keys: KeyRing,
+        settings: RouterSettings,
+        uploads: Mapping[str, int],
+    ) -> None:
+        """uploads: how the paths begin whose bodies are long, and how many bytes they may have."""
+        self._app = app
+        self._keys = keys
+        self._names = HostNames(settings.hosts) if settings.hosts or not len(keys) else None
+        self._cors_origins = settings.cors_origins
+        self._uploads = uploads
+        self._probes = PROBES | ({METRICS} if settings.metrics == "on" else set())
+
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        if scope["type"] not in ("http", "websocket"):
+            await self._app(scope, receive, send)
+            return
+        path = get_route_path(scope)
+        is_http = scope["type"] == "http"
+        is_page = path == PAGE or path.startswith(PAGE_FILES)
+        try:
+            headers = Headers(scope=scope)
+            if self._names is not None and path not in self._probes:
+                self._names.check(headers)
+            if not len(self._keys):
+                if not is_http or scope["method"] not in SAFE_METHODS:
+                    check_origin(headers, self._cors_origins)
+            elif is_http and path not in self._probes and not is_page:
+                sent = sent_key(headers, takes_password=path in ASR_PATHS)
+                note_owner(scope, self._keys.owner(sent))
+        except SplitscribeError as error:
+            if is_http:
+                await answer_error(Request(scope), error)(scope, receive, send)
+            else:
+                await refuse_upgrade(WebSocket(scope, receive, send), error)
+            return
+        if is_http:
+            limits = [most for start, most in self._uploads.items() if path.startswith(start)]
+            receive = bounded(receive, max(limits, default=MAX_BODY_BYTES))
+        await self._app(scope, receive, send)
+
+
+class HostNames:
+    """The names by which a server may be called.
+
+    A web page that makes its own name mean the server's address (DNS rebinding) has the browser's
+    leave to read all of its answers. It needs a name for that, so addresses are let in.
+    """
+
+    def __init__(self, hosts: Sequence[str]) -> None:
+        """hosts: further names, '*.DOMAIN' for all below a domain, or '*' for every name."""
+        own = socket.gethostname()
+        names = {_name_of(host) for host in ("localhost", own, own.partition(".")[0], *hosts)}
+        self._takes_all = "*" in names
+        self._names = names
+        self._domains = (".localhost", *(name[1:] for name in names if name.startswith("*.")))
+
+    def check(self, headers: Headers) -> None:
+        """Raises HostRefusedError. Programs may leave the header out; no browser does."""
+        for host in headers.getlist("host"):
+            name = _name_of(host)
+            if not (self._takes_all or self._is_known(name)):
+                raise HostRefusedError(
+                    f"This server does not know {name[:128]!a} as a name of its own. Its "
+                    "operator can add the name to the setting router.hosts; localhost, IP "
+                    "addresses and the name of its machine need no setting."
+                )
+
+    def _is_known(self, name: str) -> bool:
+        if not name or name in self._names or name.endswith(self._domains):
+            return True
+        try:
+            ipaddress.ip_address(name)
+        except ValueError:
+            return False
+        return True
+
+
+def _name_of(host: str) -> str:
+    """What a Host header names: without the port, and without the brackets of an IPv6 address."""
+    name = host.strip().lower()
+    if name.startswith("["):
+        return name[1:].partition("]")[0]
+    return name.partition(":")[0].rstrip(".")
+
+
+def check_origin(headers: Headers, cors_origins: Sequence[str]) -> None:
+    """Refuse pages of other sites, which a browser lets send forms and open WebSockets anywhere.
+
+    Raises:
+        OriginRefusedError: neither the server's own page nor one of `cors_origins` asks.
+    """
+    origin, site = headers.get("origin"), headers.get("sec-fetch-site")
+    if "*" in cors_origins or origin in cors_origins:
+        return
+    if site == "same-origin":  # the browser says so; behind a proxy, Host may not
+        return
+    is_foreign = origin is not None and origin.partition("://")[2] != headers.get("host")
+    if is_foreign or site == "cross-site":
+        raise OriginRefusedError(
+            "Pages of this origin may not do this here, since the server has no API keys. Its "
+            "operator can allow the origin by the setting router.cors_origins."
+        )
+
+
+async def refuse_upgrade(websocket: WebSocket, error: SplitscribeError) -> None:
+    """Answer with an error before the upgrade, or close at once if the server cannot do that."""
+    logger.info("WebSocket refused: %s %s", type(error).__name__, error.code or error.type)
+    note_error(websocket.scope, error)
+    try:
+        if "websocket.http.response" in websocket.scope.get("extensions", {}):
+            await websocket.send_denial_response(error_response(error))
+        else:
+            await websocket.close(1008, str(error.code or error.type))
+    except (WebSocketDisconnect, RuntimeError, OSError):
+        pass  # the client has gone
+
+
+def bounded(receive: Receive, max_bytes: int) -> Receive:
+    """`receive` of a request, which raises while the body is read where it is too long or too slow.
+
+    What comes after the body is the client's hang-up, for which a request may wait for ever.
+    """
+    time_s = asyncio.get_running_loop().time
+    begun_s: float | None = None
+    n_bytes, is_whole = 0, False
+
+    async def receive_bounded() -> Message:
+        nonlocal begun_s, n_bytes, is_whole
+        if is_whole:
+            return await receive()
+        if begun_s is None:
+            begun_s = time_s()
+        slow_s = begun_s + RATED_S + n_bytes / LEAST_RATE
+        try:
+            async with asyncio.timeout_at(min(time_s() + STALL_S, slow_s)):
+                message = await receive()
+        except TimeoutError:
+            took_s = time_s() - begun_s
+            raise InvalidRequestError(
+                f"the upload stalled: {n_bytes} bytes came in {took_s:.0f} s; send at least "
+                f"{LEAST_RATE:.0f} a second, without pauses of {STALL_S:.0f} s",
+                code="upload_stalled",
+            ) from None
+        n_bytes += len(message.get("body", b""))
+        if n_bytes > max_bytes:
+            raise PayloadTooLargeError(f"the body has more than {max_bytes} bytes")
+        is_whole = not message.get("more_body", False)
+        return message
+
+    return receive_bounded
