@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager
 from itertools import accumulate
+from math import inf
 
 import torch
 from torch import Tensor
@@ -124,12 +125,20 @@ class ModelRunner:
         """The likeliest language token of each; overwrites its first position's self KV."""
         with self._on_device():
             if self._fixed is not None:
-                readbacks = self._fixed.languages(sequences)
+                readbacks = self._fixed.languages(sequences, self._choose_languages)
             else:
                 sot = (self._tokenizer.special.sot,)
                 logits = self._decoder.logits(self._forward(sequences, [sot] * len(sequences)))
-                readbacks = [read_back(best_of(logits, self._language_tokens))]
+                readbacks = [self._choose_languages(sequences, logits)]
             return Launched(tuple(sequences), (1,) * len(sequences), tuple(readbacks))
+
+    def _choose_languages(self, sequences: Sequence[DecodeSequence], logits: Tensor) -> Readback:
+        """The likeliest that each may be in. logits: float32 [n, n_vocab]. Changed."""
+        for row, sequence in zip(logits, sequences, strict=True):
+            if allowed := sequence.options.languages:
+                known = self._tokenizer.special.languages.items()
+                row[self._indices([token for code, token in known if code not in allowed])] = -inf
+        return read_back(best_of(logits, self._language_tokens))
 
     def prefill(self, sequences: Sequence[DecodeSequence]) -> Launched:
         """Run prompts, each in its sequence's first row; all live rows sample from its logits."""

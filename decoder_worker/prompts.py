@@ -53,7 +53,8 @@ class PromptBuilder:
     def check(self, options: DecodeOptions) -> None:
         """Raise UnsupportedValueError, naming the field, when the model cannot do this."""
         language = options.language or self.any_language
-        self._tokenizer.sot_sequence(language, options.task, options.timestamps)
+        for code in (language, *options.languages):
+            self._tokenizer.sot_sequence(code, options.task, options.timestamps)
         n_vocab = self._tokenizer.n_vocab
         wrong = [token for token in options.prompt_tokens if not 0 <= token < n_vocab]
         if wrong:

@@ -15,7 +15,7 @@ from torch import Tensor
 
 from cluster.common.model.streams import new_event
 from decoder_worker.model import TextDecoder
-from decoder_worker.sampling.sampler import Sampled, Sampler, best_of
+from decoder_worker.sampling.sampler import Sampled, Sampler
 from decoder_worker.sampling.search import StepOutput
 from decoder_worker.sampling.slots import SlotTable
 from decoder_worker.scheduling.sequence import DecodeSequence
@@ -76,10 +76,6 @@ class DecodeStep:
         """Run prompts, and sample the first token of each; the probabilities of no speech [n]."""
         sots, lasts = self.prompt_logits(prompts, decoder)
         return self.sample(lasts, index, noisy), self.no_speech_probs(sots)
-
-    def language(self, prompts: Prompts, decoder: TextDecoder, languages: Tensor) -> Sampled:
-        """The likeliest of the language tokens (int64 [m]); touches no slot."""
-        return best_of(self.prompt_logits(prompts, decoder)[1], languages)
 
     def no_speech_probs(self, logits: Tensor) -> Tensor:
         """float32 [n] of logits [n, n_vocab] at the start of transcript, before any rule."""

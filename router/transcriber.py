@@ -216,11 +216,14 @@ class RequestTranscriber:
         return pools
 
     def _options(self, params: TranscriptionParams) -> DecodeOptions:
-        language = params.language
+        language, languages = params.language, params.languages
         if language is None and not self.tokenizer.is_multilingual:
             language = "en"
+        elif len(languages) == 1:
+            (language,) = languages
         return DecodeOptions(
             language=language,
+            languages=languages,
             task=params.task,
             timestamps=True,
             prompt_tokens=self._context(params).prompt_tokens(),

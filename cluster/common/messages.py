@@ -289,6 +289,7 @@ class DecodeOptions:
     """How to decode one window.
 
     language: code such as "en", or None to detect it in the same decode.
+    languages: the codes among which it is detected; none: all.
     timestamps: decode with timestamp tokens (segments) or with <|notimestamps|>.
     prompt_tokens: text tokens of earlier context, without the <|startofprev|> token.
     temperatures: tried in order, from KV that is already there, until an attempt passes `gates`.
@@ -304,6 +305,7 @@ class DecodeOptions:
     """
 
     language: str | None = None
+    languages: tuple[str, ...] = ()
     task: Task = "transcribe"
     timestamps: bool = True
     prompt_tokens: tuple[int, ...] = ()

@@ -12,6 +12,7 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 
 import torch
+from torch import Tensor
 
 from cluster.common.kv.layout import PageLayout
 from cluster.common.kv.pool import PagePool
@@ -70,9 +71,6 @@ class FixedSizes:
             step=step,
             inert=BatchRow(slots.inert, scratch * layout.pages_per_window, 1, (0,), 1),
             page_sizes=(layout.page_frames, cross_layout.page_frames),
-            languages=torch.tensor(
-                list(tokenizer.special.languages.values()), dtype=torch.int64, device=slots.device
-            ),
             logits=torch.zeros(rows, tokenizer.n_vocab, dtype=torch.float32, device=slots.device),
             device=slots.device,
             capture=capture_on(slots.device),
@@ -97,19 +95,24 @@ class FixedSizes:
         for n in (*(n for n in CONTEXT_LENGTHS if n < longest), longest):
             fit = max(1, MAX_PROMPT_TOKENS // n)
             self._prompts[n] = make(Form(n, (Outcome.LOGITS,)), few_sizes(min(most, fit), 4))
-        self._languages = make(Form(1, (Outcome.LANGUAGE,)), few_sizes(most, 4))
+        self._languages = make(Form(1, (Outcome.LOGITS,)), few_sizes(most, 4))
 
     def capture(self) -> None:
         """Capture every bucket; before the first launch."""
         for buckets in (*self._steps.values(), *self._prompts.values(), self._languages):
             buckets.capture_all(*self._window)
 
-    def languages(self, sequences: Sequence[DecodeSequence]) -> list[Readback]:
-        """Launch the detection of each one's language, in order."""
+    def languages(
+        self,
+        sequences: Sequence[DecodeSequence],
+        choose: Callable[[Sequence[DecodeSequence], Tensor], Readback],
+    ) -> list[Readback]:
+        """Launch the detection of each one's language, in order. choose: takes it from logits."""
         found = []
         for part in _parts(sequences, self._languages.max_windows):
             windows = [[self._row(sequence, self._sot)] for sequence in part]
-            found.append(self._languages.launch(windows, Outcome.LANGUAGE))
+            logits, _ = self._languages.logits(windows)
+            found.append(choose(part, logits))
         return found
 
     def prefill(self, sequences: Sequence[DecodeSequence], ragged: Ragged) -> Launched:

@@ -33,7 +33,6 @@ class Outcome(Enum):
     GREEDY = "greedy"
     NOISY = "noisy"  # some of the rows have a temperature above 0
     LOGITS = "logits"
-    LANGUAGE = "language"  # the likeliest language token of each
 
 
 @dataclass(frozen=True, slots=True)
@@ -94,14 +93,12 @@ class Common:
     inert: its slot and its pages of self-attention belong to no sequence; of its window only a
         frame or so is read, so that any page will do.
     page_sizes: positions in a page of the self pool, frames in one of the cross pool.
-    languages: int64 [m], the language tokens. logits: float32 [rows, n_vocab], of the last forward
-        that left any.
+    logits: float32 [rows, n_vocab], of the last forward that left any.
     """
 
     step: DecodeStep
     inert: BatchRow
     page_sizes: tuple[int, int]
-    languages: Tensor
     logits: Tensor
     device: torch.device
     capture: Capture
@@ -148,9 +145,7 @@ class Buckets:
         no speech, float32. Of forms whose rows share no window.
         """
         n, bucket = len(windows), self._launch(windows, outcome)
-        no_speech = None
-        if self.form.n_tokens and outcome is not Outcome.LANGUAGE:
-            no_speech = bucket.no_speech[:n]
+        no_speech = bucket.no_speech[:n] if self.form.n_tokens else None
         return Readback((bucket.tokens[:n], bucket.logprobs[:n], no_speech), reused=True)
 
     def logits(self, windows: Sequence[Sequence[BatchRow]]) -> tuple[Tensor, Tensor | None]:
@@ -228,9 +223,7 @@ class Buckets:
                 logits = step.logits(bucket.index, decoder)
             self._common.logits[: len(logits)].copy_(logits)
             return
-        if outcome is Outcome.LANGUAGE:
-            sampled = step.language(prompts, decoder, self._common.languages)
-        elif self.form.n_tokens:
+        if self.form.n_tokens:
             sampled, no_speech = step.start(prompts, bucket.index, decoder, every)
             bucket.no_speech.copy_(no_speech)
         else:

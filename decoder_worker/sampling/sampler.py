@@ -90,12 +90,11 @@ class TorchSampler:
 def best_of(logits: Tensor, allowed: Tensor) -> Sampled:
     """The likeliest of `allowed` token ids (int64 [m]) in each row, by a softmax over them only.
 
-    Whisper finds a window's language so. logits [n, n_vocab] stay as they are.
+    Whisper finds a window's language so; -inf rules one out. logits [n, n_vocab] stay as they are.
     """
     chosen = logits[:, allowed]
     best, index = chosen.max(-1)
-    finite = torch.isfinite(chosen).all(-1)
-    logprobs = torch.where(finite, best - chosen.logsumexp(-1), NEVER)
+    logprobs = torch.where(torch.isfinite(best), best - chosen.logsumexp(-1), NEVER)
     return Sampled(allowed[index], logprobs)
 
 

@@ -66,6 +66,8 @@ def document_of(
             body["segments"] = segment_bodies(transcript.segments)
         if params.words:
             body["words"] = [_word(word) for word in transcript.words]
+    elif params.languages:
+        body["languages"] = [{"code": transcript.language}] if transcript.text else []
     if not translated:
         body["usage"] = {"type": "duration", "seconds": math.ceil(transcript.duration_s)}
     if params.logprobs:

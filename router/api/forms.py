@@ -56,7 +56,7 @@ def parse_transcription(
     """
     pairs = tuple(pairs)
     model = requested_model(pairs)
-    sent = collect(pairs, fields_of(task), NOT_OFFERED if task == "transcribe" else ())
+    sent = collect(pairs, fields_of(task), NOT_OFFERED if task == "transcribe" else {})
     values = {
         name: FIELDS[name].kind.parse(name, content)
         for name, content in sent.items()
@@ -104,13 +104,15 @@ Sent = dict[str, Any]  # by field: a text, a list of items, or an object's parts
 
 
 def collect(
-    pairs: Iterable[tuple[str, str]], fields: Mapping[str, RequestField], refused: Collection[str]
+    pairs: Iterable[tuple[str, str]],
+    fields: Mapping[str, RequestField],
+    refused: Mapping[str, str],
 ) -> Sent:
     """Sort (name, text) pairs by field. A field that was not sent is not in the result.
 
     Args:
         fields: what the endpoint takes, by name.
-        refused: fields of OpenAI's that are not offered here.
+        refused: fields of OpenAI's that are not offered here, and why.
 
     Raises:
         UnsupportedValueError: one of `refused` was sent.
@@ -121,7 +123,9 @@ def collect(
         name, bracket, key = raw_name.partition("[")
         key = key.removesuffix("]")
         if name in refused:
-            raise UnsupportedValueError(f"'{name}' is not supported by this server", param=name)
+            raise UnsupportedValueError(
+                f"'{name}' is not supported by this server: {refused[name]}", param=name
+            )
         shape = fields[name].kind.shape if name in fields else None
         if shape == "list" and (not key or key.isdigit()):
             sent.setdefault(name, []).extend(_items(text))
@@ -187,12 +191,13 @@ def check_model(params: TranscriptionParams, languages: Collection[str]) -> None
             f"ask for a transcription",
             param="model",
         )
-    if params.language is not None and params.language not in languages:
-        raise UnsupportedValueError(
-            f"this model does not support the language {shown(params.language)}; "
-            f"it knows: {', '.join(sorted(languages))}",
-            param="language",
-        )
+    for name, asked in (("language", (params.language,)), ("languages", params.languages)):
+        if unknown := [code for code in asked if code is not None and code not in languages]:
+            raise UnsupportedValueError(
+                f"this model does not support the language {shown(unknown[0])}; "
+                f"it knows: {', '.join(sorted(languages))}",
+                param=name,
+            )
 
 
 def _decoding_conflicts(params: TranscriptionParams, sent: Collection[str]) -> Conflicts:
@@ -222,6 +227,8 @@ def _search_conflicts(params: TranscriptionParams, sent: Collection[str]) -> Con
 
 def _answer_conflicts(params: TranscriptionParams, sent: Collection[str]) -> Conflicts:
     instead = f"not '{params.response_format}'"
+    if params.language is not None and params.languages:
+        yield "languages", "send either 'language' or 'languages', not both"
     if params.words and params.response_format != "verbose_json":
         name = "timestamp_granularities"
         yield name, f"timestamp granularity 'word' needs response_format 'verbose_json', {instead}"

@@ -47,17 +47,19 @@ class SequentialOptions:
 class TranscriptionParams:
     """A checked request.
 
-    model: name as the client spelled it; language: code, or None to detect it; prompt: text
-    that came before the audio; hotwords: words to expect; temperature: 0 is greedy; fallback:
-    try higher temperatures where an attempt fails `gates` (only from temperature 0 on); seed: of
-    the sampling noise, None for one drawn at random; words, segments, logprobs: what the answer
-    shall hold; stream: send it as it becomes certain; chunking: None leaves the cuts to the server;
-    max_completion_tokens: of each window, None for as many as the model can; stream_include_usage:
-    events are also in vLLM's shape, which with stream_continuous_usage_stats has the usage in each.
+    model: name as the client spelled it; language: code, or None to detect it, among `languages`
+    where there are some; prompt: text that came before the audio; hotwords: words to expect;
+    temperature: 0 is greedy; fallback: try higher temperatures where an attempt fails `gates` (only
+    from temperature 0 on); seed: of the sampling noise, None for one drawn at random; words,
+    segments, logprobs: what the answer shall hold; stream: send it as it becomes certain; chunking:
+    None leaves the cuts to the server; max_completion_tokens: of each window, None for as many as
+    the model can; stream_include_usage: events are also in vLLM's shape, which with
+    stream_continuous_usage_stats has the usage in each.
     """
 
     model: str
     language: str | None = None
+    languages: tuple[str, ...] = ()
     prompt: str | None = None
     hotwords: str | None = None
     temperature: float = 0.0

@@ -121,6 +121,13 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
             flag="--language",
         ),
         RequestField(
+            "languages",
+            ListOf(Language()),
+            "Languages that it may be: it is detected among them, and `json` and the last event "
+            "of a stream tell which. Not beside `language`.",
+            tasks=TRANSCRIPTIONS,
+        ),
+        RequestField(
             "prompt",
             Text(),
             "Text that came before the audio. It guides the style and the spelling of the "
@@ -332,7 +339,11 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
     ),
 }
 FIELDS = {field.name: field for fields in SECTIONS.values() for field in fields}
-NOT_OFFERED = ("languages", "known_speaker_names", "known_speaker_references")  # OpenAI's
+_NO_SPEAKERS = "speakers are not told apart"
+NOT_OFFERED = {  # fields of OpenAI's transcriptions, and why
+    "known_speaker_names": _NO_SPEAKERS,
+    "known_speaker_references": _NO_SPEAKERS,
+}
 
 
 def fields_of(task: Task) -> dict[str, RequestField]:

@@ -48,10 +48,17 @@ class LogprobResponse(BaseModel):
     bytes: list[int] = Field(description="the token's UTF-8")
 
 
+class LanguageResponse(BaseModel):
+    code: str
+
+
 class TranscriptionResponse(BaseModel):
     """`response_format=json`."""
 
     text: str
+    languages: list[LanguageResponse] | None = Field(
+        None, description="where several were allowed: the one that was found, if there is text"
+    )
     usage: DurationUsage
     logprobs: list[LogprobResponse] | None = None
 
@@ -139,6 +146,7 @@ class TextDoneEvent(BaseModel):
 
     type: Literal["transcript.text.done"] = "transcript.text.done"
     text: str
+    languages: list[LanguageResponse] | None = Field(None, description="as in `json`")
     usage: TokenUsage
     logprobs: list[LogprobResponse] | None = None
     server_timing: str | None = Field(

@@ -340,12 +340,7 @@ class UtteranceTranscriber:
             context.span = span
             run = RequestRun(context)
             audio = WindowAudio.of_samples(number, pcm, engine.context_for)
-            result = await engine.pipeline.decode(run, audio, options)
-            allowed = turn.config.languages
-            if options.language is None and allowed and result.language not in allowed:
-                options = replace(options, language=allowed[0])
-                result = await engine.pipeline.decode(run, audio, options)
-        return result
+            return await engine.pipeline.decode(run, audio, options)
 
     def _options(self, partial: PartialTranscript, end: int, is_final: bool) -> DecodeOptions:
         engine, utterance = self._engine, partial.utterance
@@ -364,6 +359,7 @@ class UtteranceTranscriber:
         wanted = room if is_final else LEAST_TOKENS + round(TOKENS_PER_S * seconds(end - known))
         return DecodeOptions(
             language=self._language(utterance.turn),
+            languages=config.languages,
             timestamps=True,
             prompt_tokens=prompt,
             temperatures=LADDER if is_final else (0.0,),

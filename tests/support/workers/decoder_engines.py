@@ -55,6 +55,7 @@ REQUESTS: tuple[dict[str, Any], ...] = (
     {"seed": 9, "prompt_tokens": (5, 6), "temperatures": (0.9,)},
     {"seed": 4, "max_new_tokens": 1},
     {"seed": 6, "language": None, "detect_only": True},
+    {"seed": 7, "language": None, "languages": ("es", "de"), "max_new_tokens": 20},
     {"seed": 2, "words": True, "max_new_tokens": 20},
 )
 

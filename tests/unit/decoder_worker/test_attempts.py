@@ -117,6 +117,26 @@ def test_a_language_alone_can_be_asked_for(stand: Stand) -> None:
     assert only.tokens == ()
 
 
+def test_a_language_is_found_among_those_that_it_may_be(stand: Stand) -> None:
+    """Beside windows that may be in any; the text is that of the language that was found."""
+    free = stand.decode(seed=5, language=None)
+    codes = WhisperTokenizer.from_checkpoint(stand.checkpoint).languages
+    others = tuple(code for code in codes if code != free.language)
+    asked = [{"languages": others}, {}, {"languages": (others[0], free.language)}]
+    found = stand.decode_all([{"seed": 5, "language": None, **one} for one in asked])
+    assert found[0].language in others
+    assert found[0].tokens == stand.decode(seed=5, language=found[0].language).tokens
+    assert [(one.language, one.tokens) for one in found[1:]] == [(free.language, free.tokens)] * 2
+
+
+def test_a_language_that_the_model_lacks_is_refused_among_others(stand: Stand) -> None:
+    request = stand.request(language=None, languages=("en", "xx"))
+    with pytest.raises(UnsupportedValueError, match="xx"):
+        stand.engine.submit(request)
+    stand.importer.accept(request.handle)
+    stand.importer.drop(request.handle)
+
+
 def test_words_are_aligned_for_the_attempt_that_stands(stand: Stand) -> None:
     """Beside sequences that want none, whatever their attempts; of what makes up segments."""
     special = WhisperTokenizer.from_checkpoint(stand.checkpoint).special

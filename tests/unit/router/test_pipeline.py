@@ -566,6 +566,16 @@ async def test_an_unknown_language_is_settled_by_the_first_speech(pools: PlayedP
     assert pools.languages == {0: None, 1: None, 2: "de", 3: "de", 4: "de"}
 
 
+async def test_a_language_is_sought_among_the_allowed_ones(pools: PlayedPools) -> None:
+    """One alone need not be sought."""
+    several = replace(PARAMS, language=None, languages=("de", "fr"))
+    await run(pools, 2, several)
+    assert {request.options.languages for request in pools.decoded} == {("de", "fr")}
+    assert pools.languages == {0: None, 1: "de"}
+    await run(pools, 1, replace(several, languages=("fr",)))
+    assert pools.languages[0] == "fr"
+
+
 async def test_every_window_sees_hotwords_and_the_end_of_the_prompt(pools: PlayedPools) -> None:
     """Together they have half of the decoder's positions, less one."""
     words, prompt = "alpha beta", "one two three " * 200

@@ -49,6 +49,15 @@ def test_json_has_text_and_usage_only() -> None:
     TranscriptionResponse.model_validate_json(answer.body)
 
 
+def test_json_tells_the_language_where_several_were_allowed() -> None:
+    for text, found in ((" Hello.", [{"code": "en"}]), ("", [])):
+        body = render(make_transcript(text), "json", languages=("de", "en")).body
+        assert json.loads(body)["languages"] == found
+        TranscriptionResponse.model_validate_json(body)
+    verbose = render(make_transcript(" Hello."), "verbose_json", languages=("de", "en")).body
+    assert "languages" not in json.loads(verbose), "it has `language`, as OpenAI's type does"
+
+
 def test_text_ends_with_one_newline() -> None:
     answer = render(make_transcript(" Grüße"), "text")
     assert answer.media_type == "text/plain; charset=utf-8"

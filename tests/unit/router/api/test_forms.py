@@ -16,7 +16,7 @@ from router.api.params import LADDER, Chunking, SequentialOptions, Transcription
 from router.api.request_fields import FIELDS, MAX_SEED, RequestField
 from tests.support.forms import LANGUAGES, SEQUENTIAL, VERBOSE, Field, parse, refusal
 
-NEVER_EMPTY = ("file", "model", "timestamp_granularities", "include")
+NEVER_EMPTY = ("file", "model", "languages", "timestamp_granularities", "include")
 
 
 def test_defaults() -> None:
@@ -261,6 +261,11 @@ def test_keywords_are_hotwords() -> None:
     assert refusal(("keywords", '[{"a": 1}]')).param == "keywords"
 
 
+def test_languages_are_codes_or_names_that_the_model_knows() -> None:
+    assert parse(("languages[]", "de"), ("languages[]", "English")).languages == ("de", "en")
+    assert refusal(("languages", '["de", "sw"]')).param == "languages"
+
+
 def test_half_a_character_never_becomes_a_text() -> None:
     hotwords = parse(("keywords", '["\\ud800"]')).hotwords
     assert hotwords == '["\\ud800"]', "no list of texts, so it is one text as it came"
@@ -275,8 +280,7 @@ REFUSED: list[tuple[str, list[str], str | None]] = [
     ("response_format", ["xml", "", "JSON"], "invalid_value"),
     ("known_speaker_names[]", ["Ann"], "unsupported_value"),
     ("known_speaker_references[]", ["data:audio/wav;base64,AA"], "unsupported_value"),
-    ("languages[]", ["en"], "unsupported_value"),
-    ("languages", ["en"], "unsupported_value"),
+    ("languages[]", ["klingon", ""], "invalid_language_format"),
     ("timestamp_granularities[]", ["char", "", '["x"]', "["], "invalid_value"),
     ("timestamp_granularities[]", ["[1]", "[[]]"], None),
     ("include[]", ["usage"], "invalid_value"),
@@ -339,6 +343,7 @@ LOGPROBS = ("include[]", "logprobs")
         ([("best_of", "5"), ("fallback", "false")], "best_of"),
         ([("fallback", "true"), ("temperature", "0.2")], "fallback"),
         ([("patience", "2")], "patience"),
+        ([("language", "en"), ("languages[]", "de")], "languages"),
         ([("length_penalty", "0.5")], "length_penalty"),
     ],
 )

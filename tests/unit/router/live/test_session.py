@@ -266,6 +266,17 @@ def test_windows_are_live_and_carry_the_prompt() -> None:
     assert all(request.audio_key == b"" for request in played.pools.encoded)
 
 
+def test_a_language_is_sought_among_those_of_the_session() -> None:
+    """By the decoder, in the decode that reads the text: no window is decoded twice for it."""
+    config = LiveConfig(languages=("de", "fr"), turn_detection=ServerVad())
+    told, played = play("one two three.", config)
+    asked = [request.options for request in played.pools.decoded]
+    assert {options.languages for options in asked} == {("de", "fr")}
+    assert asked[0].language is None
+    assert len(asked) == len(played.pools.encoded)
+    assert told.of(TurnCompleted)
+
+
 def test_log_probabilities_are_told_where_they_are_asked_for() -> None:
     told, _ = play("one two three four.", replace(MANUAL, logprobs=True))
     completed = told.of(TurnCompleted)[0]
