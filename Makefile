@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 KIT_ARGS ?=
 
-.PHONY: help install demo tools resolve gpu-check-install gpu-kernels gpu-kit test test-unit test-slow test-gpu chaos check format audit demo-model demo-model-eval wheel clean
+.PHONY: help install demo tools resolve openai-newest gpu-check-install gpu-kernels gpu-kit test test-unit test-slow test-gpu chaos check format audit demo-model demo-model-eval wheel clean
 help:
 	@echo "make demo             install, start a cluster on this machine, transcribe three recordings"
 	@echo "make check            format, lint, types, import rules"
@@ -19,6 +19,7 @@ help:
 	@echo "make test-slow        everything that takes longer; GROUP=live for one group of: $(SLOW_GROUPS)"
 	@echo "make test-gpu         what needs a CUDA device (with flashinfer: pip install -e '.[gpu]')"
 	@echo "make resolve          whether the pinned versions resolve from PyPI alone (needs the network)"
+	@echo "make openai-newest    whether the newest openai package can send what nobody here knows (needs the network)"
 	@echo "make gpu-check-install  fetch flashinfer's Python (66 MB), against which tests check our calls"
 	@echo "make gpu-kernels      compile flashinfer's kernels for sm_80, sm_89, sm_90a, without a GPU"
 	@echo "make gpu-kit          wheels for a GPU machine without a network, into dist/gpu-kit (KIT_ARGS=...)"
@@ -56,6 +57,11 @@ tools: install
 
 resolve: install
 	@$(BIN)/python -m tests.support.resolution
+
+openai-newest: install
+	@rm -rf .openai-newest
+	@$(BIN)/python -m pip install --quiet --disable-pip-version-check --no-deps --target .openai-newest openai
+	PYTHONPATH=.openai-newest $(BIN)/python -m pytest tests/unit/router/api/test_sdk_fields.py
 
 # Without their dependencies, into a folder of their own: see pyproject.toml's extras of these names.
 gpu-check-install: install
@@ -147,4 +153,4 @@ wheel: install
 	@cp constraints.txt dist/
 
 clean:
-	rm -rf $(VENV) .gpu-check .works-with build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .gpu-check .openai-newest .works-with build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

@@ -26,6 +26,7 @@ LIVE_ALIASES = ("gpt-realtime-whisper", "gpt-live-transcribe")
 OPENAI_ALIASES = (
     "gpt-4o-transcribe",
     "gpt-4o-mini-transcribe",
+    "gpt-4o-mini-transcribe-2025-12-15",
     "gpt-transcribe",
     *LIVE_ALIASES,
 )
