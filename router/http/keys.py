@@ -13,28 +13,52 @@ import hmac
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
+from dataclasses import dataclass
 from typing import Any
 
 from fastapi import Request
 from fastapi.security import HTTPBearer
 
 from cluster.common.errors import AuthenticationError, RateLimitError
+from cluster.common.settings.api_keys import named_key
 
 RETRY_AFTER_S = 1.0
 BEARER = HTTPBearer(auto_error=False, description="one of the server's API keys")  # as documented
 
 
+@dataclass(slots=True)
+class _Key:
+    """digest: of the key. owner: digest that is told behind the router. name: for logs."""
+
+    digest: bytes
+    owner: bytes
+    name: str
+
+
 class KeyRing:
     """The keys of one router. Without any, everyone may come in. Used by one event loop."""
 
-    def __init__(self, keys: Sequence[str], max_requests: int = 0) -> None:
+    def __init__(self, entries: Sequence[str], max_requests: int = 0) -> None:
         """`max_requests`: of one key at once; 0 sets no limit."""
-        self._digests = [_digest(key.encode()) for key in keys]
-        self._owners = [_owner(key.encode()) for key in keys]
+        self._known: list[_Key] = []  # those that are gone, too: a number stays its key's
+        self.replace(entries)
         self.request_of = AtOnce("requests", max_requests).one_of
 
+    def replace(self, entries: Sequence[str]) -> None:
+        """Take these keys, `KEY` or `NAME KEY`, in place of those before."""
+        numbers = set()
+        for name, key in map(named_key, entries):
+            digest, owner = _digest(key.encode()), _owner(key.encode())
+            number = _index_of(digest, self._digests())
+            if number is None:
+                number = len(self._known)
+                self._known.append(_Key(digest, owner, ""))
+            self._known[number].name = name or f"key_{owner.hex()[:8]}"
+            numbers.add(number)
+        self._valid = numbers
+
     def __len__(self) -> int:
-        return len(self._digests)
+        return len(self._valid)
 
     def owner(self, sent: bytes | None) -> int:
         """Number of the key that a client sent.
@@ -44,17 +68,26 @@ class KeyRing:
         """
         if sent is None:
             raise AuthenticationError("no API key was sent; send 'Authorization: Bearer <key>'")
-        if (owner := _index_of(_digest(sent), self._digests)) is None:
+        owner = _index_of(_digest(sent), self._digests())
+        if owner is None or owner not in self._valid:
             raise AuthenticationError("the API key is not valid")
         return owner
 
+    def name(self, owner: int | None) -> str:
+        """What a key is called in logs and metrics; empty where there are no keys."""
+        return "" if owner is None else self._known[owner].name
+
     def owner_digest(self, owner: int | None) -> bytes:
         """What tells the audio of one key from another's: opaque; empty where there are no keys."""
-        return b"" if owner is None else self._owners[owner]
+        return b"" if owner is None else self._known[owner].owner
 
     def owner_of_digest(self, digest: bytes) -> int | None:
         """Number of the key whose `owner_digest` this is; None: none of these keys."""
-        return _index_of(digest, self._owners)
+        owner = _index_of(digest, [one.owner for one in self._known])
+        return owner if owner in self._valid else None
+
+    def _digests(self) -> list[bytes]:
+        return [one.digest for one in self._known]
 
 
 class AtOnce:

@@ -43,7 +43,8 @@ from router.http.batches import BatchAccess, add_batches
 from router.http.bodies import GROWTH, MAX_FRAMING_BYTES
 from router.http.docs_page import add_docs
 from router.http.envelope import ASR_PATHS, install_error_handlers
-from router.http.keys import BEARER, KeyRing
+from router.http.key_file import KeyFile
+from router.http.keys import BEARER
 from router.http.metrics import add_metrics
 from router.http.middleware import RequestMiddleware
 from router.http.models import ModelRegistry
@@ -96,13 +97,14 @@ def create_app(
             service.report()
             realtime.report()
 
-        chores = (report_each_second(report), sweep_spool_always(spool_dir))
+        chores = (report_each_second(report), sweep_spool_always(spool_dir), key_file.follow())
         tasks = [asyncio.create_task(chore) for chore in chores]
         yield
         for task in tasks:
             task.cancel()
 
-    keys = KeyRing(settings.api_key, settings.max_requests_per_key)
+    key_file = KeyFile(settings)
+    keys = key_file.ring
     app = FastAPI(
         title="splitscribe",
         version=version("splitscribe"),

@@ -1,7 +1,7 @@
 """Settings as every process of a cluster gets them: what must be the same everywhere, filled in.
 
-That is the key that signs KV handles, the port and who listens on it, API keys out of their file,
-and folders as absolute paths.
+That is the key that signs KV handles, the port and who listens on it, and absolute paths. Routers
+read the file of API keys themselves where all have it; else they get its keys.
 """
 
 from __future__ import annotations
@@ -27,6 +27,10 @@ def resolve_settings(settings: Settings, address: str | None = None) -> Settings
     """
     port = settings.router.port or _free_port(settings.router.host)
     _check_port(settings.router.host, port)
+    if address is not None and settings.router.api_key_file is not None:
+        keys = (*settings.router.api_key, *read_api_keys(settings.router.api_key_file))
+        router = settings.router.model_copy(update={"api_key": keys, "api_key_file": None})
+        settings = settings.model_copy(update={"router": router})
     return resolved(
         settings,
         cluster_key=settings.cluster_key or secrets.token_hex(32),
@@ -36,15 +40,16 @@ def resolve_settings(settings: Settings, address: str | None = None) -> Settings
 
 
 def resolved(settings: Settings, *, cluster_key: str, port: int, listener: Listener) -> Settings:
-    """`settings` with these, with the API keys of their file, and with models' folders absolute.
+    """`settings` with these, and with paths absolute.
 
     Raises:
-        ConfigurationError: the file of API keys cannot be read.
+        ConfigurationError: the file of API keys, which every router will read, cannot be read.
     """
-    router = settings.router
-    keys = router.api_key
-    if router.api_key_file is not None:
-        keys = (*keys, *read_api_keys(router.api_key_file))
+    key_file = settings.router.api_key_file
+    if key_file is not None:
+        read_api_keys(key_file)
+        if not key_file.parts[0].startswith("~"):  # which is each node's own
+            key_file = key_file.absolute()
     models = {
         name: one.model_copy(update={"model": _absolute(one.model)})
         for name, one in settings.models.items()
@@ -57,13 +62,8 @@ def resolved(settings: Settings, *, cluster_key: str, port: int, listener: Liste
             "batches": settings.batches.model_copy(
                 update={"folder": _absolute_path(settings.batches.folder)}
             ),
-            "router": router.model_copy(
-                update={
-                    "port": port,
-                    "listener": listener,
-                    "api_key": keys,
-                    "api_key_file": None,
-                }
+            "router": settings.router.model_copy(
+                update={"port": port, "listener": listener, "api_key_file": key_file}
             ),
         }
     )

@@ -18,6 +18,7 @@ from cluster.common.settings_sources import load_settings, read_api_keys
 from cluster.serve.distribution import package_root
 from cluster.serve.ray_environment import deployment_suffixes
 from cluster.serve.start.resolve import resolve_settings
+from router.http.key_file import KeyFile
 
 
 def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
@@ -172,8 +173,19 @@ def test_keys_of_a_file_join_the_others(tmp_path: Path) -> None:
     file = tmp_path / "keys"
     file.write_text("# ours\n\n  one#two \nann three\n")
     router = {"api_key": "zero", "api_key_file": str(file), "port": 0}
-    resolved = resolve_settings(load_settings(flags={"router": router}, environ={}))
-    assert resolved.router.api_key == ("zero", "one#two", "ann three")
+    settings = load_settings(flags={"router": router}, environ={})
+    joining = resolve_settings(settings, "10.0.0.1:6379").router
+    assert joining.api_key == ("zero", "one#two", "ann three"), "other machines have not the file"
+    assert joining.api_key_file is None
+    alone = resolve_settings(settings).router
+    assert (alone.api_key, alone.api_key_file) == (("zero",), file)
+    keys = KeyFile(alone).ring
+    sent = (b"zero", b"one#two", b"three")
+    assert [keys.owner(key) for key in sent] == [0, 1, 2]
+    assert keys.name(2) == "ann"
+    file.unlink()
+    with pytest.raises(ConfigurationError, match="cannot read API keys"):
+        resolve_settings(settings)
 
 
 @pytest.mark.parametrize("line", ["s3cret  # of Ann", "ek_s3cret", "s3cret #Ann", "s3creté"])

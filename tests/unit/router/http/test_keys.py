@@ -5,12 +5,15 @@ from __future__ import annotations
 import asyncio
 import hashlib
 import logging
+from pathlib import Path
 from typing import Any
 
 import pytest
 
 from cluster.common.errors import AuthenticationError, RateLimitError
+from router.http.key_file import KeyFile
 from router.http.keys import KeyRing
+from router.http.realtime.access import ClientSecrets
 from router.http.routes import create_app
 from tests.support.router_fakes import (
     AUDIO,
@@ -37,6 +40,69 @@ def test_an_owner_is_told_by_what_is_no_key_and_always_by_the_same() -> None:
     assert KeyRing(()).owner_digest(None) == b""
     assert one not in (b"one", hashlib.sha256(b"one").digest())
     assert len(one) == 32
+
+
+def test_a_name_stands_for_its_key() -> None:
+    keys = KeyRing(("ann s3cret-one", "s3cret-two"))
+    assert keys.name(keys.owner(b"s3cret-one")) == "ann"
+    assert keys.owner_digest(0) == KeyRing(("s3cret-one",)).owner_digest(0)
+    unnamed = keys.name(1)
+    assert unnamed.startswith("key_")
+    assert unnamed == KeyRing(("other", "s3cret-two")).name(1), "in every router"
+    with pytest.raises(AuthenticationError):
+        keys.owner(b"ann s3cret-one")
+
+
+async def test_a_key_comes_and_goes_with_its_file(
+    tmp_path: Path, caplog: pytest.LogCaptureFixture
+) -> None:
+    file = tmp_path / "keys"
+    file.write_text("ann one-s3cret\nbob two-s3cret\n")
+    keys = KeyFile(make_settings(api_key="zero", api_key_file=file, max_requests_per_key=1))
+    secrets = ClientSecrets("k" * 32, keys.ring)
+    of_bob, _ = secrets.issue(keys.ring.owner(b"two-s3cret"), {}, 600)
+    assert secrets.read(of_bob).owner == 2
+    replacement = tmp_path / "new"
+    replacement.write_text("ann one-s3cret\neve three-s3cret\n")
+    replacement.replace(file)
+    with keys.ring.request_of(2):  # what bob has begun
+        await keys.look()
+        assert [
+            keys.ring.name(keys.ring.owner(key)) for key in (b"one-s3cret", b"three-s3cret")
+        ] == [
+            "ann",
+            "eve",
+        ]
+    for gone in (lambda: keys.ring.owner(b"two-s3cret"), lambda: secrets.read(of_bob)):
+        with pytest.raises(AuthenticationError):
+            gone()
+    for mistake in ("", "# nobody\n", "ann one-s3cret # of Ann\n", None):
+        file.unlink() if mistake is None else file.write_text(mistake)
+        await keys.look()
+        await keys.look()
+        assert keys.ring.owner(b"one-s3cret") == 1, "one mistake locks nobody out, nor lets one in"
+    assert caplog.text.count("stay as they were") == 4, "once each"
+    assert "s3cret" not in caplog.text
+    file.write_text("bob two-s3cret\n")
+    await keys.look()
+    assert keys.ring.owner(b"two-s3cret") == 2, "a number stays its key's"
+    assert len(keys.ring) == 2
+
+
+async def test_a_running_server_takes_a_changed_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("router.http.key_file.LOOK_S", 0.01)
+    file = tmp_path / "keys"
+    file.write_text("one\n")
+    app = create_app(make_registry(FakeTranscriber()), make_settings(api_key_file=file))
+    async with app.router.lifespan_context(app), client_of(app) as client:
+        headers = {"authorization": "Bearer another"}
+        assert (await client.get("/v1/models", headers=headers)).status_code == 401
+        file.write_text("another\n")
+        async with asyncio.timeout(20):
+            while (await client.get("/v1/models", headers=headers)).status_code == 401:  # noqa: ASYNC110
+                await asyncio.sleep(0.01)
 
 
 async def test_the_owner_goes_with_the_request() -> None:
