@@ -14,13 +14,13 @@ from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 
-from cluster.common.settings import BUNDLED_MODEL, Settings
+from cluster.common.settings import Settings
 from cluster.common.settings_sources import load_settings
 
 
 @contextmanager
 def own_pools(
-    model: str = BUNDLED_MODEL, *, config: Path | None = None, address: str | None = None
+    model: str | None = None, *, config: Path | None = None, address: str | None = None
 ) -> Iterator[None]:
     """Start pools, and a Ray cluster for them, which this process is in until the block is left.
 
@@ -28,7 +28,8 @@ def own_pools(
     files by absolute paths.
 
     Args:
-        model: the bundled one, a folder, or a Hub id. config: a YAML file with further settings.
+        model: a folder, or a Hub id; None: that of `config`, or the bundled one. config: a YAML
+            file with further settings.
         address: of a Ray cluster to start them in; None: one of their own on this machine.
 
     Raises:
@@ -40,7 +41,6 @@ def own_pools(
         yield
 
 
-def own_settings(model: str, config: Path | None) -> Settings:
+def own_settings(model: str | None, config: Path | None) -> Settings:
     """Settings of pools for one run alone: nobody but the run is to find their HTTP."""
-    named = None if model == BUNDLED_MODEL else model  # which is the default anyway
-    return load_settings(config, {"model": named, "router": {"port": 0}})
+    return load_settings(config, {"model": model, "router": {"port": 0}})

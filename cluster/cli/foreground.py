@@ -20,6 +20,7 @@ from types import FrameType
 
 from rich.console import Console
 
+from cluster.cli.default_model import say_if_toy
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.settings import Settings
 from cluster.serve.ray_internals import KEEP_SIGNALS
@@ -39,6 +40,7 @@ def serve_foreground(
     """
     for own in settings.by_model().values():
         open_checkpoint(own.model)  # a wrong model is told now, not by a replica's log
+    say_if_toy({own.model for own in settings.by_model().values()}, console)
     os.environ.setdefault(KEEP_SIGNALS, "1")
     with ThreadPoolExecutor(1, "cluster") as threads:
         threads.submit(_serve, settings, ray_address, console, stop).result()

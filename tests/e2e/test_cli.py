@@ -98,13 +98,18 @@ def test_check_tells_what_would_be_used(tmp_path: Path) -> None:
 
 def test_transcribe_in_process_and_through_a_server_agree(server: Server, tmp_path: Path) -> None:
     files = [str(sample_path(name)) for name in SAMPLES]
-    alone = splitscribe("transcribe", *files, "-o", "alone", "--language", "en", cwd=tmp_path)
+    alone = splitscribe(
+        *("transcribe", *files, "--model", "demo", "-o", "alone", "--language", "en"), cwd=tmp_path
+    )
     assert alone.returncode == 0, alone.stderr
+    assert "a toy that knows 553 English words" in alone.stderr
     served = splitscribe(
         *("transcribe", *files, "-o", "served", "--language", "English", "--server", server.url),
         cwd=tmp_path,
     )
     assert served.returncode == 0, served.stderr
+    assert "a toy that knows 553 English words" in served.stderr
+    assert "a toy that knows 553 English words" in server.output()
     for name in SAMPLES:
         one = json.loads((tmp_path / "alone" / f"{name}.json").read_text())
         other = json.loads((tmp_path / "served" / f"{name}.json").read_text())

@@ -15,6 +15,8 @@ from cluster.common.messages import SAMPLE_RATE
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import SPLITSCRIBE
 
+DEMO = ("--model", "demo", "--language", "en")
+
 
 def write_long_recording(file: Path, seconds: int) -> None:
     """A bundled recording over and over."""
@@ -28,7 +30,7 @@ def test_nobody_who_reads_on_costs_no_result(tmp_path: Path) -> None:
     """As behind `| head -0`: what is printed is lost, what is written is not."""
     names = ("short", "medium")
     process = subprocess.Popen(
-        [SPLITSCRIBE, "transcribe", *(sample_path(name) for name in names), "--language", "en"],
+        [SPLITSCRIBE, "transcribe", *(sample_path(name) for name in names), *DEMO],
         cwd=tmp_path,
         stdout=subprocess.PIPE,
         stderr=subprocess.PIPE,
@@ -52,7 +54,7 @@ def test_nobody_who_reads_on_costs_no_result(tmp_path: Path) -> None:
 @pytest.mark.parametrize("decoding", ["parallel", "sequential"])
 def test_ctrl_c_ends_it_cleanly_in_the_middle_of_a_file(tmp_path: Path, decoding: str) -> None:
     write_long_recording(tmp_path / "talk.wav", 900)
-    flags = ("--threads", "1", "--decoding", decoding, "--language", "en")
+    flags = ("--threads", "1", "--decoding", decoding, *DEMO)
     process = subprocess.Popen(
         [SPLITSCRIBE, "transcribe", "talk.wav", *flags],
         cwd=tmp_path,

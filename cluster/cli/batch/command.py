@@ -25,9 +25,9 @@ from cluster.cli.transcribe.flags import (
     WhisperCommand,
     flag_parameters,
 )
+from cluster.cli.transcribe.job import ALIAS
 from cluster.common.errors import InvalidRequestError
 from cluster.common.messages import Task
-from cluster.common.settings import BUNDLED_MODEL
 
 Format = StrEnum("Format", [*FORMATS])  # type: ignore[misc]  # typer knows no other list
 
@@ -39,7 +39,13 @@ OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
             "of a Ray cluster, such as 10.0.0.1:6379; none: start one here; without it: the "
             "cluster on this machine if an application runs there, otherwise one is started here",
         ),
-        Flag("model", str, "'demo', a folder, a Hub id, or a name that is served", BUNDLED_MODEL),
+        Flag(
+            "model",
+            str | None,
+            "a name that is served, or of what is started here: a short name such as small, a Hub "
+            "id, a folder, or 'demo', the bundled toy \\[default: the first one served, or turbo]",
+        ),
+        Flag("yes", bool, "download the default model, 1.6 GB, without asking", False),
         Flag("config", Path | None, "YAML file with settings, of what is started here"),
         Flag(
             "files_at_once",
@@ -102,7 +108,7 @@ def _batch(**flags: Any) -> None:
     from cluster.cli.batch.run import run_batch
 
     try:
-        own = {name: flags[name] for name in ("model", "address", "config", "dry_run")}
+        own = {name: flags[name] for name in ("model", "yes", "address", "config", "dry_run")}
         status = run_batch(flags["inputs"], archive, out, err, **own)
     except KeyboardInterrupt:
         err.print("splitscribe: interrupted; the same command goes on from here", style="red")
@@ -132,8 +138,8 @@ def archive_of(flags: Mapping[str, Any]) -> Archive:
     if not flags["output"]:
         raise InvalidRequestError("say where the transcripts go: --output FOLDER, or a URL")
     form = form_of({**flags, "temperature_increment_on_fallback": FALLBACK_STEP})
-    params_of(flags["model"], flags["task"], form)
-    model = "whisper-1" if flags["model"] == BUNDLED_MODEL else flags["model"]
+    model = flags["model"] or ALIAS
+    params_of(model, flags["task"], form)
     return Archive(
         where=Place.of(flags["output"]),
         fields={"model": model, "response_format": "verbose_json", **form},  # words need it

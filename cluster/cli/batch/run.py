@@ -25,6 +25,7 @@ from cluster.archives.inputs import list_items
 from cluster.archives.outputs import FAILURES, SPEED, Archive, Outputs, told, write_failures
 from cluster.archives.own_pools import own_settings
 from cluster.archives.run import RunProgress, duration, look_at, run_archive
+from cluster.cli.default_model import ask_before_download, say_if_toy, with_default_model
 from cluster.common.errors import ConfigurationError
 from cluster.common.settings import Settings
 from cluster.serve.bulk.engine import Told, application_settings, engine_of_application
@@ -55,7 +56,8 @@ def run_batch(
     out: Console,
     err: Console,
     *,
-    model: str,
+    model: str | None,
+    yes: bool,
     address: str | None,
     config: Path | None,
     dry_run: bool,
@@ -64,7 +66,8 @@ def run_batch(
 
     Args:
         archive: with a served name among its fields.
-        model: of pools that are started here, as are the settings in `config`.
+        model: of pools that are started here, as are the settings in `config`. yes: the default one
+            may be downloaded without asking.
         address: of a Ray cluster; None looks for one, NO_CLUSTER starts one.
 
     Raises:
@@ -80,7 +83,7 @@ def run_batch(
         # Before an application of its own, which ends first then: Serve's handles end in this loop.
         runner = stack.enter_context(asyncio.Runner())
         there = stack.enter_context(joined_application(address, runner, say))
-        settings = there[0] if there else own_settings(model, config)
+        settings = there[0] if there else with_default_model(own_settings(model, config))
         if there is None and not settings.models:  # a folder is served by its name alone
             archive = replace(archive, fields={**archive.fields, "model": ALIAS})
         archive = replace(archive, model=model_of(settings, str(archive.fields["model"])))
@@ -96,7 +99,10 @@ def run_batch(
         if first is None:
             say(progress.summary())
             return _finish(archive, progress, out)
+        say_if_toy({archive.model}, err)
         if there is None:
+            if not model and not settings.models:
+                ask_before_download(settings.model, yes=yes)
             os.environ.setdefault(KEEP_SIGNALS, "1")
             from cluster.serve.start.launch import running_cluster
 

@@ -7,6 +7,7 @@ loaded. What the work needs is imported only when there is some: `--help` stays 
 
 from __future__ import annotations
 
+import os
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from inspect import Signature
@@ -15,14 +16,16 @@ from typing import Any
 import typer
 from rich.console import Console
 
+from cluster.cli.default_model import default_model
 from cluster.cli.transcribe.flags import (
     FALLBACK_STEP,
+    FIXED,
     Switch,
     WhisperCommand,
     parameter_name,
     parameters,
 )
-from cluster.cli.transcribe.job import Form, Job, LiveJob, Source, Target
+from cluster.cli.transcribe.job import ALIAS, Form, Job, LiveJob, Source, Target
 from cluster.common.errors import InvalidRequestError
 from cluster.common.messages import SAMPLE_RATE, Task
 from cluster.common.model.text.languages import LANGUAGES
@@ -43,9 +46,10 @@ PARALLEL_WAYS = {  # what parallel mode does anyway may be said
 }
 LIVE_FLAGS = {
     *("files", "live", "raw"),
-    *("model", "device", "threads", "fp16", "server", "api_key"),
+    *("model", "model_dir", "yes", "device", "threads", "fp16", "server", "api_key"),
     *("language", "initial_prompt", "hotwords"),
 }
+AUTO = ("auto", 0, None)  # device, threads and dtype, where nothing is said
 WHOLE_FILE = {"clip_timestamps": "0"}  # openai/whisper's default
 
 
@@ -60,6 +64,8 @@ def _transcribe(**flags: Any) -> None:
     said = {
         name: bool(value) if isinstance(value, Switch) else value for name, value in flags.items()
     }
+    if said["model_dir"]:  # read when the Hub's client is imported, which is later
+        os.environ["HF_HUB_CACHE"] = str(said["model_dir"].expanduser())
     try:
         if said["live"]:
             from cluster.cli.transcribe.live import transcribe_live
@@ -85,12 +91,15 @@ def job_of(flags: Mapping[str, Any]) -> Job:
     """
     if not flags["files"]:
         raise InvalidRequestError("name the files to transcribe, or use --live for the microphone")
+    for name, value in FIXED.items():
+        if flags[name] != value:
+            raise InvalidRequestError(f"--{name.replace('_', '-')} is always {value} here")
     form = form_of(flags)
     output_format = flags["output_format"]
     return Job(
         files=tuple(flags["files"]),
         form=form,
-        params=params_of(flags["model"], flags["task"], form),
+        params=params_of(_model(flags), flags["task"], form),
         cues=_cues(flags),
         output_dir=flags["output_dir"],
         formats=FORMATS if output_format == "all" else (output_format,),
@@ -119,7 +128,7 @@ def live_job_of(flags: Mapping[str, Any]) -> LiveJob:
         raise InvalidRequestError(f"--live takes one source, got {len(files)} files")
     if flags["raw"] and not files:
         raise InvalidRequestError("--raw is for a file or '-', not for the microphone")
-    params = params_of(flags["model"], flags["task"], form_of(flags))
+    params = params_of(_model(flags), flags["task"], form_of(flags))
     words = (word.strip() for word in (params.hotwords or "").split(","))
     return LiveJob(
         source=Source(files[0] if files else None, SAMPLE_RATE if flags["raw"] else 0),
@@ -169,6 +178,12 @@ def params_of(model: str, task: Task, form: Form) -> TranscriptionParams:
     return replace(parse_transcription(pairs, LANGUAGES), task=task)
 
 
+def _model(flags: Mapping[str, Any]) -> str:
+    if flags["model"]:
+        return str(flags["model"])
+    return ALIAS if flags["server"] else default_model()
+
+
 def _cues(flags: Mapping[str, Any]) -> CueOptions:
     """How cues are laid out: only where there are words to make them of, and with an effect."""
     cues = CueOptions(**{item.name: flags[item.name] for item in fields(CueOptions)})
@@ -187,10 +202,14 @@ def _cues(flags: Mapping[str, Any]) -> CueOptions:
 
 def _target(flags: Mapping[str, Any]) -> Target:
     dtype = "float32" if flags["fp16"] is False else None
-    target = Target(flags["server"], flags["api_key"], flags["device"], flags["threads"], dtype)
-    if target.server and (target.device, target.threads, target.dtype) != ("auto", 0, None):
+    target = Target(
+        **{name: flags[name] for name in ("server", "api_key", "device", "threads", "yes")},
+        dtype=dtype,
+        asks=not flags["model"] and not flags["server"],
+    )
+    if target.server and (flags["model_dir"] or (target.device, target.threads, dtype) != AUTO):
         raise InvalidRequestError(
-            "--device, --threads and --fp16 are for work in this process: "
+            "--model-dir, --device, --threads and --fp16 are for work in this process: "
             "where --server is, they are its own settings"
         )
     if target.server and flags["task"] == "translate" and flags["word_timestamps"]:

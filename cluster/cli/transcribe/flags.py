@@ -25,10 +25,17 @@ from cluster.common.messages import Task
 from router.api.kinds import Boolean, Choice, Integer, Number, Threshold, Times
 from router.api.params import LADDER
 from router.api.request_fields import FIELDS, SECTIONS, RequestField
+from router.words import APPENDED, PREPENDED
 
 SWITCH = "True|False"  # the metavar by which a command's switches are known
 DEFAULT_JOBS = 4
 FALLBACK_STEP = f"{LADDER[1] - LADDER[0]:g}"  # between the server's temperatures
+
+FIXED = {  # openai/whisper's options that have its defaults here, and no other values
+    "suppress_tokens": "-1",
+    "prepend_punctuations": PREPENDED,
+    "append_punctuations": APPENDED,
+}
 
 
 class Switch(StrEnum):
@@ -91,7 +98,14 @@ def _limit(name: str, text: str) -> Flag:
 # By panel, in the help's order. The flags of the fields' sections come first in their panels.
 OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
     "Where it runs": (
-        Flag("model", str, "'demo', a folder, a Hub id, or a short name such as turbo", "demo"),
+        Flag(
+            "model",
+            str | None,
+            "a short name such as small, a Hub id, a folder, or 'demo', the bundled toy "
+            "\\[default: turbo; a server's own]",
+        ),
+        Flag("model_dir", Path | None, "folder of downloaded models, in place of the Hub's cache"),
+        Flag("yes", bool, "download the default model, 1.6 GB, without asking", False),
         Flag("device", str, "auto, cpu or cuda", "auto"),
         Flag("threads", int, "number of CPU threads; 0: one for each core", 0, {"min": 0}),
         _switch("fp16", "False: compute in float32; otherwise the device's usual type", None),
@@ -134,8 +148,12 @@ OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
         _limit("max_line_width", "characters in a line of a subtitle"),
         _limit("max_line_count", "lines in a subtitle, with --max-line-width"),
         _limit("max_words_per_line", "words in a subtitle"),
+        *(
+            Flag(name, str, f"always {FIXED[name]}", FIXED[name])
+            for name in ("prepend_punctuations", "append_punctuations")
+        ),
     ),
-    "Decoding": (),
+    "Decoding": (Flag("suppress_tokens", str, f"always {FIXED['suppress_tokens']}", "-1"),),
     "Temperature fallback": (
         Flag(
             "temperature_increment_on_fallback",

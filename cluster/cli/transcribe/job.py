@@ -29,6 +29,7 @@ from router.api.subtitles import CueOptions
 from router.audio.containers import wav_head
 from router.transcript import Segment, Transcript
 
+ALIAS = "whisper-1"  # every server's default model
 STDIN = "-"
 STDIN_NAME = "stdin"  # its results are stdin.txt and so on
 SUFFIXES = frozenset(  # of the files in a folder that are taken
@@ -48,7 +49,8 @@ Form = dict[str, str | tuple[str, ...]]
 class Target:
     """Where the work is done: at `server`, or else in this process on `device`.
 
-    threads: of torch, 0 takes every core; dtype: None leaves it to the device.
+    threads: of torch, 0 takes every core; dtype: None leaves it to the device. asks: before the
+    model is downloaded, since nobody has named it; yes: what the answer is.
     """
 
     server: str | None = None
@@ -56,6 +58,8 @@ class Target:
     device: str = "auto"
     threads: int = 0
     dtype: str | None = None
+    asks: bool = False
+    yes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

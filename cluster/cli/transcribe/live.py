@@ -21,6 +21,7 @@ import av
 import numpy as np
 from rich.console import Console
 
+from cluster.cli.default_model import ask_before_download, say_if_toy
 from cluster.cli.transcribe.job import STDIN, LiveClient, LiveJob, Source
 from cluster.common.errors import ConfigurationError, InvalidAudioError, InvalidRequestError
 from cluster.common.messages import Pcm
@@ -39,6 +40,10 @@ def transcribe_live(job: LiveJob, out: Console, err: Console) -> None:
     Raises:
         SplitscribeError: nothing could be done at all, or turns failed, which were printed before.
     """
+    if job.target.asks:
+        ask_before_download(job.model, yes=job.target.yes)
+    if not job.target.server:
+        say_if_toy({job.model}, err)
     if n_failed := asyncio.run(_listen(job, out, err)):
         raise InvalidRequestError(f"{n_failed} turns failed: their text is incomplete")
 

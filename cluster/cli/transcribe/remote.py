@@ -18,16 +18,15 @@ from pathlib import Path
 from typing import Any
 
 import openai
+from rich.console import Console
 
-from cluster.cli.transcribe.job import Job, LiveJob, Said, Target, TranscribeFile, Watcher
+from cluster.cli.transcribe.job import ALIAS, Job, LiveJob, Said, Target, TranscribeFile, Watcher
 from cluster.common.errors import InvalidRequestError, SplitscribeError
 from cluster.common.messages import Pcm
 from cluster.common.model.text.languages import language_code
-from cluster.common.settings import BUNDLED_MODEL
 from router.api.params import TranscriptionParams
 from router.transcript import Segment, Transcript, Word
 
-ALIAS = "whisper-1"  # every server's default model
 CONNECT_S = 10.0
 ANSWER_S = 24 * 3600.0  # the server has its own, shorter deadline
 RETRIES = 5  # where the server is full
@@ -46,8 +45,8 @@ def base_url_of(target: Target) -> str:
 
 
 @asynccontextmanager
-async def through_server(job: Job) -> AsyncIterator[TranscribeFile]:
-    """Make sure that a server answers.
+async def through_server(job: Job, err: Console) -> AsyncIterator[TranscribeFile]:
+    """Make sure that a server answers, and tell what it says of the model, if anything.
 
     Raises:
         InvalidRequestError: none does, or it does not know the key.
@@ -60,7 +59,6 @@ async def through_server(job: Job) -> AsyncIterator[TranscribeFile]:
         max_retries=RETRIES,
     )
     form = {name: text if isinstance(text, str) else list(text) for name, text in job.form.items()}
-    model = ALIAS if job.params.model == BUNDLED_MODEL else job.params.model
     audio = client.audio
     translates = job.params.task == "translate"
     endpoint: Any = audio.translations if translates else audio.transcriptions
@@ -69,7 +67,10 @@ async def through_server(job: Job) -> AsyncIterator[TranscribeFile]:
         try:
             with file.open("rb") as content:
                 answer = await endpoint.with_raw_response.create(
-                    model=model, file=content, response_format="verbose_json", extra_body=form
+                    model=job.params.model,
+                    file=content,
+                    response_format="verbose_json",
+                    extra_body=form,
                 )
         except openai.APIError as error:
             raise _told(error, server) from error
@@ -80,7 +81,10 @@ async def through_server(job: Job) -> AsyncIterator[TranscribeFile]:
 
     async with client:
         try:
-            await client.with_options(max_retries=0).models.list()
+            listed = (await client.with_options(max_retries=0).models.list()).data
+            of_model = (one for one in listed if job.params.model in (one.id, ALIAS))
+            if about := getattr(next(of_model, None), "description", None):
+                err.print(f"splitscribe: {about}", markup=False)
         except (openai.APIConnectionError, openai.AuthenticationError) as error:
             raise _told(error, server) from error
         except openai.APIStatusError:
@@ -182,7 +186,7 @@ async def live_through_server(job: LiveJob) -> AsyncIterator[RemoteLiveClient]:
 
 def _session(job: LiveJob) -> dict[str, Any]:
     transcription: dict[str, Any] = {
-        "model": ALIAS if job.model == BUNDLED_MODEL else job.model,
+        "model": job.model,
         "language": job.language,
         "prompt": job.prompt,
         "keywords": list(job.keywords),

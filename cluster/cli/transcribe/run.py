@@ -18,6 +18,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from cluster.cli.default_model import ask_before_download, say_if_toy
 from cluster.cli.transcribe.job import Input, Job, TranscribeFile, Watcher, inputs_of
 from cluster.common.errors import InvalidRequestError, SplitscribeError
 from router.api.formats import WRITERS
@@ -41,6 +42,10 @@ def transcribe_files(job: Job, out: Console, err: Console) -> None:
         readable = [one.path for one in inputs if _is_readable(one, err)]
         n_failed = len(inputs) - len(readable)
         if readable:
+            if job.target.asks:
+                ask_before_download(job.params.model, yes=job.target.yes)
+            if not job.target.server:
+                say_if_toy({job.params.model}, err)
             n_failed += asyncio.run(_open_and_run(Run(job, out, err, shown), readable))
     if n_failed:
         raise InvalidRequestError(f"{n_failed} of {len(inputs)} files failed")
@@ -48,10 +53,14 @@ def transcribe_files(job: Job, out: Console, err: Console) -> None:
 
 async def _open_and_run(run: Run, files: Sequence[Path]) -> int:
     if run.job.target.server:  # each imports a large library, so only the one that is needed
-        from cluster.cli.transcribe.remote import through_server as opened
+        from cluster.cli.transcribe.remote import through_server
+
+        opened = through_server(run.job, run.err)
     else:
-        from cluster.cli.transcribe.local import in_process as opened
-    async with opened(run.job) as transcribe_one:
+        from cluster.cli.transcribe.local import in_process
+
+        opened = in_process(run.job)
+    async with opened as transcribe_one:
         return await run.run(files, transcribe_one)
 
 

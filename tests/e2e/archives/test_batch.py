@@ -175,7 +175,19 @@ def test_a_pipeline_may_have_pools_of_its_own(tmp_path: Path) -> None:
 def test_without_an_application_the_run_has_pools_of_its_own(tmp_path: Path) -> None:
     make_archive(tmp_path / "talks", 2, 0)
     ran = subprocess.run(
-        [SPLITSCRIBE, "batch", "talks/*/*", "-o", "texts", "--address", "none", "-f", "txt"],
+        [
+            SPLITSCRIBE,
+            "batch",
+            "talks/*/*",
+            "-o",
+            "texts",
+            "--address",
+            "none",
+            "--model",
+            "demo",
+            "-f",
+            "txt",
+        ],
         cwd=tmp_path,
         capture_output=True,
         text=True,

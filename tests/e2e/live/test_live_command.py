@@ -24,7 +24,7 @@ def words_of(text: str) -> list[str]:
 @pytest.mark.parametrize("where", ["here", "server"])
 def test_raw_samples_become_lines_of_words(server: Server, where: str) -> None:
     pcm, _ = soundfile.read(sample_path("medium"), dtype="int16")
-    flags = ["--server", server.url] if where == "server" else ["--device", "cpu"]
+    flags = ["--server", server.url] if where == "server" else ["--model", "demo"]
     done = subprocess.run(
         [str(COMMAND), "transcribe", "--live", "--raw", "-", "--language", "en", *flags],
         input=pcm.tobytes(),

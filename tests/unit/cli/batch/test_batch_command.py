@@ -144,7 +144,7 @@ def test_without_ray_here_the_run_starts_pools_of_its_own(monkeypatch: pytest.Mo
 def test_a_settings_file_says_which_model_unless_a_flag_does(tmp_path: Path) -> None:
     file = tmp_path / "own.yaml"
     file.write_text("model: openai/whisper-small\n")
-    assert own_settings("demo", file).model == "openai/whisper-small"
+    assert own_settings(None, file).model == "openai/whisper-small"
     assert own_settings("openai/whisper-tiny", file).model == "openai/whisper-tiny"
 
 

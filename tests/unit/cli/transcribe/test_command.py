@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import ast
+import os
 import subprocess
 import sys
 from dataclasses import replace
@@ -17,15 +18,10 @@ from cluster.common.messages import QualityGates
 from router.api.params import LADDER, SequentialOptions, TranscriptionParams
 from router.api.request_fields import FIELDS
 from router.api.subtitles import CueOptions
+from router.words import APPENDED, PREPENDED
 from tests.unit.cli.transcribe.conftest import CommandLine, MakeJob
 
-USUAL = TranscriptionParams("demo", response_format="verbose_json")
-NOT_OFFERED = {
-    "--model_dir",
-    "--suppress_tokens",
-    "--prepend_punctuations",
-    "--append_punctuations",
-}
+USUAL = TranscriptionParams("turbo", response_format="verbose_json")
 
 
 def whispers_flags() -> set[str]:
@@ -42,12 +38,12 @@ def whispers_flags() -> set[str]:
     }
 
 
-def test_every_flag_of_whispers_is_known_or_left_out_on_purpose(command_line: CommandLine) -> None:
+def test_every_flag_of_whispers_is_known(command_line: CommandLine) -> None:
     flags = whispers_flags()
     assert len(flags) > 25
     for flag in flags:
         says = command_line(flag).output  # without its value, or without files: never done
-        assert ("No such option" in says) == (flag in NOT_OFFERED), flag
+        assert "No such option" not in says, flag
 
 
 def test_without_flags_nothing_is_as_it_is_not_usually(job_of: MakeJob) -> None:
@@ -65,6 +61,7 @@ def test_without_flags_nothing_is_as_it_is_not_usually(job_of: MakeJob) -> None:
         "--temperature 0.0 --beam_size 1 --compression_ratio_threshold 2.4 "
         "--logprob_threshold -1.0 --no_speech_threshold 0.6",
         "--beam_size None --best_of None --max_line_width None --patience none",
+        f"--suppress_tokens -1 --prepend_punctuations {PREPENDED} --append_punctuations {APPENDED}",
         "--condition_on_previous_text False --carry_initial_prompt True --clip_timestamps 0",
     ],
 )
@@ -100,6 +97,14 @@ def test_a_command_line_of_whispers_is_understood_word_for_word(job_of: MakeJob)
     assert job.cues == CueOptions(42, 2, True)
     assert (job.target.device, job.target.threads, job.target.dtype) == ("cpu", 2, "float32")
     assert (job.output_dir, job.formats, job.verbose) == (Path("subs"), ("srt",), False)
+
+
+def test_models_are_kept_where_it_is_said(
+    job_of: MakeJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+) -> None:
+    monkeypatch.setenv("HF_HUB_CACHE", "elsewhere")
+    job_of("a.wav", "--model_dir", str(tmp_path))
+    assert os.environ["HF_HUB_CACHE"] == str(tmp_path)
 
 
 def test_sequential_mode_has_whispers_options_and_keeps_the_last_attempt(job_of: MakeJob) -> None:
@@ -162,6 +167,9 @@ def test_fallback_is_given_up_with_its_step(job_of: MakeJob) -> None:
         ("--beam_size 5 --temperature 0.5", "needs temperature 0"),
         ("--patience 2", "'beam_size'"),
         ("--language klingon", "klingon"),
+        ("--suppress_tokens 3,4", "always -1"),
+        ("--append_punctuations .", "--append-punctuations is always"),
+        ("--server http://x --model_dir models", "its own settings"),
         ("--server http://x --device cuda", "its own settings"),
         ("--server http://x --fp16 False", "its own settings"),
         ("--server http://x --task translate --word_timestamps", "without words"),

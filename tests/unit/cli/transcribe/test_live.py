@@ -64,7 +64,7 @@ class PlayedLiveClient:
 @pytest.fixture
 def job(tmp_path: Path) -> LiveJob:
     file = write_wav(tmp_path / "a.wav", PCM)
-    return LiveJob(Source(str(file)), "demo", None, "", (), Target())
+    return LiveJob(Source(str(file)), "turbo", None, "", (), Target())
 
 
 def play(
@@ -137,7 +137,7 @@ def live_job_of(
 
 
 def test_flags_become_a_live_job(live_job_of: Callable[..., LiveJob]) -> None:
-    assert live_job_of() == LiveJob(Source(), "demo", None, "", (), Target())
+    assert live_job_of() == LiveJob(Source(), "turbo", None, "", (), Target(asks=True))
     asked = live_job_of(
         *("-", "--raw", "--language", "German", "--hotwords", "Ada, Grace ,"),
         *("--initial_prompt", "A talk.", "--server", "http://x:1", "--model", "turbo"),

@@ -15,11 +15,13 @@ from cluster.common.errors import InvalidRequestError
 from router.api.formats import WRITERS
 from router.api.params import TranscriptionParams
 from router.api.subtitles import PLAIN
+from router.http.models import ModelRegistry, ServedModel
 from router.http.routes import create_app
 from router.transcript import Word
 from tests.support.router_fakes import (
+    LANGUAGES,
+    NAMES,
     FakeTranscriber,
-    make_registry,
     make_segment,
     make_settings,
     make_transcript,
@@ -45,7 +47,8 @@ def transcriber() -> FakeTranscriber:
 
 @pytest.fixture
 def url(transcriber: FakeTranscriber, tmp_path: Path) -> Iterator[str]:
-    app = create_app(make_registry(transcriber), make_settings(api_key="key"), spool_dir=tmp_path)
+    registry = ModelRegistry([ServedModel(NAMES, LANGUAGES, transcriber, description="A toy.")])
+    app = create_app(registry, make_settings(api_key="key"), spool_dir=tmp_path)
     with running_server(app) as base:
         yield base
 
@@ -96,6 +99,7 @@ def test_a_servers_answer_is_written_as_a_transcript_of_this_process(
     }
     assert {name: (out / f"talk.{name}").read_text() for name in WRITERS} == expected
     assert "[00:00.000 --> 00:01.500]  Hello there." in result.output
+    assert "splitscribe: A toy." in result.stderr
 
 
 def test_a_servers_refusal_is_told_in_its_words(

@@ -72,7 +72,8 @@ def test_a_read_only_install_without_a_home_has_its_kernels(tmp_path: Path) -> N
     assert kernels.stdout == "kernels True\n", kernels.stderr
     assert VARIABLE in kernels.stderr
     said = run(
-        "-m", "cluster.cli.main", "transcribe", str(sample_path("short")), "-o", str(tmp_path)
+        *("-m", "cluster.cli.main", "transcribe", str(sample_path("short"))),
+        *("--model", "demo", "-o", str(tmp_path)),
     )
     assert said.returncode == 0, said.stderr
     assert sample_text("short") in (tmp_path / "short.txt").read_text().replace("\n", " ")
