@@ -157,7 +157,7 @@ class RunProgress:
         return self.n_before + self.n_failed_before + self.n_pending
 
     def summary(self) -> str:
-        parts = [f"{self.n_items} files"]
+        parts = [f"{self.n_items} file{'s' * (self.n_items != 1)}"]
         if self.n_before:
             parts.append(f"{self.n_before} are done")
         if self.n_failed_before:

@@ -18,12 +18,13 @@ from rich.console import Console
 from rich.table import Table
 from rich.text import Text
 
+from cluster.cli.plain_help import PlainTyper
 from cluster.common.errors import ConfigurationError
 from cluster.serve.distribution import package_root
 
 ENDINGS = (".yaml", ".Dockerfile", ".json", ".cfg", ".conf")
 
-config = typer.Typer(
+config = PlainTyper(
     name="config",
     help="Shipped configurations: clusters for `splitscribe up`, applications for "
     "`splitscribe deploy`, KubeRay, Dockerfiles, settings.",

@@ -8,6 +8,7 @@ user's is one line that says what to do; everything else keeps its traceback.
 from __future__ import annotations
 
 import sys
+from importlib.metadata import version
 from pathlib import Path
 from typing import Annotated, Any
 
@@ -17,21 +18,37 @@ from rich.console import Console
 from cluster.cli.batch import BatchCommand, batch
 from cluster.cli.config import config
 from cluster.cli.operate.commands import deploy, down, status, up
+from cluster.cli.plain_help import PlainTyper
 from cluster.cli.planning import plan, profile, simulate
 from cluster.cli.transcribe import TranscribeCommand, transcribe
 from cluster.common.errors import SplitscribeError
 from cluster.common.settings import Device, DType, LogLevel, PlacementName, Settings, Transport
 from cluster.common.settings_sources import load_settings
 
-app = typer.Typer(
+app = PlainTyper(
     name="splitscribe",
     help="Disaggregated encoder/decoder serving for Whisper speech-to-text.",
     no_args_is_help=True,
-    add_completion=False,
     pretty_exceptions_enable=False,
 )
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
+
+
+def _print_version(asked: bool) -> None:
+    if asked:
+        out.print(f"splitscribe {version('splitscribe')}")
+        raise typer.Exit
+
+
+@app.callback()
+def _options(
+    version: Annotated[
+        bool,
+        typer.Option("--version", help="print the version", callback=_print_version, is_eager=True),
+    ] = False,
+) -> None:
+    pass
 
 
 @app.command()

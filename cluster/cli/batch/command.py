@@ -16,6 +16,7 @@ import typer
 
 from cluster.archives.outputs import FILES_AT_ONCE, FORMATS, Archive
 from cluster.archives.places import Place, require_bulk
+from cluster.cli.plain_help import PlainTyper
 from cluster.cli.transcribe.command import INTERRUPTED, err, form_of, out, params_of
 from cluster.cli.transcribe.flags import (
     FALLBACK_STEP,
@@ -43,7 +44,7 @@ OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
             "model",
             str | None,
             "a name that is served, or of what is started here: a short name such as small, a Hub "
-            "id, a folder, or 'demo', the bundled toy \\[default: the first one served, or turbo]",
+            "id, a folder, or 'demo', the bundled toy [default: the first one served, or turbo]",
         ),
         Flag("yes", bool, "download the default model, 1.6 GB, without asking", False),
         Flag("config", Path | None, "YAML file with settings, of what is started here"),
@@ -76,7 +77,7 @@ OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag(
             "format",
             list[Format] | None,
-            "json, srt, vtt or txt, repeatable \\[default: json]",
+            "json, srt, vtt or txt, repeatable [default: json]",
             short=("-f",),
         ),
         Flag("word_timestamps", bool, "find when each word is spoken", False),
@@ -94,7 +95,7 @@ INPUTS = typer.Argument(
 
 def batch_command(help_text: str | None) -> Any:
     """The command with every flag, for typer to run."""
-    app = typer.Typer(add_completion=False)
+    app = PlainTyper()
     app.command(cls=WhisperCommand, help=help_text)(_batch)
     return typer.main.get_command(app)
 

@@ -30,7 +30,7 @@ def transcribe() -> None:
 
     splitscribe transcribe talk.mp3 -f srt
 
-    splitscribe transcribe *.wav --model turbo --language de --word-timestamps -o texts
+    splitscribe transcribe *.wav --model large-v3 --language de -o texts
 
     splitscribe transcribe long.m4a --decoding sequential --beam-size 5 --best-of 5
 

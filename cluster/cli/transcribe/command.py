@@ -17,6 +17,7 @@ import typer
 from rich.console import Console
 
 from cluster.cli.default_model import default_model
+from cluster.cli.plain_help import PlainTyper
 from cluster.cli.transcribe.flags import (
     FALLBACK_STEP,
     FIXED,
@@ -55,13 +56,13 @@ WHOLE_FILE = {"clip_timestamps": "0"}  # openai/whisper's default
 
 def whisper_command(help_text: str | None) -> Any:
     """The command with every flag, for typer to run."""
-    app = typer.Typer(add_completion=False)
+    app = PlainTyper()
     app.command(cls=WhisperCommand, help=help_text)(_transcribe)
     return typer.main.get_command(app)
 
 
 def _transcribe(**flags: Any) -> None:
-    said = {
+    said: dict[str, Any] = {
         name: bool(value) if isinstance(value, Switch) else value for name, value in flags.items()
     }
     if said["model_dir"]:  # read when the Hub's client is imported, which is later

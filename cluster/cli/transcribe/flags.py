@@ -19,8 +19,8 @@ from pathlib import Path
 from typing import Annotated, Any, Literal, cast
 
 import typer
-from typer.core import TyperCommand
 
+from cluster.cli.plain_help import PlainCommand
 from cluster.common.messages import Task
 from router.api.kinds import Boolean, Choice, Integer, Number, Threshold, Times
 from router.api.params import LADDER
@@ -102,7 +102,7 @@ OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
             "model",
             str | None,
             "a short name such as small, a Hub id, a folder, or 'demo', the bundled toy "
-            "\\[default: turbo; a server's own]",
+            "[default: turbo; a server's own]",
         ),
         Flag("model_dir", Path | None, "folder of downloaded models, in place of the Hub's cache"),
         Flag("yes", bool, "download the default model, 1.6 GB, without asking", False),
@@ -217,7 +217,7 @@ def _help(of: RequestField) -> str:
     if of.default in (None, ()):
         return text
     default = f"{of.default:g}" if isinstance(of.default, float) else of.default
-    return rf"{text} \[default: {default}]"
+    return f"{text} [default: {default}]"
 
 
 def _spelled(quoted: re.Match[str]) -> str:
@@ -227,7 +227,7 @@ def _spelled(quoted: re.Match[str]) -> str:
     return "None" if name == "none" else quoted[1]
 
 
-class WhisperCommand(TyperCommand):
+class WhisperCommand(PlainCommand):
     """A command whose flags are declared with dashes, and whose switches have `SWITCH`."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:

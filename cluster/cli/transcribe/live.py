@@ -45,7 +45,8 @@ def transcribe_live(job: LiveJob, out: Console, err: Console) -> None:
     if not job.target.server:
         say_if_toy({job.model}, err)
     if n_failed := asyncio.run(_listen(job, out, err)):
-        raise InvalidRequestError(f"{n_failed} turns failed: their text is incomplete")
+        turns = f"{n_failed} turn{'s' * (n_failed > 1)}"
+        raise InvalidRequestError(f"{turns} failed: the text is incomplete")
 
 
 async def _listen(job: LiveJob, out: Console, err: Console) -> int:

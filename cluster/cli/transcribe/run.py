@@ -48,7 +48,9 @@ def transcribe_files(job: Job, out: Console, err: Console) -> None:
                 say_if_toy({job.params.model}, err)
             n_failed += asyncio.run(_open_and_run(Run(job, out, err, shown), readable))
     if n_failed:
-        raise InvalidRequestError(f"{n_failed} of {len(inputs)} files failed")
+        raise InvalidRequestError(
+            f"{n_failed} of {len(inputs)} file{'s' * (len(inputs) > 1)} failed"
+        )
 
 
 async def _open_and_run(run: Run, files: Sequence[Path]) -> int:

@@ -108,7 +108,7 @@ def test_a_turn_that_failed_is_told_and_fails_the_command(
     assert out == "Half a\nGood bye [red].\n"
     assert err == "splitscribe: no decoder\n"
     assert isinstance(raised, InvalidRequestError)
-    assert "1 turns failed" in str(raised)
+    assert "1 turn failed" in str(raised)
 
 
 def test_sound_that_cannot_be_read_is_one_error(

@@ -1,0 +1,71 @@
+"""Commands whose `--help` and mistakes are plain text, wrapped to the terminal.
+
+Typer's tables cut long names, break paragraphs where the source does, and take brackets for markup.
+Options and commands are in sections by their `rich_help_panel`.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Callable, Iterable
+from typing import Any, TypeVar
+
+import typer
+from typer.core import TyperCommand, TyperGroup
+
+_Function = TypeVar("_Function", bound=Callable[..., Any])
+Row = tuple[str, tuple[str, str]]  # its section; name and text
+
+
+class PlainCommand(TyperCommand):
+    """One command."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        _write_sections(formatter, _options(self, ctx))
+
+
+class PlainGroup(TyperGroup):
+    """Commands under one name."""
+
+    def format_options(self, ctx: Any, formatter: Any) -> None:
+        rows = [*_options(self, ctx)]
+        for name, command in self.commands.items():
+            first, _, _ = " ".join((command.help or "").split()).partition(". ")
+            panel = getattr(command, "rich_help_panel", None)
+            rows.append((_named(panel, "Commands"), (name, first.rstrip(".:"))))
+        _write_sections(formatter, rows)
+
+
+class PlainTyper(typer.Typer):
+    """Makes these of functions; `-h` is `--help`."""
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(
+            cls=PlainGroup,
+            rich_markup_mode=None,
+            add_completion=False,
+            context_settings={"help_option_names": ["-h", "--help"]},
+            **more,
+        )
+
+    def command(self, name: str | None = None, **more: Any) -> Callable[[_Function], _Function]:
+        return super().command(name, **{"cls": PlainCommand, **more})
+
+
+def _options(command: Any, ctx: Any) -> Iterable[Row]:
+    for param in command.get_params(ctx):
+        if record := param.get_help_record(ctx):
+            usual = "Options" if param.param_type_name == "option" else "Arguments"
+            yield _named(getattr(param, "rich_help_panel", None), usual), record
+
+
+def _named(panel: Any, usual: str) -> str:
+    return panel if isinstance(panel, str) else usual
+
+
+def _write_sections(formatter: Any, rows: Iterable[Row]) -> None:
+    sections: dict[str, list[tuple[str, str]]] = {}
+    for name, row in rows:
+        sections.setdefault(name, []).append(row)
+    for name, own in sections.items():
+        with formatter.section(name):
+            formatter.write_dl(own)

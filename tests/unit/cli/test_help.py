@@ -1,0 +1,85 @@
+"""The help of every command on a terminal of 80 columns: names are whole, brackets are text."""
+
+from __future__ import annotations
+
+import re
+from collections.abc import Iterator
+from importlib.metadata import version
+from itertools import pairwise
+from typing import Any
+
+import pytest
+import typer
+from typer.testing import CliRunner
+
+from cluster.cli.batch.command import batch_command
+from cluster.cli.main import app
+from cluster.cli.transcribe.command import whisper_command
+
+MADE = {"transcribe": whisper_command, "batch": batch_command}
+
+
+def commands() -> Iterator[tuple[tuple[str, ...], Any]]:
+    group: Any = typer.main.get_command(app)
+    for name, command in group.commands.items():
+        yield (name,), MADE[name](None) if name in MADE else command
+        for inner, own in getattr(command, "commands", {}).items():
+            yield (name, inner), own
+
+
+EVERY = dict(commands())
+
+
+def help_of(*words: str) -> str:
+    return CliRunner().invoke(app, [*words, "-h"], env={"COLUMNS": "80"}).output
+
+
+def unwrapped(text: str) -> str:
+    return " ".join(text.split()).replace("- ", "-")
+
+
+@pytest.mark.parametrize("words", EVERY, ids=" ".join)
+def test_no_name_is_cut_and_no_bracket_is_taken_for_markup(words: tuple[str, ...]) -> None:
+    shown = help_of(*words)
+    assert max(map(len, shown.splitlines())) <= 80
+    assert "…" not in shown
+    for param in EVERY[words].params:
+        for name in (one for one in param.opts if one.startswith("-")):
+            assert re.search(rf"(?m)(^|[ ,]){re.escape(name)}([ ,]|$)", shown), name
+        assert unwrapped(param.help or "") in unwrapped(shown), param.name
+
+
+def test_paragraphs_are_wrapped_anew() -> None:
+    """Each line but a paragraph's last is as full as its next word allows."""
+    lines = help_of("serve").partition("Arguments:")[0].splitlines()
+    for line, after in pairwise(lines):
+        if line.strip() and after.strip():
+            assert len(line) + 1 + len(after.split()[0]) > 78, line
+
+
+def test_commands_are_told_in_whole_sentences() -> None:
+    shown = " ".join(help_of().split())
+    for sentence in ("in this process or through a running server", "buckets and manifests"):
+        assert sentence in shown
+    for section in ("Commands:", "Planning:", "Clusters of several machines:"):
+        assert section in shown
+
+
+def test_the_version_is_told() -> None:
+    shown = CliRunner().invoke(app, ["--version"])
+    assert (shown.exit_code, shown.output) == (0, f"splitscribe {version('splitscribe')}\n")
+
+
+@pytest.mark.parametrize(
+    ("line", "near"),
+    [
+        ("serve --prot 3", "--port"),
+        ("transcribe a.wav --langage de", "--language"),
+        ("batch a.wav --outptu b", "--output"),
+        ("trancribe a.wav", "transcribe"),
+    ],
+)
+def test_a_wrong_name_gets_the_nearest(line: str, near: str) -> None:
+    refused = CliRunner().invoke(app, line.split())
+    assert refused.exit_code == 2
+    assert near in refused.output
