@@ -31,7 +31,8 @@ out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 NOTHING: tuple[Any, ...] = (None, {}, [])
-TOLD_EVERY_S = 2.0  # of this machine's time, between two lines of progress
+TOLD_EVERY_S = 1.0  # of this machine's time, between two lines of progress
+SEARCHES = ("alone", "kept", "missed")  # the ends of the lines about the trials of a plan
 LENGTHS = StrEnum("LENGTHS", ["short", "mixed", "long"])
 PLACES: tuple[Literal["split", "colocated"], ...] = ("split", "colocated")
 PLACEMENTS = StrEnum("PLACEMENTS", ["split", "colocated"])
@@ -228,9 +229,13 @@ def plan(
         placements=tuple(one for one in PLACES if placement is None or one == placement.value),
         check_s=seconds,
     )
-    began_s = time.monotonic()
+    began_s, told_s = time.monotonic(), 0.0
 
     def tell(line: str) -> None:
+        nonlocal told_s
+        if line.endswith(SEARCHES) and time.monotonic() - told_s < TOLD_EVERY_S:
+            return
+        told_s = time.monotonic()
         err.print(f"{time.monotonic() - began_s:6.1f} s  {line}", markup=False)
 
     found = make_plan(order, tell)

@@ -39,6 +39,14 @@ SUFFIXES = frozenset(  # of the files in a folder that are taken
         *("mpeg", "mpg", "mpga", "oga", "ogg", "opus", "wav", "webm"),
     )
 )
+CONTAINERS = {  # by their first bytes; those of mp4 follow a length
+    b"fLaC": "flac",
+    b"RIFF": "wav",
+    b"ID3": "mp3",
+    b"OggS": "ogg",
+    b"ftyp": "mp4",
+    b"\x1aE\xdf\xa3": "webm or mkv",
+}
 CONNECT_S = 10.0
 SILENCE_S = 60.0  # longest silence of a server that a file is fetched from
 
@@ -232,6 +240,8 @@ def _copy(file: Path, folder: Path) -> None:
 def _keep(content: BinaryIO, target: Path, raw: bool) -> None:
     with _new_file(target, raw) as file:
         shutil.copyfileobj(content, file)
+    if raw:
+        _refuse_container(target)
 
 
 def _download(url: str, target: Path, raw: bool) -> None:
@@ -247,11 +257,23 @@ def _download(url: str, target: Path, raw: bool) -> None:
             answer.raise_for_status()
             for piece in answer.iter_bytes():
                 file.write(piece)
+        if raw:
+            _refuse_container(target)
     except httpx.HTTPStatusError as error:
         status = error.response.status_code
         raise InvalidRequestError(f"the server answers {status}") from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise InvalidRequestError(f"it cannot be fetched: {error}") from error
+
+
+def _refuse_container(target: Path) -> None:
+    """Raises InvalidRequestError: what got a header has one, so that it would be read as noise."""
+    with target.open("rb") as file:
+        file.seek(len(wav_head()))
+        begin = file.read(8)
+    for magic, name in CONTAINERS.items():
+        if begin.startswith(magic) or (name == "mp4" and begin.endswith(magic)):
+            raise InvalidRequestError(f"this is {name}, not headerless samples: leave out --raw")
 
 
 def _new_file(target: Path, raw: bool) -> BinaryIO:

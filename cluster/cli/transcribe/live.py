@@ -40,6 +40,8 @@ def transcribe_live(job: LiveJob, out: Console, err: Console) -> None:
     Raises:
         SplitscribeError: nothing could be done at all, or turns failed, which were printed before.
     """
+    if job.source.path is None:
+        require_sounddevice()
     if job.target.asks:
         ask_before_download(job.model, yes=job.target.yes)
     if not job.target.server:
@@ -162,7 +164,8 @@ async def blocks_of(source: Source, rate: int, stop: threading.Event) -> AsyncIt
         yield item
 
 
-def _microphone(rate: int, stop: threading.Event) -> Iterator[Pcm]:
+def require_sounddevice() -> Any:
+    """The library that reads a microphone. Raises ConfigurationError: it is not here."""
     try:
         import sounddevice
     except ImportError as error:
@@ -171,6 +174,11 @@ def _microphone(rate: int, stop: threading.Event) -> Iterator[Pcm]:
         raise ConfigurationError(
             f"the microphone needs PortAudio on this machine: {error}"
         ) from error
+    return sounddevice
+
+
+def _microphone(rate: int, stop: threading.Event) -> Iterator[Pcm]:
+    sounddevice = require_sounddevice()
     try:
         with sounddevice.RawInputStream(samplerate=rate, channels=1, dtype="int16") as stream:
             while not stop.is_set():

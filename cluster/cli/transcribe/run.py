@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import os
+import tempfile
 import traceback
 from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
 from contextlib import suppress
@@ -37,8 +38,11 @@ def transcribe_files(job: Job, out: Console, err: Console) -> None:
         check_names(shown)
         try:
             job.output_dir.mkdir(parents=True, exist_ok=True)
+            tempfile.TemporaryFile(dir=job.output_dir).close()
         except OSError as error:
-            raise InvalidRequestError(f"cannot write into {job.output_dir}: {error}") from error
+            raise InvalidRequestError(
+                f"cannot write into {job.output_dir}: {error.strerror}"
+            ) from error
         readable = [one.path for one in inputs if _is_readable(one, err)]
         n_failed = len(inputs) - len(readable)
         if readable:
@@ -114,7 +118,12 @@ class Run:
         transcript = await transcribe_one(file, watcher)
         board.advance(file, transcript.duration_s, transcript.duration_s)
         job = self.job
-        write_results(transcript, file, job.output_dir, job.formats, job.cues)
+        try:
+            write_results(transcript, file, job.output_dir, job.formats, job.cues)
+        except OSError as error:  # not the file's
+            raise InvalidRequestError(
+                f"cannot write into {job.output_dir}: {error.strerror}"
+            ) from error
         self._show(file)
 
     def _name(self, file: Path) -> str:

@@ -14,6 +14,7 @@ import json
 import re
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
+from difflib import get_close_matches
 from pathlib import Path
 from typing import Any
 
@@ -203,7 +204,19 @@ def locate(model: str, weights: bool) -> Path:
     hub_id = SHORT_NAMES.get(model, model)
     if not _HUB_ID.fullmatch(hub_id):
         raise CheckpointError(f"no such folder: {model} (and it cannot be a Hub id)")
+    if "/" not in hub_id:
+        raise CheckpointError(
+            f"there is no folder {model}, and a Hub id has an owner before a slash{_near(model)}; "
+            f"short names are {', '.join(SHORT_NAMES)}"
+        )
     return _download(hub_id, weights)
+
+
+def _near(model: str) -> str:
+    """The name that was meant, if one is near."""
+    known = [BUNDLED_MODEL, *SHORT_NAMES, *SHORT_NAMES.values()]
+    near = get_close_matches(model, known, n=1, cutoff=0.7)
+    return f"; did you mean {near[0]}?" if near and near[0] != model else ""
 
 
 def _download(hub_id: str, weights: bool) -> Path:
@@ -226,7 +239,7 @@ def _download(hub_id: str, weights: bool) -> Path:
     except RepositoryNotFoundError as error:
         raise CheckpointError(
             f"{repo} is neither a local folder nor a repository on the Hub "
-            "(for a private one, set HF_TOKEN)"
+            f"(for a private one, set HF_TOKEN){_near(repo)}"
         ) from error
     except RevisionNotFoundError as error:
         raise CheckpointError(f"Hub repository {repo} has no revision {revision!r}") from error
@@ -234,7 +247,7 @@ def _download(hub_id: str, weights: bool) -> Path:
         why = "HF_HUB_OFFLINE is set" if constants.HF_HUB_OFFLINE else "the Hub is unreachable"
         raise CheckpointError(
             f"{repo} is neither a local folder nor in the Hub cache ({constants.HF_HUB_CACHE}), "
-            f"and {why}; download it where there is a network, or name a folder"
+            f"and {why}; download it where there is a network, or name a folder{_near(repo)}"
         ) from error
     except Exception as error:  # HTTP and disk failures of a third-party client
         raise CheckpointError(f"cannot download {repo} from the Hub: {error}") from error

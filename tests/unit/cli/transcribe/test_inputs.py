@@ -94,6 +94,20 @@ def test_raw_samples_get_their_header_wherever_they_come_from(
     assert (tmp_path / "a.pcm").read_bytes() == PCM
 
 
+@pytest.mark.parametrize(
+    ("begin", "name"),
+    [(b"fLaC", "flac"), (b"RIFF", "wav"), (b"ID3\4", "mp3"), (b"\0\0\0\x20ftypM4A ", "mp4")],
+)
+def test_what_has_a_header_is_not_taken_for_samples(
+    tmp_path: Path, begin: bytes, name: str
+) -> None:
+    (tmp_path / "a").write_bytes(begin + PCM)
+    with inputs_of([str(tmp_path / "a")], raw=True) as (one,):
+        assert one.fetch is not None
+        with pytest.raises(InvalidRequestError, match=f"this is {name}, .* leave out --raw"):
+            one.fetch()
+
+
 def test_nothing_is_waited_for_at_a_terminal(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(jobs.sys, "stdin", SimpleNamespace(isatty=lambda: True))
     with pytest.raises(InvalidRequestError, match="pipe a file"):

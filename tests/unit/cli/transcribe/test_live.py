@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import io
+import sys
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -16,7 +17,7 @@ from rich.console import Console
 
 from cluster.cli.transcribe import live
 from cluster.cli.transcribe.job import LiveJob, Said, Source, Target
-from cluster.common.errors import InvalidRequestError
+from cluster.common.errors import ConfigurationError, InvalidRequestError
 from cluster.common.messages import Pcm
 from tests.support.audio.sounds import write_wav
 from tests.support.references.hugging_face import make_pcm
@@ -117,6 +118,17 @@ def test_sound_that_cannot_be_read_is_one_error(
     *_, raised = play(monkeypatch, replace(job, source=Source("/nowhere.wav")), TOLD)
     assert raised is not None
     assert "/nowhere.wav cannot be read as audio" in str(raised)
+
+
+def test_what_a_microphone_needs_is_told_before_a_session_is_opened(
+    monkeypatch: pytest.MonkeyPatch, job: LiveJob
+) -> None:
+    monkeypatch.setitem(sys.modules, "sounddevice", None)
+    monkeypatch.setattr(live, "_opened", pytest.fail)
+    err = Console(file=io.StringIO())
+    with pytest.raises(ConfigurationError, match="sounddevice"):
+        live.transcribe_live(replace(job, source=Source()), err, err)
+    assert err.file.getvalue() == ""  # type: ignore[attr-defined]
 
 
 @pytest.fixture

@@ -140,6 +140,15 @@ def test_a_folder_that_cannot_be_made_is_one_line(
         transcribe_files(make_job(file, output_dir=file / "out"), paper, paper)
 
 
+def test_a_folder_that_cannot_be_written_into_is_told_before_the_work(
+    tmp_path: Path, make_job: MakeJob, paper: Console
+) -> None:
+    """Not even by root, whom no mode keeps out."""
+    (file,) = make_files(tmp_path, "a.wav")
+    with pytest.raises(InvalidRequestError, match="cannot write into /proc/self"):
+        transcribe_files(make_job(file, output_dir=Path("/proc/self")), paper, paper)
+
+
 @pytest.mark.parametrize("options", [CueOptions(), CueOptions(9, 2, True)])
 def test_every_format_is_what_the_writers_write(tmp_path: Path, options: CueOptions) -> None:
     transcript = make_transcript(" Grüß Gott, 你好.", " General.")

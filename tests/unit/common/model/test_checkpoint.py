@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import re
 import shutil
 import subprocess
 import sys
@@ -262,6 +263,25 @@ class TestHub:
         monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
         with pytest.raises(CheckpointError, match=match):
             open_checkpoint("someone/whisper-tuned@v9")
+
+    @pytest.mark.parametrize(
+        ("name", "meant"),
+        [("large-v33", "large-v3"), ("trubo", "turbo"), ("demmo", "demo"), ("base-en", "base.en")],
+    )
+    def test_a_wrong_short_name_gets_the_nearest_at_once(
+        self, calls: list[dict[str, Any]], name: str, meant: str
+    ) -> None:
+        with pytest.raises(CheckpointError, match=rf"did you mean {re.escape(meant)}\?.*tiny"):
+            open_checkpoint(name)
+        assert not calls
+
+    def test_a_wrong_hub_id_gets_the_nearest(self, monkeypatch: pytest.MonkeyPatch) -> None:
+        def download(repo: str, **options: Any) -> str:
+            raise hub_errors.LocalEntryNotFoundError("offline")
+
+        monkeypatch.setattr(huggingface_hub, "snapshot_download", download)
+        with pytest.raises(CheckpointError, match="did you mean openai/whisper-large-v3"):
+            open_checkpoint("openai/whisper-large-v33")
 
     def test_offline_without_a_cached_copy(self, tmp_path: Path) -> None:
         program = (
