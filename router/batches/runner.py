@@ -47,7 +47,7 @@ class BatchRunner:
         self._changed = asyncio.Event()
         self._lines: dict[asyncio.Task[None], Claim] = {}
         self._steps: dict[str, asyncio.Task[None]] = {}  # of batches: a check, or result files
-        self._checking = ""  # the batch whose input was checked last
+        self._checking: asyncio.Task[None] | None = None  # the last check
         self._checked: dict[str, int] = {}  # of each key, the turn in which it was
         self._looking = asyncio.create_task(self._look_always())
         self.paused: str | None = None  # why no line is begun
@@ -110,7 +110,7 @@ class BatchRunner:
             if batch.unfinished == 0 and batch.id not in self._steps:
                 await self._wind_up(batch, "completed")
 
-    def _begin_step(self, batch: OpenBatch, step: Coroutine[Any, Any, None]) -> None:
+    def _begin_step(self, batch: OpenBatch, step: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
         async def work() -> None:
             try:
                 await step
@@ -124,16 +124,16 @@ class BatchRunner:
                 self._steps.pop(batch.id, None)
                 self.look()
 
-        self._steps[batch.id] = asyncio.create_task(work())
+        self._steps[batch.id] = task = asyncio.create_task(work())
+        return task
 
     def _begin_check(self, batches: list[OpenBatch]) -> None:
         """Begin one at a time, of keys in turn: it takes memory, and Python's lock."""
-        if not batches or self._checking in self._steps:
+        if not batches or not (self._checking is None or self._checking.done()):
             return
         batch = min(batches, key=lambda one: self._checked.get(one.owner, 0))
-        self._checking = batch.id
         self._checked[batch.owner] = 1 + max(self._checked.values(), default=0)
-        self._begin_step(batch, self._check(batch))
+        self._checking = self._begin_step(batch, self._check(batch))
 
     async def _check(self, batch: OpenBatch) -> None:
         """Check a batch's input, in at most `MAX_CHECKS` tries, whoever makes them."""

@@ -351,6 +351,24 @@ async def test_inputs_are_checked_one_at_a_time_and_keys_take_turns(
     assert checked == [made[i][1] for i in (0, 3, 1, 2)]
 
 
+async def test_a_batch_that_cannot_be_finished_keeps_no_other_from_its_check(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(runner, "LOOK_S", 0.01)
+    async with desk(tmp_path) as at:
+        real, stuck = at.service._runner._finish, "batch_stuck"
+
+        async def finish(batch: Any) -> None:
+            if batch.id == stuck:
+                raise ValueError
+            await real(batch)
+
+        monkeypatch.setattr(at.service._runner, "_finish", finish)
+        await at.create(await at.upload(line("a", **AUDIO)), batch_id=stuck)
+        await at.until(stuck, lambda batch: batch.status == "finalizing")
+        assert outcome(await at.run(line("a", **AUDIO))) == ("completed", 1, 0)
+
+
 async def test_repeated_calls_do_no_harm(tmp_path: Path) -> None:
     """A router that got no answer asks again."""
     async with desk(tmp_path) as at:
