@@ -6,21 +6,33 @@ Options and commands are in sections by their `rich_help_panel`.
 
 from __future__ import annotations
 
+import re
 from collections.abc import Callable, Iterable
+from inspect import cleandoc
 from typing import Any, TypeVar
 
 import typer
 from typer.core import TyperCommand, TyperGroup
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
+HYPHEN = "\N{NON-BREAKING HYPHEN}"  # while lines are made: no name is broken in two
+TYPE = re.compile(r" <(?:list\[)?(\w+)(?: range)?\]?>")  # typer's, such as <list[str]>
 Row = tuple[str, tuple[str, str]]  # its section; name and text
 
 
 class PlainCommand(TyperCommand):
     """One command."""
 
+    def format_help_text(self, ctx: Any, formatter: Any) -> None:
+        with formatter.indentation():
+            formatter.write_paragraph()
+            formatter.write_text(cleandoc(self.help or "").replace("-", HYPHEN))
+
     def format_options(self, ctx: Any, formatter: Any) -> None:
         _write_sections(formatter, _options(self, ctx))
+
+    def get_help(self, ctx: Any) -> str:
+        return super().get_help(ctx).replace(HYPHEN, "-")
 
 
 class PlainGroup(TyperGroup):
@@ -54,8 +66,13 @@ class PlainTyper(typer.Typer):
 def _options(command: Any, ctx: Any) -> Iterable[Row]:
     for param in command.get_params(ctx):
         if record := param.get_help_record(ctx):
-            usual = "Options" if param.param_type_name == "option" else "Arguments"
-            yield _named(getattr(param, "rich_help_panel", None), usual), record
+            name, text = record
+            if param.param_type_name == "option":
+                usual, name = "Options", TYPE.sub(r" <\1>", name)
+            else:
+                usual, name = "Arguments", TYPE.sub("", name)
+            panel = _named(getattr(param, "rich_help_panel", None), usual)
+            yield panel, (name, text.replace("-", HYPHEN))
 
 
 def _named(panel: Any, usual: str) -> str:

@@ -211,7 +211,7 @@ def plan(
     takes 0.5 to 2 ms of one core, and the two long simulations are most of it, which --seconds
     shortens.
 
-    Example: splitscribe plan --rate 500/s --gpus h200:1.9,l40s:0.6 --links 400gbps -o plan
+    Example: splitscribe plan --rate 500/s --gpus h200:1.9,l40s:0.6 -o plan
     """
     from cluster.planning.design import Order, make_load, parse_kinds, parse_link, parse_objectives
     from cluster.planning.plan import make_plan

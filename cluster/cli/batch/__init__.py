@@ -26,5 +26,5 @@ def batch() -> None:
     transcribes only what is missing. The exit status is 0 if all files have their transcripts,
     and 3 if some failed.
 
-    Example: splitscribe batch s3://talks/2026 --output s3://texts/2026 --format srt
+    Example: splitscribe batch s3://talks/2026 -o s3://texts/2026 -f srt
     """

@@ -28,17 +28,12 @@ def transcribe() -> None:
     The flags are openai/whisper's, with dashes or underscores; "--word-timestamps" and
     "--word_timestamps True" are the same.
 
+    \b
     splitscribe transcribe talk.mp3 -f srt
-
     splitscribe transcribe *.wav --model large-v3 --language de -o texts
-
-    splitscribe transcribe long.m4a --decoding sequential --beam-size 5 --best-of 5
-
+    splitscribe transcribe long.m4a --decoding sequential --beam-size 5
     splitscribe transcribe recordings/ https://example.org/talk.mp3
-
-    ffmpeg -i talk.mp4 -f s16le -ac 1 -ar 16000 - | splitscribe transcribe --raw -
-
+    ffmpeg -i a.mp4 -f s16le -ac 1 -ar 16000 - | splitscribe transcribe --raw -
     splitscribe transcribe talk.mp3 --server http://127.0.0.1:8000
-
     splitscribe transcribe --live --language en
     """

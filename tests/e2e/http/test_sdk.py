@@ -196,6 +196,7 @@ def test_translations_come_in_every_format(tmp_path: Path) -> None:
         assert str(vtt).startswith("WEBVTT\n\n")
 
 
+@TRANSLATES
 def test_the_bundled_model_has_one_language_and_translates_nothing(server: Server) -> None:
     audio = server.client().audio
     with pytest.raises(openai.BadRequestError, match="does not support the language 'de'"):
