@@ -11,6 +11,7 @@
     ├── ConflictError                     409   not possible in the object's present state
     ├── PayloadTooLargeError              413
     ├── RateLimitError                    429   this client's own limit; with Retry-After
+    │   └── QuotaExceededError            429   its share of a day is used up
     ├── OverloadedError                   503   with Retry-After
     │   └── CrowdedError                  429   more than the workers can do in time
     ├── InsufficientStorageError          507   the volume is full, or a key's share of it
@@ -133,6 +134,12 @@ class RateLimitError(SplitscribeError):
     type = "requests"
     default_code = "rate_limit_exceeded"
     should_retry = True
+
+
+class QuotaExceededError(RateLimitError):
+    type = "insufficient_quota"
+    default_code = "insufficient_quota"
+    should_retry = False
 
 
 class OverloadedError(SplitscribeError):

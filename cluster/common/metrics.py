@@ -77,6 +77,8 @@ ROUTER_METRICS = (
         _SHORT_SECONDS,
         "role",
     ),
+    counter("splitscribe_key_requests_total", "Requests of an API key, by its name", "key"),
+    counter("splitscribe_key_audio_seconds_total", "Seconds of audio transcribed for it", "key"),
     gauge("splitscribe_live_sessions", "Live sessions that are open"),
     gauge("splitscribe_live_hop_seconds", "Time between two updates of a session, by load"),
     counter("splitscribe_live_refused_total", "Live sessions refused for want of room", "code"),

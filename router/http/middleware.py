@@ -1,8 +1,9 @@
 """The outermost layer of the HTTP surface: a request id for everyone, an answer for every crash.
 
 Names the request for all log lines below, stamps its id and time onto the answer, counts the API's
-answers, and turns an exception that nobody expected into OpenAI's envelope. Pure ASGI, so that the
-channel on which a client's hang-up arrives stays untouched.
+answers, writes a line of each (the access log), and turns an exception that nobody expected into
+OpenAI's envelope. Pure ASGI, so that the channel on which a client's hang-up arrives stays
+untouched.
 """
 
 from __future__ import annotations
@@ -17,7 +18,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.common.clock import SYSTEM_CLOCK, Clock
-from cluster.common.logs import request_scope
+from cluster.common.logs import log_fields, request_scope
 from cluster.common.metrics import Recorder
 from cluster.common.tracing import NO_SPAN, NO_TRACER, Span, Tracer
 from router.http.envelope import (
@@ -28,13 +29,16 @@ from router.http.envelope import (
     noted_error,
     shown_path,
 )
+from router.http.keys import KeyRing
 
 logger = logging.getLogger(__name__)
 
 API_PREFIXES = ("/v1/", *ASR_PATHS)  # what is counted: not the probes that ask for health
 TRACED_PREFIXES = ("/v1/audio/", *ASR_PATHS)
 MAX_REQUEST_ID = 128  # characters
-_SPAN = "splitscribe_span"  # key of a request's state
+_SPAN = "splitscribe_span"  # keys of a request's state
+_WORK = "splitscribe_work"
+_STAGES = ("upload", "audio", "queue", "encode", "transfer", "decode")
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._:/+=-]")
 
 
@@ -50,6 +54,7 @@ class RequestMiddleware:
         app: ASGIApp,
         *,
         recorder: Recorder,
+        keys: KeyRing,
         tracer: Tracer = NO_TRACER,
         clock: Clock = SYSTEM_CLOCK,
         echo_request_id: bool = True,
@@ -57,6 +62,7 @@ class RequestMiddleware:
         self._app = app
         self._clock = clock
         self._recorder = recorder
+        self._keys = keys
         self._tracer = tracer
         self._echo_request_id = echo_request_id
 
@@ -97,7 +103,9 @@ class RequestMiddleware:
             finally:
                 if status and scope["path"].startswith(API_PREFIXES):
                     code = noted_error(scope)
-                    self._count(status, code, self._clock.monotonic() - started_s)
+                    wall_s = self._clock.monotonic() - started_s
+                    self._count(status, code, wall_s)
+                    self._log(scope, status, wall_s)
                     span.note(http__response__status_code=status)
                     if code is not None:
                         span.note(error=code)
@@ -135,11 +143,33 @@ class RequestMiddleware:
             url__path=scope["path"],
         )
 
+    def _log(self, scope: Scope, status: int, wall_s: float) -> None:
+        """The access log's line of a request that has been answered."""
+        key = self._keys.name(scope["state"].get("key_owner"))
+        work = scope["state"].get(_WORK, {})
+        path = shown_path(scope)
+        text = f"{scope['method']} {path} {status} in {wall_s:.3f} s"
+        if key:
+            text += f" by {key}"
+        if work:
+            stages = ", ".join(f"{name} {work[f'{name}_s']:.3f}" for name in _STAGES)
+            text += (
+                f": transcribed {work['duration_s']:.2f} s of audio in {work['windows']} windows"
+            )
+            text += f" ({stages})"
+        fields = {"method": scope["method"], "path": path, "status": status, "wall_s": wall_s}
+        logger.info("%s", text, extra=log_fields(**fields, key=key, **work))
+
     def _count(self, status: int, code: str | None, wall_s: float) -> None:
         self._recorder.add("splitscribe_requests_total", status=str(status))
         if code is not None:
             self._recorder.add("splitscribe_errors_total", status=str(status), code=code)
         self._recorder.observe("splitscribe_request_seconds", wall_s)
+
+
+def note_work(scope: Mapping[str, Any], **figures: float) -> None:
+    """Store on a request what the access log tells of its work: `duration_s`, stages, windows."""
+    scope["state"][_WORK] = figures
 
 
 def request_span(scope: Mapping[str, Any]) -> Span:

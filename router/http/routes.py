@@ -55,6 +55,7 @@ from router.http.realtime.service import RealtimeService, add_realtime
 from router.http.service import Endpoint, TranscriptionService
 from router.http.sse import HEARTBEAT_S
 from router.http.uploads import sweep_spool_always
+from router.http.usage import UsageAccount, add_usage
 
 EXPOSED_HEADERS = (
     "x-request-id",
@@ -128,6 +129,7 @@ def create_app(
     app.add_middleware(
         RequestMiddleware,
         recorder=recorder,
+        keys=keys,
         tracer=tracer,
         clock=clock,
         echo_request_id=echo_request_id,
@@ -141,10 +143,12 @@ def create_app(
             expose_headers=EXPOSED_HEADERS,
         )
     install_error_handlers(app)
+    usage = UsageAccount(keys, settings, recorder)
     service = TranscriptionService(
         registry,
         settings,
         keys,
+        usage,
         recorder=recorder,
         clock=clock,
         spool_dir=spool_dir,
@@ -157,12 +161,15 @@ def create_app(
         settings,
         keys,
         ClientSecrets(cluster_key or secrets.token_hex(32), keys),
+        usage,
         recorder=recorder,
         clock=clock,
         is_proxied=not echo_request_id,
     )
     _add_audio(api, service)
     _add_models(api, registry)
+    if len(keys):
+        add_usage(api, usage)
     add_realtime(app, api, realtime)
     add_batches(api, batches, keys)
     app.include_router(api)

@@ -23,7 +23,7 @@ from starlette.types import Receive
 
 from cluster.common.clock import Clock
 from cluster.common.errors import InvalidRequestError, SplitscribeError, WorkerError
-from cluster.common.logs import current_request_id, log_fields
+from cluster.common.logs import current_request_id
 from cluster.common.metrics import Recorder
 from cluster.common.settings import RouterSettings
 from router.api.formats import render
@@ -32,7 +32,7 @@ from router.api.params import TranscriptionParams
 from router.http.admission import BYTES_PER_AUDIO_S, Admission, AdmittedRequest
 from router.http.bodies import FILE_FIELD
 from router.http.keys import AtOnce, KeyRing, key_owner
-from router.http.middleware import request_span
+from router.http.middleware import note_work, request_span
 from router.http.models import ModelRegistry, ServedModel
 from router.http.sse import EventStream, EventStreamResponse
 from router.http.uploads import (
@@ -41,6 +41,7 @@ from router.http.uploads import (
     check_content_length,
     receive_form,
 )
+from router.http.usage import UsageAccount
 from router.interface import (
     TIMEOUT_HEADER,
     RequestContext,
@@ -107,6 +108,7 @@ class TranscriptionService:
         registry: ModelRegistry,
         settings: RouterSettings,
         keys: KeyRing,
+        usage: UsageAccount,
         *,
         recorder: Recorder,
         clock: Clock,
@@ -118,6 +120,7 @@ class TranscriptionService:
         self._registry = registry
         self._settings = settings
         self._keys = keys
+        self._usage = usage
         self._recorder = recorder
         self._clock = clock
         self._spool_dir = spool_dir
@@ -160,6 +163,7 @@ class TranscriptionService:
         limit = self._settings.max_upload_bytes
         length = check_content_length(request.headers, limit)
         owner = key_owner(request)
+        self._usage.begin(owner)
         stack.enter_context(self._keys.request_of(owner))
         share = stack.enter_context(self.admission.admit(length or 0))
 
@@ -236,12 +240,11 @@ class TranscriptionService:
         result = await supervise(work, checked.request.receive, context)
         if checked.model.progress.asleep_s < checked.started_s:  # else it waited for a worker
             checked.share.done(result.timings)
-        logger.info(
-            "transcribed %.2f s of audio in %.3f s (%d windows)",
-            result.transcript.duration_s,
-            self._clock.monotonic() - checked.started_s,
-            result.timings.windows,
-            extra=log_fields(duration_s=result.transcript.duration_s, **asdict(result.timings)),
+        duration_s = result.transcript.duration_s
+        self._usage.add_audio(key_owner(checked.request), duration_s)
+        figures = asdict(result.timings)
+        note_work(
+            checked.request.scope, duration_s=duration_s, upload_s=checked.upload_s, **figures
         )
         return result
 

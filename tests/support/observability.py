@@ -46,6 +46,8 @@ RARE = frozenset(
         "failed_sequences",
         "refused_handles",
         "live_refused",
+        "key_requests",  # where there are API keys
+        "key_audio_seconds",
     )
 )
 # No series where nobody has a live session.

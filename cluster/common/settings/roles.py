@@ -136,6 +136,18 @@ class RouterSettings(FrozenModel):
         ge=0,
         description="requests of one API key at once per router; more get a 429; 0: no limit",
     )
+    max_requests_per_minute: int = Field(
+        0,
+        ge=0,
+        description="requests and sessions that one API key may begin in a minute, per router; "
+        "more get a 429; 0: no limit",
+    )
+    max_audio_hours_per_day: float = Field(
+        0.0,
+        ge=0,
+        description="hours of audio of one API key in a day (UTC), per router since its start; "
+        "then 429; 0: no limit",
+    )
     cors_origins: Texts = Field(
         (), description="web origins whose pages may call the API, or '*'; empty: none"
     )
@@ -213,8 +225,9 @@ class RouterSettings(FrozenModel):
     def _limit_needs_keys(self) -> RouterSettings:
         if self.live.max_sessions_per_key and not self.api_key and not self.api_key_file:
             raise ValueError("live.max_sessions_per_key needs api_key or api_key_file")
-        if self.max_requests_per_key and not self.api_key and not self.api_key_file:
-            raise ValueError("max_requests_per_key needs api_key or api_key_file")
+        for name in ("max_requests_per_key", "max_requests_per_minute", "max_audio_hours_per_day"):
+            if getattr(self, name) and not self.api_key and not self.api_key_file:
+                raise ValueError(f"{name} needs api_key or api_key_file")
         return self
 
 

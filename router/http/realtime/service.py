@@ -29,6 +29,7 @@ from cluster.common.errors import (
     SplitscribeError,
     UnsupportedValueError,
 )
+from cluster.common.logs import log_fields
 from cluster.common.metrics import Recorder
 from cluster.common.settings import RouterSettings
 from router.api.documents import parse_document
@@ -48,6 +49,7 @@ from router.http.realtime.access import (
     is_beta,
 )
 from router.http.realtime.connection import RealtimeConnection
+from router.http.usage import UsageAccount
 from router.live.interface import LiveConfig
 from router.live.protocol.events import ProtocolVersion, RealtimeWriter, new_id
 from router.live.protocol.session_config import (
@@ -84,6 +86,7 @@ class RealtimeService:
         settings: RouterSettings,
         keys: KeyRing,
         secrets: ClientSecrets,
+        usage: UsageAccount,
         *,
         recorder: Recorder,
         clock: Clock,
@@ -94,6 +97,7 @@ class RealtimeService:
         self._settings = settings
         self._keys = keys
         self._secrets = secrets
+        self._usage = usage
         self._clock = clock
         self._is_proxied = is_proxied
         self._names = ModelNames(
@@ -136,6 +140,7 @@ class RealtimeService:
                 raise OverloadedError(
                     "This server restarts. Please connect again.", code="overloaded"
                 )
+            self._usage.begin(secret.owner)
             with self._occupied(secret.owner) as slot:
                 protocol, writer = self._begin(websocket, secret)
                 await self._run(websocket, protocol, writer, slot)
@@ -193,12 +198,19 @@ class RealtimeService:
         logger.info("realtime session %s opened", protocol.session_id)
         if self.is_draining:
             connection.drain()
-        ending = await connection.run()
+        try:
+            ending = await connection.run()
+        finally:
+            self._usage.add_audio(slot.owner, protocol.completed_s)
+        key, wall_s = self._keys.name(slot.owner), self._clock.monotonic() - started_s
         logger.info(
-            "realtime session %s closed after %.1f s: %s",
+            "realtime session %s closed after %.1f s%s, with %.2f s of audio in turns: %s",
             protocol.session_id,
-            self._clock.monotonic() - started_s,
+            wall_s,
+            f" by {key}" if key else "",
+            protocol.completed_s,
             ending.reason or ending.code,
+            extra=log_fields(key=key, wall_s=wall_s, duration_s=protocol.completed_s),
         )
 
     def _begin(

@@ -92,6 +92,7 @@ class LiveProtocol:
         self._empty_commits = 0  # commits without audio, answered when no item is open
         self._replaced: list[LiveSession] = []
         self._mistakes = 0
+        self.completed_s = 0.0  # seconds of audio in turns that were transcribed
 
     # ---- what the client sends ----
 
@@ -284,6 +285,7 @@ class LiveProtocol:
         ]
 
     def _completed(self, item: Item, event: TurnCompleted) -> Event:
+        self.completed_s += event.audio_s
         fields = self._logprobs(event.logprobs)
         if event.language is not None:
             fields["languages"] = [{"code": event.language}]

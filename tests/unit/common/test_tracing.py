@@ -120,7 +120,7 @@ async def test_a_request_has_its_span_and_health_has_none(traced: Traced) -> Non
 async def test_a_refused_request_tells_its_code(traced: Traced) -> None:
     app = create_app(make_registry(FakeTranscriber()), make_settings(), tracer=traced.tracer)
     async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://test"
+        transport=httpx.ASGITransport(app), base_url="http://localhost"
     ) as client:
         await post(client, model="nobody")
     attributes = dict(traced.spans()["POST /v1/audio/transcriptions"].attributes or {})

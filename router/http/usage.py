@@ -1,0 +1,147 @@
+"""What each API key uses, and how much it may: requests a minute, hours of audio a day.
+
+Audio counts when its transcript is whole, live audio when its session ends; lines of batches do
+not count. The account is a router's own and begins with it; metrics carry it over restarts. Its
+answer has the shape of OpenAI's usage of audio transcriptions, with a key's name as its id.
+"""
+
+from __future__ import annotations
+
+import math
+import time
+from collections import defaultdict
+from collections.abc import Callable
+from dataclasses import dataclass
+from typing import Annotated, Literal
+
+from fastapi import APIRouter, Query, Request
+from pydantic import BaseModel
+
+from cluster.common.errors import QuotaExceededError, RateLimitError
+from cluster.common.metrics import Recorder
+from cluster.common.settings import RouterSettings
+from router.http.keys import KeyRing, key_owner
+from router.http.listener import Budget
+
+DAY_S = 86_400
+N_DAYS = 31  # that are kept
+PATH = "/organization/usage/audio_transcriptions"
+
+
+class UsageResult(BaseModel):
+    object: Literal["organization.usage.audio_transcriptions.result"] = (
+        "organization.usage.audio_transcriptions.result"
+    )
+    seconds: int
+    num_model_requests: int
+    api_key_id: str
+
+
+class UsageBucket(BaseModel):
+    object: Literal["bucket"] = "bucket"
+    start_time: int
+    end_time: int
+    results: list[UsageResult]
+
+
+class UsagePage(BaseModel):
+    object: Literal["page"] = "page"
+    data: list[UsageBucket]
+    has_more: bool = False
+    next_page: str | None = None
+
+
+@dataclass(slots=True)
+class _Used:
+    requests: int = 0
+    audio_s: float = 0.0
+
+
+class UsageAccount:
+    """Of all keys of one router. Without keys nothing is counted. Used by one event loop."""
+
+    def __init__(
+        self,
+        keys: KeyRing,
+        settings: RouterSettings,
+        recorder: Recorder,
+        unix_time: Callable[[], float] = time.time,
+    ) -> None:
+        self._keys = keys
+        self._a_minute = settings.max_requests_per_minute
+        self._audio_s_a_day = 3600.0 * settings.max_audio_hours_per_day
+        self._recorder = recorder
+        self._unix_time = unix_time
+        self._days: dict[int, dict[int, _Used]] = {}  # by the day's number, then by key
+        self._budgets: dict[int, Budget] = defaultdict(
+            lambda: Budget(self._a_minute / 60.0, self._a_minute)
+        )
+
+    def begin(self, owner: int | None) -> None:
+        """Count a request. Raises RateLimitError or QuotaExceededError: it is one too many."""
+        if owner is None:
+            return
+        now_s, used = self._unix_time(), self._today(owner)
+        if self._audio_s_a_day and used.audio_s >= self._audio_s_a_day:
+            raise QuotaExceededError(
+                f"This API key has used its {self._audio_s_a_day / 3600.0:g} hours of audio of "
+                "today; the next day begins at 00:00 UTC.",
+                retry_after_s=DAY_S - now_s % DAY_S,
+            )
+        if self._a_minute and (wait_s := self._budgets[owner].spend(1, now_s)):
+            self._budgets[owner].spend(-1, now_s)
+            raise RateLimitError(
+                f"This API key may send {self._a_minute} requests a minute. Please try again in "
+                f"{math.ceil(wait_s)} s.",
+                retry_after_s=wait_s,
+            )
+        used.requests += 1
+        self._recorder.add("splitscribe_key_requests_total", key=self._keys.name(owner))
+
+    def add_audio(self, owner: int | None, audio_s: float) -> None:
+        """Count what was transcribed."""
+        if owner is not None:
+            self._today(owner).audio_s += audio_s
+            name = self._keys.name(owner)
+            self._recorder.add("splitscribe_key_audio_seconds_total", audio_s, key=name)
+
+    def buckets(self, owner: int, start: int, end: float) -> list[UsageBucket]:
+        """One for each day from `start` to before `end`, in Unix seconds, with use of this key."""
+        return [
+            UsageBucket(
+                start_time=day * DAY_S,
+                end_time=(day + 1) * DAY_S,
+                results=[
+                    UsageResult(
+                        seconds=math.ceil(used.audio_s),
+                        num_model_requests=used.requests,
+                        api_key_id=self._keys.name(owner),
+                    )
+                ],
+            )
+            for day, of_keys in self._days.items()
+            if (used := of_keys.get(owner)) and (day + 1) * DAY_S > start and day * DAY_S < end
+        ]
+
+    def _today(self, owner: int) -> _Used:
+        today = int(self._unix_time() // DAY_S)
+        of_keys = self._days.setdefault(today, {})
+        if len(self._days) > N_DAYS:
+            del self._days[min(self._days)]
+        return of_keys.setdefault(owner, _Used())
+
+
+def add_usage(api: APIRouter, usage: UsageAccount) -> None:
+    """Add the path to `api`, all of whose requests have a key."""
+
+    @api.get(PATH, tags=["operations"], summary="What the key that asks has used")
+    async def tell_usage(
+        request: Request,
+        start_time: Annotated[int, Query(ge=0, description="Unix time")] = 0,
+        end_time: Annotated[int | None, Query(ge=0, description="Unix time")] = None,
+        bucket_width: Literal["1d"] = "1d",
+    ) -> UsagePage:
+        """Days (UTC) since this router started, of the last 31; a day without use is left out."""
+        owner = key_owner(request)
+        assert owner is not None
+        return UsagePage(data=usage.buckets(owner, start_time, end_time or math.inf))
