@@ -98,8 +98,11 @@ class ModelRunner:
         heads = AlignmentHeads(checkpoint, decoders.torch, cross_pool, self_pool)
         self._aligner = Aligner(checkpoint, tokenizer, decoders.ragged, heads)
         self._peak_finder = PeakFinder(heads)
+        known = tokenizer.special.languages.items()
         self._language_tokens = torch.tensor(
-            list(tokenizer.special.languages.values()), dtype=torch.int64, device=self._device
+            [token for code, token in known if code in tokenizer.languages],
+            dtype=torch.int64,
+            device=self._device,
         )
         self._fixed: FixedSizes | None = None
         if decoders.fixed is not None:

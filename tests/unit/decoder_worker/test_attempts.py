@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,7 +13,7 @@ from cluster.common.errors import UnsupportedValueError
 from cluster.common.messages import DecodeResult, QualityGates, SampledToken
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.model.text.words import split_tokens
-from tests.support.checkpoints import cached_checkpoint
+from tests.support.checkpoints import cached_checkpoint, make_checkpoint
 from tests.support.workers.decoder_engines import (
     ANSWER_S,
     NEVER_GOOD,
@@ -127,6 +129,15 @@ def test_a_language_is_found_among_those_that_it_may_be(stand: Stand) -> None:
     assert found[0].language in others
     assert found[0].tokens == stand.decode(seed=5, language=found[0].language).tokens
     assert [(one.language, one.tokens) for one in found[1:]] == [(free.language, free.tokens)] * 2
+
+
+def test_no_language_is_found_that_the_checkpoint_does_not_list(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path / "model")
+    file = folder / "generation_config.json"
+    file.write_text(json.dumps({**json.loads(file.read_text()), "languages": ["de"]}))
+    with make_stand(folder, max_batch=8) as stand:
+        asked = [{"seed": seed, "language": None, "detect_only": True} for seed in range(5)]
+        assert {result.language for result in stand.decode_all(asked)} == {"de"}
 
 
 def test_a_language_that_the_model_lacks_is_refused_among_others(stand: Stand) -> None:
