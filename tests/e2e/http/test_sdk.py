@@ -1,4 +1,7 @@
-"""OpenAI's Python SDK, unchanged, against a running cluster: every way to call the audio API."""
+"""OpenAI's Python SDK, unchanged, against a running cluster: uploads, streams, failures.
+
+`tests/e2e/works_with/test_withdrawn.py` has the formats.
+"""
 
 from __future__ import annotations
 
@@ -8,8 +11,6 @@ import socket
 import time
 from collections.abc import Callable, Iterator
 from contextlib import contextmanager
-from functools import partial
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,7 +20,7 @@ import pytest
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import Server, wait_until
 from tests.support.audio.speech import pcm_of, wav_of
-from tests.support.in_process import in_process_server, translating_model
+from tests.support.in_process import in_process_server
 
 SHORT = sample_path("short")
 TRANSLATES = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # as the SDK does it
@@ -75,46 +76,6 @@ async def test_async_calls_side_by_side_get_their_own_texts(server: Server, said
         )
         texts = [answer.text for answer in await asyncio.gather(*calls)]
     assert texts == [said, medium] * 2
-
-
-def test_every_format_tells_the_same(server: Server, said: str) -> None:
-    create = server.client().audio.transcriptions.create
-    assert create(model="whisper-1", file=SHORT, response_format="json").text == said
-    assert create(model="whisper-1", file=SHORT, response_format="text") == f"{said}\n"
-    verbose = create(model="whisper-1", file=SHORT, response_format="verbose_json")
-    assert verbose.text == said
-    assert verbose.words is None
-    cues = [segment.text.strip() for segment in verbose.segments or ()]
-    srt = str(create(model="whisper-1", file=SHORT, response_format="srt"))
-    assert srt.startswith("1\n00:00:0")
-    assert [cue.split("\n", 2)[2] for cue in srt.strip().split("\n\n")] == cues
-    vtt = str(create(model="whisper-1", file=SHORT, response_format="vtt"))
-    assert vtt.startswith("WEBVTT\n\n00:0")
-    assert [cue.split("\n", 1)[1] for cue in vtt.strip().split("\n\n")[1:]] == cues
-
-
-def test_word_times_lie_within_the_audio_and_in_order(server: Server, said: str) -> None:
-    verbose = server.client().audio.transcriptions.create(
-        model="whisper-1",
-        file=SHORT,
-        response_format="verbose_json",
-        timestamp_granularities=["word", "segment"],
-    )
-    words = verbose.words or []
-    assert " ".join(word.word for word in words) == said
-    assert verbose.segments
-    times = [time for word in words for time in (word.start, word.end)]
-    assert times == sorted(times)
-    assert 0 <= times[0] < times[-1] <= verbose.duration + 0.01
-
-
-def test_log_probabilities_spell_the_text(server: Server, said: str) -> None:
-    answer = server.client().audio.transcriptions.create(
-        model="whisper-1", file=SHORT, include=["logprobs"]
-    )
-    tokens = answer.logprobs or []
-    assert b"".join(bytes(map(int, t.bytes or ())) for t in tokens).decode().strip() == said
-    assert all(t.logprob is not None and t.logprob <= 0 for t in tokens)
 
 
 @pytest.mark.parametrize(
@@ -179,21 +140,6 @@ def test_raw_responses_have_an_id_and_the_time_of_each_stage(server: Server, sai
         stages = [part.split(";")[0] for part in raw.headers["server-timing"].split(", ")]
         assert stages == ["upload", "audio", "queue", "encode", "transfer", "decode", "total"]
     assert len(ids) == 2
-
-
-@TRANSLATES
-def test_translations_come_in_every_format(tmp_path: Path) -> None:
-    with in_process_server({"model": translating_model(tmp_path)}) as url:
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="none")
-        create = partial(client.audio.translations.create, model="whisper-1", file=SHORT)
-        text = create().text
-        assert text
-        assert create(response_format="text") == f"{text}\n"
-        verbose = create(response_format="verbose_json")
-        assert (verbose.text, verbose.language) == (text, "english")
-        assert str(create(response_format="srt")).startswith("1\n00:")
-        vtt = create(response_format="vtt", prompt="Names.")
-        assert str(vtt).startswith("WEBVTT\n\n")
 
 
 @TRANSLATES

@@ -28,35 +28,6 @@ async function uploads() {
   return texts;
 }
 
-async function formats() {
-  const found = {};
-  for (const response_format of ["json", "text", "srt", "verbose_json", "vtt"]) {
-    const file = fs.createReadStream(short);
-    found[response_format] = await transcriptions.create({ model, file, response_format });
-  }
-  return found;
-}
-
-async function words() {
-  return await transcriptions.create({
-    model,
-    file: fs.createReadStream(short),
-    response_format: "verbose_json",
-    timestamp_granularities: ["word"],
-    chunking_strategy: { type: "server_vad", threshold: 0.4 },
-  });
-}
-
-async function logprobs() {
-  const file = fs.createReadStream(short);
-  return await transcriptions.create({ model, file, include: ["logprobs"] });
-}
-
-async function translation() {
-  const file = fs.createReadStream(short);
-  return await client.audio.translations.create({ model, file }).catch((error) => error.message);
-}
-
 async function stream(file) {
   const events = [];
   for await (const event of await transcriptions.create({ model, file, stream: true })) {
@@ -128,7 +99,7 @@ async function headers() {
   return { text: data.text, request_id, timing: response.headers.get("server-timing") };
 }
 
-const parts = { uploads, formats, words, logprobs, translation, failures, left, models, headers };
+const parts = { uploads, failures, left, models, headers };
 const report = { stream: await stream(fs.createReadStream(long)) };
 for (const [name, part] of Object.entries(parts)) report[name] = await part();
 console.log(JSON.stringify(report));

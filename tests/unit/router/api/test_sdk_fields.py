@@ -7,6 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Iterator
 from functools import reduce
+from pathlib import Path
 from typing import Any, Literal, get_args, get_origin, get_type_hints
 
 import pytest
@@ -24,7 +25,7 @@ from cluster.common.errors import ModelNotFoundError, UnsupportedValueError
 from router.api.batch_bodies import PURPOSES, CreateBatchRequest, UploadFields
 from router.api.kinds import PARTS
 from router.api.request_fields import FIELDS, NOT_OFFERED, fields_of
-from router.http.models import ModelRegistry, ServedModel
+from router.http.models import ALIAS, OPENAI_ALIASES, ModelRegistry, ServedModel
 from router.http.realtime.service import ClientSecretRequest
 from router.live.protocol import session_config
 from router.live.protocol.session_config import ModelNames, SessionConfig, updated
@@ -131,6 +132,11 @@ def test_every_name_of_a_model_means_the_one_that_is_served(name: str) -> None:
             REGISTRY.find(name)
     else:
         assert REGISTRY.find(name) is REGISTRY.models[0]
+
+
+def test_the_page_for_those_who_move_lists_the_names() -> None:
+    page = (Path(__file__).parents[4] / "configs/FROM-OPENAI.md").read_text()
+    assert all(f"`{name}`" in page for name in (ALIAS, *OPENAI_ALIASES, *NO_SPEAKERS))
 
 
 def test_every_field_of_a_realtime_session_is_taken_or_ignored() -> None:
