@@ -41,6 +41,7 @@ from decoder_worker.scheduling.sequence import (
     finished_result,
     is_doubted,
     is_final,
+    known_attempt,
     language_result,
 )
 from decoder_worker.states import Landing
@@ -194,6 +195,10 @@ class DecodeLoop:
             assert sequence.language is not None
             if sequence.options.detect_only:
                 self._end(sequence, language_result(sequence, self._clock()))
+                continue
+            if sequence.options.known_text:
+                sequence.attempts.append(known_attempt(sequence.options.known_text))
+                self._unaligned.append(sequence)
                 continue
             sequence.prompt = self._prompts.prompt(sequence.options, sequence.language)
             sequence.begin_attempt(self._prompts.eot)

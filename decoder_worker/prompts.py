@@ -80,6 +80,20 @@ class PromptBuilder:
             )
         if options.prefix_tokens:
             self._check_prefix(options, language)
+        if options.known_text:
+            self._check_known(options)
+
+    def _check_known(self, options: DecodeOptions) -> None:
+        """Text alone, with room for a start sequence, <|notimestamps|> and the end around it."""
+        known = options.known_text
+        if any(not 0 <= token < self.eot for token in known):
+            raise UnsupportedValueError("a known text has text tokens alone", param="text")
+        most = self._dims.n_text_ctx - SOT_TOKENS - 2
+        if len(known) > most:
+            raise UnsupportedValueError(
+                f"the text of a window has {len(known)} tokens, more than the {most} that fit",
+                param="text",
+            )
 
     def _check_prefix(self, options: DecodeOptions, language: str) -> None:
         """What may have been sampled, with room for a token behind it, in half the text context."""

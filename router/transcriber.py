@@ -9,7 +9,8 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection
+from collections.abc import Callable, Collection, Sequence
+from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -30,16 +31,21 @@ from cluster.common.model.dims import ModelDims
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.settings import RouterSettings
 from cluster.common.tracing import NO_TRACER, Tracer
+from router.alignment import AlignmentRun
 from router.api.params import TranscriptionParams
 from router.audio.pool import AudioPool
 from router.audio.stream import AudioStream, WholeAudio
 from router.interface import PoolHealth, RequestContext, TranscriptionResult
+from router.known_text import aligned_transcript, given_words, said_parts
 from router.parallel import ParallelRun
 from router.pipeline import Pipeline, RequestRun, WindowAudio
 from router.pools import DecoderClient, EncoderClient
 from router.seeking import Seeker, TextContext
 from router.sequential import SequentialRun
+from router.transcript import HeardPart, Transcript
 from router.transcript_builder import TranscriptBuilder
+
+AROUND_TEXT = 5  # tokens of a window's text context beside a known text
 
 
 class RequestTranscriber:
@@ -111,16 +117,12 @@ class RequestTranscriber:
             builder,
             logprobs=params.logprobs,
             by_token=by_token,
-            # A token that was sent is never taken back, so there would be no second look.
-            context_for=None if by_token else self._context_for,
+            # A token that was sent is never taken back, so there would be no second look; and what
+            # is aligned twice is to have the same KV both times.
+            context_for=None if by_token or params.known_lines else self._context_for,
         )
-        async with self._audio.open(
-            upload,
-            request_id=context.request_id,
-            timeout_s=context.remaining_s(),
-            chunking=params.chunking,
-            early=params.stream and work.context_for is not None,
-        ) as stream:
+        early = params.stream and work.context_for is not None
+        async with self._open(upload, params, context, early=early) as stream:
             if stream.expected_s is not None:
                 context.expect_audio(stream.expected_s)
             await work.decode_all(stream, self._settings.max_windows_in_flight)
@@ -129,7 +131,47 @@ class RequestTranscriber:
         transcript = builder.finish(
             duration_s=stream.duration_s, task=params.task, language=work.options.language
         )
+        if params.known_lines:
+            transcript = await self._align(upload, params, run, transcript, builder.parts)
         return TranscriptionResult(transcript, run.timings)
+
+    async def _align(
+        self,
+        upload: Path,
+        params: TranscriptionParams,
+        run: RequestRun,
+        heard: Transcript,
+        parts: Sequence[HeardPart],
+    ) -> Transcript:
+        """The known text with the times at which it is said; `heard`, in `parts`, is the audio's.
+
+        Raises InvalidRequestError where the two cannot be compared.
+        """
+        lines, language = params.known_lines, heard.language
+        most = self._dims.n_text_ctx - AROUND_TEXT
+        given = await asyncio.to_thread(given_words, lines, self.tokenizer, language)
+        said, alone = await asyncio.to_thread(said_parts, given, parts, self.tokenizer, most)
+        work = AlignmentRun(self._pipeline, run, self._options(params), self.tokenizer)
+        if said:
+            async with self._open(upload, params, run.context) as stream:
+                await work.align_all(stream, said, self._settings.max_windows_in_flight)
+        return aligned_transcript(heard, lines, given, work.times, alone)
+
+    def _open(
+        self,
+        upload: Path,
+        params: TranscriptionParams,
+        context: RequestContext,
+        *,
+        early: bool = False,
+    ) -> AbstractAsyncContextManager[AudioStream]:
+        return self._audio.open(
+            upload,
+            request_id=context.request_id,
+            timeout_s=context.remaining_s(),
+            chunking=params.chunking,
+            early=early,
+        )
 
     async def _transcribe_sequential(
         self, upload: Path, params: TranscriptionParams, run: RequestRun

@@ -75,14 +75,59 @@ class WindowTranscript:
 
 
 @dataclass(frozen=True, slots=True)
+class HeardPart:
+    """A part of window `window` as it was transcribed, for who looks at its audio again.
+
+    segments: of `part`, with their words, and bounds set by them. last_speech_s: where the speech
+    before it ended.
+    """
+
+    window: int
+    part: WindowTranscript
+    segments: tuple[Segment, ...]
+    last_speech_s: float
+
+
+@dataclass(frozen=True, slots=True)
+class AlignedWord:
+    """A word of a text that was known. line: its number; time: None where there is no audio."""
+
+    text: str
+    line: int
+    time: Word | None
+
+
+@dataclass(frozen=True, slots=True)
+class HeardAlone:
+    """What was heard where the text that was known has nothing. Times in s of the upload."""
+
+    start: float
+    end: float
+    text: str
+
+
+@dataclass(frozen=True, slots=True)
+class Alignment:
+    """A text that was known, in lines, and where its words are said."""
+
+    lines: tuple[str, ...]
+    words: tuple[AlignedWord, ...]
+    heard_alone: tuple[HeardAlone, ...]
+
+
+@dataclass(frozen=True, slots=True)
 class Transcript:
-    """A whole upload as text. `language` is a code such as "en"; `duration_s` is the audio's."""
+    """A whole upload as text. `language` is a code such as "en"; `duration_s` is the audio's.
+
+    alignment: of a text that was known, whose lines are then the segments.
+    """
 
     task: Task
     language: str
     duration_s: float
     text: str
     segments: tuple[Segment, ...]
+    alignment: Alignment | None = None
 
     @property
     def words(self) -> tuple[Word, ...]:

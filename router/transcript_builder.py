@@ -15,7 +15,7 @@ from cluster.common.messages import FRAMES_PER_S, DecodeResult, QualityGates, Ta
 from cluster.common.model.text.quality import is_silence
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.model.text.words import Piece, split_tokens
-from router.transcript import Segment, TokenLogprob, Transcript, WindowTranscript
+from router.transcript import HeardPart, Segment, TokenLogprob, Transcript, WindowTranscript
 from router.words import add_words
 
 DIGITS = 3  # of seconds in an answer
@@ -129,6 +129,7 @@ class TranscriptBuilder:
     """
 
     def __init__(self, tokenizer: WhisperTokenizer) -> None:
+        self.parts: list[HeardPart] = []  # that have words
         self._tokenizer = tokenizer
         self._sampled: dict[int, list[int]] = {}  # tokens of windows that are not finished
         self._windows: dict[int, tuple[WindowTranscript, ...]] = {}  # arrived, not yet in order
@@ -150,7 +151,7 @@ class TranscriptBuilder:
             self._sampled.pop(self._next, None)
             self._next += 1
             for part in ready:
-                self._settle(part)
+                self._settle(part, self._next - 1)
         closed = tuple(self._segments[first:])
         if self._next > first_window:
             self._text.close(closed)
@@ -183,7 +184,7 @@ class TranscriptBuilder:
             segments=tuple(self._segments),
         )
 
-    def _settle(self, part: WindowTranscript) -> None:
+    def _settle(self, part: WindowTranscript, window: int) -> None:
         """Give a part its words, drop what is empty, and number what stays."""
         segments: Sequence[Segment] = part.segments
         if part.alignment is not None:
@@ -195,6 +196,8 @@ class TranscriptBuilder:
                 offset_s=part.offset_s,
                 last_speech_s=self._last_speech_s,
             )
+            heard = HeardPart(window, part, tuple(segments), self._last_speech_s)
+            self.parts.append(heard)
         self._spoken_s.setdefault(part.language, 0.0)
         limit_s = part.offset_s + part.duration_s
         for segment in segments:

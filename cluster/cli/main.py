@@ -1,5 +1,5 @@
-"""The command line: serve, transcribe, batch, demo, check; up, deploy, status, down, config; and
-profile, simulate, plan.
+"""The command line: serve, transcribe, align, batch, demo, check; up, deploy, status, down,
+config; and profile, simulate, plan.
 
 Settings come from flags over `SPLITSCRIBE_*` over `--config` over defaults. A mistake of the
 user's is one line that says what to do; everything else keeps its traceback.
@@ -15,6 +15,7 @@ from typing import Annotated, Any
 import typer
 from rich.console import Console
 
+from cluster.cli.align import align
 from cluster.cli.batch import BatchCommand, batch
 from cluster.cli.config import config
 from cluster.cli.operate.commands import deploy, down, status, up
@@ -131,6 +132,7 @@ def serve(
 
 
 app.command(cls=TranscribeCommand)(transcribe)
+app.command()(align)
 app.command(cls=BatchCommand)(batch)
 for command in (up, deploy, status, down):
     app.command(rich_help_panel="Clusters of several machines")(command)

@@ -9,16 +9,23 @@ from __future__ import annotations
 
 from typing import Any
 
-from router.api.request_fields import NOT_OFFERED, SECTIONS, RequestField
+from router.api.params import Operation
+from router.api.request_fields import ALL, BOTH, NOT_OFFERED, SECTIONS, RequestField
 
+ENDPOINT_NAMES: dict[Operation, str] = {
+    "transcribe": "transcriptions",
+    "translate": "translations",
+    "align": "alignments",
+}
 _REFUSED = ", ".join(f"`{name}`" for name in NOT_OFFERED)
 HEADER = f"""\
 <!-- Written by `python -m cluster.cli.reference_api > configs/API.md`. -->
 # The fields of a request
 
-`POST /v1/audio/transcriptions` and `POST /v1/audio/translations` take a multipart form with the
-fields below, in any order. The table says which endpoint has each, whose field it is, and its
-flag of `splitscribe transcribe`. Fields that are not OpenAI's go into `extra_body` of its SDKs.
+`POST /v1/audio/transcriptions`, `/v1/audio/translations` and `/v1/audio/alignments` take a
+multipart form with the fields below, in any order. The table says which endpoint has each, whose
+field it is, and its flag of `splitscribe transcribe`. Fields that are not OpenAI's go into
+`extra_body` of its SDKs. An alignment's `response_format` is `json`, `srt` or `vtt`.
 
 A list may be sent as `name[]` several times, as `name[0]`, `name[1]` and so on, or as JSON in
 `name`; an object as `name[key]` or as JSON in `name`. Flags may be written with dashes or with
@@ -26,7 +33,7 @@ underscores. A field or value that is not described here, or that could not be h
 others, is refused with a 400 that names it; so are OpenAI's fields
 {_REFUSED}.
 
-In place of a form both endpoints take JSON (`Content-Type: application/json`): the same fields with
+In place of a form all three take JSON (`Content-Type: application/json`): the same fields with
 JSON's own numbers, booleans, lists and objects, and in place of `file` the object `input_audio` of
 `data`, the file's bytes in base64, and `format`, such as `wav`. What the audio is is seen from its
 content here too. `null` is as if the field had not been sent. The limit on uploads
@@ -65,10 +72,18 @@ def _row(field: RequestField) -> str:
         _default(schema.get("default", field.default)),
         field.description,
         field.origin,
-        "both" if "translate" in field.tasks else "transcriptions",
+        _endpoints(field),
         f"`{field.flag}`" if field.flag else "",
     )
     return f"| {' | '.join(cell.replace('|', chr(92) + '|') for cell in cells)} |"
+
+
+def _endpoints(field: RequestField) -> str:
+    if field.tasks == BOTH:
+        return "all but alignments"
+    if field.tasks == ALL:
+        return "all"
+    return ", ".join(ENDPOINT_NAMES[task] for task in field.tasks)
 
 
 def _default(value: Any) -> str:

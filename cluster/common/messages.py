@@ -302,6 +302,8 @@ class DecodeOptions:
     prefix_tokens: tokens that the window's text, with its timestamps, is forced to begin with. To
         the rules of sampling they were sampled; they are neither scored nor part of the result.
     peaks: tell where in the audio each sampled token was looking (`DecodeResult.peak_positions`).
+    known_text: text tokens that are said in the window: they are aligned, in place of any that
+        would be sampled; with `words` and a language, and without all that asks for a text.
     """
 
     language: str | None = None
@@ -321,6 +323,7 @@ class DecodeOptions:
     detect_only: bool = False
     prefix_tokens: tuple[int, ...] = ()
     peaks: bool = False
+    known_text: tuple[int, ...] = ()
 
     @property
     def n_rows(self) -> int:

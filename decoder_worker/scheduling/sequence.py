@@ -219,6 +219,11 @@ def _resolve(known: ref[DecodeSequence], _: Future[DecodeResult]) -> None:
         sequence.resolved = True
 
 
+def known_attempt(tokens: tuple[int, ...]) -> Attempt:
+    """What a text counts as that was given, and not sampled: sure of each of its tokens."""
+    return Attempt(Hypothesis(tokens, (0.0,) * len(tokens), 0.0, True), 0.0, 0.0)
+
+
 def finished_result(sequence: DecodeSequence, now: float, *, doubted: bool = False) -> DecodeResult:
     """The sequence is RUNNING, its attempts are made.
 

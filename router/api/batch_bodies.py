@@ -21,10 +21,15 @@ from pydantic import (
 
 from cluster.common.errors import InvalidRequestError
 from router.api.documents import refusal, repeated
+from router.api.params import Operation
 
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
 PURPOSES: tuple[str, ...] = get_args(Purpose)
-ENDPOINTS = ("/v1/audio/transcriptions", "/v1/audio/translations")
+ENDPOINTS: dict[str, Operation] = {
+    "/v1/audio/transcriptions": "transcribe",
+    "/v1/audio/translations": "translate",
+    "/v1/audio/alignments": "align",
+}
 MIN_EXPIRY_S, MAX_EXPIRY_S = 3600, 2_592_000  # OpenAI's
 MAX_PAIRS = 16  # of metadata
 
@@ -78,7 +83,7 @@ class CreateBatchRequest(BaseModel):
     model_config = ConfigDict(extra="forbid")
 
     input_file_id: str = Field(max_length=80, description="a file with purpose `batch`")
-    endpoint: Literal["/v1/audio/transcriptions", "/v1/audio/translations"]
+    endpoint: Literal["/v1/audio/transcriptions", "/v1/audio/translations", "/v1/audio/alignments"]
     completion_window: Literal["24h"]
     metadata: Annotated[dict[Key, Value], Field(max_length=MAX_PAIRS)] | None = None
     output_expires_after: ExpiresAfter | None = None

@@ -10,13 +10,14 @@ import json
 import math
 from collections.abc import Callable, Sequence
 from dataclasses import asdict
+from statistics import fmean
 from typing import Any
 
 from cluster.common.model.text.languages import language_name
 from router.api.params import ResponseFormat, TranscriptionParams
 from router.api.responses import SegmentResponse
 from router.api.subtitles import VTT_HEADER, CueOptions, srt, srt_cue, tsv, txt, vtt, vtt_cue
-from router.transcript import Segment, TokenLogprob, Transcript, Word
+from router.transcript import Alignment, Segment, TokenLogprob, Transcript, Word
 
 JSON_TYPE = "application/json"
 TEXT_TYPE = "text/plain; charset=utf-8"
@@ -56,6 +57,8 @@ def document_of(
 
     A translation has no usage, and its language is that of its text.
     """
+    if transcript.alignment is not None:
+        return _alignment(transcript, transcript.alignment)
     translated = transcript.task == "translate"
     body: dict[str, Any] = {"text": transcript.text}
     if params.response_format == "verbose_json":
@@ -73,6 +76,39 @@ def document_of(
     if params.logprobs:
         body["logprobs"] = logprob_bodies(logprobs)
     return body
+
+
+def _alignment(transcript: Transcript, alignment: Alignment) -> dict[str, Any]:
+    """As `router.api.responses.AlignmentResponse`; what has no audio has no times."""
+    times = [word.time for word in alignment.words]
+    lines: list[list[Word]] = [[] for _ in alignment.lines]
+    for word in alignment.words:
+        if word.time is not None:
+            lines[word.line].append(word.time)
+    return {
+        "task": "align",
+        "language": language_name(transcript.language),
+        "duration": round(transcript.duration_s, 3),
+        "text": transcript.text,
+        "words": [
+            {"word": word.text.strip(), **_times([] if time is None else [time])}
+            for word, time in zip(alignment.words, times, strict=True)
+        ],
+        "lines": [
+            {"text": line, **_times(said)}
+            for line, said in zip(alignment.lines, lines, strict=True)
+        ],
+        "heard_alone": [asdict(one) for one in alignment.heard_alone],
+        "usage": {"type": "duration", "seconds": math.ceil(transcript.duration_s)},
+    }
+
+
+def _times(said: Sequence[Word]) -> dict[str, float | None]:
+    if not said:
+        return {"start": None, "end": None, "confidence": None}
+    confidence = round(fmean(word.probability for word in said), 4)
+    end = max(word.end for word in said)
+    return {"start": said[0].start, "end": end, "confidence": confidence}
 
 
 def subtitles(

@@ -15,13 +15,15 @@ from functools import partial
 from typing import Any
 
 from cluster.common.errors import InvalidRequestError, UnsupportedValueError
-from cluster.common.messages import QualityGates, Task
+from cluster.common.messages import QualityGates
 from router.api.documents import repeated
 from router.api.kinds import SHOWN, shown
-from router.api.params import TranscriptionParams
+from router.api.params import Operation, TranscriptionParams
 from router.api.request_fields import FIELDS, NOT_OFFERED, RequestField, fields_of
 
 Pairs = Iterable[tuple[str, str]]
+
+ALIGNED_FORMATS = ("json", "srt", "vtt")
 
 
 def requested_model(pairs: Pairs) -> str:
@@ -39,9 +41,9 @@ def requested_model(pairs: Pairs) -> str:
 
 
 def parse_transcription(
-    pairs: Pairs, languages: Collection[str], task: Task = "transcribe"
+    pairs: Pairs, languages: Collection[str], task: Operation = "transcribe"
 ) -> TranscriptionParams:
-    """Check a form of /v1/audio/transcriptions.
+    """Check a form of an audio endpoint, /v1/audio/transcriptions if no other is named.
 
     Args:
         pairs: names and texts of all parts but the file.
@@ -62,7 +64,10 @@ def parse_transcription(
         for name, content in sent.items()
         if not (FIELDS[name].may_be_empty and isinstance(content, str) and not content.strip())
     }
-    params = _with_values(TranscriptionParams(model, task=task), values)
+    if task == "align":
+        params = _aligning(TranscriptionParams(model), values)
+    else:
+        params = _with_values(TranscriptionParams(model, task=task), values)
     check_model(params, languages)
     for rule in (_decoding_conflicts, _search_conflicts, _answer_conflicts):
         for name, message in rule(params, values):
@@ -73,6 +78,31 @@ def parse_transcription(
 # The same of /v1/audio/translations. `language`, the one that is spoken, is an extension of ours;
 # OpenAI detects it always.
 parse_translation = partial(parse_transcription, task="translate")
+parse_alignment = partial(parse_transcription, task="align")
+
+
+def _aligning(params: TranscriptionParams, values: Mapping[str, Any]) -> TranscriptionParams:
+    """`params` with a known text; the answer is a document, or subtitles of its lines."""
+    if "text" in values and "lines" in values:
+        raise InvalidRequestError(
+            "'text' and 'lines' are the same in two forms; send one of them",
+            param="lines",
+            code="incompatible_parameters",
+        )
+    lines = tuple(values.get("lines", ())) or tuple(values.get("text", "").splitlines())
+    if not any(line.strip() for line in lines):
+        raise InvalidRequestError("send what is said as 'text', or as 'lines'", param="text")
+    name = "response_format"
+    shape = values.get(name, "json")
+    if shape not in ALIGNED_FORMATS:
+        raise InvalidRequestError(
+            f"'{name}' of an alignment is {', '.join(ALIGNED_FORMATS[:-1])} or "
+            f"{ALIGNED_FORMATS[-1]}, not '{shape}'",
+            param=name,
+            code="invalid_value",
+        )
+    language = values.get("language")
+    return replace(params, known_lines=lines, response_format=shape, language=language)
 
 
 def _with_values(params: TranscriptionParams, values: Mapping[str, Any]) -> TranscriptionParams:

@@ -7,13 +7,14 @@ send its examples.
 from __future__ import annotations
 
 from collections.abc import Mapping
+from shlex import quote
 from typing import Any
 
 from pydantic import BaseModel
 
-from cluster.common.messages import Task
 from router.api.documents import AUDIO_FIELD, AUDIO_SCHEMA
 from router.api.kinds import Schema
+from router.api.params import Operation
 from router.api.request_fields import RequestField, fields_of
 from router.api.responses import ErrorResponse, TextDeltaEvent, TextDoneEvent
 
@@ -33,11 +34,14 @@ TRANSCRIPTION_EXAMPLES: dict[str, dict[str, str]] = {
     },
 }
 TRANSLATION_EXAMPLES: dict[str, dict[str, str]] = {"English text": {"model": "whisper-1"}}
+ALIGNMENT_EXAMPLES: dict[str, dict[str, str]] = {
+    "Words with times": {"model": "whisper-1", "text": "What is said."}
+}
 
 
 def curl_line(path: str, form: Mapping[str, str]) -> str:
     """An example as a command; `-N` shows a stream as it comes."""
-    fields = "".join(f" -F {name}={value}" for name, value in form.items())
+    fields = "".join(f" -F {quote(f'{name}={value}')}" for name, value in form.items())
     option = " -N" if form.get("stream") == "true" else ""
     return f"curl{option} http://localhost:8000{path}{fields} -F file=@speech.wav"
 
@@ -71,7 +75,7 @@ def _property(field: RequestField) -> Schema:
     return schema
 
 
-def _body(title: str, task: Task, example: Mapping[str, str]) -> Schema:
+def _body(title: str, task: Operation, example: Mapping[str, str]) -> Schema:
     form = {
         "title": title,
         "type": "object",
@@ -101,6 +105,8 @@ def _body(title: str, task: Task, example: Mapping[str, str]) -> Schema:
 
 TRANSCRIPTION_BODY = _body("TranscriptionRequest", "transcribe", TRANSCRIPTION_EXAMPLES["Text"])
 TRANSLATION_BODY = _body("TranslationRequest", "translate", TRANSLATION_EXAMPLES["English text"])
+
+ALIGNMENT_BODY = _body("AlignmentRequest", "align", ALIGNMENT_EXAMPLES["Words with times"])
 
 
 def whole_schema(model: type[BaseModel]) -> Schema:
@@ -168,6 +174,7 @@ TRANSCRIPTION_OK: Schema = {
     "content": {**_TEXTS, "text/event-stream": _EVENTS},
 }
 TRANSLATION_OK: Schema = {"description": f"The translation. {_TIMING}", "content": _TEXTS}
+ALIGNMENT_OK: Schema = {"description": f"The text with its times. {_TIMING}", "content": _TEXTS}
 
 ERRORS: dict[int | str, Schema] = {
     "4XX": {

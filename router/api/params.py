@@ -13,6 +13,7 @@ from cluster.common.messages import QualityGates, Task
 
 ResponseFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
 Decoding = Literal["parallel", "sequential"]
+Operation = Literal["transcribe", "translate", "align"]  # one for each audio endpoint
 
 RESPONSE_FORMATS: tuple[str, ...] = get_args(ResponseFormat)
 DECODINGS: tuple[str, ...] = get_args(Decoding)
@@ -54,7 +55,8 @@ class TranscriptionParams:
     segments, logprobs: what the answer shall hold; stream: send it as it becomes certain; chunking:
     None leaves the cuts to the server; max_completion_tokens: of each window, None for as many as
     the model can; stream_include_usage: events are also in vLLM's shape, which with
-    stream_continuous_usage_stats has the usage in each.
+    stream_continuous_usage_stats has the usage in each;
+    known_lines: the text, where it is known and only its times are asked for.
     """
 
     model: str
@@ -82,6 +84,7 @@ class TranscriptionParams:
     max_completion_tokens: int | None = None
     stream_include_usage: bool = False
     stream_continuous_usage_stats: bool = False
+    known_lines: tuple[str, ...] = ()
 
     @property
     def temperatures(self) -> tuple[float, ...]:
@@ -91,4 +94,5 @@ class TranscriptionParams:
     @property
     def aligns(self) -> bool:
         """Whether the decoder has to tell when words are spoken."""
-        return self.words or self.sequential.hallucination_silence_threshold is not None
+        skips = self.sequential.hallucination_silence_threshold is not None
+        return self.words or bool(self.known_lines) or skips

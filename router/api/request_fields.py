@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from operator import attrgetter
 from typing import Any, Literal
 
-from cluster.common.messages import Task
 from router.api.kinds import (
     AudioFile,
     Boolean,
@@ -26,11 +25,12 @@ from router.api.kinds import (
     Times,
     VoiceCuts,
 )
-from router.api.params import DECODINGS, RESPONSE_FORMATS, TranscriptionParams
+from router.api.params import DECODINGS, RESPONSE_FORMATS, Operation, TranscriptionParams
 
 Origin = Literal["OpenAI", "openai/whisper", "faster-whisper", "vLLM", "splitscribe"]
 
-BOTH: tuple[Task, ...] = ("transcribe", "translate")
+BOTH: tuple[Operation, ...] = ("transcribe", "translate")
+ALL: tuple[Operation, ...] = (*BOTH, "align")
 
 _DEFAULTS = TranscriptionParams(model="")
 
@@ -45,7 +45,7 @@ class RequestField:
     flag: its flag on the command line, which is openai/whisper's if that has one; "": none.
     sets: the attribute of `TranscriptionParams` that it sets, dotted for one of its parts; None:
         the attribute with the field's own name.
-    tasks: the tasks whose endpoints take it.
+    tasks: whose endpoints take it.
     may_be_empty: whether an empty text means that the field was not sent.
     """
 
@@ -55,7 +55,7 @@ class RequestField:
     origin: Origin = "OpenAI"
     flag: str = ""
     sets: str | None = None
-    tasks: tuple[Task, ...] = BOTH
+    tasks: tuple[Operation, ...] = BOTH
     may_be_empty: bool = True
 
     @property
@@ -85,7 +85,8 @@ class RequestField:
         return f"{self.name}[]" if self.kind.shape == "list" else self.name
 
 
-TRANSCRIPTIONS: tuple[Task, ...] = ("transcribe",)
+TRANSCRIPTIONS: tuple[Operation, ...] = ("transcribe",)
+ALIGNMENTS: tuple[Operation, ...] = ("align",)
 NO_ATTRIBUTE = ""  # such a field sets no attribute: `router.api.forms` reads it
 
 MAX_SEED = 2**63 - 1
@@ -104,12 +105,32 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
             "The audio: flac, mp3, mp4, mpeg, mpga, m4a, ogg, opus, wav or webm. The format is "
             "found from the content, not from the file's name.",
             sets=NO_ATTRIBUTE,
+            tasks=ALL,
         ),
         RequestField(
             "model",
             Text(examples=("whisper-1",)),
             "A name from `GET /v1/models`, or `whisper-1`.",
             sets=NO_ATTRIBUTE,
+            tasks=ALL,
+        ),
+    ),
+    "Known text": (
+        RequestField(
+            "text",
+            Text(),
+            "What is said, in lines of any length.",
+            "splitscribe",
+            sets=NO_ATTRIBUTE,
+            tasks=ALIGNMENTS,
+        ),
+        RequestField(
+            "lines",
+            ListOf(Text()),
+            "The same, line by line, in place of `text`.",
+            "splitscribe",
+            sets=NO_ATTRIBUTE,
+            tasks=ALIGNMENTS,
         ),
     ),
     "Language and context": (
@@ -119,6 +140,7 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
             "ISO-639-1 code or English name of the language. If it is left out, the language is "
             "detected.",
             flag="--language",
+            tasks=ALL,
         ),
         RequestField(
             "languages",
@@ -156,6 +178,7 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
             Choice(RESPONSE_FORMATS, unsupported=("diarized_json",)),
             "`json` and `text` give the text, `verbose_json` also segments or words with times, "
             "and `srt` and `vtt` give subtitles.",
+            tasks=ALL,
             may_be_empty=False,
         ),
         RequestField(
@@ -346,6 +369,6 @@ NOT_OFFERED = {  # fields of OpenAI's transcriptions, and why
 }
 
 
-def fields_of(task: Task) -> dict[str, RequestField]:
+def fields_of(task: Operation) -> dict[str, RequestField]:
     """What the task's endpoint takes, by name."""
     return {name: field for name, field in FIELDS.items() if task in field.tasks}

@@ -117,6 +117,45 @@ class VerboseTranslationResponse(BaseModel):
     segments: list[SegmentResponse]
 
 
+class AlignedWordResponse(BaseModel):
+    """A word of the text with its punctuation. Times are in seconds; null where it is not said."""
+
+    word: str
+    start: float | None
+    end: float | None
+    confidence: float | None = Field(description="mean probability of its tokens")
+
+
+class AlignedLineResponse(BaseModel):
+    """A line of the text, from its first word that is said to its last."""
+
+    text: str
+    start: float | None
+    end: float | None
+    confidence: float | None
+
+
+class HeardAloneResponse(BaseModel):
+    """What was heard where the text has nothing."""
+
+    start: float
+    end: float
+    text: str
+
+
+class AlignmentResponse(BaseModel):
+    """A known text with the times at which it is said."""
+
+    task: Literal["align"]
+    language: str = Field(description="English name, such as 'english'")
+    duration: float = Field(description="seconds of audio")
+    text: str
+    words: list[AlignedWordResponse]
+    lines: list[AlignedLineResponse]
+    heard_alone: list[HeardAloneResponse]
+    usage: DurationUsage
+
+
 class DetectedLanguageResponse(BaseModel):
     """The answer of `/detect-language`."""
 

@@ -23,7 +23,6 @@ from cluster.common.errors import (
     SplitscribeError,
 )
 from cluster.common.logs import request_scope
-from cluster.common.messages import Task
 from router.api.batch_bodies import ENDPOINTS
 from router.api.documents import (
     AUDIO_FIELD,
@@ -33,7 +32,7 @@ from router.api.documents import (
     pairs_of,
 )
 from router.api.kinds import shown
-from router.api.params import TranscriptionParams
+from router.api.params import Operation, TranscriptionParams
 from router.api.responses import error_body
 from router.audio.protocol import too_large
 from router.batches.database import telling_full_disk
@@ -65,7 +64,7 @@ class BulkTranscriber(Protocol):
     def models(self) -> Models: ...
 
     def params(
-        self, fields: Iterable[tuple[str, str]], task: Task = "transcribe"
+        self, fields: Iterable[tuple[str, str]], task: Operation = "transcribe"
     ) -> TranscriptionParams:
         """Check a line's fields as its endpoint does. Raises SplitscribeError."""
 
@@ -126,8 +125,7 @@ class LineWork:
         body = await asyncio.to_thread(self._read, claim)
         source = source_of(body)
         pairs = pairs_of({name: value for name, value in body.items() if name not in SOURCES})
-        task: Task = "transcribe" if claim.batch.endpoint == ENDPOINTS[0] else "translate"
-        params = self._engine.params(pairs, task)
+        params = self._engine.params(pairs, ENDPOINTS[claim.batch.endpoint])
         try:
             async with self._audio(claim, source, body.pop(source)) as path:
                 done = await self._engine.transcribe(path, params, name=name)

@@ -20,8 +20,10 @@ from cluster.common.clock import SYSTEM_CLOCK, Clock
 from cluster.common.metrics import ROUTER_METRICS, Recorder, report_each_second, silent_recorder
 from cluster.common.settings import RouterSettings
 from cluster.common.tracing import NO_TRACER, Tracer
-from router.api.forms import parse_transcription, parse_translation
+from router.api.forms import parse_alignment, parse_transcription, parse_translation
 from router.api.openapi import (
+    ALIGNMENT_BODY,
+    ALIGNMENT_OK,
     DESCRIPTION,
     ERRORS,
     TRANSCRIPTION_BODY,
@@ -30,6 +32,7 @@ from router.api.openapi import (
     TRANSLATION_OK,
 )
 from router.api.responses import (
+    AlignmentResponse,
     ModelListResponse,
     ModelResponse,
     TranscriptionResponse,
@@ -209,6 +212,18 @@ def _add_audio(api: APIRouter, service: TranscriptionService) -> None:
     async def create_translation(request: Request) -> Response:
         """Audio in any language that the model knows in, English text out."""
         return await service.answer(request, Endpoint(parse_translation))
+
+    @api.post(
+        "/audio/alignments",
+        tags=["audio"],
+        summary="Find when a known text is said",
+        response_model=AlignmentResponse,
+        responses={200: ALIGNMENT_OK},
+        openapi_extra=ALIGNMENT_BODY,
+    )
+    async def create_alignment(request: Request) -> Response:
+        """Audio and its text in, words and lines with times out. Not in OpenAI's API."""
+        return await service.answer(request, Endpoint(parse_alignment))
 
 
 def _add_models(api: APIRouter, registry: ModelRegistry) -> None:

@@ -7,7 +7,7 @@ parts.
 
 from __future__ import annotations
 
-from collections.abc import AsyncIterator
+from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
@@ -17,7 +17,8 @@ from cluster.common.messages import SAMPLE_RATE, Pcm
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.settings import Settings
 from cluster.common.settings_sources import load_settings
-from router.api.forms import check_model
+from router.api.formats import render
+from router.api.forms import check_model, parse_alignment
 from router.api.params import TranscriptionParams
 from router.interface import RequestContext
 from router.live.interface import LiveConfig, TextDelta, TurnCompleted, TurnFailed
@@ -54,6 +55,20 @@ async def in_process(job: Job) -> AsyncIterator[TranscribeFile]:
             return (await transcriber.transcribe(file, params, context)).transcript
 
         yield transcribe_one
+
+
+async def align_in_process(
+    audio: Path, model: str, form: Mapping[str, str], target: Target
+) -> bytes:
+    """What the endpoint for alignments would answer to a form. Raises as `in_process`."""
+    from cluster.serve.in_process import local_transcriber  # imports torch
+
+    async with local_transcriber(local_settings(model, target)) as transcriber:
+        fields = {"model": model, **form}
+        params = parse_alignment(fields.items(), transcriber.tokenizer.languages)
+        context = RequestContext.unlimited(audio.name, NO_DEADLINE_S)
+        result = await transcriber.transcribe(audio, params, context)
+        return render(result.transcript, params)[0]
 
 
 @asynccontextmanager

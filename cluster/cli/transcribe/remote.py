@@ -7,16 +7,18 @@ fields mean.
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import json
 import math
 from collections import deque
-from collections.abc import AsyncIterator, Iterable, Sequence
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import fields, replace
 from pathlib import Path
 from typing import Any
 
+import httpx
 import openai
 from rich.console import Console
 
@@ -44,6 +46,34 @@ def base_url_of(target: Target) -> str:
     return base if base.endswith("/v1") else f"{base}/v1"
 
 
+def client_of(target: Target) -> openai.AsyncOpenAI:
+    return openai.AsyncOpenAI(
+        base_url=base_url_of(target),
+        api_key=target.api_key or "none",
+        timeout=openai.Timeout(ANSWER_S, connect=CONNECT_S),
+        max_retries=RETRIES,
+    )
+
+
+async def align_through_server(
+    audio: Path, model: str, form: Mapping[str, str], target: Target
+) -> bytes:
+    """The answer to a form. Raises InvalidRequestError: what the server says, or that none does."""
+    content = await asyncio.to_thread(audio.read_bytes)
+    try:
+        async with client_of(target) as client:
+            answer = await client.post(
+                "/audio/alignments",
+                body={"model": model, **form},
+                files={"file": (audio.name, content)},
+                options={"headers": {"Content-Type": "multipart/form-data"}},
+                cast_to=httpx.Response,
+            )
+            return answer.content
+    except openai.APIError as error:
+        raise _told(error, target.server or "") from error
+
+
 @asynccontextmanager
 async def through_server(job: Job, err: Console) -> AsyncIterator[TranscribeFile]:
     """Make sure that a server answers, and tell what it says of the model, if anything.
@@ -52,12 +82,7 @@ async def through_server(job: Job, err: Console) -> AsyncIterator[TranscribeFile
         InvalidRequestError: none does, or it does not know the key.
     """
     server = (job.target.server or "").rstrip("/")
-    client = openai.AsyncOpenAI(
-        base_url=base_url_of(job.target),
-        api_key=job.target.api_key or "none",
-        timeout=openai.Timeout(ANSWER_S, connect=CONNECT_S),
-        max_retries=RETRIES,
-    )
+    client = client_of(job.target)
     form = {name: text if isinstance(text, str) else list(text) for name, text in job.form.items()}
     audio = client.audio
     translates = job.params.task == "translate"

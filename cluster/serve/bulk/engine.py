@@ -21,7 +21,6 @@ from typing import Any
 
 from cluster.common.clock import SYSTEM_CLOCK, Clock
 from cluster.common.errors import ConfigurationError, UnsupportedValueError, WorkerGoneError
-from cluster.common.messages import Task
 from cluster.common.metrics import ROUTER_METRICS, Recorder, silent_recorder
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.settings import Settings
@@ -32,7 +31,7 @@ from cluster.serve.ray_environment import APP_NAME, deployment_suffixes
 from cluster.serve.serve_pool import ServePool, call_worker
 from router.api.formats import answer_of
 from router.api.forms import parse_transcription, requested_model
-from router.api.params import TranscriptionParams
+from router.api.params import Operation, TranscriptionParams
 from router.audio.pool import AudioPool
 from router.http.models import ModelRegistry
 from router.interface import RequestContext, StageTimings, TranscriptionResult
@@ -121,7 +120,7 @@ class BulkEngine:
             await audio.close()
 
     def params(
-        self, fields: Iterable[tuple[str, str]], task: Task = "transcribe"
+        self, fields: Iterable[tuple[str, str]], task: Operation = "transcribe"
     ) -> TranscriptionParams:
         """Check the fields of a request as the endpoint of `task` does.
 

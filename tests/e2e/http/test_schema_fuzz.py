@@ -27,6 +27,7 @@ from tests.support.in_process import in_process_server
 SHARES = {
     ("POST", "/v1/audio/transcriptions"): 72,
     ("POST", "/v1/audio/translations"): 24,
+    ("POST", "/v1/audio/alignments"): 12,
     ("GET", "/v1/models"): 2,
     ("GET", "/v1/models/{model_id}"): 12,
     ("GET", "/health"): 2,
@@ -54,7 +55,7 @@ def schema() -> Iterator[BaseSchema]:
 
 def narrowed(document: dict[str, Any]) -> dict[str, Any]:
     """The document, with values for the fields whose values depend on the model."""
-    for path in ("transcriptions", "translations"):
+    for path in ("transcriptions", "translations", "alignments"):
         body = document["paths"][f"/v1/audio/{path}"]["post"]["requestBody"]
         del body["content"]["application/json"]  # numbers in texts are taken there too
         fields = body["content"]["multipart/form-data"]["schema"]["properties"]

@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import asyncio
 import concurrent.futures
+import subprocess
+import sys
 from pathlib import Path
 
 import httpx
@@ -191,3 +193,29 @@ def test_started_beside_foreign_modules(tmp_path: Path) -> None:
         assert answer.text
     finally:
         assert stop_server(running) == 0
+
+
+def test_a_known_text_gets_its_times(server: Server, tmp_path: Path) -> None:
+    """Over HTTP as JSON and as subtitles, and by the command."""
+    url, lines = f"{server.url}/v1/audio/alignments", sample_text("short").replace(". ", ".\n")
+    form = {"model": "whisper-1", "text": lines}
+    audio = sample_path("short")
+    answers = [
+        httpx.post(url, data=form | {"response_format": shape}, files={"file": audio.read_bytes()})
+        for shape in ("json", "vtt")
+    ]
+    for answer in answers:
+        assert answer.status_code == 200, answer.text
+    found = answers[0].json()
+    assert found["text"] == lines
+    assert [word["word"] for word in found["words"]] == lines.split()
+    starts = [word["start"] for word in found["words"]]
+    assert None not in starts
+    assert starts == sorted(starts)
+    assert [line["text"] for line in found["lines"]] == lines.splitlines()
+    (tmp_path / "said.txt").write_text(lines)
+    command = [Path(sys.executable).with_name("splitscribe"), "align", audio, tmp_path / "said.txt"]
+    done = subprocess.run(
+        [*command, "--server", server.url, "-f", "vtt"], capture_output=True, text=True, check=True
+    )
+    assert done.stdout.strip() == answers[1].text.strip()

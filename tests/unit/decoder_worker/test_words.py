@@ -8,7 +8,12 @@ from concurrent.futures import Future
 
 import pytest
 
-from cluster.common.errors import DeadlineExceededError, SequenceFailedError, WorkerDrainingError
+from cluster.common.errors import (
+    DeadlineExceededError,
+    SequenceFailedError,
+    UnsupportedValueError,
+    WorkerDrainingError,
+)
 from cluster.common.messages import DecodeResult, TokenAlignment
 from decoder_worker.alignment import PendingAlignment
 from tests.support.checkpoints import cached_checkpoint
@@ -69,6 +74,27 @@ def test_others_step_on_and_have_its_rows(stand: Stand, monkeypatch: pytest.Monk
     held.may_end.set()
     assert_same(future.result(ANSWER_S), expected)
     assert expected.alignment is not None
+
+
+def test_a_text_that_is_known_is_aligned_as_if_it_had_been_sampled(stand: Stand) -> None:
+    """Without a step, beside others, and for whoever sends more than fits, a clear no."""
+    sampled = stand.decode(0, words=True)
+    assert sampled.alignment is not None
+    known = {"words": True, "language": "en", "known_text": sampled.alignment.tokens}
+    steps = stand.engine.stats().steps
+    found, other = stand.decode_all([{"seed": 0, **known}, {"seed": 1, "words": True}])
+    assert found.alignment is not None
+    assert found.alignment.tokens == sampled.alignment.tokens
+    assert found.alignment.times_s == pytest.approx(sampled.alignment.times_s, abs=0.021)
+    assert found.alignment.probs == pytest.approx(sampled.alignment.probs, abs=1e-3)
+    assert_same(other, stand.decode(1, words=True))
+    assert found.timings.steps == 0
+    assert stand.engine.stats().steps > steps, "the other one was decoded"
+    longest = sampled.alignment.tokens * 448
+    assert stand.decode(0, **known | {"known_text": longest[:443]}).alignment is not None
+    for wrong in (longest[:444], (50_257,)):
+        with pytest.raises(UnsupportedValueError, match="text"):
+            stand.decode(0, **known | {"known_text": wrong})
 
 
 def test_an_alignment_that_raises_fails_its_sequence_alone(

@@ -11,11 +11,12 @@ from hypothesis import strategies as st
 
 from cluster.common.errors import InvalidRequestError, UnsupportedValueError
 from cluster.common.messages import QualityGates
-from router.api.forms import parse_transcription, parse_translation
+from router.api.forms import parse_alignment, parse_transcription, parse_translation
 from router.api.params import LADDER, Chunking, SequentialOptions, TranscriptionParams
-from router.api.request_fields import FIELDS, MAX_SEED, RequestField
+from router.api.request_fields import FIELDS, MAX_SEED, RequestField, fields_of
 from tests.support.forms import LANGUAGES, SEQUENTIAL, VERBOSE, Field, parse, refusal
 
+TAKEN = fields_of("transcribe")
 NEVER_EMPTY = ("file", "model", "languages", "timestamp_granularities", "include")
 
 
@@ -57,7 +58,7 @@ def test_a_language_is_a_code_or_an_english_name(value: str, code: str) -> None:
 
 @pytest.mark.parametrize(
     "field",
-    [field for field in FIELDS.values() if field.may_be_empty and field.name not in NEVER_EMPTY],
+    [field for field in TAKEN.values() if field.may_be_empty and field.name not in NEVER_EMPTY],
     ids=lambda field: field.name,
 )
 def test_an_empty_field_is_as_if_it_had_not_been_sent(field: RequestField) -> None:
@@ -84,7 +85,7 @@ def test_the_classic_formats_are_taken(value: str) -> None:
 
 
 @pytest.mark.parametrize(
-    "name", [field.name for field in FIELDS.values() if field.kind.shape == "text"]
+    "name", [field.name for field in TAKEN.values() if field.kind.shape == "text"]
 )
 def test_a_scalar_field_may_come_once(name: str) -> None:
     assert refusal((name, "1"), (name, "1")).param == name
@@ -100,7 +101,7 @@ def test_a_model_is_required(fields: list[Field]) -> None:
 
 NAMES = [
     *FIELDS,
-    *(field.spelling for field in FIELDS.values()),
+    *(field.spelling for field in TAKEN.values()),
     "chunking_strategy[threshold]",
 ]
 VALUES = st.one_of(
@@ -333,7 +334,7 @@ LOGPROBS = ("include[]", "logprobs")
 @pytest.mark.parametrize(
     ("fields", "param"),
     [
-        *(([(field.name, "1")], field.name) for field in FIELDS.values() if field.only_sequential),
+        *(([(field.name, "1")], field.name) for field in TAKEN.values() if field.only_sequential),
         *(([WORDS, ("response_format", one)], WORDS[0]) for one in ("json", "text", "srt", "vtt")),
         *(([LOGPROBS, ("response_format", one)], LOGPROBS[0]) for one in ("text", "srt", "vtt")),
         ([LOGPROBS, VERBOSE], "include"),
@@ -423,3 +424,31 @@ def test_a_translation_has_no_stream_and_so_no_usage_in_it() -> None:
     with pytest.raises(InvalidRequestError) as caught:
         parse_translation([*fields, ("stream_include_usage", "true")], LANGUAGES)
     assert caught.value.code == "unknown_parameter"
+
+
+def test_a_known_text_comes_as_a_text_or_in_lines() -> None:
+    model = ("model", "whisper-1")
+    text = parse_alignment([model, ("text", "One.\n\nTwo."), ("language", "de")], LANGUAGES)
+    assert (text.known_lines, text.language) == (("One.", "", "Two."), "de")
+    assert text.aligns
+    lines = parse_alignment([model, ("lines[]", "One."), ("lines[]", "Two.")], LANGUAGES)
+    assert lines.known_lines == ("One.", "Two.")
+    assert parse_alignment([model, ("lines", '["a"]'), ("response_format", "srt")], LANGUAGES)
+
+
+@pytest.mark.parametrize(
+    ("fields", "param"),
+    [
+        ([], "text"),
+        ([("text", " \n ")], "text"),
+        ([("text", "a"), ("lines[]", "a")], "lines"),
+        ([("text", "a"), ("response_format", "verbose_json")], "response_format"),
+        ([("text", "a"), ("temperature", "0.5")], "temperature"),
+        ([("text", "a"), ("stream", "true")], "stream"),
+        ([("text", "a"), ("language", "xx")], "language"),
+    ],
+)
+def test_what_is_no_alignment_is_refused_by_name(fields: list[Field], param: str) -> None:
+    with pytest.raises(InvalidRequestError) as refused:
+        parse_alignment([("model", "whisper-1"), *fields], LANGUAGES)
+    assert refused.value.param == param

@@ -109,23 +109,37 @@ async def test_batches_come_page_by_page(client: openai.AsyncOpenAI) -> None:
         await client.batches.list(after="batch_none")
 
 
-async def test_a_batch_of_translations(client: openai.AsyncOpenAI, at: Desk) -> None:
+@pytest.mark.parametrize(
+    ("endpoint", "fields", "task", "known"),
+    [
+        ("/v1/audio/translations", {}, "translate", ()),
+        ("/v1/audio/alignments", {"text": "One.\nTwo."}, "transcribe", ("One.", "Two.")),
+    ],
+)
+async def test_a_batch_of_other_endpoints(
+    client: openai.AsyncOpenAI,
+    at: Desk,
+    endpoint: str,
+    fields: dict[str, str],
+    task: str,
+    known: tuple[str, ...],
+) -> None:
     lines = [
-        line("one", "/v1/audio/translations", url="data:audio/wav;base64,UklGRg=="),
-        line("two", "/v1/audio/translations", url="data:audio/wav;base64,UklGRg==", temperature=9),
+        line("one", endpoint, url="data:audio/wav;base64,UklGRg==", **fields),
+        line("two", endpoint, url="data:audio/wav;base64,UklGRg==", temperature=9, **fields),
     ]
     file = await client.files.create(file=("in.jsonl", b"".join(lines)), purpose="batch")
     batch = await client.batches.create(
         input_file_id=file.id,
-        endpoint="/v1/audio/translations",  # type: ignore[arg-type]
+        endpoint=endpoint,  # type: ignore[arg-type]
         completion_window="24h",
     )
     batch = await ended(client, batch.id)
-    assert batch.endpoint == "/v1/audio/translations"
+    assert batch.endpoint == endpoint
     assert list(await results(client, batch.output_file_id)) == ["one"]
     errors = await results(client, batch.error_file_id)
     assert errors["two"]["response"]["body"]["error"]["param"] == "temperature"
-    assert [params.task for params in at.transcriber.params] == ["translate"]
+    assert [(one.task, one.known_lines) for one in at.transcriber.params] == [(task, known)]
 
 
 async def test_a_batch_runs_to_its_end(client: openai.AsyncOpenAI, at: Desk) -> None:

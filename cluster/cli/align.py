@@ -1,0 +1,72 @@
+"""`splitscribe align`: when the words of a known text are said, as JSON or subtitles."""
+
+from __future__ import annotations
+
+import asyncio
+import sys
+from pathlib import Path
+from typing import Annotated, Literal
+
+import typer
+
+from cluster.common.errors import InvalidRequestError
+from cluster.common.settings import Device
+
+
+def align(
+    audio: Annotated[Path, typer.Argument(help="the recording", metavar="AUDIO")],
+    text: Annotated[
+        str, typer.Argument(help="a file of what is said in it, or '-'", metavar="TEXT")
+    ],
+    output_format: Annotated[
+        Literal["json", "srt", "vtt"],
+        typer.Option("-f", "--output-format", help="subtitles have a cue for each line of TEXT"),
+    ] = "json",
+    output: Annotated[
+        Path | None, typer.Option("-o", "--output", help="file to write, if not the terminal")
+    ] = None,
+    model: Annotated[
+        str | None, typer.Option(help="as of 'splitscribe transcribe'; a server has its own")
+    ] = None,
+    yes: Annotated[
+        bool, typer.Option("--yes", help="download the default model without asking")
+    ] = False,
+    language: Annotated[str | None, typer.Option(help="left out, it is detected")] = None,
+    device: Annotated[Device, typer.Option(help="where the model runs")] = "auto",
+    server: Annotated[str | None, typer.Option(help="URL of a server that does the work")] = None,
+    api_key: Annotated[str | None, typer.Option(help="a key of that server")] = None,
+) -> None:
+    """Find when each word of a known text is said.
+
+    Words that are said nowhere in the recording get no times, and what is heard where the text has
+    nothing is listed beside them.
+
+    splitscribe align talk.mp3 talk.txt -f srt -o talk.srt
+    """
+    from cluster.cli.default_model import ask_before_download, default_model
+    from cluster.cli.transcribe.job import ALIAS, Target
+    from cluster.cli.transcribe.local import align_in_process
+    from cluster.cli.transcribe.remote import align_through_server
+
+    try:
+        content = sys.stdin.read() if text == "-" else Path(text).read_text(encoding="utf-8")
+    except (OSError, UnicodeDecodeError) as error:
+        raise InvalidRequestError(f"{text} cannot be read as a text: {error}") from error
+    if not audio.is_file():
+        raise InvalidRequestError(f"there is no file {audio}")
+    form = {"text": content, "response_format": output_format}
+    if language is not None:
+        form["language"] = language
+    model = model or (ALIAS if server else default_model())
+    if not server:
+        ask_before_download(model, yes=yes)
+    target = Target(server, api_key, device)
+    do = align_through_server if server else align_in_process
+    answer = asyncio.run(do(audio, model, form, target))
+    if output is None:
+        typer.echo(answer.decode().removesuffix("\n"))
+        return
+    try:
+        output.write_bytes(answer)
+    except OSError as error:
+        raise InvalidRequestError(f"cannot write {output}: {error.strerror}") from error

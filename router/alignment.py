@@ -1,0 +1,69 @@
+"""A text that is known, aligned with an upload: when each of its words is said.
+
+The upload is transcribed with words first, as any other; by these the text is matched with the
+audio (`router.known_text`). Then its windows are read once more, and with each part of one the
+decoder aligns what is said in it, without sampling anything. Where KV is kept for reuse the second
+encode costs nothing.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from collections import defaultdict
+from collections.abc import Iterable
+from dataclasses import dataclass, field, replace
+
+from cluster.common.messages import SAMPLE_RATE, DecodeOptions
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from router.audio.stream import AudioStream
+from router.audio.windows import Window
+from router.known_text import SaidPart, segments_to_align, words_said
+from router.pipeline import Pipeline, RequestRun, WindowAudio
+from router.transcript import Word
+from router.words import add_words
+
+
+@dataclass(slots=True)
+class AlignmentRun:
+    """One upload, read for the second time, with what is said in its parts.
+
+    options: of the first time. times: of the text's words, by number, as far as they are known.
+    """
+
+    pipeline: Pipeline
+    run: RequestRun
+    options: DecodeOptions
+    tokenizer: WhisperTokenizer
+    times: dict[int, Word] = field(default_factory=dict)
+
+    async def align_all(
+        self, stream: AudioStream, parts: Iterable[SaidPart], max_in_flight: int
+    ) -> None:
+        """Align every part; the stream has the windows that it had the first time."""
+        waiting: defaultdict[int, list[SaidPart]] = defaultdict(list)
+        for part in parts:
+            waiting[part.heard.window].append(part)
+        slots = asyncio.Semaphore(max_in_flight)
+        async with asyncio.TaskGroup() as group:
+            async for window in stream:
+                for part in waiting.pop(window.index, ()):
+                    await slots.acquire()
+                    task = group.create_task(self._align(window, part))
+                    task.add_done_callback(lambda _: slots.release())
+
+    async def _align(self, window: Window, part: SaidPart) -> None:
+        heard = part.heard.part
+        pcm = window.pcm[round(heard.offset_s * SAMPLE_RATE) - window.start_sample :]
+        options = replace(self.options, language=heard.language, known_text=part.tokens)
+        audio = WindowAudio.of_samples(window.index, pcm)
+        result = await self.pipeline.decode(self.run, audio, options)
+        if result.alignment is not None:
+            aligned = add_words(
+                segments_to_align(part),
+                result.alignment,
+                self.tokenizer,
+                language=heard.language,
+                offset_s=heard.offset_s,
+                last_speech_s=part.heard.last_speech_s,
+            )
+            self.times |= words_said(part, aligned)

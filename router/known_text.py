@@ -1,0 +1,277 @@
+"""A known text against what was heard of it: which word is said where, and which is not.
+
+The text's words are compared with those of a transcript of the same audio. Equal words tie the two
+together. Between two ties, words that have about as many on the other side are the same said
+otherwise (as it was heard wrong, or written in digits); text that has nothing like as much on the
+other side has no audio, and so has audio no text. Each part of the audio is then aligned with what
+is said in it: the text's own words, and where there are none those that were heard, so that
+dynamic time warping, which spreads all tokens over all frames, spreads nobody's words over them.
+"""
+
+from __future__ import annotations
+
+import unicodedata
+from collections.abc import Mapping, Sequence
+from dataclasses import dataclass, replace
+from statistics import fmean
+
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.model.text.words import split_words
+from router.transcript import (
+    AlignedWord,
+    Alignment,
+    HeardAlone,
+    HeardPart,
+    Segment,
+    Transcript,
+    Word,
+)
+from router.word_diff import Step, compared
+
+DIGITS = 3  # of seconds in an answer
+LIKE = 2  # times as many words, and
+FEW = 3  # more, are still the same said otherwise
+
+
+@dataclass(frozen=True, slots=True)
+class GivenWord:
+    """A word of the text with its punctuation, and with the space before it."""
+
+    text: str
+    tokens: tuple[int, ...]
+    line: int
+
+
+@dataclass(frozen=True, slots=True)
+class Said:
+    """What is said at one place: a word of the text by its number, or None: it was only heard."""
+
+    tokens: tuple[int, ...]
+    text: str
+    given: int | None
+
+
+@dataclass(frozen=True, slots=True)
+class SaidPart:
+    """What is to be aligned with one part of the audio: of each of its segments what is said."""
+
+    heard: HeardPart
+    said: tuple[tuple[Said, ...], ...]
+
+    @property
+    def tokens(self) -> tuple[int, ...]:
+        return tuple(token for some in self.said for one in some for token in one.tokens)
+
+
+def given_words(
+    lines: Sequence[str], tokenizer: WhisperTokenizer, language: str
+) -> list[GivenWord]:
+    """The words of all lines; a mark belongs to the word before it, or else behind it."""
+    words: list[GivenWord] = []
+    for number, line in enumerate(lines):
+        tokens = tokenizer.encode(f" {line.strip()}") if line.strip() else []
+        own: list[GivenWord] = []
+        for word in split_words(tokens, tokenizer, language):
+            if own and not (_sound(word.text) and _sound(own[-1].text)):
+                text, together = own[-1].text + word.text, own[-1].tokens + word.tokens
+                own[-1] = GivenWord(text, together, number)
+            else:
+                own.append(GivenWord(word.text, word.tokens, number))
+        words += own
+    return words
+
+
+def said_parts(
+    given: Sequence[GivenWord],
+    parts: Sequence[HeardPart],
+    tokenizer: WhisperTokenizer,
+    most_tokens: int,
+) -> tuple[list[SaidPart], tuple[HeardAlone, ...]]:
+    """What is said in each part that some of the text is said in, and what the text has not.
+
+    most_tokens: that fit into a window; words beyond them are left out.
+
+    Raises:
+        InvalidRequestError: text and transcript differ too much in length.
+    """
+    heard = _heard_words(parts)
+    places = _places(given, [word for _, _, word in heard])
+    said: dict[tuple[int, int], list[Said]] = {}
+    for number, at in places.said:
+        part_number, segment_number, word = heard[at]
+        if number is None:
+            one = Said(tuple(tokenizer.encode(word.word)), word.word, None)
+        else:
+            one = Said(given[number].tokens, given[number].text, number)
+        said.setdefault((part_number, segment_number), []).append(one)
+    found = []
+    for i, part in enumerate(parts):
+        room, segments = most_tokens, []
+        for j, segment in enumerate(part.segments):
+            here = said.get((i, j), []) if segment.text.strip() else [_left_out(segment, tokenizer)]
+            kept = []
+            for one in here:
+                room -= len(one.tokens)
+                if room >= 0:
+                    kept.append(one)
+            segments.append(tuple(kept))
+        if any(one.given is not None for some in segments for one in some):
+            found.append(SaidPart(part, tuple(segments)))
+    return found, _heard_alone(parts, places.alone)
+
+
+def segments_to_align(part: SaidPart) -> list[Segment]:
+    """The part's segments with the tokens that are aligned, as `router.words` takes them."""
+    raw = part.heard.part.segments
+    return [
+        replace(segment, tokens=tuple(token for one in said for token in one.tokens), words=())
+        for segment, said in zip(raw, part.said, strict=True)
+    ]
+
+
+def words_said(part: SaidPart, aligned: Sequence[Segment]) -> dict[int, Word]:
+    """The times of the text's words in a part, by their numbers.
+
+    aligned: its segments with words, whose texts are, joined, that of what is said in them.
+    """
+    found = {}
+    for said, segment in zip(part.said, aligned, strict=True):
+        words = iter(segment.words)
+        word, word_end, end = None, 0, 0
+        for one in said:
+            begin, end = end, end + len(one.text)
+            own: list[Word] = [word] if word is not None and word_end > begin else []
+            while word_end < end and (word := next(words, None)) is not None:
+                word_end += len(word.word)
+                own.append(word)
+            if one.given is not None and own:
+                probability = fmean(each.probability for each in own)
+                start, end_s = (round(at_s, DIGITS) for at_s in (own[0].start, own[-1].end))
+                found[one.given] = Word(start, end_s, one.text, probability)
+    return found
+
+
+def aligned_transcript(
+    heard: Transcript,
+    lines: Sequence[str],
+    given: Sequence[GivenWord],
+    times: Mapping[int, Word],
+    alone: Sequence[HeardAlone],
+) -> Transcript:
+    """The text with its times: all of its words, and a segment for each line that has some.
+
+    heard: what was transcribed. times: of words, by their numbers.
+    """
+    words = [AlignedWord(word.text, word.line, times.get(i)) for i, word in enumerate(given)]
+    segments: list[Segment] = []
+    for number, line in enumerate(lines):
+        own = tuple(word.time for word in words if word.line == number and word.time is not None)
+        if own:
+            start, end = own[0].start, max(word.end for word in own)
+            blank = Segment(
+                len(segments), 0, start, end, f" {line.strip()}", (), 0.0, 0.0, 0.0, 0.0
+            )
+            segments.append(replace(blank, words=own))
+    return replace(
+        heard,
+        text="\n".join(lines),
+        segments=tuple(segments),
+        alignment=Alignment(tuple(lines), tuple(words), tuple(alone)),
+    )
+
+
+def _heard_words(parts: Sequence[HeardPart]) -> list[tuple[int, int, Word]]:
+    """Each with its part's and its segment's number."""
+    return [
+        (i, j, word)
+        for i, part in enumerate(parts)
+        for j, segment in enumerate(part.segments)
+        if segment.text.strip()
+        for word in segment.words
+    ]
+
+
+def _left_out(segment: Segment, tokenizer: WhisperTokenizer) -> Said:
+    """Doubted text that the transcript does not have, as it was aligned with the rest."""
+    tokens = tuple(token for token in segment.tokens if token < tokenizer.special.eot)
+    return Said(tokens, tokenizer.decode(tokens), None)
+
+
+@dataclass(frozen=True, slots=True)
+class _Places:
+    """said: in order, words of the text by number, or None, and the heard word that each is said
+    at. alone: heard words that the text does not have.
+    """
+
+    said: list[tuple[int | None, int]]
+    alone: list[int]
+
+
+def _places(given: Sequence[GivenWord], heard: Sequence[Word]) -> _Places:
+    places = _Places([], [])
+    if not heard:
+        return places
+    steps = compared([_sound(one.text) for one in given], [_sound(one.word) for one in heard])
+    equal = [False, *(step.is_equal for step in steps), False]
+    stretch: list[Step] = []  # since the last tie
+    last = 0
+    for i, step in enumerate(steps):
+        if step.right is not None and step.is_equal and (equal[i] or equal[i + 2]):
+            _place(stretch, last, places)  # one equal word alone may be so by chance
+            stretch.clear()
+            last = step.right
+            places.said.append((step.left, last))
+        else:
+            stretch.append(step)
+    _place(stretch, last, places)
+    return places
+
+
+def _place(stretch: Sequence[Step], last: int, places: _Places) -> None:
+    """Say where the words between two ties are said. last: the heard word of the first tie."""
+    n_given = sum(step.left is not None for step in stretch)
+    n_heard = sum(step.right is not None for step in stretch)
+    is_said = n_given <= LIKE * n_heard + FEW and n_heard <= LIKE * n_given + FEW
+    text: list[tuple[int | None, int]] = []
+    alone: list[int] = []
+
+    def take() -> None:
+        places.said.extend(text or ((None, at) for at in alone))
+        places.alone.extend(alone if not text else ())
+        text.clear()
+        alone.clear()
+
+    for left, right, is_equal in stretch:
+        last = last if right is None else right
+        if is_equal and is_said:
+            take()
+            places.said.append((left, last))
+            continue
+        if left is not None and is_said:
+            text.append((left, last))
+        if right is not None:
+            alone.append(right)
+    take()
+
+
+def _heard_alone(parts: Sequence[HeardPart], alone: Sequence[int]) -> tuple[HeardAlone, ...]:
+    """Runs of heard words, as one each."""
+    words = [word for _, _, word in _heard_words(parts)]
+    runs: list[list[int]] = []
+    for at in alone:
+        if runs and runs[-1][-1] == at - 1:
+            runs[-1].append(at)
+        else:
+            runs.append([at])
+    return tuple(
+        HeardAlone(
+            words[run[0]].start, words[run[-1]].end, "".join(words[at].word for at in run).strip()
+        )
+        for run in runs
+    )
+
+
+def _sound(word: str) -> str:
+    """What makes two words equal: their letters and digits."""
+    folded = unicodedata.normalize("NFKC", word).casefold()
+    return "".join(letter for letter in folded if letter.isalnum())
