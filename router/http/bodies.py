@@ -7,7 +7,6 @@ endpoint, which Open WebUI sends too. Neither reads nor writes anything itself.
 
 from __future__ import annotations
 
-import binascii
 import json
 import logging
 from collections.abc import Iterator, Mapping
@@ -17,7 +16,15 @@ from python_multipart.exceptions import FormParserError
 from python_multipart.multipart import MultipartParser, parse_options_header
 
 from cluster.common.errors import AudioTooShortError, InvalidRequestError, PayloadTooLargeError
-from router.api.documents import AUDIO_FIELD, DATA_PART, check_audio, pairs_of, read_json, repeated
+from router.api.documents import (
+    AUDIO_FIELD,
+    DATA_PART,
+    base64_pieces,
+    check_audio,
+    pairs_of,
+    read_json,
+    repeated,
+)
 from router.audio.protocol import too_large
 
 FORM_TYPE = "multipart/form-data"
@@ -193,7 +200,6 @@ def _text(content: bytes, what: str) -> str:
 
 JSON_TYPE = b"application/json"
 GROWTH = 1.5  # bytes of a body per byte of audio at most: base64, with some characters escaped
-PIECE = 1 << 20  # characters that are decoded at once
 MAX_DATA_URL_BYTES = 256  # of what stands before the base64
 
 _DATA = f"{AUDIO_FIELD}.{DATA_PART}"  # as error messages name it
@@ -244,10 +250,7 @@ def decoded(text: str) -> Iterator[bytes]:
         letters = text[start:].encode("ascii").translate(None, b" \t\r\n")
         if len(letters) % 4:
             raise _not_base64("its length is no multiple of four: the end is missing")
-        if b"=" in letters[:-2]:
-            raise _not_base64("something follows its padding")
-        for at in range(0, len(letters), PIECE):
-            yield binascii.a2b_base64(letters[at : at + PIECE], strict_mode=True)
+        yield from base64_pieces(letters)
     except ValueError as error:
         raise _not_base64(str(error)) from None
 

@@ -131,10 +131,12 @@ async def _bound(host: str, port: int) -> socket.socket:
 MAX_HEAD_BYTES = 65_536
 HEAD_S = 30.0  # in which a head must be whole; also for a connection that has said nothing
 MAX_WAITING = 8  # requests of a connection behind the one that is answered
+SMALL_BYTES = 64  # a piece of a body below this is small
+SMALL_PER_S, SMALL_AT_ONCE = 1000.0, 5000.0  # of one connection
 LINGER_S = 5.0  # in which a client that was refused may read why
 STUCK_S = 60.0  # in which a client that reads anything at all makes some room
 POLICY_VIOLATION = 1008  # RFC 6455
-FRAMES_PER_S, FRAMES_AT_ONCE = 1000.0, 5000.0  # of one WebSocket, fragments too
+FRAMES_PER_S, FRAMES_AT_ONCE = 1000.0, 2500.0  # of one WebSocket, fragments too: 30 ms of work
 CONTROLS_PER_S, CONTROLS_AT_ONCE = 10.0, 100.0  # pings, pongs and closes among them
 _PIECE_BYTES = 16_384  # parsed at once, of HTTP
 _FRAMES_BYTES = 8_192  # parsed at once, of a WebSocket: 1,365 empty frames
@@ -206,9 +208,11 @@ class HttpProtocol(ReadByClient, HttpToolsProtocol):
     _in_head = False
     _in_message = False
     _is_refused = False
+    _n_small = 0  # small pieces of a body since they were last counted
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
+        self._small = Budget(SMALL_PER_S, SMALL_AT_ONCE)
         self._await_head()
 
     def connection_lost(self, exc: Exception | None) -> None:
@@ -224,6 +228,9 @@ class HttpProtocol(ReadByClient, HttpToolsProtocol):
             super().data_received(piece)
             if self._barren_bytes >= MAX_HEAD_BYTES:  # of a chunk's head or trailers, too
                 self._refuse(431, f"the request's head has more than {MAX_HEAD_BYTES} bytes")
+            if self._n_small and self._small.spend(self._n_small, self.loop.time()):
+                self._refuse(400, "its body comes in too small chunks")
+            self._n_small = 0
         if not self._in_message and self.timeout_keep_alive_task is None and self._is_idle:
             self._await_head()  # it sent empty lines
 
@@ -243,6 +250,7 @@ class HttpProtocol(ReadByClient, HttpToolsProtocol):
 
     def on_body(self, body: bytes) -> None:
         self._barren_bytes = 0
+        self._n_small += len(body) < SMALL_BYTES
         if not self._is_refused:
             super().on_body(body)
 

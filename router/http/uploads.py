@@ -148,7 +148,8 @@ async def _receive_json(
         if len(content) > limit:
             raise too_large(max_upload_bytes, len(content))
     fields, text = await asyncio.to_thread(read_document, bytes(content), max_upload_bytes)
-    for piece in decoded(text):
+    pieces = decoded(text)
+    while piece := await asyncio.to_thread(next, pieces, b""):
         spool.append(piece)
         if spool.size_bytes > max_upload_bytes:
             raise too_large(max_upload_bytes, len(content))

@@ -13,6 +13,7 @@ import json
 import logging
 from collections import deque
 from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
 
@@ -48,7 +49,8 @@ FLUSH_S = 5.0  # longest wait until the last events are sent
 CLOSE_S = 5.0
 ROOM_TIMEOUT_S = 30.0  # how long the client is not read while too much of its audio waits
 ROOM_POLL_S = 0.05
-LONG_EVENT = 262_144  # characters; longer events are parsed in a thread
+LONG_EVENT = 262_144  # characters; longer events are parsed in a thread,
+LONG_EVENTS = ThreadPoolExecutor(1, "long-event")  # one at a time, for their memory
 PIECE_S = 10.0  # longest audio that is taken before other tasks get their turn
 EVENTS_PER_S, EVENTS_AT_ONCE = 200.0, 2000.0  # of a client; audio in real time is 10 to 100/s
 
@@ -142,6 +144,7 @@ class RealtimeConnection:
                 for piece in _pieces(event, self._protocol.audio_s(event)):
                     await self._wait_for_room(self._protocol.audio_s(piece))
                     self._outbox.put(self._protocol.receive(piece))
+                    await self._clock.sleep(0.0)  # others have their turn
                 for replaced in self._protocol.take_replaced():
                     await replaced.close()
         except TooManyMistakesError as error:
@@ -174,7 +177,8 @@ class RealtimeConnection:
             )
             return InvalidEvent(None, InvalidRequestError(message, code="event_too_large"))
         if length > LONG_EVENT:
-            return await asyncio.to_thread(read_event, sent)
+            loop = asyncio.get_running_loop()
+            return await loop.run_in_executor(LONG_EVENTS, read_event, sent)
         return read_event(sent)
 
     async def _wait_for_room(self, audio_s: float) -> None:

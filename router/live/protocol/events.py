@@ -7,14 +7,13 @@ meaning are in `router.live.protocol.session_protocol`. Source: openai-python, `
 
 from __future__ import annotations
 
-import base64
 from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
 from typing import Any, Literal
 
 from cluster.common.errors import InvalidRequestError, PayloadTooLargeError, SplitscribeError
-from router.api.documents import read_json
+from router.api.documents import base64_pieces, read_json
 from router.api.responses import error_body
 
 Event = dict[str, Any]
@@ -75,7 +74,8 @@ def read_event(text: str | bytes | None) -> ClientEvent:
         event_id = sent_id[:_MAX_EVENT_ID] if isinstance(sent_id, str) else None
         return _read(sent, event_id)
     except InvalidRequestError as error:
-        return InvalidEvent(event_id, error.with_traceback(None))  # whose frames hold the text
+        error.__context__ = None  # frames hold the text, of which there may be 15 MiB
+        return InvalidEvent(event_id, error.with_traceback(None))
 
 
 def _document(text: str | bytes | None) -> dict[str, Any]:
@@ -126,7 +126,7 @@ def _audio(sent: object) -> bytes:
     message = "'audio' must be a string that holds base64."
     try:
         if isinstance(sent, str):
-            return base64.b64decode(sent, validate=True)
+            return b"".join(base64_pieces(sent.encode("ascii")))
     except ValueError:
         message = "'audio' is not valid base64."
     raise _wrong(message, param="audio", code="invalid_value")

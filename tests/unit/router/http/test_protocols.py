@@ -238,6 +238,20 @@ async def test_a_body_of_many_pieces_arrives_whole(server: Server) -> None:
         assert (await client.rest()).endswith(b"3000000")
 
 
+async def test_a_body_in_tiny_chunks_ends_the_connection_and_one_in_small_ones_does_not(
+    server: Server,
+) -> None:
+    head = b"POST / HTTP/1.1\r\nHost: x\r\nTransfer-Encoding: chunked\r\nConnection: close\r\n\r\n"
+    async with connected(server) as client:
+        sending = asyncio.create_task(client.flood(head + b"1\r\na\r\n" * 300_000))
+        assert not await client.rest()
+        await sending
+    async with connected(server) as client:
+        await client.flood(head + (b"80\r\n" + bytes(128) + b"\r\n") * 20_000 + b"0\r\n\r\n")
+        assert (await client.rest()).endswith(b"2560000")
+    await is_well(server)
+
+
 FLOODS = {
     "pings": frame(PING),
     "pongs": frame(PONG, bytes(125)),
@@ -266,7 +280,7 @@ async def test_messages_wait_unparsed_until_they_are_taken_and_none_is_lost(
     server: Server,
 ) -> None:
     async with upgraded(server) as client:
-        texts = [f"{i}" for i in range(4000)]
+        texts = [f"{i}" for i in range(2000)]
         await client.flood(b"".join(frame(TEXT, text.encode()) for text in texts) + frame(CLOSE))
         assert await client.frame() == (CLOSE, b"")
         await client.rest()

@@ -241,6 +241,35 @@ async def test_other_tasks_have_their_turn_between_messages_that_wait(
     assert len(set(received_in)) == 300
 
 
+async def test_they_have_it_within_a_long_event_too(
+    door: Door, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    turns = received_at = 0
+    pauses = []
+    real = LiveProtocol.receive
+
+    def receive(self: LiveProtocol, event: ClientEvent) -> list[Event]:
+        nonlocal received_at
+        pauses.append(turns - received_at)
+        received_at = turns
+        return real(self, event)
+
+    async def count_turns() -> None:
+        nonlocal turns
+        while True:
+            turns += 1
+            await asyncio.sleep(0)
+
+    monkeypatch.setattr(LiveProtocol, "receive", receive)
+    async with door.connect() as socket:
+        await until(socket, "session.created")
+        counting = asyncio.create_task(count_turns())
+        await append(socket, bytes(60 * 2 * RATE))
+        await eventually(lambda: len(pauses) == 6)
+        counting.cancel()
+    assert all(pauses), "six pieces of 10 s"
+
+
 async def test_health_counts_the_sessions(door: Door) -> None:
     async with door.connect(), httpx.AsyncClient() as client:
         answer = await client.get(f"http://127.0.0.1:{door.port}/health")
