@@ -1,7 +1,7 @@
 """Frozen settings, one model for each role, composed into `Settings`.
 
 "auto" is resolved once, into a new object, by the role that knows its hardware. Where values come
-from is in `cluster.common.settings_sources`. Import the names of `roles` from here.
+from is in `cluster.common.settings_sources`. Import the names of `roles` and `router` from here.
 """
 
 from __future__ import annotations
@@ -25,14 +25,13 @@ from cluster.common.settings.roles import (
     KVDType,
     Listener,
     LivePolicy,
-    LiveSettings,
     LogLevel,
     PlacementName,
     RayDashboard,
-    RouterSettings,
     Texts,
     Transport,
 )
+from cluster.common.settings.router import LiveSettings, RouterSettings
 
 BUNDLED_MODEL = "demo"
 BUNDLED_MODEL_IS = "a toy that knows 553 English words in synthetic voices"
