@@ -12,10 +12,9 @@ import time
 from collections import defaultdict
 from collections.abc import Callable
 from dataclasses import dataclass
-from typing import Annotated, Literal
+from typing import Annotated, Any, Literal
 
 from fastapi import APIRouter, Query, Request
-from pydantic import BaseModel
 
 from cluster.common.errors import QuotaExceededError, RateLimitError
 from cluster.common.metrics import Recorder
@@ -26,29 +25,6 @@ from router.http.listener import Budget
 DAY_S = 86_400
 N_DAYS = 31  # that are kept
 PATH = "/organization/usage/audio_transcriptions"
-
-
-class UsageResult(BaseModel):
-    object: Literal["organization.usage.audio_transcriptions.result"] = (
-        "organization.usage.audio_transcriptions.result"
-    )
-    seconds: int
-    num_model_requests: int
-    api_key_id: str
-
-
-class UsageBucket(BaseModel):
-    object: Literal["bucket"] = "bucket"
-    start_time: int
-    end_time: int
-    results: list[UsageResult]
-
-
-class UsagePage(BaseModel):
-    object: Literal["page"] = "page"
-    data: list[UsageBucket]
-    has_more: bool = False
-    next_page: str | None = None
 
 
 @dataclass(slots=True)
@@ -105,23 +81,21 @@ class UsageAccount:
             name = self._keys.name(owner)
             self._recorder.add("splitscribe_key_audio_seconds_total", audio_s, key=name)
 
-    def buckets(self, owner: int, start: int, end: float) -> list[UsageBucket]:
+    def buckets(self, owner: int, start: int, end: float) -> list[dict[str, Any]]:
         """One for each day from `start` to before `end`, in Unix seconds, with use of this key."""
-        return [
-            UsageBucket(
-                start_time=day * DAY_S,
-                end_time=(day + 1) * DAY_S,
-                results=[
-                    UsageResult(
-                        seconds=math.ceil(used.audio_s),
-                        num_model_requests=used.requests,
-                        api_key_id=self._keys.name(owner),
-                    )
-                ],
-            )
-            for day, of_keys in self._days.items()
-            if (used := of_keys.get(owner)) and (day + 1) * DAY_S > start and day * DAY_S < end
-        ]
+        found = []
+        for day, of_keys in self._days.items():
+            begins, ends = day * DAY_S, (day + 1) * DAY_S
+            if (used := of_keys.get(owner)) and ends > start and begins < end:
+                result = {
+                    "object": "organization.usage.audio_transcriptions.result",
+                    "seconds": math.ceil(used.audio_s),
+                    "num_model_requests": used.requests,
+                    "api_key_id": self._keys.name(owner),
+                }
+                bucket = {"object": "bucket", "start_time": begins, "end_time": ends}
+                found.append({**bucket, "results": [result]})
+        return found
 
     def _today(self, owner: int) -> _Used:
         today = int(self._unix_time() // DAY_S)
@@ -140,8 +114,9 @@ def add_usage(api: APIRouter, usage: UsageAccount) -> None:
         start_time: Annotated[int, Query(ge=0, description="Unix time")] = 0,
         end_time: Annotated[int | None, Query(ge=0, description="Unix time")] = None,
         bucket_width: Literal["1d"] = "1d",
-    ) -> UsagePage:
+    ) -> dict[str, Any]:
         """Days (UTC) since this router started, of the last 31; a day without use is left out."""
         owner = key_owner(request)
         assert owner is not None
-        return UsagePage(data=usage.buckets(owner, start_time, end_time or math.inf))
+        days = usage.buckets(owner, start_time, end_time or math.inf)
+        return {"object": "page", "data": days, "has_more": False, "next_page": None}

@@ -85,8 +85,8 @@ def test_days_are_told_apart_and_not_kept_for_ever() -> None:
         account.now_s += DAY_S
     days = account.usage.buckets(0, 0, 1e12)
     assert len(days) == 31
-    assert all(day.results[0].seconds == 2 for day in days)
-    first = days[0].start_time
+    assert all(day["results"][0]["seconds"] == 2 for day in days)
+    first = days[0]["start_time"]
     assert account.usage.buckets(0, first, first + DAY_S) == days[:1]
     assert account.usage.buckets(1, 0, 1e12) == []
 
