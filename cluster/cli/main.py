@@ -57,7 +57,9 @@ def serve(
     model: Annotated[
         str | None,
         typer.Argument(
-            help="'demo' (bundled, the default), a folder, or a Hub id", metavar="MODEL"
+            help="a short name such as turbo, a Hub id, a folder, or 'demo', the bundled toy, "
+            "which is the default",
+            metavar="MODEL",
         ),
     ] = None,
     config_file: Annotated[

@@ -7,6 +7,7 @@ parts.
 
 from __future__ import annotations
 
+import asyncio
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -14,6 +15,7 @@ from typing import Any
 
 from cluster.cli.transcribe.job import Job, LiveJob, Said, Target, TranscribeFile, Watcher
 from cluster.common.messages import SAMPLE_RATE, Pcm
+from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.settings import Settings
 from cluster.common.settings_sources import load_settings
@@ -42,11 +44,11 @@ async def in_process(job: Job) -> AsyncIterator[TranscribeFile]:
         ConfigurationError: settings or checkpoint do not fit.
         UnsupportedValueError: the model cannot do what was asked for.
     """
-    from cluster.serve.in_process import local_transcriber  # imports torch
-
     params = job.params
+    await _check(params)
+    from cluster.serve.in_process import local_transcriber
+
     async with local_transcriber(local_settings(params.model, job.target)) as transcriber:
-        check_model(params, transcriber.tokenizer.languages)
 
         async def transcribe_one(file: Path, watcher: Watcher) -> Transcript:
             context = RequestContext.unlimited(file.name, NO_DEADLINE_S)
@@ -79,7 +81,8 @@ async def live_in_process(job: LiveJob) -> AsyncIterator[LocalLiveClient]:
         ConfigurationError: settings or checkpoint do not fit.
         UnsupportedValueError: the model does not know the language.
     """
-    from cluster.serve.in_process import live_engine_over, local_engines  # imports torch
+    await _check(TranscriptionParams(job.model, language=job.language))
+    from cluster.serve.in_process import live_engine_over, local_engines
 
     config = LiveConfig(
         model=job.model, language=job.language, prompt=job.prompt, keywords=job.keywords
@@ -88,9 +91,17 @@ async def live_in_process(job: LiveJob) -> AsyncIterator[LocalLiveClient]:
         local_engines(local_settings(job.model, job.target)) as engines,
         live_engine_over(engines) as live,
     ):
-        params = TranscriptionParams(job.model, language=job.language)
-        check_model(params, WhisperTokenizer.from_checkpoint(engines.checkpoint).languages)
         yield LocalLiveClient(live.open(config, session_id="live"))
+
+
+async def _check(params: TranscriptionParams) -> None:
+    """Refuse a wrong model, and what it cannot do, before torch is imported.
+
+    Raises:
+        CheckpointError, UnsupportedValueError
+    """
+    checkpoint = await asyncio.to_thread(open_checkpoint, params.model)
+    check_model(params, WhisperTokenizer.from_checkpoint(checkpoint).languages)
 
 
 class LocalLiveClient:

@@ -206,8 +206,8 @@ def locate(model: str, weights: bool) -> Path:
         raise CheckpointError(f"no such folder: {model} (and it cannot be a Hub id)")
     if "/" not in hub_id:
         raise CheckpointError(
-            f"there is no folder {model}, and a Hub id has an owner before a slash{_near(model)}; "
-            f"short names are {', '.join(SHORT_NAMES)}"
+            f"there is no folder {model}, and a Hub id has an owner before a slash; short names "
+            f"are {', '.join(SHORT_NAMES)}{_near(model)}"
         )
     return _download(hub_id, weights)
 

@@ -82,8 +82,14 @@ def test_a_persons_own_files_have_no_limits(make_job: MakeJob) -> None:
     [({"language": "de"}, "the language 'de'"), ({"task": "translate"}, "cannot translate")],
 )
 def test_what_the_model_does_not_know_is_refused(
-    make_job: MakeJob, paper: Console, asked: dict[str, Any], told: str
+    make_job: MakeJob,
+    paper: Console,
+    monkeypatch: pytest.MonkeyPatch,
+    asked: dict[str, Any],
+    told: str,
 ) -> None:
+    """Before anything of the model is loaded."""
+    monkeypatch.setattr("cluster.serve.in_process.local_transcriber", pytest.fail)
     params = TranscriptionParams("demo", response_format="verbose_json", **asked)
     job = make_job(sample_path("short"), params=params, target=Target(device="cpu"))
     with pytest.raises(UnsupportedValueError, match=told):
