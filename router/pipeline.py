@@ -143,6 +143,10 @@ class WindowRun:
     audio_key: bytes = b""
     is_lost: bool = False
 
+    @property
+    def tries(self) -> int:
+        return self.failures + 1
+
     def token_sink(self) -> OnToken | None:
         """Takes the tokens of one more decode, which begins with the first again."""
         if self.on_token is None:
@@ -246,9 +250,9 @@ class Pipeline:
 
     def _note_failure(self, window: WindowRun, error: WorkerError) -> None:
         """Raises the request's error after the last try."""
+        self._note_retry(window, type(error).__name__, str(error))
         window.failures += 1
         window.request.timings.failures += 1
-        self._note_retry(window, type(error).__name__, str(error))
         if isinstance(error, RETRIED):
             window.encoded = None  # encode again
             window.is_lost = True
@@ -288,7 +292,7 @@ class Pipeline:
         timings.waited(audio.index, await self._queue.wait(turn, request.remaining_s()))
         called_s = self._clock.monotonic()
         try:
-            with self._call("encoder", window, window.attempt) as call:
+            with self._call("encoder", window) as call:
                 reply = await self._encoders.encode(
                     EncodeRequest(
                         request_id=request.context.request_id,
@@ -307,6 +311,7 @@ class Pipeline:
                         rank=turn.rank,
                         sender=self._queue.sender,
                         backlog=self._queue.backlog("encoder", turn.priority),
+                        tries=window.tries,
                     )
                 )
         finally:
@@ -323,7 +328,7 @@ class Pipeline:
     async def _decode(self, window: WindowRun, encoded: EncodeReply) -> DecodeResult:
         handle = encoded.handle
         called_s = self._clock.monotonic()
-        with self._call("decoder", window, handle.attempt) as call:
+        with self._call("decoder", window) as call:
             request = DecodeRequest(
                 request_id=window.request.context.request_id,
                 window=window.audio.index,
@@ -340,6 +345,7 @@ class Pipeline:
                 rank=window.turn.rank,
                 sender=self._queue.sender,
                 backlog=self._queue.backlog("decoder", window.turn.priority),
+                tries=window.tries,
             )
             result = await self._decoders.decode(request, window.token_sink())
         spent, timings = result.timings, window.request.timings
@@ -356,9 +362,9 @@ class Pipeline:
             window.request.context.window_ended(work_s / self._in_flight)
         return result
 
-    def _call(self, role: Role, window: WindowRun, attempt: int) -> Span:
+    def _call(self, role: Role, window: WindowRun) -> Span:
         parent = window.span.traceparent
-        return self._tracer.span(f"call {role}", parent, "client", attempt=attempt)
+        return self._tracer.span(f"call {role}", parent, "client", attempt=window.tries)
 
     def _record_hop(self, role: Role, called_s: float, worked_s: float) -> None:
         hop_s = self._clock.monotonic() - called_s - worked_s
@@ -371,13 +377,13 @@ class Pipeline:
             "window %d is encoded once more in full: %d positions were not enough",
             window.audio.index,
             window.context,
-            extra=log_fields(window=window.audio.index, attempt=window.attempt),
+            extra=log_fields(window=window.audio.index, attempt=window.tries),
         )
 
     def _note_retry(self, window: WindowRun, reason: str, message: str = "") -> None:
         self._recorder.add("splitscribe_window_retries_total", reason=reason)
         window.span.event("retry", reason=reason)
-        index, attempt = window.audio.index, window.attempt
+        index, attempt = window.audio.index, window.tries
         peer = window.encoded.handle.agent if window.encoded is not None else "nobody"
         logger.log(
             logging.DEBUG if reason == "full" else logging.WARNING,

@@ -149,6 +149,7 @@ class EncodeRequest:
         `file_mel` its context comes on top, at most MEL_CONTEXT_SAMPLES on each side.
     attempt: number of this encode among all of the request's windows, from 1 on: unique within the
         request, and passed on with the handle. A decoder's attempts at temperatures are others.
+    tries: of this window, this one included: what people are told.
     traceparent: W3C Trace Context of the caller's span; empty where nothing is traced.
     context: encoder positions of 20 ms to compute, from the window's start on; 0 means all that the
         checkpoint has (1500). A batch holds windows of one context.
@@ -180,6 +181,7 @@ class EncodeRequest:
     sender: str = ""
     backlog: float = 0.0
     unwell: str = ""
+    tries: int = 1
 
     @property
     def n_samples(self) -> int:
@@ -340,7 +342,7 @@ class DecodeRequest:
     """One window's KV handle and options on its way to a decoder.
 
     content_frames: mel frames of the window that are audio and not padding, 1 to 3000.
-    traceparent, priority, key, owner, rank, sender, backlog, unwell: as in
+    tries, traceparent, priority, key, owner, rank, sender, backlog, unwell: as in
         `EncodeRequest`.
     kv_location: where the KV is, for whoever chooses a decoder; `handle` is the right to read it.
     """
@@ -361,6 +363,7 @@ class DecodeRequest:
     sender: str = ""
     backlog: float = 0.0
     unwell: str = ""
+    tries: int = 1
 
 
 def request_key(request: EncodeRequest | DecodeRequest) -> str:

@@ -127,7 +127,7 @@ class DecoderWorker(PoolWorker):
             "window %d decoded at attempt %d: %d tokens in %d steps, ended by %s, at temperature "
             "%g after %d others, KV from %s in %.1f ms, %.0f ms in queue, %.0f ms",
             result.window,
-            request.attempt,
+            request.tries,
             len(result.tokens),
             timings.steps,
             result.finish_reason,
@@ -139,7 +139,7 @@ class DecoderWorker(PoolWorker):
             1000 * (timings.prefill_s + timings.decode_s),
             extra=log_fields(
                 window=result.window,
-                attempt=request.attempt,
+                attempt=request.tries,
                 peer=request.handle.agent,
                 tokens=len(result.tokens),
                 finish_reason=result.finish_reason,

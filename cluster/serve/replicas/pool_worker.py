@@ -78,7 +78,7 @@ class PoolWorker:
             request.traceparent,
             "server",
             window=request.window,
-            attempt=request.attempt,
+            attempt=request.tries,
             replica=self._name,
         )
 

@@ -604,3 +604,16 @@ async def test_cancelling_the_request_cancels_its_windows(pools: PlayedPools) ->
         await task
     assert pools.running == 0
     assert pools.cancelled
+
+
+async def test_a_first_try_is_told_as_the_first_whatever_the_others_took(
+    pools: PlayedPools, caplog: pytest.LogCaptureFixture
+) -> None:
+    """Window 1 loses its KV once: its second try is the request's fourth encode."""
+    lost = KVLostError("the KV is gone")
+    pools.decode_fault = lambda window, nth: lost if window == 1 and nth == 1 else None
+    await run(pools)
+    assert {one.attempt for one in pools.encoded} == {1, 2, 3, 4}
+    for told in (pools.encoded, pools.decoded):
+        assert {(one.window, one.tries) for one in told} == {(0, 1), (1, 1), (1, 2), (2, 1)}
+    assert "window 1 is tried again after attempt 1" in caplog.text
