@@ -20,6 +20,7 @@ import torch
 from torch import Tensor
 
 from cluster.common.errors import ConfigurationError
+from cluster.common.extras import install_command
 from cluster.common.kernels.cpu.tile_registers import has_bfloat16_tiles, tile_config
 from cluster.common.kernels.gpu.kernels import has_triton
 from cluster.common.model.checkpoint import Checkpoint
@@ -194,7 +195,7 @@ def _why_no_flashinfer(self_pool: Tensor, cross_pool: Tensor) -> str | None:
     if self_pool.dtype not in FLASHINFER_DTYPES or cross_pool.dtype not in FLASHINFER_KV_DTYPES:
         return f"it has no kernels for {self_pool.dtype} over {cross_pool.dtype}"
     if importlib.util.find_spec("flashinfer") is None:
-        return "it is not installed: pip install 'splitscribe[gpu]'"
+        return f"it is not installed: {install_command('gpu')}"
     return None
 
 

@@ -22,6 +22,7 @@ from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
 
 from cluster.common.errors import ConfigurationError, InvalidRequestError
+from cluster.common.extras import install_command
 
 URL = re.compile(r"^([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 # pyarrow's, at the end of a bucket's URL, as in ?region=eu-west-1. Names of objects may have a "?".
@@ -31,7 +32,7 @@ GOOGLE_WAIT_S = 60  # pyarrow's own is 15 minutes, without a word, where there a
 CHUNK_BYTES = 2**20
 UNKNOWN_BYTES = -1
 Kind = Literal["file", "folder", "none", "other"]
-REMEDY = "archives need more packages: pip install 'splitscribe[bulk]'"
+REMEDY = f"archives need more packages: {install_command('bulk')}"
 
 
 def require_bulk() -> None:

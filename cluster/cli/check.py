@@ -20,6 +20,7 @@ from rich.console import Console
 from rich.table import Table
 
 from cluster.common.errors import SplitscribeError
+from cluster.common.extras import install_command
 from cluster.common.settings import DType
 from cluster.serve.distribution import build_id, package_root
 
@@ -66,7 +67,7 @@ def _packages() -> list[Row]:
         try:
             rows.append((name, version(name), True))
         except PackageNotFoundError:
-            rows.append((name, "not installed: pip install splitscribe", False))
+            rows.append((name, f"not installed: {install_command()}", False))
     return rows
 
 
@@ -88,7 +89,7 @@ def _attention() -> list[Row]:
     if not torch.cuda.is_available():
         return [("attention", "compiled kernels (CPU); torch where they do not build", True)]
     if importlib.util.find_spec("flashinfer") is None:
-        return [("attention", "torch; for flashinfer: pip install 'splitscribe[gpu]'", True)]
+        return [("attention", f"torch; for flashinfer: {install_command('gpu')}", True)]
     return [("attention", "flashinfer", True)]
 
 

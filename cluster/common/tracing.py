@@ -20,6 +20,7 @@ from opentelemetry.context import Context
 from opentelemetry.trace.propagation.tracecontext import TraceContextTextMapPropagator
 
 from cluster.common.errors import ConfigurationError
+from cluster.common.extras import install_command
 from cluster.common.settings import Settings
 
 if TYPE_CHECKING:
@@ -152,7 +153,7 @@ def make_tracer(settings: Settings, role: str, replica: str) -> Tracer:
     except ImportError as error:
         raise ConfigurationError(
             f"otel_endpoint is set, but its exporter is not installed ({error}): "
-            f"pip install 'splitscribe[otel]'"
+            f"{install_command('otel')}"
         ) from error
     names = {"service.name": SERVICE, "service.instance.id": replica, f"{SERVICE}.role": role}
     provider = TracerProvider(

@@ -19,6 +19,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from cluster.common.errors import ConfigurationError
+from cluster.common.extras import install_command
 from cluster.common.settings import Settings
 from cluster.common.settings_sources import read_yaml
 from cluster.serve.from_file import IMPORT_PATH, settings_of
@@ -127,7 +128,7 @@ def check_sources(file: ClusterFile) -> None:
     if module is not None and importlib.util.find_spec(module) is None:
         raise ConfigurationError(
             f"provider {file.provider!r} needs the package {module}: "
-            f"pip install 'splitscribe[{file.provider}]'"
+            f"{install_command(file.provider)}"
         )
     key = file.auth.get("ssh_private_key")
     if key and not Path(key).expanduser().is_file():

@@ -24,6 +24,7 @@ from rich.console import Console
 from cluster.cli.default_model import ask_before_download, say_if_toy
 from cluster.cli.transcribe.job import STDIN, LiveClient, LiveJob, Source
 from cluster.common.errors import ConfigurationError, InvalidAudioError, InvalidRequestError
+from cluster.common.extras import install_command
 from cluster.common.messages import Pcm
 
 MAX_UNSENT_S = 30.0  # of audio that is sent ahead, such as a file's
@@ -31,7 +32,7 @@ LOOK_AGAIN_S = 0.05
 BLOCK_S = 0.1  # of a microphone
 READ_BYTES = 4096  # of standard input at most: what is there comes at once
 QUEUED_BLOCKS = 64  # between the thread that reads and the one that sends
-INSTALL = "pip install 'splitscribe[microphone]'"
+INSTALL = install_command("microphone")
 
 
 def transcribe_live(job: LiveJob, out: Console, err: Console) -> None:
