@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 KIT_ARGS ?=
 
-.PHONY: help install demo tools resolve openai-newest gpu-check-install gpu-kernels gpu-kit test test-unit test-slow test-gpu chaos check format audit demo-model demo-model-eval wheel clean
+.PHONY: help install demo tools resolve openai-newest gpu-check-install gpu-kernels gpu-kit test test-unit test-slow test-gpu chaos check format audit demo-model demo-model-eval wheel image clean
 help:
 	@echo "make demo             install, start a cluster on this machine, transcribe three recordings"
 	@echo "make check            format, lint, types, import rules"
@@ -29,7 +29,8 @@ help:
 	@echo "make audit            compare constraints.txt with public advisories (needs the network)"
 	@echo "make demo-model       train the bundled checkpoint again (hours; needs what make tools installs)"
 	@echo "make demo-model-eval  measure the bundled checkpoint (needs what make tools installs)"
-	@echo "make wheel            build dist/splitscribe-*.whl, which the hosts of a cluster install"
+	@echo "make wheel            build dist/splitscribe-*.whl, which the hosts of a cluster install; its SBOM and checksums"
+	@echo "make image            the wheel, and of it the image splitscribe:cpu (IMAGE=cuda), its id, SBOM and checksums"
 
 install: $(STAMP)
 $(STAMP): pyproject.toml constraints.txt
@@ -148,9 +149,26 @@ demo-model-eval: install
 	$(BIN)/python -m cluster.demo.recipe.evaluate
 
 wheel: install
-	@rm -f dist/splitscribe-*.whl
+	@rm -f dist/splitscribe-* dist/SHA256SUMS
 	$(BIN)/python -m pip wheel --quiet --no-deps -w dist .
 	@cp constraints.txt dist/
+	@$(BIN)/python tests/support/sbom.py > dist/splitscribe-$(VERSION).cdx.json
+	@$(CHECKSUMS)
+
+# Nothing is pushed anywhere. The SBOM is of what is in the image.
+VERSION = $(shell sed -n 's/^version = "\(.*\)"/\1/p' pyproject.toml)
+CHECKSUMS = cd dist && sha256sum constraints.txt splitscribe-* > SHA256SUMS
+IMAGE ?= cpu
+RELEASE = splitscribe-$(VERSION)-$(IMAGE)
+LABEL := --label org.opencontainers.image
+image: wheel
+	@command -v docker >/dev/null || { echo "make image needs docker"; exit 1; }
+	docker build --file configs/docker/$(IMAGE).Dockerfile --tag splitscribe:$(IMAGE) --tag splitscribe:$(VERSION)-$(IMAGE) \
+		$(LABEL).title=splitscribe $(LABEL).version=$(VERSION) $(LABEL).licenses=Apache-2.0 \
+		$(LABEL).revision=$(shell git rev-parse HEAD) .
+	@docker image inspect --format '{{.Id}}' splitscribe:$(IMAGE) > dist/$(RELEASE).image-id
+	@docker run --rm --interactive splitscribe:$(IMAGE) python - < tests/support/sbom.py > dist/$(RELEASE).cdx.json
+	@$(CHECKSUMS)
 
 clean:
 	rm -rf $(VENV) .gpu-check .openai-newest .works-with build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

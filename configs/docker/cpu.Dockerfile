@@ -1,12 +1,12 @@
 # splitscribe on CPUs. Build where the wheel is:
 #
-#   make wheel
-#   splitscribe config show docker/cpu > Dockerfile
-#   docker build -t splitscribe:cpu .
-#   docker run --rm --shm-size=2g -p 8000:8000 splitscribe:cpu
+#   make image
+#   docker run --rm --shm-size=2g -p 8000:8000 -v models:/home/ray/.cache/huggingface \
+#       splitscribe:cpu splitscribe serve turbo --host 0.0.0.0
 #
-# One container serves by itself; on Kubernetes the same image is every node (splitscribe config
-# show kuberay). Shared memory of 64 MB, Docker's default, is too small for Ray and for KV.
+# The volume keeps what was downloaded. docker/compose is the same as a file. One container serves
+# by itself; on Kubernetes the same image is every node (splitscribe config show kuberay). Shared
+# memory of 64 MB, Docker's default, is too small for Ray and for KV.
 FROM python:3.12-slim-bookworm
 
 # The CPU build of torch; pip takes everything else from PyPI.
@@ -15,7 +15,8 @@ ARG TORCH_INDEX=https://download.pytorch.org/whl/cpu
 RUN apt-get update \
     && apt-get install -y --no-install-recommends wget procps \
     && rm -rf /var/lib/apt/lists/* \
-    && useradd --create-home --uid 1000 ray
+    && useradd --create-home --uid 1000 ray \
+    && install --directory --owner=ray /home/ray/.cache /home/ray/.cache/huggingface
 
 COPY dist/splitscribe-*.whl dist/constraints.txt /tmp/wheel/
 RUN pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" \
@@ -48,5 +49,5 @@ ENV RAY_SERVE_THROUGHPUT_OPTIMIZED=1 \
     RAY_USAGE_STATS_ENABLED=0 \
     TOKENIZERS_PARALLELISM=false
 EXPOSE 8000
-HEALTHCHECK --start-period=120s --interval=10s CMD wget -q -O /dev/null http://127.0.0.1:8000/readyz
+HEALTHCHECK --start-period=900s --interval=10s CMD wget -q -O /dev/null http://127.0.0.1:8000/readyz
 CMD ["splitscribe", "serve", "--host", "0.0.0.0"]

@@ -1,14 +1,13 @@
 # splitscribe on NVIDIA GPUs. Build where the wheel is:
 #
-#   make wheel
-#   splitscribe config show docker/cuda > Dockerfile
-#   docker build -t splitscribe:cuda .
-#   docker run --rm --gpus all --shm-size=8g -p 8000:8000 splitscribe:cuda \
-#       splitscribe serve openai/whisper-large-v3 --host 0.0.0.0
+#   make image IMAGE=cuda
+#   docker run --rm --gpus all --shm-size=8g -p 8000:8000 -v models:/home/ray/.cache/huggingface \
+#       splitscribe:cuda splitscribe serve openai/whisper-large-v3 --host 0.0.0.0
 #
-# The host brings the driver (NVIDIA's container toolkit), torch's wheel the CUDA libraries, the
-# image the compiler that flashinfer needs for kernels that it has not built yet. For RDMA also:
-# --network host --ulimit memlock=-1 --device /dev/infiniband
+# The volume keeps what was downloaded. docker/compose is the same as a file. The host brings the
+# driver (NVIDIA's container toolkit), torch's wheel the CUDA libraries, the image the compiler that
+# flashinfer needs for kernels that it has not built yet. For RDMA also: --network host
+# --ulimit memlock=-1 --device /dev/infiniband
 FROM nvidia/cuda:13.0.1-devel-ubuntu24.04
 
 RUN apt-get update \
@@ -16,6 +15,7 @@ RUN apt-get update \
     && rm -rf /var/lib/apt/lists/* \
     && userdel --remove ubuntu \
     && useradd --create-home --uid 1000 ray \
+    && install --directory --owner=ray /home/ray/.cache /home/ray/.cache/huggingface \
     && python3 -m venv /opt/splitscribe
 
 ENV PATH=/opt/splitscribe/bin:$PATH
@@ -48,5 +48,5 @@ ENV RAY_SERVE_THROUGHPUT_OPTIMIZED=1 \
     RAY_USAGE_STATS_ENABLED=0 \
     TOKENIZERS_PARALLELISM=false
 EXPOSE 8000
-HEALTHCHECK --start-period=300s --interval=10s CMD wget -q -O /dev/null http://127.0.0.1:8000/readyz
+HEALTHCHECK --start-period=900s --interval=10s CMD wget -q -O /dev/null http://127.0.0.1:8000/readyz
 CMD ["splitscribe", "serve", "--host", "0.0.0.0"]

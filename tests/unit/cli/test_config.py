@@ -157,6 +157,20 @@ def test_a_dockerfile_sets_the_environment_and_copies_what_make_wheel_leaves(nam
             subprocess.run(["sh", "-n", "-c", line.removeprefix("RUN ")], check=True)
 
 
+def test_models_of_a_container_outlive_it_and_its_user_may_write_them() -> None:
+    """Docker makes a new volume from the folder of the image, with its owner."""
+    service = yaml.safe_load(shipped_config("docker/compose").path.read_text())["services"]
+    (volume,) = service["splitscribe"]["volumes"]
+    _, folder = volume.split(":")
+    assert folder == "/home/ray/.cache/huggingface"  # as huggingface_hub has it
+    test = service["splitscribe"]["healthcheck"]["test"]
+    for name in DOCKERFILES:
+        text = shipped_config(name).path.read_text()
+        assert f"-v models:{folder}" in text
+        assert re.search(rf"install --directory --owner=ray .*{folder}", text)
+        assert " ".join(test[1:]) in text
+
+
 def test_a_shell_takes_the_environment() -> None:
     script = (
         shell_environment({"A": "with space", "B": "$HOME"}) + '\necho "$A|$B"; command -v python'
