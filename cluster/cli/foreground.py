@@ -21,6 +21,8 @@ from types import FrameType
 from rich.console import Console
 
 from cluster.cli.default_model import say_if_toy
+from cluster.cli.stderr_lines import OWN, WorkerLines, json_line, json_stderr
+from cluster.common.logs import LogEncoding
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.settings import Settings
 from cluster.serve.ray_internals import KEEP_SIGNALS
@@ -29,47 +31,69 @@ from cluster.serve.start.readiness import StopRequest
 
 
 def serve_foreground(
-    settings: Settings, ray_address: str | None, console: Console, stop: StopRequest
+    settings: Settings,
+    ray_address: str | None,
+    console: Console,
+    stop: StopRequest,
+    *,
+    verbose: bool = False,
 ) -> None:
     """Start, print how to call it, wait for `stop`, which may come at any time, and stop cleanly.
 
     The cluster has a thread of its own: in the main thread Ray would take SIGTERM for itself.
 
+    Args:
+        verbose: tell all of the start on a terminal, too, and what Ray and Serve tell of it.
+
     Raises:
         ConfigurationError, CheckpointError: before or while starting.
+        SystemExit: instead, where log lines are JSON.
     """
-    for own in settings.by_model().values():
-        open_checkpoint(own.model)  # a wrong model is told now, not by a replica's log
-    say_if_toy({own.model for own in settings.by_model().values()}, console)
-    os.environ.setdefault(KEEP_SIGNALS, "1")
-    with ThreadPoolExecutor(1, "cluster") as threads:
-        threads.submit(_serve, settings, ray_address, console, stop).result()
+    is_json = settings.log_format == "json"
+    with json_stderr() if is_json else contextlib.nullcontext():
+        for own in settings.by_model().values():
+            open_checkpoint(own.model)  # a wrong model is told now, not by a replica's log
+        say_if_toy({own.model for own in settings.by_model().values()}, console)
+        os.environ.setdefault(KEEP_SIGNALS, "1")
+        is_quiet = console.is_terminal and not verbose
+        workers = WorkerLines(is_quiet=is_quiet, all_of_serve=verbose)
+        with ThreadPoolExecutor(1, "cluster") as threads:
+            threads.submit(_serve, settings, ray_address, console, stop, workers).result()
 
 
 def _serve(
-    settings: Settings, ray_address: str | None, console: Console, stop: StopRequest
+    settings: Settings,
+    ray_address: str | None,
+    console: Console,
+    stop: StopRequest,
+    workers: WorkerLines,
 ) -> None:
+    began_s, n_said = time.monotonic(), 0
+
     def say(line: str) -> None:
+        nonlocal n_said
+        n_said += 1
+        is_soon = time.monotonic() - began_s < PATIENCE_S and not stop.is_set()
+        if workers.is_quiet and is_soon and n_said > 1:
+            return
         # Where the terminal has gone, rich would end the process before the cluster is stopped.
         with contextlib.suppress(OSError, SystemExit):
-            console.print(f"splitscribe: {line}", markup=False)
+            console.print(f"{OWN}{line}", markup=False)
 
     is_ready = False
     try:
         with running_cluster(
-            settings, say=say, address=ray_address, log_to_driver=True, stop=stop
+            settings, say=say, address=ray_address, worker_lines=workers.take, stop=stop
         ) as cluster:
-            is_ready = True
-            console.print(f"splitscribe: ready at {cluster.url}", style="bold green", markup=False)
-            console.print(f"  placement  {cluster.placement}", markup=False)
+            is_ready, workers.is_quiet = True, False
+            page = "  (open it in a browser)" if cluster.settings.router.shows_page else ""
+            console.print(f"{OWN}ready at {cluster.url}{page}", style="bold green", markup=False)
             if cluster.dashboard_url:
                 console.print(
                     f"  dashboard  {cluster.dashboard_url}  (its token: ray get-auth-token)",
                     markup=False,
                 )
-            if cluster.settings.router.shows_page:
-                console.print(f"  page       {cluster.url}/  (open it in a browser)", markup=False)
-            console.print(f"  try        {curl_line(cluster.url, cluster.settings)}", markup=False)
+            console.print(f"  try  {curl_line(cluster.url, cluster.settings)}", markup=False)
             stop.wait()
     except Exception:
         # A start also fails where Ctrl-C, which a terminal sends to Ray's processes too, ended one.
@@ -91,6 +115,7 @@ def curl_line(url: str, settings: Settings) -> str:
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
+PATIENCE_S = 10.0  # of a person at a terminal, before the start tells how far it is
 STOP_LIMIT_S = 90.0  # replicas get 60 s for the windows that they have begun
 CLOSED = 0  # the byte that ends the reading thread: no signal has this number
 GAVE_UP = 1  # the exit status where stopping took too long
@@ -105,13 +130,17 @@ class StopSignals:
     """
 
     def __init__(
-        self, limit_s: float = STOP_LIMIT_S, give_up: Callable[[int], object] = os._exit
+        self,
+        limit_s: float = STOP_LIMIT_S,
+        give_up: Callable[[int], object] = os._exit,
+        encoding: LogEncoding = "plain",
     ) -> None:
         """give_up: ends the process with a status; called if it still runs after the limit, and at
         once where it may leave.
         """
         self._limit_s = limit_s
         self._give_up = give_up
+        self._is_json = encoding == "json"
         self._asked = StopRequest()
         self._thread = threading.Thread(target=self._read, name="signals", daemon=True)
 
@@ -158,8 +187,9 @@ class StopSignals:
                     )
 
     def _tell(self, line: str) -> None:
+        text = json_line("INFO", line) if self._is_json else f"{OWN}{line}\n"
         with contextlib.suppress(OSError):  # the terminal may have gone
-            os.write(self._terminal, f"splitscribe: {line}\n".encode())
+            os.write(self._terminal, text.encode())
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:

@@ -97,6 +97,10 @@ def serve(
         str | None,
         typer.Option(help="join the Ray cluster at this address, such as 'auto' or 10.0.0.1:6379"),
     ] = None,
+    verbose: Annotated[
+        bool,
+        typer.Option("--verbose", "-v", help="tell all of the start, as --log-level also does"),
+    ] = False,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="print the merged settings and exit")
     ] = False,
@@ -127,10 +131,11 @@ def serve(
         return
     from cluster.cli.foreground import StopSignals
 
-    with StopSignals() as stop:
+    with StopSignals(encoding=settings.log_format) as stop:
         from cluster.cli.foreground import serve_foreground
 
-        serve_foreground(settings, ray_address, err, stop)
+        is_verbose = verbose or log_level is not None
+        serve_foreground(settings, ray_address, err, stop, verbose=is_verbose)
 
 
 app.command(cls=TranscribeCommand)(transcribe)

@@ -118,7 +118,7 @@ class JsonFormatter(logging.Formatter):
         line: dict[str, Any] = {
             "time": datetime.fromtimestamp(record.created, UTC).isoformat(timespec="milliseconds"),
             "level": record.levelname,
-            **{name: told[name] for name in ("role", "replica", "request_id")},
+            **{name: told.get(name, NO_REQUEST) for name in ("role", "replica", "request_id")},
             "logger": record.name,
             "message": record.getMessage(),
             **told.get("log_fields", {}),

@@ -191,6 +191,18 @@ def replica_is_stopping() -> bool:
     )
 
 
+def take_worker_lines(take: Callable[[object, list[str]], None]) -> None:
+    """Have `take` get what workers print, by their process, in place of Ray's own way to show it.
+
+    Ray puts a prefix before each line, coloured without a terminal too, and no setting omits it.
+    """
+    from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
+
+    name = "ray_print_logs"  # as Ray calls its own, which it removes at the end
+    dispatcher.remove_handler(name)
+    dispatcher.add_handler(name, lambda data: take((data["ip"], data["pid"]), data["lines"]))
+
+
 def raylet_socket() -> str:
     """Path of the socket of Ray's process on this machine, in whose cluster this process is."""
     from ray._private.worker import global_worker

@@ -226,7 +226,7 @@ def joined_cluster(address: str) -> Iterator[None]:
             prefix="splitscribe-run-", ignore_cleanup_errors=True
         ) as folder,
         chdir(folder),
-        ray_session(address, log_to_driver=False),
+        ray_session(address),
     ):
         yield
 

@@ -18,11 +18,12 @@ import sys
 import time
 from collections import deque
 from collections.abc import Callable, Mapping
+from logging.handlers import MemoryHandler
 from pathlib import Path
 from typing import Any
 
 from cluster.common.errors import ConfigurationError
-from cluster.common.logs import configure_logging
+from cluster.common.logs import JsonFormatter, configure_logging
 from cluster.common.messages import Location
 from cluster.common.metrics import MetricSpec, Recorder, serve_recorder
 from cluster.common.settings import Settings
@@ -62,9 +63,13 @@ def start_replica(
         quotes=role not in ("router", "batches"),
         stream=sys.__stderr__,
     )
-    for package in CODE_PACKAGES:  # Serve's log file too: it is the one that the dashboard shows
-        for handler in logging.getLogger("ray.serve").handlers:
+    for handler in logging.getLogger("ray.serve").handlers:
+        for (
+            package
+        ) in CODE_PACKAGES:  # Serve's log file too: it is the one that the dashboard shows
             logging.getLogger(package).addHandler(handler)
+        if settings.log_format == "json" and isinstance(handler, MemoryHandler) and handler.target:
+            handler.target.setFormatter(JsonFormatter())  # Serve's own has no room for our fields
     keep_to_network(None if role == "router" else settings.kv_network)
     return name, serve_recorder(specs)
 

@@ -53,7 +53,7 @@ def running_cluster(
     say: Say = lambda line: None,
     address: str | None = None,
     ready_timeout_s: float = 180.0,
-    log_to_driver: bool = False,
+    worker_lines: Callable[[object, list[str]], None] | None = None,
     build: Build | None = None,
     stop: StopRequest | None = None,
 ) -> Iterator[RunningCluster]:
@@ -61,7 +61,7 @@ def running_cluster(
 
     Args:
         settings: resolved here; see `resolve_settings`.
-        say: told one line per stage.
+        say: told one line per stage. worker_lines: told what a worker has printed, by its process.
         address: of a running Ray cluster to join; None starts Ray on this machine.
         build: composes the application; None: `cluster.serve.app.build_app`.
         stop: set by somebody else, it ends the start at its next step.
@@ -94,10 +94,11 @@ def running_cluster(
         ) as folder,
         chdir(folder),
     ):
-        say("starting Ray" if address is None else f"joining Ray at {address}")
+        models = ", ".join(one.model for one in settings.by_model().values())
+        say(f"starting {models}: {placement}" if placement else f"joining Ray at {address}")
         stop.may_leave = address is not None
         check_stop(stop)
-        with ray_session(address, log_to_driver, settings.ray_dashboard) as context:
+        with ray_session(address, settings.ray_dashboard, worker_lines) as context:
             stop.may_leave = False
             check_stop(stop)
             imports.join()
@@ -106,7 +107,7 @@ def running_cluster(
             if placement is None:
                 resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
                 placement = place(settings, joined_machine(resources.get("GPU", 0.0)))
-            say(f"starting router, encoder and decoder workers; placement: {placement}")
+                say(f"starting {models}: {placement}")
             app = (build or build_app)(settings, build_id(), placement)
             with _application(app, settings, address is None, say, stop):
                 url = f"http://{_client_host(settings.router.host)}:{settings.router.port}"
@@ -135,15 +136,20 @@ def _application(
 
     from cluster.serve.start.ray_session import stop_application
 
+    encoding = {"encoding": "JSON" if settings.log_format == "json" else "TEXT"}
     serve.start(
         proxy_location="Disabled" if settings.router.listener == "router" else None,
         http_options={"host": settings.router.host, "port": settings.router.port},
-        logging_config={"log_level": _serve_level(settings), "enable_access_log": False},
+        logging_config={
+            "log_level": _serve_level(settings),
+            "enable_access_log": False,
+            **encoding,
+        },
     )
     try:
         check_stop(stop)
         serve.run_many(
-            [serve.RunTarget(app, APP_NAME, "/")],
+            [serve.RunTarget(app, APP_NAME, "/", logging_config=encoding)],
             wait_for_ingress_deployment_creation=False,
             wait_for_applications_running=False,
         )

@@ -8,7 +8,7 @@ from __future__ import annotations
 import logging
 import os
 import sys
-from collections.abc import Iterator
+from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
@@ -19,24 +19,32 @@ from cluster.common.errors import ConfigurationError
 from cluster.common.settings import RayDashboard
 from cluster.serve.distribution import package_root
 from cluster.serve.ray_environment import APP_NAME, ONE_MACHINE_ENVIRONMENT
-from cluster.serve.ray_internals import DASHBOARD_PARTS, ray_on_loopback, small_ray_head
+from cluster.serve.ray_internals import (
+    DASHBOARD_PARTS,
+    ray_on_loopback,
+    small_ray_head,
+    take_worker_lines,
+)
 
+TakeLines = Callable[[object, list[str]], None]  # what one process has printed
 OBJECT_STORE_BYTES = 256 * 1024 * 1024  # audio and KV do not pass through it
 
 
 @contextmanager
 def ray_session(
-    address: str | None, log_to_driver: bool, dashboard: RayDashboard = "none"
+    address: str | None, dashboard: RayDashboard = "none", worker_lines: TakeLines | None = None
 ) -> Iterator[Any]:
     """Ray's context, of a cluster at `address` or of one that lives as long as this is open.
 
-    dashboard: as in `Settings`, for the latter.
+    dashboard: as in `Settings`, for the latter. worker_lines: is told what workers print.
 
     Raises:
         ConfigurationError: Ray did not start, or is not there.
     """
     _put_packages_on_path()
-    context = _start(address, log_to_driver, dashboard)
+    context = _start(address, dashboard, log_to_driver=worker_lines is not None)
+    if worker_lines is not None:
+        take_worker_lines(worker_lines)
     import ray.serve  # which sets the level of its log
 
     logging.getLogger("ray.serve").setLevel(logging.WARNING)
@@ -47,7 +55,7 @@ def ray_session(
             ray.shutdown(wait_for_processes=True)
 
 
-def _start(address: str | None, log_to_driver: bool, dashboard: RayDashboard) -> Any:
+def _start(address: str | None, dashboard: RayDashboard, *, log_to_driver: bool) -> Any:
     logging.getLogger("ray").setLevel(logging.ERROR)  # of what it says before it reads the options
     common: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": log_to_driver}
     try:

@@ -183,7 +183,8 @@ def wait_for_replicas(say: Say, stop: threading.Event) -> None:
     while True:
         state = state_here(serve.status())
         if state is not None:
-            progress.tell(f"workers running: {state.line()}")
+            if any(pool.wanted for pool in state.pools):
+                progress.tell(f"workers running: {state.line()}")
             if state.status == "RUNNING":
                 return
             if state.status == "DEPLOY_FAILED":
@@ -212,9 +213,9 @@ def wait_for_health(
     progress = Changes(say)
     while time.monotonic() < deadline_s:
         is_serving, line = health_line(url)
-        progress.tell(f"{url}: {line}")
         if is_serving:
             return True
+        progress.tell(f"{url}: {line}")
         stop.wait(poll_s)
         check_stop(stop)
     return False

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import signal
 import threading
@@ -102,3 +103,13 @@ def test_a_start_that_leaves_nothing_behind_ends_at_once(
         assert left.wait(20.0)
     assert statuses == [0]
     assert "stopped before it was ready" in capfd.readouterr().err
+
+
+def test_what_a_signal_does_is_told_in_json_where_lines_are_json(
+    capfd: pytest.CaptureFixture[str],
+) -> None:
+    with StopSignals(encoding="json") as asked:
+        os.kill(os.getpid(), signal.SIGTERM)
+        assert asked.wait(20.0)
+    (line,) = capfd.readouterr().err.splitlines()
+    assert json.loads(line)["message"].startswith("SIGTERM: stopping")

@@ -21,6 +21,7 @@ from cluster.serve.ray_internals import (
     look_for_nodes_each,
     ray_on_loopback,
     small_ray_head,
+    take_worker_lines,
 )
 
 HERE = Path("cluster/serve/ray_internals.py")
@@ -36,6 +37,7 @@ NAMES = (
     "ray.experimental.internal_kv._internal_kv_get",
     "ray.experimental.internal_kv._internal_kv_put",
     "ray._private.worker.global_worker",
+    "ray._private.ray_logging.global_worker_stdstream_dispatcher",
     "ray.serve._private.cluster_node_info_cache.ClusterNodeInfoCache",
 )
 READERS = {  # of the variables that the process of each node does not read itself
@@ -181,3 +183,21 @@ def test_serves_controller_asks_for_nodes_at_the_interval(monkeypatch: pytest.Mo
         one.update()
     other.update()
     assert asked == ["one", "one", "one", "other"]
+
+
+def test_what_workers_print_comes_without_rays_prefix(capsys: pytest.CaptureFixture[str]) -> None:
+    """In place of Ray's own handler, which `ray.init` has added by then and removes at the end."""
+    from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
+    from ray._private.worker import print_to_stdstream
+
+    printed = {"ip": "10.0.0.1", "pid": 7, "lines": ["one", "two"], "is_err": True}
+    taken: list[tuple[object, list[str]]] = []
+    dispatcher.add_handler("ray_print_logs", lambda data: print_to_stdstream(data, False))
+    try:
+        take_worker_lines(lambda *come: taken.append(come))
+        dispatcher.emit(printed)
+    finally:
+        dispatcher.remove_handler("ray_print_logs")
+    assert taken == [(("10.0.0.1", 7), ["one", "two"])]
+    dispatcher.emit(printed)
+    assert (len(taken), capsys.readouterr().err) == (1, "")
