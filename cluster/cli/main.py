@@ -1,4 +1,4 @@
-"""The command line: serve, transcribe, align, batch, demo, check; up, deploy, status, down,
+"""The command line: serve, transcribe, align, batch, pull, demo, check; up, deploy, status, down,
 config; and profile, simulate, plan.
 
 Settings come from flags over `SPLITSCRIBE_*` over `--config` over defaults. A mistake of the
@@ -21,6 +21,7 @@ from cluster.cli.config import config
 from cluster.cli.operate.commands import deploy, down, status, up
 from cluster.cli.plain_help import PlainTyper
 from cluster.cli.planning import plan, profile, simulate
+from cluster.cli.pull import pull
 from cluster.cli.transcribe import TranscribeCommand, transcribe
 from cluster.common.errors import SplitscribeError
 from cluster.common.settings import Device, DType, LogLevel, PlacementName, Settings, Transport
@@ -141,6 +142,7 @@ def serve(
 app.command(cls=TranscribeCommand)(transcribe)
 app.command()(align)
 app.command(cls=BatchCommand)(batch)
+app.command()(pull)
 for command in (up, deploy, status, down):
     app.command(rich_help_panel="Clusters of several machines")(command)
 for planning in (profile, simulate, plan):

@@ -64,9 +64,10 @@ def http_host(
             for name, value in given.headers.items():
                 self.send_header(name, value)
             self.end_headers()
-            self.wfile.write(given.body)
+            if self.command != "HEAD":
+                self.wfile.write(given.body)
 
-        do_POST = do_GET  # noqa: N815 - as that class has it
+        do_POST = do_HEAD = do_GET  # noqa: N815 - as that class has it
 
         def log_message(self, format: str, *args: object) -> None:
             """Keep quiet."""

@@ -1,0 +1,25 @@
+"""`splitscribe pull`: models into the Hugging Face cache, before anything needs them."""
+
+from __future__ import annotations
+
+from typing import Annotated
+
+import typer
+
+from cluster.common.model.checkpoint import open_checkpoint
+
+
+def pull(
+    models: Annotated[
+        list[str],
+        typer.Argument(help="Hub ids, or short names such as turbo", metavar="MODEL..."),
+    ],
+) -> None:
+    """Download models, from where every command takes them afterwards, also without a network.
+
+    What is there already is not downloaded again.
+
+    Example: splitscribe pull turbo
+    """
+    for model in models:
+        typer.echo(f"{model} is in {open_checkpoint(model).path}")
