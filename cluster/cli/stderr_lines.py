@@ -20,11 +20,11 @@ from contextlib import contextmanager, suppress
 from cluster.common.errors import SplitscribeError
 from cluster.common.logs import JsonFormatter
 
-# How a line begins that tells its level: ours; Serve's; and those of Ray's native part.
-OURS = re.compile(r"\d{4}-\d\d-\d\d \S+ (DEBUG|INFO|WARNING|ERROR|CRITICAL) ")
-SERVES = re.compile(r"(DEBUG|INFO|WARNING|ERROR|CRITICAL) \d{4}-\d\d-\d\d ")
-NATIVE = re.compile(r"\[\d{4}-\d\d-\d\d \S+ ([DIWEC]) ")
-NATIVE_LEVELS = {"D": "DEBUG", "I": "INFO", "W": "WARNING", "E": "ERROR", "C": "CRITICAL"}
+LEVELS = {name[0]: name for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
+# How a line begins that tells its level: ours with the time, Serve's, that of Ray's native part.
+TOLD = re.compile(
+    rf"(?:\d{{4}}-\S+ \S+ )?({'|'.join(LEVELS.values())}) |\[\d{{4}}-\S+ \S+ ([DIWEC]) "
+)
 OWN = "splitscribe: "  # how lines of this process begin
 HIDDEN = ("DEBUG", "INFO")
 SLOWEST_S = 2.0  # to write what is left at the end
@@ -34,10 +34,8 @@ def level_of(line: str) -> str | None:
     """The level that a line tells; None: it is part of the one before, or of no log."""
     if line.startswith(OWN):
         return "INFO"
-    if found := OURS.match(line) or SERVES.match(line):
-        return found[1]
-    found = NATIVE.match(line)
-    return NATIVE_LEVELS[found[1]] if found else None
+    found = TOLD.match(line)
+    return LEVELS[(found[1] or found[2])[0]] if found else None
 
 
 class WorkerLines:
@@ -65,7 +63,7 @@ class WorkerLines:
     def _is_shown(self, line: str, level: str) -> bool:
         if self.is_quiet:
             return level in ("ERROR", "CRITICAL")
-        return self._all_of_serve or level not in HIDDEN or OURS.match(line) is not None
+        return self._all_of_serve or level not in HIDDEN or line[0].isdigit()  # which is ours
 
 
 def json_line(level: str, message: str, error: BaseException | None = None) -> str:

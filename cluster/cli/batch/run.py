@@ -7,7 +7,6 @@ import json
 import logging
 import os
 import signal
-import socket
 import sys
 import tempfile
 import threading
@@ -37,13 +36,12 @@ from cluster.serve.ray_internals import (
     ray_addresses_here,
     raylet_socket,
 )
-from cluster.serve.start.readiness import Say, check_ray_answers
+from cluster.serve.start.readiness import Say, answers, check_ray_answers
 from router.http.models import ALIAS
 
 NO_CLUSTER = "none"
 ALL_DONE, ENDED, SOME_FAILED = 0, 1, 3  # exit status; ENDED: as after other errors
 LOOK_S = 0.5  # between two looks after the cluster
-ANSWER_S = 2.0  # for a connection
 # The cluster's head may be away for a while and come back; with its part on this machine gone too,
 # it does not.
 GONE_S, AWAY_S = 1.0, 30.0
@@ -282,17 +280,3 @@ class ClusterWatch(threading.Thread):
             if time.monotonic() - answered_s >= limit_s and not self.over.is_set():
                 self._leave()
                 return
-
-
-def answers(address: tuple[str, int] | str) -> bool:
-    """Whether somebody takes a connection at a host's port, or at a path."""
-    try:
-        if isinstance(address, str):
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(ANSWER_S)
-                connection.connect(address)
-        else:
-            socket.create_connection(address, ANSWER_S).close()
-    except OSError:
-        return False
-    return True

@@ -158,10 +158,22 @@ def check_ray_answers(address: str) -> None:
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdigit():  # such as "auto", which Ray looks for on this machine
         return
+    if not answers((host.strip("[]"), int(port))):
+        raise ConfigurationError(f"no Ray cluster answers at {address}")
+
+
+def answers(address: tuple[str, int] | str) -> bool:
+    """Whether somebody takes a connection at a host's port, or at a path."""
     try:
-        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
-    except (OSError, OverflowError) as error:
-        raise ConfigurationError(f"no Ray cluster answers at {address}: {error}") from error
+        if isinstance(address, str):
+            with socket.socket(socket.AF_UNIX) as connection:
+                connection.settimeout(CONNECT_S)
+                connection.connect(address)
+        else:
+            socket.create_connection(address, CONNECT_S).close()
+    except (OSError, OverflowError):  # a port of six digits
+        return False
+    return True
 
 
 def check_stop(stop: threading.Event) -> None:
