@@ -160,7 +160,9 @@ async def test_what_the_endpoint_refuses_is_refused() -> None:
         with pytest.raises(UnsupportedValueError) as refused:
             engine.params([*MODEL, ("stream", "true")])
         assert refused.value.param == "stream"
-        assert engine.params(MODEL, "translate").task == "translate"
+        with pytest.raises(UnsupportedValueError, match="cannot translate"):
+            engine.params(MODEL, "translate")
+        assert engine.params([*MODEL, ("text", "One.")], "align").known_lines == ("One.",)
 
 
 def make_hasty_clock() -> tuple[Clock, list[float]]:
