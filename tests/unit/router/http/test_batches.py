@@ -97,8 +97,10 @@ async def test_lists_come_page_by_page(client: openai.AsyncOpenAI) -> None:
 
 async def test_batches_come_page_by_page(client: openai.AsyncOpenAI) -> None:
     """The newest first, in pages that the SDK follows to their end."""
-    file = await client.files.create(file=("in.jsonl", line("a", url="x")), purpose="batch")
-    ids = [(await create(client, file.id)).id for _ in range(5)]
+    ids = []
+    for _ in range(5):  # a file each, since one may be that of few open batches
+        file = await client.files.create(file=("in.jsonl", line("a", url="x")), purpose="batch")
+        ids.append((await create(client, file.id)).id)
     found = await client.batches.list(limit=2)
     assert [batch.id for batch in found.data] == [ids[4], ids[3]]
     assert found.has_more
