@@ -63,13 +63,15 @@ def start_replica(
         quotes=role not in ("router", "batches"),
         stream=sys.__stderr__,
     )
+    # Serve's log file too, which the dashboard shows; past the filters before it, which give each
+    # line the id that Serve has made for its request.
     for handler in logging.getLogger("ray.serve").handlers:
-        for (
-            package
-        ) in CODE_PACKAGES:  # Serve's log file too: it is the one that the dashboard shows
-            logging.getLogger(package).addHandler(handler)
-        if settings.log_format == "json" and isinstance(handler, MemoryHandler) and handler.target:
-            handler.target.setFormatter(JsonFormatter())  # Serve's own has no room for our fields
+        file = handler.target if isinstance(handler, MemoryHandler) else handler
+        if file is not None:
+            for package in CODE_PACKAGES:
+                logging.getLogger(package).addHandler(file)
+            if settings.log_format == "json":
+                file.setFormatter(JsonFormatter())
     keep_to_network(None if role == "router" else settings.kv_network)
     return name, serve_recorder(specs)
 
