@@ -20,6 +20,7 @@ import pytest
 import torch
 
 SPLITSCRIBE = str(Path(sys.executable).with_name("splitscribe"))
+URL = r"http://[\w.:]+"  # in a line, which may be JSON
 START_S = 120.0
 STOP_S = 60.0
 KERNELS_S = 600.0  # to compile all of them the first time, on full cores
@@ -77,7 +78,9 @@ class Server:
 
     def dashboard(self) -> str:
         """URL of Ray's dashboard, of a server that was started `WITH_DASHBOARD`."""
-        return next(line.split()[1] for line in self.lines if "dashboard" in line)
+        found = re.search(rf"dashboard +({URL})", self.output())
+        assert found is not None
+        return found[1]
 
     def output(self) -> str:
         return "".join(self.lines)
@@ -122,7 +125,7 @@ def start_server(folder: Path, *flags: str, env: dict[str, str] | None = None) -
     def ready() -> str | None:
         if process.poll() is not None:
             raise SystemExit(f"serve ended with {process.returncode}:\n{server.output()}")
-        found = re.search(r"ready at (http://\S+)", server.output())
+        found = re.search(rf"ready at ({URL})", server.output())
         return found.group(1) if found else None
 
     try:
