@@ -18,6 +18,7 @@ import openai
 import pytest
 
 from cluster.demo.samples import sample_path
+from router.http.admission import BYTES_PER_AUDIO_S
 from tests.e2e.conftest import Server, wait_until
 from tests.support.audio.speech import pcm_of, wav_of
 from tests.support.in_process import in_process_server
@@ -206,18 +207,24 @@ def test_leaving_a_stream_frees_everything(server: Server) -> None:
 
 @contextmanager
 def half_a_request(url: str, length: int) -> Iterator[Callable[[], None]]:
-    """A client that announces `length` bytes and sends none of the file. Yields its hang-up."""
+    """A client that sends a file of `length` bytes without its last one. Yields its hang-up."""
+    head = b'--XX\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
     address = httpx.URL(url)
     with socket.create_connection((address.host, address.port or 80)) as connection:
         connection.sendall(
             b"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: localhost\r\n"
             b"Authorization: Bearer key\r\n"
             b"Content-Type: multipart/form-data; boundary=XX\r\n"
-            b"Content-Length: %d\r\n\r\n--XX\r\n" % length
+            b"Content-Length: %d\r\n\r\n" % (len(head) + length)
         )
-        wait_until(
-            lambda: httpx.get(f"{url}/health").json()["router"]["requests"] == 1, 30, "it is in"
-        )
+        connection.sendall(head + bytes(length - 1))
+        arrived_s = 0.9 * length / BYTES_PER_AUDIO_S
+
+        def is_in() -> bool:
+            router: dict[str, float] = httpx.get(f"{url}/health").json()["router"]
+            return router["requests"] == 1 and router["pending_audio_s"] > arrived_s
+
+        wait_until(is_in, 30, "it is in")
         yield connection.close
 
 
