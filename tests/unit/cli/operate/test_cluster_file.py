@@ -104,7 +104,7 @@ def test_a_cloud_needs_its_package(
 ) -> None:
     monkeypatch.setitem(CLOUD_MODULES, cloud, "no_such_module")
     file = read_cluster_file(written(tmp_path, cloud))
-    with pytest.raises(ConfigurationError, match=rf"splitscribe\[{cloud}\]"):
+    with pytest.raises(ConfigurationError, match=rf"pip install .*\[{cloud}\]"):
         check_sources(file)
 
 
