@@ -21,6 +21,7 @@ from cluster.demo.samples import sample_path, sample_text, words_of
 from tests.e2e.conftest import Server
 from tests.support.audio.sounds import encode_as, joined, write_wav
 from tests.support.audio.speech import pcm_of
+from tests.support.in_process import in_process_server, translating_model
 from tests.support.programs import needs
 
 ROOT = Path(__file__).resolve().parents[3]
@@ -64,6 +65,7 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     folder = tmp_path_factory.mktemp("examples")
     write_wav(folder / "speech.wav", pcm_of("short"))
     encode_as("mp3", folder, pcm_of("medium")).rename(folder / "talk.mp3")
+    (folder / "talk.txt").write_text(sample_text("medium"))
     (folder / "speech-24khz.pcm").write_bytes(
         soxr.resample(pcm_of("short"), 16_000, 24_000).tobytes()
     )
@@ -82,10 +84,12 @@ def test_each_curl_line_of_the_pages_answers_with_a_text(
 
 
 @needs_curl
-def test_each_curl_line_of_the_docs_answers_with_a_text(server: Server, folder: Path) -> None:
-    document = httpx.get(f"{server.url}/openapi.json").json()
-    commands = curl_lines(document["info"]["description"], "")
-    answers = {command: run(command, server.url, folder) for command in commands}
+def test_each_curl_line_of_the_docs_answers_with_a_text(folder: Path, tmp_path: Path) -> None:
+    """By a model that translates, which the bundled one does not."""
+    with in_process_server({"model": translating_model(tmp_path)}) as url:
+        document = httpx.get(f"{url}/openapi.json").json()
+        commands = curl_lines(document["info"]["description"], "")
+        answers = {command: run(command, url, folder) for command in commands}
     assert len(answers) >= 5
     last_word = words_of(sample_text("short"))[-1]
     for command, answer in answers.items():
