@@ -16,7 +16,7 @@ from dataclasses import dataclass, replace
 from statistics import fmean
 
 from cluster.common.model.text.tokenizer import WhisperTokenizer
-from cluster.common.model.text.words import split_words
+from cluster.common.model.text.words import WordTokens, joined, split_words
 from router.transcript import (
     AlignedWord,
     Alignment,
@@ -70,14 +70,19 @@ def given_words(
     words: list[GivenWord] = []
     for number, line in enumerate(lines):
         tokens = tokenizer.encode(f" {line.strip()}") if line.strip() else []
-        own: list[GivenWord] = []
+        own: list[list[WordTokens]] = []
+        is_heard = True  # whether the last one has a letter yet
         for word in split_words(tokens, tokenizer, language):
-            if own and not (_sound(word.text) and _sound(own[-1].text)):
-                text, together = own[-1].text + word.text, own[-1].tokens + word.tokens
-                own[-1] = GivenWord(text, together, number)
+            has_sound = bool(_sound(word.text))
+            if own and not (has_sound and is_heard):
+                own[-1].append(word)
+                is_heard = is_heard or has_sound
             else:
-                own.append(GivenWord(word.text, word.tokens, number))
-        words += own
+                own.append([word])
+                is_heard = has_sound
+        for some in own:
+            whole = joined(some)
+            words.append(GivenWord(whole.text, whole.tokens, number))
     return words
 
 
@@ -163,15 +168,17 @@ def aligned_transcript(
     heard: what was transcribed. times: of words, by their numbers.
     """
     words = [AlignedWord(word.text, word.line, times.get(i)) for i, word in enumerate(given)]
+    timed: list[list[Word]] = [[] for _ in lines]
+    for word in words:
+        if word.time is not None:
+            timed[word.line].append(word.time)
     segments: list[Segment] = []
-    for number, line in enumerate(lines):
-        own = tuple(word.time for word in words if word.line == number and word.time is not None)
+    for line, own in zip(lines, timed, strict=True):
         if own:
             start, end = own[0].start, max(word.end for word in own)
-            blank = Segment(
-                len(segments), 0, start, end, f" {line.strip()}", (), 0.0, 0.0, 0.0, 0.0
-            )
-            segments.append(replace(blank, words=own))
+            text, number = f" {line.strip()}", len(segments)
+            said = tuple(own)
+            segments.append(Segment(number, 0, start, end, text, (), *(0.0,) * 4, words=said))
     return replace(
         heard,
         text="\n".join(lines),

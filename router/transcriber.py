@@ -155,7 +155,7 @@ class RequestTranscriber:
         if said:
             async with self._open(upload, params, run.context) as stream:
                 await work.align_all(stream, said, self._settings.max_windows_in_flight)
-        return aligned_transcript(heard, lines, given, work.times, alone)
+        return await asyncio.to_thread(aligned_transcript, heard, lines, given, work.times, alone)
 
     def _open(
         self,

@@ -124,3 +124,15 @@ def test_a_text_without_spaces_has_words_of_whole_characters(tokenizer: WhisperT
     words = given_words(["今日は、"], tokenizer, "ja")
     assert "".join(word.text for word in words).strip() == "今日は、"
     assert all(isinstance(word, GivenWord) and word.text.strip() for word in words)
+
+
+@pytest.mark.timeout(20)
+@pytest.mark.parametrize("text", ["a\n" * 50_000, "?!" * 50_000, "abc" * 40_000])
+def test_the_oddest_texts_take_no_time(tokenizer: WhisperTokenizer, text: str) -> None:
+    """Many lines, and words without an end: all is done once for each token."""
+    lines = text.splitlines()
+    given = given_words(lines, tokenizer, "en")
+    assert "".join(word.text for word in given).replace(" ", "") == "".join(lines)
+    told = Transcript("transcribe", "en", 9.0, "", ())
+    found = aligned_transcript(told, lines, given, {}, ())
+    assert found.segments == ()

@@ -70,16 +70,21 @@ def _continues(begun: bytes, rest: bytes) -> bool:
 
 def _join_at_spaces(groups: Sequence[WordTokens]) -> list[WordTokens]:
     """A word begins at a space; what is only punctuation is one of its own."""
-    words: list[WordTokens] = []
+    words: list[list[WordTokens]] = []
     for group in groups:
         # A substring test, as in the reference: "..." is none of its punctuation, "()" is.
         is_punctuation = group.text.strip() in string.punctuation
         if not words or group.text.startswith(" ") or is_punctuation:
-            words.append(group)
+            words.append([group])
         else:
-            joined = WordTokens(words[-1].text + group.text, words[-1].tokens + group.tokens)
-            words[-1] = joined
-    return words
+            words[-1].append(group)
+    return [joined(word) for word in words]
+
+
+def joined(groups: Sequence[WordTokens]) -> WordTokens:
+    """Several as one."""
+    tokens = tuple(token for group in groups for token in group.tokens)
+    return WordTokens("".join(group.text for group in groups), tokens)
 
 
 @dataclass(frozen=True, slots=True)
