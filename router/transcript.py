@@ -13,12 +13,16 @@ from cluster.common.messages import Task, TokenAlignment
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word as spoken, with its leading space and its punctuation. Times in s of the upload."""
+    """One word as spoken, with its leading space and its punctuation. Times in s of the upload.
+
+    speaker: None where speakers are not told apart, or nobody was found.
+    """
 
     start: float
     end: float
     word: str
     probability: float
+    speaker: str | None = None
 
 
 @dataclass(frozen=True, slots=True)
@@ -36,7 +40,7 @@ class Segment:
 
     seek: mel frame at which the window began; text keeps its leading space; tokens include
     the timestamps around it, logprobs are theirs; the four scores belong to the whole window;
-    words: empty unless they were asked for.
+    words: empty unless they were asked for; speaker: as of `Word`, and then of all its words.
     """
 
     id: int
@@ -51,6 +55,7 @@ class Segment:
     no_speech_prob: float
     logprobs: tuple[float, ...] = ()
     words: tuple[Word, ...] = ()
+    speaker: str | None = None
 
 
 @dataclass(frozen=True, slots=True)

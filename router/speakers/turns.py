@@ -1,0 +1,136 @@
+"""Who speaks when, brought to the words and segments of a transcript.
+
+A word has the speaker whose turns overlap it most. One that no turn overlaps has the nearest within
+1 s; of two that are even, it has the speaker of the word before. Inside a sentence one speaker
+stands, unless another has two words and half a second there. Knows nothing of how turns are found.
+"""
+
+from __future__ import annotations
+
+from bisect import bisect_left
+from collections.abc import Iterator, Sequence
+from dataclasses import dataclass, replace
+from itertools import groupby, pairwise
+
+from router.transcript import Segment, Word
+
+NEAREST_S = 1.0  # from a word to the turn that it may still belong to
+PAUSE_S = 1.0  # between two words: ends a sentence
+LEAST_WORDS, LEAST_S = 2, 0.5  # of another speaker inside a sentence
+SENTENCE_ENDS = tuple(".。!！?？…")
+CLOSING = "\"'”’)]}» "
+DIGITS = 6  # of seconds that are compared
+
+
+@dataclass(frozen=True, slots=True)
+class SpeakerTurn:
+    """Speech of one speaker, in seconds of the file. A file's turns are sorted and apart."""
+
+    start: float
+    end: float
+    speaker: str
+
+
+def attribute(segments: Sequence[Segment], turns: Sequence[SpeakerTurn]) -> tuple[Segment, ...]:
+    """The segments and their words with speakers, cut where the speaker changes, and numbered.
+
+    A speaker is None where no turn is near. A segment without words has one speaker. Of one that is
+    cut, the first piece has the tokens.
+    """
+    finder = _Finder(turns)
+    spans: list[Segment | Word] = []
+    for segment in segments:
+        spans.extend(segment.words or (segment,))
+    speakers = [finder.speaker_of(span.start, span.end) for span in spans]
+    for first, end in _sentences(spans):
+        speakers[first:end] = _smoothed(spans[first:end], speakers[first:end])
+    found: list[Segment] = []
+    left = iter(speakers)
+    for segment in segments:
+        if not segment.words:
+            found.append(replace(segment, speaker=next(left)))
+            continue
+        words = [replace(word, speaker=next(left)) for word in segment.words]
+        found += _cut(segment, words)
+    return tuple(replace(segment, id=number) for number, segment in enumerate(found))
+
+
+class _Finder:
+    """Looks turns up for one word after another."""
+
+    def __init__(self, turns: Sequence[SpeakerTurn]) -> None:
+        self._turns = turns
+        self._ends = [turn.end for turn in turns]
+        self._before: str | None = None  # the speaker of the word before
+
+    def speaker_of(self, start: float, end: float) -> str | None:
+        first = bisect_left(self._ends, start - NEAREST_S)
+        overlaps: dict[str, float] = {}
+        distances: dict[str, float] = {}
+        for turn in self._turns[first:]:
+            if turn.start > end + NEAREST_S:
+                break
+            shared_s = round(min(end, turn.end) - max(start, turn.start), DIGITS)
+            if shared_s > 0:
+                overlaps[turn.speaker] = overlaps.get(turn.speaker, 0.0) + shared_s
+            nearest_s = distances.get(turn.speaker, NEAREST_S)
+            distances[turn.speaker] = min(nearest_s, max(0.0, -shared_s))
+        self._before = self._largest(overlaps or {who: -far for who, far in distances.items()})
+        return self._before
+
+    def _largest(self, shares: dict[str, float]) -> str | None:
+        if not shares:
+            return None
+        best = max(shares.values())
+        found = [who for who, share in shares.items() if share == best]
+        return self._before if self._before in found else found[0]
+
+
+def _sentences(spans: Sequence[Segment | Word]) -> Iterator[tuple[int, int]]:
+    """From and to which word each sentence is; a segment without words is one of its own."""
+    first = 0
+    for i, (span, following) in enumerate(pairwise(spans), start=1):
+        text = span.word if isinstance(span, Word) else ""
+        is_end = text.rstrip(CLOSING).endswith(SENTENCE_ENDS)
+        if is_end or not text or isinstance(following, Segment) or _pause_s(span, following):
+            yield first, i
+            first = i
+    if spans:
+        yield first, len(spans)
+
+
+def _pause_s(span: Segment | Word, following: Segment | Word) -> bool:
+    return following.start - span.end > PAUSE_S
+
+
+def _smoothed(spans: Sequence[Segment | Word], speakers: Sequence[str | None]) -> list[str | None]:
+    """The speakers of one sentence's words, without those that have too little of it."""
+    seconds: dict[str | None, float] = {}
+    for span, speaker in zip(spans, speakers, strict=True):
+        seconds[speaker] = seconds.get(speaker, 0.0) + span.end - span.start
+    main = max(seconds, key=lambda who: (who is not None, seconds[who]))
+    kept: list[str | None] = []
+    for speaker, run in groupby(zip(spans, speakers, strict=True), key=lambda pair: pair[1]):
+        said = [span for span, _ in run]
+        is_short = len(said) < LEAST_WORDS or said[-1].end - said[0].start < LEAST_S
+        kept += [main if is_short or speaker is None else speaker] * len(said)
+    return kept
+
+
+def _cut(segment: Segment, words: Sequence[Word]) -> list[Segment]:
+    """One segment for each run of words of one speaker; the outer bounds stay."""
+    runs = [tuple(run) for _, run in groupby(words, key=lambda word: word.speaker)]
+    if len(runs) == 1:
+        return [replace(segment, words=runs[0], speaker=runs[0][0].speaker)]
+    pieces = []
+    for i, run in enumerate(runs):
+        piece = replace(
+            segment,
+            start=run[0].start if i else segment.start,
+            end=run[-1].end if i < len(runs) - 1 else segment.end,
+            text="".join(word.word for word in run),
+            words=run,
+            speaker=run[0].speaker,
+        )
+        pieces.append(replace(piece, tokens=(), logprobs=()) if i else piece)
+    return pieces
