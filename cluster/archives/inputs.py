@@ -12,6 +12,7 @@ import csv
 import glob
 import io
 import json
+import os
 import posixpath
 import re
 import threading
@@ -81,6 +82,14 @@ class Item:
         """Seconds of audio, by its size."""
         suffix = self.relative.rpartition(".")[2].lower()
         return max(0, self.size) / BYTES_PER_S.get(suffix, USUAL_BYTES_PER_S)
+
+
+def check_there(names: Iterable[str]) -> None:
+    """Raise InvalidRequestError where a path is not there, before anything large is imported."""
+    for name in names:
+        is_path = name != STDIN and not is_url(name) and not glob.has_magic(name)
+        if is_path and not os.path.lexists(name):
+            raise InvalidRequestError(f"there is no file or folder {name}")
 
 
 def list_items(names: Sequence[str], stdin: Iterable[str] = ()) -> Iterator[Item]:

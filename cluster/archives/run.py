@@ -25,6 +25,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cluster.archives.inputs import Item, opened
 from cluster.archives.outputs import Archive, Outputs, Pending, error_text, pairs_of
+from cluster.common.logs import counted
 from cluster.serve.bulk.engine import BulkEngine
 from router.transcript import Transcript
 
@@ -157,9 +158,9 @@ class RunProgress:
         return self.n_before + self.n_failed_before + self.n_pending
 
     def summary(self) -> str:
-        parts = [f"{self.n_items} file{'s' * (self.n_items != 1)}"]
+        parts = [counted(self.n_items, "file")]
         if self.n_before:
-            parts.append(f"{self.n_before} are done")
+            parts.append(f"{self.n_before} done")
         if self.n_failed_before:
             parts.append(f"{self.n_failed_before} failed before (--retry-failed tries them again)")
         about = hours(self.about_s)
@@ -213,8 +214,9 @@ class RunProgress:
     def line(self) -> str:
         left_s, heard_s, speed = self.left_s, self._heard_s, self.speed
         about = "" if self.is_listed and self.n_done == self.n_pending else "about "
+        n_files = counted(self.n_pending, "file" if self.is_listed else "or more file")
         words = [
-            f"{self.n_done} of {self.n_pending}{'' if self.is_listed else ' or more'} files",
+            f"{self.n_done} of {n_files}",
             f"{hours(heard_s)} of {about}{hours(heard_s + left_s)} of audio",
         ]
         if speed:

@@ -51,6 +51,11 @@ def request_scope(request_id: str) -> Iterator[None]:
         _request_id.reset(token)
 
 
+def counted(number: int, noun: str) -> str:
+    """`1 file`, `2 files`."""
+    return f"{number} {noun}" if number == 1 else f"{number} {noun}s"
+
+
 def current_request_id() -> str:
     """Id of the request this task works for, "-" outside of any."""
     return _request_id.get()

@@ -14,7 +14,6 @@ import socket
 from collections.abc import Mapping, Sequence
 
 from fastapi import Request
-from starlette._utils import get_route_path  # by which Starlette finds the route
 from starlette.datastructures import Headers
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket, WebSocketDisconnect
@@ -78,7 +77,7 @@ class AccessMiddleware:
         if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
-        path = get_route_path(scope)
+        path = route_path(scope)
         is_http = scope["type"] == "http"
         is_page = path == PAGE or path.startswith(PAGE_FILES)
         try:
@@ -101,6 +100,13 @@ class AccessMiddleware:
             limits = [most for start, most in self._uploads.items() if path.startswith(start)]
             receive = bounded(receive, max(limits, default=MAX_BODY_BYTES))
         await self._app(scope, receive, send)
+
+
+def route_path(scope: Scope) -> str:
+    """What Starlette finds a route by: the path without that of a mount, as Serve's proxy has."""
+    path: str = scope["path"]
+    below = path.removeprefix(scope.get("root_path", ""))
+    return below if below[:1] in ("", "/") else path
 
 
 class HostNames:

@@ -10,6 +10,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import hmac
+import logging
 from collections import Counter
 from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
 from contextlib import contextmanager
@@ -22,7 +23,10 @@ from fastapi.security import HTTPBearer
 from cluster.common.errors import AuthenticationError, RateLimitError
 from cluster.common.settings.api_keys import named_key
 
+logger = logging.getLogger(__name__)
+
 RETRY_AFTER_S = 1.0
+SHORT = 16  # characters: a key of fewer is warned of
 BEARER = HTTPBearer(auto_error=False, description="one of the server's API keys")  # as documented
 
 
@@ -50,10 +54,14 @@ class KeyRing:
         for name, key in map(named_key, entries):
             digest, owner = _digest(key.encode()), _owner(key.encode())
             number = _index_of(digest, self._digests())
+            is_new = number is None
             if number is None:
                 number = len(self._known)
                 self._known.append(_Key(digest, owner, ""))
             self._known[number].name = name or f"key_{owner.hex()[:8]}"
+            if is_new and len(key) < SHORT:
+                text = "the API key %s has fewer than %d characters: who guesses it comes in"
+                logger.warning(text, self._known[number].name, SHORT)
             numbers.add(number)
         self._valid = numbers
 

@@ -18,7 +18,7 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 
 from cluster.common.clock import SYSTEM_CLOCK, Clock
-from cluster.common.logs import log_fields, request_scope
+from cluster.common.logs import counted, log_fields, request_scope
 from cluster.common.metrics import Recorder
 from cluster.common.tracing import NO_SPAN, NO_TRACER, Span, Tracer
 from router.http.envelope import (
@@ -153,10 +153,8 @@ class RequestMiddleware:
             text += f" by {key}"
         if work:
             stages = ", ".join(f"{name} {work[f'{name}_s']:.3f}" for name in _STAGES)
-            text += (
-                f": transcribed {work['duration_s']:.2f} s of audio in {work['windows']} windows"
-            )
-            text += f" ({stages})"
+            windows = counted(work["windows"], "window")
+            text += f": transcribed {work['duration_s']:.2f} s of audio in {windows} ({stages})"
         fields = {"method": scope["method"], "path": path, "status": status, "wall_s": wall_s}
         logger.info("%s", text, extra=log_fields(**fields, key=key, **work))
 

@@ -23,7 +23,7 @@ from starlette.types import Receive
 
 from cluster.common.clock import Clock
 from cluster.common.errors import InvalidRequestError, SplitscribeError, WorkerError
-from cluster.common.logs import current_request_id
+from cluster.common.logs import counted, current_request_id
 from cluster.common.metrics import Recorder
 from cluster.common.settings import RouterSettings
 from router.api.formats import render
@@ -254,9 +254,9 @@ class TranscriptionService:
             ("upload", checked.upload_s, ""),
             ("audio", timings.audio_s, ""),
             ("queue", timings.queue_s, ""),
-            ("encode", timings.encode_s, f"{timings.windows} windows"),
+            ("encode", timings.encode_s, counted(timings.windows, "window")),
             ("transfer", timings.transfer_s, f"{timings.transfer_bytes} bytes"),
-            ("decode", timings.decode_s, f"{timings.steps} steps"),
+            ("decode", timings.decode_s, counted(timings.steps, "step")),
             ("total", self._clock.monotonic() - checked.started_s, ""),
         )
         return ", ".join(_stage(*stage) for stage in stages)

@@ -32,7 +32,7 @@ def answer(client: openai.OpenAI, name: str) -> tuple[dict[str, Any], int]:
     )
     timing = raw.headers["server-timing"]
     n_bytes = re.search(r'transfer;dur=\S+;desc="(\d+) bytes"', timing)
-    n_windows = re.search(r'encode;dur=\S+;desc="(\d+) windows"', timing)
+    n_windows = re.search(r'encode;dur=\S+;desc="(\d+) windows?"', timing)
     assert n_bytes is not None
     assert n_windows is not None
     heard = raw.parse().to_dict()

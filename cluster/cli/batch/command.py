@@ -14,6 +14,7 @@ from typing import Annotated, Any
 
 import typer
 
+from cluster.archives.inputs import check_there
 from cluster.archives.outputs import FILES_AT_ONCE, FORMATS, Archive
 from cluster.archives.places import Place, require_bulk
 from cluster.cli.plain_help import PlainTyper
@@ -105,6 +106,7 @@ def _batch(**flags: Any) -> None:
     flags = {k: bool(one) if isinstance(one, Switch) else one for k, one in flags.items()}
     if not flags["inputs"]:
         raise InvalidRequestError("name files, folders, URLs or manifests to transcribe")
+    check_there(flags["inputs"])
     archive = archive_of(flags)
     from cluster.cli.batch.run import run_batch
 

@@ -26,6 +26,7 @@ from cluster.archives.own_pools import own_settings
 from cluster.archives.run import RunProgress, duration, look_at, run_archive
 from cluster.cli.default_model import ask_before_download, say_if_toy, with_default_model
 from cluster.common.errors import ConfigurationError
+from cluster.common.logs import counted
 from cluster.common.settings import Settings
 from cluster.serve.bulk.engine import Told, application_settings, engine_of_application
 from cluster.serve.distribution import build_id
@@ -134,9 +135,11 @@ def _finish(archive: Archive, progress: RunProgress, out: Console) -> int:
         if progress.done_s:
             speed = json.dumps({"hours_per_hour": progress.speed})
             (where / SPEED).write_whole(speed.encode())
+    n_files = counted(progress.n_items, "file")
+    have = "has its transcript" if progress.n_items == 1 else "have their transcripts"
     out.print(
-        f"{progress.n_items - n_failed} of {progress.n_items} files have their transcripts in "
-        f"{where.name}" + (f"; this run: {progress.line()}" if progress.n_done else ""),
+        f"{progress.n_items - n_failed} of {n_files} {have} in {where.name}"
+        + (f"; this run: {progress.line()}" if progress.n_done else ""),
         markup=False,
     )
     if n_failed:

@@ -25,6 +25,7 @@ from cluster.cli.default_model import ask_before_download, say_if_toy
 from cluster.cli.transcribe.job import STDIN, LiveClient, LiveJob, Source
 from cluster.common.errors import ConfigurationError, InvalidAudioError, InvalidRequestError
 from cluster.common.extras import install_command
+from cluster.common.logs import counted
 from cluster.common.messages import Pcm
 
 MAX_UNSENT_S = 30.0  # of audio that is sent ahead, such as a file's
@@ -48,7 +49,7 @@ def transcribe_live(job: LiveJob, out: Console, err: Console) -> None:
     if not job.target.server:
         say_if_toy({job.model}, err)
     if n_failed := asyncio.run(_listen(job, out, err)):
-        turns = f"{n_failed} turn{'s' * (n_failed > 1)}"
+        turns = counted(n_failed, "turn")
         raise InvalidRequestError(f"{turns} failed: the text is incomplete")
 
 

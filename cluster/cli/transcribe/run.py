@@ -22,6 +22,7 @@ from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedCo
 from cluster.cli.default_model import ask_before_download, say_if_toy
 from cluster.cli.transcribe.job import Input, Job, TranscribeFile, Watcher, inputs_of
 from cluster.common.errors import InvalidRequestError, SplitscribeError
+from cluster.common.logs import counted
 from router.api.formats import WRITERS
 from router.api.subtitles import CueOptions, clock
 from router.transcript import Segment, Transcript
@@ -52,9 +53,7 @@ def transcribe_files(job: Job, out: Console, err: Console) -> None:
                 say_if_toy({job.params.model}, err)
             n_failed += asyncio.run(_open_and_run(Run(job, out, err, shown), readable))
     if n_failed:
-        raise InvalidRequestError(
-            f"{n_failed} of {len(inputs)} file{'s' * (len(inputs) > 1)} failed"
-        )
+        raise InvalidRequestError(f"{n_failed} of {counted(len(inputs), 'file')} failed")
 
 
 async def _open_and_run(run: Run, files: Sequence[Path]) -> int:

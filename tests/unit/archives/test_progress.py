@@ -28,6 +28,8 @@ def test_progress_tells_hours_speed_and_time_to_go() -> None:
         )
         progress.is_listed = False
         assert progress.line().startswith("2 of 4 or more files, ")
+        progress.n_pending, progress.is_listed = 1, True
+        assert progress.line().startswith("2 of 1 file, ")
 
 
 def test_what_is_done_of_a_long_file_counts() -> None:

@@ -60,7 +60,7 @@ def test_all_done_is_status_0_and_some_failed_is_3(engine: FakeEngine, talks: Pa
     (talks / "bad.mp3").write_text("broken")
     result = batch(talks, "-o", output)
     assert result.exit_code == 3
-    assert "2 are done, 1 to do" in result.output
+    assert "2 done, 1 to do" in result.output
     assert "1 failed, for the reasons in" in result.output
     assert engine.heard == ["one", "two", "broken"] or engine.heard == ["two", "one", "broken"]
     assert batch(talks, "-o", output).exit_code == 3
@@ -92,7 +92,7 @@ def test_a_dry_run_tells_and_does_nothing(engine: FakeEngine, talks: Path) -> No
     batch(talks / "one.mp3", "-o", output)
     kept = {file: file.read_bytes() for file in output.iterdir()}
     result = batch(talks, "-o", output, "--dry-run", "-f", "srt")
-    assert "3 files, 1 are done, 2 to do" in result.output
+    assert "3 files, 1 done, 2 to do" in result.output
     assert {file: file.read_bytes() for file in output.iterdir()} == kept
 
 
@@ -117,6 +117,13 @@ def test_mistakes_are_told_before_anything_is_started(talks: Path, tmp_path: Pat
     assert "no file or folder" in refused(talks, tmp_path / "nofolder", "-o", tmp_path / "texts")
     assert not (tmp_path / "texts").exists()
     assert batch(talks, "-o", "x", "--files-at-once", "0").exit_code == 2
+
+
+def test_a_path_that_is_not_there_is_told_before_anything_large_is_imported(
+    monkeypatch: pytest.MonkeyPatch, talks: Path
+) -> None:
+    monkeypatch.setattr("cluster.archives.places._filesystem", lambda scheme: pytest.fail(scheme))
+    assert "no file or folder nofolder" in refused(talks, "nofolder", "-o", talks.parent / "texts")
 
 
 def test_an_output_that_cannot_be_written_is_told(engine: FakeEngine, talks: Path) -> None:

@@ -11,13 +11,13 @@ from typing import Any, cast
 import pytest
 from fastapi import FastAPI
 from starlette.datastructures import Headers
-from starlette.routing import Mount, WebSocketRoute
+from starlette.routing import Match, Mount, Route, WebSocketRoute
 from starlette.types import Message, Receive
 
 from cluster.common.errors import InvalidRequestError, PayloadTooLargeError
 from router.batches.service import BatchService
 from router.http import access
-from router.http.access import MAX_BODY_BYTES, HostNames, HostRefusedError, bounded
+from router.http.access import MAX_BODY_BYTES, HostNames, HostRefusedError, bounded, route_path
 from router.http.batches import BatchAccess
 from router.http.routes import create_app
 from tests.support.live.realtime_door import opened, refused_upgrade, until
@@ -48,6 +48,16 @@ def keyless() -> FastAPI:
 
 
 # ---- every route
+
+
+@pytest.mark.parametrize("root", ["", "/", "/a", "/ab"])
+@pytest.mark.parametrize("path", ["/", "/a", "/a/", "/ab", "/a/health", "/a//page/", "/abc/a"])
+def test_a_path_is_read_as_starlette_finds_its_route(root: str, path: str) -> None:
+    """Or somebody would come in by a path that means one route here and another one there."""
+    scope = {"type": "http", "method": "GET", "path": path, "root_path": root, "headers": []}
+    match, found = Route("/{seen:path}", lambda _: None).matches(scope)
+    seen = "/" + found["path_params"]["seen"] if match is Match.FULL else ""
+    assert seen == route_path(scope)
 
 
 async def no_body() -> Message:

@@ -53,6 +53,14 @@ def test_a_name_stands_for_its_key() -> None:
         keys.owner(b"ann s3cret-one")
 
 
+def test_a_short_key_is_warned_of_once_and_not_shown(caplog: pytest.LogCaptureFixture) -> None:
+    keys = KeyRing(("ann 15-characters-k", "16-characters--k"))
+    keys.replace(("bob 15-characters-k",))
+    assert caplog.text.count("fewer than 16 characters") == 1
+    assert "API key ann" in caplog.text
+    assert "-k" not in caplog.text
+
+
 async def test_a_key_comes_and_goes_with_its_file(
     tmp_path: Path, caplog: pytest.LogCaptureFixture
 ) -> None:

@@ -42,7 +42,12 @@ async def test_json_by_default(client: httpx.AsyncClient, transcriber: FakeTrans
     assert transcriber.uploads == [AUDIO]
 
 
-async def test_the_stages_are_in_server_timing(client: httpx.AsyncClient) -> None:
+async def test_the_stages_are_in_server_timing(
+    client: httpx.AsyncClient, transcriber: FakeTranscriber
+) -> None:
+    transcriber.timings = replace(TIMINGS, windows=1)
+    assert 'desc="1 window"' in (await post(client)).headers["server-timing"]
+    transcriber.timings = TIMINGS
     answer = await post(client)
     stages = dict(
         re.findall(r"(\w+);dur=([\d.]+)", answer.headers["server-timing"]),
