@@ -99,7 +99,8 @@ def _serve(
         # A start also fails where Ctrl-C, which a terminal sends to Ray's processes too, ended one.
         if is_ready or not stop.is_set():
             raise
-        say(STOPPED)
+        if stop.leave is None:  # else it was told
+            say(STOPPED)
 
 
 def curl_line(url: str, settings: Settings) -> str:
@@ -177,8 +178,9 @@ class StopSignals:
                 if number in SIGNALS and deadline_s is None:
                     deadline_s = time.monotonic() + self._limit_s
                     self._asked.set()
-                    if self._asked.may_leave:
+                    if (leave := self._asked.leave) is not None:
                         self._tell(STOPPED)
+                        leave()
                         self._give_up(0)
                         return
                     self._tell(

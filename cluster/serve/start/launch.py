@@ -13,8 +13,12 @@ import threading
 from collections.abc import Callable, Iterator
 from contextlib import chdir, contextmanager, suppress
 from dataclasses import dataclass
+from functools import partial
 from importlib import import_module
+from shutil import rmtree
 from typing import Any
+
+import psutil
 
 from cluster.common.errors import ConfigurationError
 from cluster.common.settings import Settings
@@ -32,6 +36,8 @@ from cluster.serve.start.readiness import (
     wait_for_replicas,
 )
 from cluster.serve.start.resolve import resolve_settings
+
+KILLS = 20  # of the children of a process in which another thread may go on starting some
 
 Build = Callable[[Settings, str, Placement], Any]  # as `cluster.serve.app.build_app`
 
@@ -96,10 +102,12 @@ def running_cluster(
     ):
         models = ", ".join(one.model for one in settings.by_model().values())
         say(f"starting {models}: {placement}" if placement else f"joining Ray at {address}")
-        stop.may_leave = address is not None
+        # Nothing of a cluster that is joined may be killed, so from there it is taken down.
+        stop.leave = partial(_leave, folder)
         check_stop(stop)
         with ray_session(address, settings.ray_dashboard, worker_lines) as context:
-            stop.may_leave = False
+            if address is not None:
+                stop.leave = None
             check_stop(stop)
             imports.join()
             from cluster.serve.app import build_app
@@ -116,8 +124,26 @@ def running_cluster(
                         f"the pools were not ready after {ready_timeout_s:.0f} s; look at the "
                         f"replicas' logs under {SERVE_LOGS}"
                     )
+                stop.leave = None
                 dashboard = f"http://{context.dashboard_url}" if context.dashboard_url else None
                 yield RunningCluster(url, dashboard, settings, placement)
+
+
+def _leave(folder: str) -> None:
+    kill_children(psutil.Process())
+    rmtree(folder, ignore_errors=True)
+
+
+def kill_children(process: psutil.Process) -> None:
+    """Kill all processes that it has started, and those that these have."""
+    for _ in range(KILLS):
+        children = process.children(recursive=True)
+        for child in children:
+            with suppress(psutil.NoSuchProcess):
+                child.kill()
+        if not children:
+            return
+        psutil.wait_procs(children, timeout=1.0)
 
 
 def _import_application() -> None:

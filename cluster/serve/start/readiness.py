@@ -143,10 +143,11 @@ class StartCancelled(Exception):  # noqa: N818 - what was asked for is no error
 class StopRequest(threading.Event):
     """Set by whoever wants a cluster to end.
 
-    may_leave: this process may end at once: it has started nothing that would stay behind.
+    leave: while this is set, nobody is served yet, and this process may end at once, once `leave`
+    was called.
     """
 
-    may_leave = False
+    leave: Callable[[], object] | None = None
 
 
 def check_ray_answers(address: str) -> None:

@@ -108,3 +108,5 @@ def test_a_starting_server_stops(name: str, tmp_path: Path) -> None:
         time.sleep((turn + chance.random()) / TRIES * 15.0)  # the moment is what is tested
         burst.send(process)
         ends_cleanly(process, lambda lines=lines: "".join(lines))
+        if not any("ready at" in line for line in lines):
+            assert not any("ends within" in line for line in lines), "it left at once"

@@ -5,12 +5,16 @@ from __future__ import annotations
 import json
 import os
 import signal
+import subprocess
 import threading
 from collections.abc import Iterator
+from functools import partial
 
+import psutil
 import pytest
 
 from cluster.cli.foreground import GAVE_UP, SIGNALS, StopSignals
+from cluster.serve.start.launch import kill_children
 
 
 @pytest.fixture(autouse=True)
@@ -90,19 +94,29 @@ def test_a_stop_that_takes_too_long_ends_the_process(capfd: pytest.CaptureFixtur
 def test_a_start_that_leaves_nothing_behind_ends_at_once(
     capfd: pytest.CaptureFixture[str],
 ) -> None:
-    statuses: list[int] = []
+    said: list[object] = []
     left = threading.Event()
 
-    def leave(status: int) -> None:
-        statuses.append(status)
+    def end(status: int) -> None:
+        said.append(status)
         left.set()
 
-    with StopSignals(give_up=leave) as asked:
-        asked.may_leave = True
+    with StopSignals(give_up=end) as asked:
+        asked.leave = partial(said.append, "left")
         os.kill(os.getpid(), signal.SIGTERM)
         assert left.wait(20.0)
-    assert statuses == [0]
+    assert said == ["left", 0]
     assert "stopped before it was ready" in capfd.readouterr().err
+
+
+def test_leaving_a_start_kills_all_that_it_has_started_and_what_these_have() -> None:
+    script = "setsid sh -c 'sleep 600 & wait' & wait"
+    with subprocess.Popen(["sh", "-c", script], start_new_session=True) as child:
+        started = psutil.Process(child.pid)
+        while len(below := started.children(recursive=True)) < 2:
+            assert child.poll() is None
+        kill_children(started)
+        assert psutil.wait_procs(below, 20.0)[1] == []
 
 
 def test_what_a_signal_does_is_told_in_json_where_lines_are_json(
