@@ -169,6 +169,7 @@ class RequestTranscriber:
             upload,
             request_id=context.request_id,
             timeout_s=context.remaining_s(),
+            client=context.client,
             chunking=params.chunking,
             early=early,
         )
@@ -181,6 +182,7 @@ class RequestTranscriber:
             upload,
             request_id=context.request_id,
             timeout_s=context.remaining_s(),
+            client=context.client,
             n_mels=self._dims.n_mels,
         ) as audio:
             if audio.expected_s is not None:
@@ -215,6 +217,7 @@ class RequestTranscriber:
             upload,
             request_id=context.request_id,
             timeout_s=context.remaining_s(),
+            client=context.client,
             chunking=None,
             early=False,
         ) as stream:

@@ -27,6 +27,7 @@ from cluster.common.errors import (
     ConfigurationError,
     DeadlineExceededError,
     InvalidAudioError,
+    RateLimitError,
     SplitscribeError,
     WorkerDrainingError,
     WorkerError,
@@ -43,6 +44,7 @@ MAX_UPLOADS = 64  # in one worker; more wait in the router
 MAX_LONG = 48  # of them, so that clips need not wait for the end of long files
 LONG_BYTES = 1_000_000  # 30 s of WAV
 STALLED_LOOKS = 5  # checks in a row, a second apart, without a sign of life from a worker
+MOST_ENDED, ENDED_S = 10, 300.0  # workers that a client's uploads may end within so long
 MAX_MOVES = 3  # times an upload may lose its worker where nobody is known to be at fault
 READY_TIMEOUT_S = 60.0
 FIRST_RESTART_S, LAST_RESTART_S = 0.1, 10.0  # waits between failed starts of a worker
@@ -80,6 +82,7 @@ class AudioPool:
         self._tasks: list[asyncio.Task[None]] = []
         self._n_reserve = settings.audio_workers - 1  # workers that were not needed yet
         self._closed = False
+        self._ended_s: dict[bytes, list[float]] = {}  # when clients' uploads ended workers
 
     async def start(self) -> None:
         """Start the first worker and wait until it is ready.
@@ -124,6 +127,7 @@ class AudioPool:
         *,
         request_id: str,
         timeout_s: float,
+        client: bytes = b"",
         chunking: Chunking | None = None,
         early: bool = False,
     ) -> AsyncIterator[AudioStream]:
@@ -132,19 +136,21 @@ class AudioPool:
         Leaving the block, also by cancellation, ends the work on it.
 
         timeout_s: time to open it, with the wait for a worker.
+        client: whose it is; empty: not known.
         chunking: how to cut it; None leaves that to us. early: as in `OpenUpload`.
 
         Raises:
+            RateLimitError: the client's uploads have ended too many workers.
             SplitscribeError: of the 4xx kind if it is not audio; WorkerError if its worker died
                 on it; DeadlineExceededError if it could not be opened in time.
         """
         upload = OpenUpload(next(self._upload_ids), str(path), chunking=chunking, early=early)
-        async with self._opened(AudioStream(upload, request_id), timeout_s) as stream:
+        async with self._opened(AudioStream(upload, request_id, client), timeout_s) as stream:
             yield stream
 
     @contextlib.asynccontextmanager
     async def open_whole(
-        self, path: Path, *, request_id: str, timeout_s: float, n_mels: int
+        self, path: Path, *, request_id: str, timeout_s: float, n_mels: int, client: bytes = b""
     ) -> AsyncIterator[WholeAudio]:
         """As `open`, for those who read the audio in any order.
 
@@ -154,7 +160,7 @@ class AudioPool:
             SplitscribeError: as from `open`.
         """
         upload = OpenUpload(next(self._upload_ids), str(path), n_mels=n_mels)
-        stream = AudioStream(upload, request_id)
+        stream = AudioStream(upload, request_id, client)
         with contextlib.closing(WholeAudio(stream, partial(self._release, stream))) as audio:
             async with self._opened(stream, timeout_s):
                 yield audio
@@ -164,6 +170,7 @@ class AudioPool:
         """A stream that a worker has opened; taken from it when the block is left."""
         if self._closed:
             raise WorkerDrainingError("the server is shutting down")
+        self._check_budget(stream.client)
         with contextlib.suppress(OSError):  # the worker tells
             stream.is_long = stream.path.stat().st_size > LONG_BYTES
         self._waiting.append(stream)
@@ -201,6 +208,19 @@ class AudioPool:
         if self._n_reserve and n_able == n_started < n_uploads:  # one at a time
             self._n_reserve -= 1
             self._tasks.append(asyncio.create_task(self._keep_worker(ever_ready=True)))
+
+    def _check_budget(self, client: bytes) -> None:
+        """Raises RateLimitError."""
+        now_s = self._clock.monotonic()
+        recent = [at_s for at_s in self._ended_s.pop(client, ()) if now_s - at_s < ENDED_S]
+        if recent:
+            self._ended_s[client] = recent
+        if len(recent) >= MOST_ENDED:
+            raise RateLimitError(
+                f"{len(recent)} decoding processes ended while they had audio of this client, so "
+                "it is refused for a while.",
+                retry_after_s=recent[-MOST_ENDED] + ENDED_S - now_s,
+            )
 
     def _release(self, stream: AudioStream) -> None:
         for worker in self._workers:
@@ -272,6 +292,10 @@ class AudioPool:
         blamed, _ = worker.slot.get()
         worker.slot.close()
         logger.warning("an audio worker ended (exit code %s) and is replaced", code)
+        culprit = worker.streams.get(blamed, worker.left)
+        is_known = culprit is not None and culprit.upload_id == blamed and not worker.stalled
+        if culprit is not None and is_known and culprit.client:
+            self._ended_s.setdefault(culprit.client, []).append(self._clock.monotonic())
         for stream in worker.streams.values():
             stream.add_credit = None
             stream.moves += blamed in (0, stream.upload_id)

@@ -36,8 +36,9 @@ class AudioStream:
     The methods below `__anext__` are called by the pool and its workers.
     """
 
-    def __init__(self, upload: OpenUpload, request_id: str) -> None:
+    def __init__(self, upload: OpenUpload, request_id: str, client: bytes = b"") -> None:
         self.upload_id = upload.upload_id
+        self.client = client
         self.request_id = request_id
         self.expected_s: float | None = None
         self.duration_s = 0.0

@@ -46,6 +46,7 @@ class AudioProcess:
             OSError: the system gives no process, socket or shared page.
         """
         self.streams: dict[int, AudioStream] = {}
+        self.left: AudioStream | None = None  # the last one that was taken away in a step on it
         self.ready = asyncio.Event()
         self.alive = True
         self.timed_out = False
@@ -144,6 +145,8 @@ class AudioProcess:
         if self.streams.pop(stream.upload_id, None) is None:
             return
         stream.add_credit = None
+        if self.slot.get()[0] == stream.upload_id:
+            self.left = stream
         if not stream.finished:
             self.send(Order("cancel", stream.upload_id))
 

@@ -45,6 +45,7 @@ class PlayedAudio:
         *,
         request_id: str,
         timeout_s: float,
+        client: bytes = b"",
         chunking: object = None,
         early: bool = False,
     ) -> AsyncIterator[PlayedStream]:

@@ -22,13 +22,14 @@ from cluster.common.errors import (
     ConfigurationError,
     DeadlineExceededError,
     InvalidAudioError,
+    RateLimitError,
     SplitscribeError,
     WorkerDrainingError,
     WorkerError,
 )
 from cluster.common.settings import RouterSettings
 from router.api.params import Chunking
-from router.audio.pool import AudioPool
+from router.audio.pool import ENDED_S, AudioPool
 from router.audio.protocol import AudioLimits
 from router.audio.stream import CREDIT, AudioStream
 from router.audio.windows import Window
@@ -354,6 +355,31 @@ async def test_an_upload_over_its_memory_fails_alone(
             await read(pool, huge)
         assert len((await read(pool, clip))[0]) == 1
         assert len([first, *await drain(other)]) >= 13
+
+
+async def test_a_client_whose_uploads_end_workers_is_refused_for_a_while(
+    clip: Path, long_file: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Also one that hangs up before they end."""
+    monkeypatch.setattr("router.audio.pool.MOST_ENDED", 2)
+    async with running() as pool:
+        for waits in (True, False):
+            async with opened(pool, long_file, client=b"bad") as stream:
+                pid = await freeze_on(pool, stream)
+                if waits:
+                    os.kill(pid, signal.SIGKILL)
+                    with pytest.raises(WorkerError, match="died on this upload"):
+                        await drain(stream)
+            if not waits:
+                os.kill(pid, signal.SIGKILL)
+        await until(lambda: pid not in pids(pool))
+        with pytest.raises(RateLimitError, match="ended while they had audio") as refused:
+            await read(pool, clip, client=b"bad")
+        assert 0 < refused.value.retry_after_s <= ENDED_S
+        for other in (b"good", b""):
+            assert len((await read(pool, clip, client=other))[0]) == 1
+        monkeypatch.setattr("router.audio.pool.ENDED_S", 0.0)
+        assert len((await read(pool, clip, client=b"bad"))[0]) == 1
 
 
 async def test_a_worker_that_cannot_be_had_in_time(clip: Path) -> None:
