@@ -46,35 +46,51 @@ def read_json(content: bytes, max_bytes: int, *long_texts: Sequence[str]) -> Any
     """
     if len(content) <= max_bytes:
         return _loaded(content)
-    parts = content.split(b'"', _MAX_QUOTES)
-    at = max(range(len(parts)), key=lambda i: len(parts[i]))
-    longest = parts[at]
-    rest_bytes = len(content) - len(longest)
+    start, end = _longest(content)
     names = " or ".join(f"'{'.'.join(path)}'" for path in long_texts)
     too_long = f"more than {max_bytes} bytes are not {names}"
-    if rest_bytes > max_bytes or len(parts) > _MAX_QUOTES or b"[" in longest or b"{" in longest:
+    if len(content) - (end - start) > max_bytes or any(
+        content.find(bracket, start, end) >= 0 for bracket in (b"[", b"{")
+    ):
         raise PayloadTooLargeError(too_long)  # no name may hold it: it holds this frame's texts
-    document = _loaded(b'"'.join((*parts[:at], _PLACE.encode(), *parts[at + 1 :])))
+    document = _loaded(b"%b%b%b" % (content[:start], _PLACE.encode(), content[end:]))
     for *keys, last in long_texts:
         node = document
         for key in keys:
             node = node.get(key) if isinstance(node, dict) else None
         if isinstance(node, dict) and node.get(last) == _PLACE:
-            node[last] = json.loads(f'"{longest.decode()}"')
+            text = str(memoryview(content)[start:end], "utf-8")
+            node[last] = json.loads(f'"{text}"') if "\\" in text else text
             return document
     raise PayloadTooLargeError(too_long)
 
 
-def base64_pieces(letters: bytes) -> Iterator[bytes]:
+def _longest(content: bytes) -> tuple[int, int]:
+    """Where the longest piece between two quotes begins and ends; empty: there are too many."""
+    longest, start = (0, 0), 0
+    for _ in range(_MAX_QUOTES):
+        end = content.find(b'"', start)
+        stop = len(content) if end < 0 else end
+        if stop - start > longest[1] - longest[0]:
+            longest = start, stop
+        if end < 0:
+            return longest
+        start = end + 1
+    return 0, 0
+
+
+def base64_pieces(letters: str | bytes, start: int = 0) -> Iterator[bytes]:
     """The bytes of base64, a piece at a time: one call would keep Python's lock for 100 ms.
 
     Raises:
         ValueError: it is none.
     """
-    if b"=" in letters[:-2]:
-        raise ValueError("something follows its padding")
-    for at in range(0, len(letters), PIECE):
-        yield binascii.a2b_base64(letters[at : at + PIECE], strict_mode=True)
+    for at in range(start, len(letters), PIECE):
+        piece = letters[at : at + PIECE]
+        piece = piece.encode("ascii") if isinstance(piece, str) else piece
+        if at + PIECE < len(letters) and b"=" in piece[-2:]:
+            raise ValueError("something follows its padding")
+        yield binascii.a2b_base64(piece, strict_mode=True)
 
 
 def parse_document(model: type[Body], content: bytes) -> Body:

@@ -10,7 +10,6 @@ line alone. Results are in OpenAI's form.
 from __future__ import annotations
 
 import hashlib
-import json
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -120,23 +119,31 @@ def parse_line(content: bytes) -> dict[str, Any]:
         raise _refused("invalid_json_line", f"the line is no JSON: {error}") from None
     if not isinstance(document, dict):
         raise _refused("invalid_json_line", "the line is no JSON object")
-    if b"\\u" in content:
-        _check_texts(document)
-    return document
-
-
-def _check_texts(document: Mapping[str, Any]) -> None:
-    """Refuse halves of surrogate pairs, which JSON can spell and which are no text.
-
-    Nothing that has one can be stored, logged or sent. Raises InvalidRequestError.
-    """
     try:
-        json.dumps(document, ensure_ascii=False).encode()
+        _check_texts(document)
     except UnicodeEncodeError as error:
         found = ascii(error.object[error.start])
         raise _refused(
             "invalid_json_line", f"the line has half of a surrogate pair, {found}, which is no text"
         ) from None
+    return document
+
+
+def _check_texts(value: object) -> None:
+    """Raise UnicodeEncodeError for half of a surrogate pair, which JSON can spell.
+
+    Nothing that has one can be stored, logged or sent.
+    """
+    if isinstance(value, str):
+        if not value.isascii():
+            value.encode()
+    elif isinstance(value, dict):
+        for pair in value.items():
+            for part in pair:
+                _check_texts(part)
+    elif isinstance(value, list):
+        for part in value:
+            _check_texts(part)
 
 
 def source_of(body: Mapping[str, Any]) -> str:

@@ -126,7 +126,7 @@ def _audio(sent: object) -> bytes:
     message = "'audio' must be a string that holds base64."
     try:
         if isinstance(sent, str):
-            return b"".join(base64_pieces(sent.encode("ascii")))
+            return b"".join(base64_pieces(sent))
     except ValueError:
         message = "'audio' is not valid base64."
     raise _wrong(message, param="audio", code="invalid_value")

@@ -5,6 +5,7 @@ from __future__ import annotations
 import base64
 import json
 import os
+import tracemalloc
 from pathlib import Path
 from typing import Any
 
@@ -17,7 +18,7 @@ from cluster.common.errors import (
     InvalidRequestError,
     PayloadTooLargeError,
 )
-from router.api.documents import MAX_DEPTH, MAX_VALUES
+from router.api.documents import MAX_DEPTH, MAX_VALUES, base64_pieces, read_json
 from router.http.bodies import (
     MAX_FIELD_BYTES,
     MAX_FIELDS,
@@ -111,6 +112,21 @@ def test_bounds_are_checked_without_walking_in_circles(unit: str) -> None:
     """A mebibyte of quotes and escapes, the last of them open."""
     with pytest.raises((InvalidRequestError, PayloadTooLargeError)):
         read(b'{"a": "' + unit.encode() * (MAX_FRAMING_BYTES // len(unit) - 10))
+
+
+@pytest.mark.parametrize("letters", [b"A", b"\\/"])
+def test_a_long_text_is_copied_a_few_times_at_most(letters: bytes) -> None:
+    """Some are 64 MiB, and several are read at once."""
+    content = b'{"a": 1, "audio": "%b"}' % (letters * (8_000_000 // len(letters)))
+    tracemalloc.start()
+    try:
+        document = read_json(content, 1000, ("audio",))
+        pieces = sum(map(len, base64_pieces(document["audio"])))
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert pieces == len(document["audio"]) // 4 * 3
+    assert most_bytes < (1.5 if letters == b"A" else 3.5) * len(content)
 
 
 def test_a_length_that_no_body_within_the_limit_has_is_refused_before_it_is_read() -> None:
