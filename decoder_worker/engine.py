@@ -278,6 +278,8 @@ class DecoderEngine(DecoderCore):
             parts, importer, prompts, settings, self._wake.set, self._beside.submit, time.monotonic
         )
         self._heartbeat = self._clock()
+        self._turn = threading.Condition()  # held by the thread whose turn it is
+        self._is_hurried = False  # whether it is `_hurry`'s
         started: Future[None] = Future()
         self._thread = threading.Thread(
             target=self._main, args=(parts, waits, started), name="decoder-engine", daemon=True
@@ -323,17 +325,38 @@ class DecoderEngine(DecoderCore):
             started.set_exception(error)
             return
         started.set_result(None)
+        if self.device == "cpu":
+            threading.Thread(target=self._hurry, name="decoder-hurry", daemon=True).start()
+        self._take_turns(hurries=False)
+        reason = "was closed" if self._fault is None else f"failed: {self._fault}"
+        self._shut_down(WorkerDrainingError(f"this decoder {reason}"))
+
+    def _hurry(self) -> None:
+        """With the encoder's priority: makes the turns while urgent sequences are among others."""
+        use_step_threads(self._settings.threads)
+        self._take_turns(hurries=True)
+
+    def _take_turns(self, *, hurries: bool) -> None:
+        """Those that are this thread's, until the end."""
         try:
-            while not self._closing:
-                self._heartbeat = self._clock()
-                if not self.turn():
-                    self._sleep(self.sleep_s())
-            self._shut_down(WorkerDrainingError("this decoder was closed"))
+            with self._turn:
+                while not self._closing and self._fault is None:
+                    if self._is_hurried != hurries:
+                        self._turn.wait()
+                        continue
+                    self._heartbeat = self._clock()
+                    if not self.turn():
+                        self._sleep(self.sleep_s())
+                    if self.device == "cpu" and self._loop.is_hurried() != hurries:
+                        self._is_hurried = not hurries
+                        self._turn.notify()
         except Exception as error:  # no sequence's: of those `step` takes care
             logger.exception("the decoder failed")
             with self._changed:
                 self._fault = f"{type(error).__name__}: {error}"
-            self._shut_down(WorkerDrainingError(f"this decoder failed: {self._fault}"))
+        finally:
+            with self._turn:
+                self._turn.notify()
 
     def _sleep(self, seconds: float) -> None:
         self._wake.wait(seconds)

@@ -29,6 +29,7 @@ from cluster.common.kv.importer import KVImporter
 from cluster.common.kv.wire import FetchStats
 from cluster.common.messages import DecodeResult, SampledToken, TokenAlignment
 from cluster.common.model.text.quality import compression_ratio
+from cluster.common.priorities import URGENT
 from decoder_worker.alignment import PendingAlignment
 from decoder_worker.build import EngineParts
 from decoder_worker.launch_queue import Kind, LaunchQueue
@@ -51,6 +52,7 @@ logger = logging.getLogger(__name__)
 
 IDLE_S = 0.1  # longest sleep between steps: nothing wakes the loop when quarantined pages come back
 EMPTY_S = 1.0  # and while there is no sequence: one that arrives wakes it
+MIXED_S = 2.0  # since others than urgent sequences were here: the encoder may have more of them
 
 NO_PROBABILITY = "the model gave no finite probability"
 
@@ -88,6 +90,7 @@ class DecodeLoop:
         self._told: list[DecodeSequence] = []  # their languages were found, their prompts not run
         self._on_leave = on_leave
         self._clock = clock
+        self._others_s = -math.inf  # when sequences that are not urgent were seen last
         self._landing = Landing(
             parts.projection, scheduler.release_landing, self._fail, self._retire
         )
@@ -122,6 +125,13 @@ class DecodeLoop:
             self._unaligned = []
             self._align([s for s in unaligned if s.state is SequenceState.RUNNING])
         return bool(started or running or unaligned or self._told or was_landing)
+
+    def is_hurried(self) -> bool:
+        """Whether urgent sequences are here while others were of late, too."""
+        classes, now = self.scheduler.classes(), self._clock()
+        if classes - URGENT:
+            self._others_s = now
+        return bool(classes & URGENT) and now - self._others_s < MIXED_S
 
     def sleep_s(self) -> float:
         """How long the loop may sleep after a step that had nothing to run."""

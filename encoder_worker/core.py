@@ -26,6 +26,7 @@ from cluster.common.messages import (
     EncodeReply,
     EncodeRequest,
     EncoderSignals,
+    Priority,
     WorkerLoad,
     WorkerStatus,
 )
@@ -110,12 +111,20 @@ class EncoderCore:
     def __init__(self, publisher: Publisher, loops: Sequence[EncodeLoop], n_audio_ctx: int) -> None:
         """
         Args:
-            loops: the last one encodes bulk windows, the first one all others.
+            loops: the last one encodes bulk windows, the first one the urgent ones, of live and
+                of short requests; one between them, or the first, those of long requests.
             n_audio_ctx: encoder positions of the checkpoint.
         """
         self._publisher = publisher
         self._exporter = publisher.exporter
         self._loops = tuple(loops)
+        urgent, later, bulk = loops[0], loops[len(loops) // 2], loops[-1]
+        self._lanes: dict[Priority, EncodeLoop] = {
+            "live": urgent,
+            "interactive": urgent,
+            "later": later,
+            "bulk": bulk,
+        }
         self._queues = [loop.batcher for loop in loops]
         self._backlogs = Backlogs(publisher.clock)
         self._n_audio_ctx = n_audio_ctx
@@ -147,7 +156,7 @@ class EncoderCore:
         if (reply := self._publisher.find(request, key, 0.0)) is not None:
             future.set_result(reply)
             return future
-        loop = self._loops[-1 if request.priority == "bulk" else 0]
+        loop = self._lanes[request.priority]
         self._will_queue(loop)
         window = loop.batcher.put(request, future, key)
         future.add_done_callback(partial(_drop_cancelled, loop.batcher, ref(window)))
@@ -162,7 +171,8 @@ class EncoderCore:
     def load(self) -> WorkerLoad:
         """That of `stats`, without all that makes up the rest: large pools ask for it often."""
         work = sum(queue.work for queue in self._queues)
-        window_s = next((loop.window_s for loop in self._loops if loop.window_s), 0.0)
+        known = [loop.window_s for loop in self._loops if loop.window_s]
+        window_s = min(known, default=0.0)  # bulk windows wait for others meanwhile
         return WorkerLoad(work, self._loops[0].max_batch, window_s)
 
     def stats(self) -> EncoderStats:

@@ -94,13 +94,21 @@ class EncoderEngine(EncoderCore):
         dtype = f"{self.dtype} {settings.dtype}"
         publisher = Publisher(exporter, recorder, clock, dtype, reuses=settings.cache)
         make_queue = partial(Batcher, max_batch, settings.batch_wait_ms / 1000, clock=clock)
-        queue = make_queue(bulk_at_once=settings.bulk_windows)
-        loops = [EncodeLoop(queue, publisher, forward, max_batch)]
+        forwards = [forward]
         if self.device == "cpu":
-            # One more, of which cores take units while those of the last become few.
-            queue = make_queue(bulk_at_once=settings.bulk_windows + 1)
-            loops.append(EncodeLoop(queue, publisher, forward.beside(), max_batch))
-        self._bulk_thread: threading.Thread | None = None
+            forwards = [
+                forward.beside(is_urgent=True),
+                forward,
+                forward.beside(own_threads=True),
+            ]
+        # One bulk window more, of which cores take units while those of the last become few.
+        n_bulk = settings.bulk_windows + (self.device == "cpu")
+        loops: list[EncodeLoop] = []
+        for one in forwards:
+            beside = loops[0] if len(loops) == 1 else None
+            queue = make_queue(bulk_at_once=n_bulk)
+            loops.append(EncodeLoop(queue, publisher, one, max_batch, beside=beside))
+        self._lane_threads: dict[EncodeLoop, threading.Thread] = {}
         self._starting = threading.Lock()
         super().__init__(publisher, loops, checkpoint.dims.n_audio_ctx)
         started: Future[None] = Future()
@@ -130,28 +138,29 @@ class EncoderEngine(EncoderCore):
             self._closing = True
         for loop in self._loops:
             loop.stop()
-        for thread in (self._thread, self._bulk_thread):
-            if thread is not None:
-                thread.join()
+        for thread in (self._thread, *self._lane_threads.values()):
+            thread.join()
         for loop in self._loops:
             loop.forward.close()
             loop.fail_queued(WorkerDrainingError("this encoder worker is shutting down"))
 
     def _will_queue(self, loop: EncodeLoop) -> None:
-        """Start the thread of a bulk lane, unless it runs."""
+        """Start the thread of another lane than the first, unless it runs."""
         if loop is self._loops[0]:
             return
         with self._starting:
-            if self._bulk_thread is None and not self._closing:
-                self._bulk_thread = threading.Thread(
-                    target=self._run_bulk, name="encoder-bulk", daemon=True
+            if loop not in self._lane_threads and not self._closing:
+                thread = threading.Thread(
+                    target=self._run_lane, args=(loop,), name="encoder-lane", daemon=True
                 )
-                self._bulk_thread.start()
+                self._lane_threads[loop] = thread
+                thread.start()
 
-    def _run_bulk(self) -> None:
-        run_when_idle()
+    def _run_lane(self, loop: EncodeLoop) -> None:
+        if loop is self._loops[-1]:
+            run_when_idle()
         use_threads(self._threads)
-        self._go_on(self._loops[-1])
+        self._go_on(loop)
 
     def _run(self, started: Future[None], waits: bool) -> None:
         try:

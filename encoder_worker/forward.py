@@ -10,10 +10,11 @@ from __future__ import annotations
 
 import copy
 import logging
+import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
 from functools import partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING, Any, Generic, TypeVar
 
 import torch
 from numpy.typing import NDArray
@@ -55,6 +56,8 @@ if TYPE_CHECKING:
     from encoder_worker.cpu.team_kernels import TeamKernels
 
 logger = logging.getLogger(__name__)
+
+T = TypeVar("T")
 
 
 class WindowEncoder:
@@ -103,25 +106,31 @@ class WindowEncoder:
         self._stream = new_stream(device, ENCODE_PRIORITY)
         self._static: StaticEncoder | None = None  # see `prepare`; then it has the output
         self._kernels: InBackground[TeamKernels] | None = None
-        self._team: TeamEncoder | None = None  # made where its kernels are first found built
+        self._team = _Shared[TeamEncoder]()  # made where its kernels are first found built
+        self._is_urgent = False
         if device == "cpu" and torch_dtype in DTYPES:
             self._kernels = team_kernels(torch_dtype, int8=int8)
 
-    def beside(self) -> WindowEncoder:
-        """One more on the same weights, for calls by another thread at the same time. On a CPU."""
+    def beside(self, *, is_urgent: bool = False, own_threads: bool = False) -> WindowEncoder:
+        """One more on the same weights, for calls by another thread at the same time. On a CPU.
+
+        is_urgent: its windows go before those of the others on the same threads.
+        """
         other = copy.copy(self)
-        other._team = None
+        other._is_urgent = is_urgent
+        if own_threads:
+            other._team = _Shared()
         return other
 
     @property
     def is_async(self) -> bool:
         """Whether a call returns before its batch is done, so that the next can be launched."""
-        return self._stream is not None or self._team is not None
+        return self._stream is not None or self._team.value is not None
 
     @property
     def contexts_to_warm(self) -> Sequence[int]:
         """Contexts below the full one whose first window takes longer than later ones."""
-        return self._contexts if self._team is not None else ()
+        return self._contexts if self._team.value is not None else ()
 
     def prepare(self, pool: Tensor, max_batch: int) -> None:
         """On a GPU: capture the graphs that write to `pool`. Call on the thread that will call."""
@@ -186,17 +195,19 @@ class WindowEncoder:
         return waiter_for(self._stream)
 
     def close(self) -> None:
-        """End the threads; no call may follow."""
-        if self._team is not None:
-            self._team.close()
+        """End the threads; no call may follow. Idempotent."""
+        if self._team.value is not None:
+            self._team.value.close()
 
     def _find_team(self) -> TeamEncoder | None:
         """Call on the thread that calls; the team has as many threads as torch has there."""
-        if self._team is None and self._kernels is not None and (built := self._kernels.get()):
-            if isinstance(self._output, CrossKVProjection):
-                self._output.store_float8 = built.store_float8
-            self._team = TeamEncoder(self._plain, built, torch.get_num_threads())
-        return self._team
+        if self._team.value is None and self._kernels is not None:
+            with self._team.lock:
+                if self._team.value is None and (built := self._kernels.get()):
+                    if isinstance(self._output, CrossKVProjection):
+                        self._output.store_float8 = built.store_float8
+                    self._team.value = TeamEncoder(self._plain, built, torch.get_num_threads())
+        return self._team.value
 
     def _launch_on_team(
         self,
@@ -216,8 +227,19 @@ class WindowEncoder:
             states = torch.empty(shape, dtype=TORCH_DTYPES[self.dtype])
             sinks = [partial(_put_rows, row) for row in states]
             then = partial(projection.write, states, pool, pages)
-        futures = [team.submit(mel[i : i + 1], sink) for i, sink in enumerate(sinks)]
+        futures = [
+            team.submit(mel[i : i + 1], sink, is_urgent=self._is_urgent)
+            for i, sink in enumerate(sinks)
+        ]
         return partial(_finish, futures, then)
+
+
+class _Shared(Generic[T]):
+    """By those beside each other; the lock is for making the value."""
+
+    def __init__(self) -> None:
+        self.value: T | None = None
+        self.lock = threading.Lock()
 
 
 def _as_paged(pool: Tensor) -> Tensor:

@@ -45,6 +45,13 @@ class _Batch:
     wait: Wait = already_done
 
 
+@dataclass(slots=True)
+class _Found:
+    """When the device was last found done."""
+
+    done_s: float = 0.0
+
+
 class EncodeLoop:
     """All methods run on the lane's thread, but for `fail_queued` and `stop`.
 
@@ -59,8 +66,13 @@ class EncodeLoop:
         max_batch: int,
         *,
         blocks: bool = True,
+        beside: EncodeLoop | None = None,
     ) -> None:
-        """blocks: wait for windows and pages here; else the caller comes again when there are."""
+        """
+        Args:
+            blocks: wait for windows and pages here; else the caller comes again when there are.
+            beside: a loop of another thread whose batches this one's take turns with.
+        """
         self.batcher = batcher
         self.forward = forward
         self.window_s = 0.0
@@ -72,7 +84,7 @@ class EncodeLoop:
         self._blocks = blocks
         self._launched: _Batch | None = None
         self._running: list[QueuedWindow] = []
-        self._done_s = 0.0  # when the device was last found done
+        self._found: _Found = _Found() if beside is None else beside._found
         self._stopping = False
 
     def warm_up(self) -> None:
@@ -220,8 +232,9 @@ class EncodeLoop:
 
     def _publish_all(self, batch: _Batch) -> None:
         n_windows, now = len(batch.windows), self._clock()
-        encode_s = now - max(batch.started_s, self._done_s)  # not while it stood behind another
-        self._done_s = now
+        # Not while it stood behind another.
+        encode_s = now - max(batch.started_s, self._found.done_s)
+        self._found.done_s = now
         work = sum(window.work for window in batch.windows)
         bulk = sum(window.work for window in batch.windows if window.priority == "bulk")
         window_s = encode_s / work

@@ -15,13 +15,14 @@ from __future__ import annotations
 
 import os
 import sys
-from collections.abc import Collection
+from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import get_args
 
 from cluster.common.messages import Priority
 
 URGENCY: dict[Priority, int] = {name: rank for rank, name in enumerate(get_args(Priority))}
+URGENT: frozenset[Priority] = frozenset(("live", "interactive"))  # somebody waits for each window
 # More urgent windows at most, while one of the class waits.
 PASSED_BY: dict[Priority, int] = {"interactive": 8, "later": 8, "bulk": 16}
 # Of pages or rows: where more would be taken, by whomever, no window of the class begins.
@@ -31,7 +32,9 @@ SHARES: dict[Priority, float] = {"later": 0.875, "bulk": 0.5}
 class Turns:
     """Counts who was passed by, for one thing that windows wait for. Not thread-safe."""
 
-    def __init__(self) -> None:
+    def __init__(self, passed_by: Mapping[Priority, int] = PASSED_BY) -> None:
+        """passed_by: how often a class may be; one that is not in it for ever."""
+        self._most = passed_by
         self._passed_by: dict[Priority, int] = {}
 
     def next(self, waiting: Collection[Priority]) -> Priority:
@@ -40,7 +43,7 @@ class Turns:
 
     def is_due(self, priority: Priority) -> bool:
         """Whether its turn has come, however urgent the others are."""
-        most = PASSED_BY.get(priority)
+        most = self._most.get(priority)
         return most is not None and self._passed_by.get(priority, 0) >= most
 
     def went(self, gone: Priority, waiting: Collection[Priority]) -> None:

@@ -17,7 +17,7 @@ from collections.abc import Collection, Container, Mapping, Sequence
 from cluster.common.fair_order import FairOrder
 from cluster.common.kv.pool import PagePool
 from cluster.common.messages import Priority
-from cluster.common.priorities import SHARES, URGENCY, Turns, leaves_room
+from cluster.common.priorities import PASSED_BY, SHARES, URGENCY, Turns, leaves_room
 from decoder_worker.sampling.search import Row
 from decoder_worker.scheduling.sequence import DecodeSequence, SequenceState
 
@@ -28,6 +28,7 @@ READ_AHEAD = 0.5  # of the batch: sequences whose KV may be read before there ar
 # Steps of a CPU take longer with each row, so live ones go first there; on a GPU, where more rows
 # cost next to nothing, only bulk ones wait.
 ALONE = URGENCY
+STEPS: Mapping[Priority, int] = dict.fromkeys(PASSED_BY, 32)  # of other classes, before theirs
 TOGETHER: Mapping[Priority, int] = {"live": 0, "interactive": 0, "later": 0, "bulk": 1}
 
 
@@ -54,6 +55,7 @@ class Scheduler:
         """
         self._shares = {**SHARES, "bulk": bulk_share}
         self._step_order = step_order
+        self._passed_by = STEPS if step_order is ALONE else PASSED_BY
         self._cross_pool = cross_pool
         self._self_pool = self_pool
         self._landing_pool = landing_pool
@@ -62,7 +64,8 @@ class Scheduler:
         self._max_batch = max_batch
         self._read_ahead = max(1, round(READ_AHEAD * max_batch))
         self._free_slots = list(range(max_batch - 1, -1, -1))  # the lowest is taken first
-        self._page_order, self._row_order, self._step_turns = FairOrder(), FairOrder(), Turns()
+        self._page_order, self._row_order = FairOrder(), FairOrder()
+        self._step_turns = Turns(self._passed_by)
         self._waiting: dict[Priority, list[DecodeSequence]] = {one: [] for one in URGENCY}
         self._loading: dict[DecodeSequence, None] = {}  # in order of admission
         self._running: dict[DecodeSequence, None] = {}  # in order of their first step
@@ -77,6 +80,10 @@ class Scheduler:
     def is_mixed(self) -> bool:
         """Whether sequences run, or are about to, of which some may have to wait for others."""
         return sum(n > 0 for n in self._n_in_order.values()) > 1
+
+    def classes(self) -> set[Priority]:
+        """Of those that load or run."""
+        return {sequence.priority for sequence in (*self._loading, *self._running)}
 
     @property
     def n_bulk(self) -> int:
@@ -239,7 +246,7 @@ class Scheduler:
         """
         able = [s for s in self._running if s.can_step]
         if not self.is_mixed:
-            self._step_turns = Turns()
+            self._step_turns = Turns(self._passed_by)
             return able
         stepping = self._stepping(able)
         waiting = {s.priority for s in (*able, *self._ready())} - stepping

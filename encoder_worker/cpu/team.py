@@ -2,9 +2,11 @@
 
 Every thread takes some rows of a window, and does with them by single-threaded products all that a
 layer does; only then, where keys and values of all rows must stand, does the window's next layer
-begin. A thread that finds nothing to do in the oldest window goes on with the next one, so cores
-idle only where one window is all there is. A product by a thread pool's fork and join instead, a
-dozen each layer, costs a third more on two cores, and far more where another process has one.
+begin. A thread that finds nothing to do in the first window goes on with the next one, so cores
+idle only where one window is all there is, or for an urgent one: it goes before the others at the
+next unit, and the threads that it needs wait for its next layer. A product by a thread pool's fork
+and join instead, a dozen each layer, costs a third more on two cores, and far more where another
+process has one.
 
 A unit of rows is always computed alike, so a window's result does not depend on who took it, nor
 on what else there is. What a unit is depends on whether there are more than two threads.
@@ -26,6 +28,7 @@ from torch import Tensor
 
 from cluster.common.kernels.cpu.background import InBackground, as_array
 from cluster.common.kernels.cpu.tile_registers import has_bfloat16_tiles
+from cluster.common.priorities import PASSED_BY
 from encoder_worker.cpu.products import ROWS, Attention, make_attention, make_products
 from encoder_worker.model import AudioEncoder, positions_alike
 
@@ -79,7 +82,7 @@ class TeamEncoder:
         self._attend = make_attention(kernels, encoder.dtype, head_dim)
         self._products = make_products(encoder, kernels)
         self._changed = threading.Condition()  # guards the windows and the next three
-        self._windows: list[_Window] = []  # not yet done, oldest first
+        self._windows: list[_Window] = []  # not yet done, in order
         self._idle: list[_Memory] = []  # used again
         self._closing = False
         self._threads = [
@@ -89,12 +92,13 @@ class TeamEncoder:
         for thread in self._threads:
             thread.start()
 
-    def submit(self, mel: Tensor, sink: Sink) -> Future[None]:
+    def submit(self, mel: Tensor, sink: Sink, *, is_urgent: bool = False) -> Future[None]:
         """Encode a window.
 
         Args:
             mel: [1, n_mels, 2 * T], in any dtype; T up to the checkpoint's positions.
             sink: called on the team's threads, with each row once, in units.
+            is_urgent: before all that are not, unless these were passed by too often.
 
         Returns:
             Done when all rows are; fails with what a thread raised, after which no thread is at it.
@@ -102,8 +106,12 @@ class TeamEncoder:
         with self._changed:
             memory = self._idle.pop() if self._idle else self._new_memory()
             memory.lay_out(mel.shape[2] // 2)
-            window = _Window(memory, mel.to(self._encoder.dtype), sink)
-            self._windows.append(window)
+            window = _Window(memory, mel.to(self._encoder.dtype), sink, is_urgent=is_urgent)
+            place = len(self._windows)
+            while is_urgent and place and self._windows[place - 1].may_be_passed_by():
+                place -= 1
+                self._windows[place].n_passed_by += 1
+            self._windows.insert(place, window)
             self._changed.notify_all()
         return window.future
 
@@ -131,15 +139,24 @@ class TeamEncoder:
                 self._finish(window)
 
     def _take(self) -> tuple[_Window, int] | None:
-        """A unit of the oldest window that has one to give; None when the team is closed."""
+        """A unit of the first window that has one to give; None when the team is closed."""
         with self._changed:
             while True:
-                for window in self._windows:
+                for window in self._able():
                     if (unit := window.take()) is not None:
                         return window, unit
                 if self._closing and not self._windows:
                     return None
                 self._changed.wait()
+
+    def _able(self) -> list[_Window]:
+        """Those that may have this thread: others than an urgent one if it needs none for long."""
+        if not self._windows or not self._windows[0].is_urgent:
+            return self._windows
+        urgent = [window for window in self._windows if window.is_urgent]
+        n_elsewhere = sum(window.n_running for window in self._windows if not window.is_urgent)
+        n_left_over = len(self._threads) - len(urgent[0].memory.units)
+        return self._windows if n_elsewhere < n_left_over else urgent
 
     def _finish(self, window: _Window) -> None:
         """A unit is done. The last of a layer begins the next one, or ends the window."""
@@ -262,11 +279,13 @@ def units_of(n: int, d: int, n_threads: int, most_rows: int = ROWS) -> list[tupl
 class _Window:
     """One window's state; the team's lock guards it.
 
-    layer: of the units that are taken now; 0 are those before the first layer.
+    layer: of the units that are taken now; 0 are those before the first layer. n_passed_by: urgent
+    windows that came later and went before it.
     """
 
-    def __init__(self, memory: _Memory, mel: Tensor, sink: Sink) -> None:
+    def __init__(self, memory: _Memory, mel: Tensor, sink: Sink, *, is_urgent: bool) -> None:
         self.memory, self.mel, self.sink = memory, mel, sink
+        self.is_urgent, self.n_passed_by = is_urgent, 0
         self.alike = positions_alike(mel)
         self.future: Future[None] = Future()
         self.error: BaseException | None = None
@@ -276,6 +295,10 @@ class _Window:
         self.layer = layer
         self.n_left = len(self.memory.units)
         self.n_running = 0
+
+    def may_be_passed_by(self) -> bool:
+        """Whether an urgent one may go before it: none starves."""
+        return not self.is_urgent and self.n_passed_by < PASSED_BY["later"]
 
     def take(self) -> int | None:
         if self.error is not None or not self.n_left:

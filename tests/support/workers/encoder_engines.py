@@ -5,6 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
+from functools import partial
 from typing import Any
 
 import numpy as np
@@ -72,10 +73,11 @@ class Bench:
         self.poisoned_by: Exception = RuntimeError("this one cannot be")
         self._forward = self.engine._loops[0].forward
         self.engine._loops[0].forward = Replaced(self._gated)  # type: ignore[assignment]
-        self.bulk_gate = threading.Event()  # the bulk lane encodes while it is set
-        self.bulk_gate.set()
-        self._bulk_forward = self.engine._loops[1].forward
-        self.engine._loops[1].forward = Replaced(self._bulk_gated)  # type: ignore[assignment]
+        self.lanes_gate = threading.Event()  # the other lanes encode while it is set
+        self.lanes_gate.set()
+        for loop in self.engine._loops[1:]:
+            gated = Replaced(partial(self._lane_gated, loop.forward))
+            loop.forward = gated  # type: ignore[assignment]
 
     def _gated(
         self,
@@ -92,9 +94,9 @@ class Bench:
             raise self.poisoned_by
         return self._forward(windows, pool, pages, file_mels, context)
 
-    def _bulk_gated(self, *args: Any) -> Wait:
-        assert self.bulk_gate.wait(PATIENCE_S)
-        return self._bulk_forward(*args)
+    def _lane_gated(self, forward: Callable[..., Wait], *args: Any) -> Wait:
+        assert self.lanes_gate.wait(PATIENCE_S)
+        return forward(*args)
 
     def submit(
         self,
@@ -138,7 +140,7 @@ class Bench:
 
     def close(self) -> None:
         self.gate.set()
-        self.bulk_gate.set()
+        self.lanes_gate.set()
         self.engine.close()
         self.exporter.close()
 

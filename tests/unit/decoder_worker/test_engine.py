@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import gc
+import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
@@ -63,6 +64,28 @@ def test_lengths_end_where_whisper_ends_them(stand: Stand) -> None:
     for prompt, longest in (((), 224), (tuple(range(300)), 449 - (1 + 223 + 3))):
         found = stand.decode(9, prompt_tokens=prompt, max_new_tokens=None)
         assert len(found.tokens) <= longest
+
+
+def test_on_a_cpu_urgent_sequences_among_others_are_decoded_by_a_thread_in_a_hurry(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The others' thread has a lower priority than an encoder's (`let_encoder_go_first`)."""
+    loop, steps = stand.engine._loop, []
+    step = loop.step
+
+    def noted() -> bool:
+        steps.append((threading.current_thread().name, frozenset(loop.scheduler.classes())))
+        return step()
+
+    monkeypatch.setattr(loop, "step", noted)
+    request = stand.request(0, max_new_tokens=200)
+    later = stand.engine.submit(replace(request, priority="later"))
+    wait_until(lambda: len(steps) > 3, "nothing steps")
+    stand.engine.submit(stand.request(1, max_new_tokens=8)).result(ANSWER_S)
+    later.result(ANSWER_S)
+    mixed = {name for name, classes in steps if "interactive" in classes}
+    assert "decoder-hurry" in mixed
+    assert {name for name, classes in steps if classes == {"later"}} == {"decoder-engine"}
 
 
 def test_results_say_where_the_time_went(stand: Stand) -> None:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import itertools
+import threading
 from collections.abc import Callable, Iterator
+from concurrent.futures import Future
 
 import numpy as np
 import pytest
@@ -15,6 +17,7 @@ from cluster.common.kernels.cpu.background import as_array
 from cluster.common.kernels.cpu.tile_registers import has_bfloat16_tiles
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.common.model.encoder_context import FULL, LENGTHS
+from cluster.common.priorities import PASSED_BY
 from encoder_worker.cpu.products import ROWS, Attention, ProductAttention, TileAttention
 from encoder_worker.cpu.team import TeamEncoder, units_of
 from encoder_worker.cpu.team_kernels import TeamKernels, build
@@ -175,6 +178,37 @@ def test_a_thread_that_fails_ends_the_window_and_nothing_else(checkpoint: Checkp
     with pytest.raises(RuntimeError, match=r"primitive|shape|size"):  # in units before any layer
         team.submit(torch.zeros(1, 3, 5), sink).result(PATIENCE_S)
     assert torch.equal(encode(encoder, team, mel), before)
+    team.close()
+
+
+@torch.inference_mode()
+def test_urgent_windows_go_first_and_the_others_are_not_passed_by_for_ever(
+    checkpoint: Checkpoint,
+) -> None:
+    team = TeamEncoder(AudioEncoder(checkpoint), build(np.float32), 1)
+    mel = LogMel(checkpoint.dims.n_mels)(PCM[:1])
+    held, go_on = threading.Event(), threading.Event()
+    order: list[str] = []
+
+    def submit(name: str, *, is_urgent: bool) -> Future[None]:
+        def sink(rows: Tensor, begin: int) -> None:
+            if name == "first":
+                held.set()
+                assert go_on.wait(PATIENCE_S)
+
+        future = team.submit(mel, sink, is_urgent=is_urgent)
+        future.add_done_callback(lambda _: order.append(name))
+        return future
+
+    futures = [submit("first", is_urgent=False)]
+    assert held.wait(PATIENCE_S)  # within its last layer: a unit of it is left
+    futures.append(submit("second", is_urgent=False))
+    n = PASSED_BY["later"]
+    futures += [submit(f"urgent {i}", is_urgent=True) for i in range(n + 1)]
+    go_on.set()
+    for future in futures:
+        future.result(PATIENCE_S)
+    assert order == [*(f"urgent {i}" for i in range(n)), "first", "second", f"urgent {n}"]
     team.close()
 
 

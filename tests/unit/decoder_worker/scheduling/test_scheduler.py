@@ -16,7 +16,7 @@ from cluster.common.kv.pool import PagePool
 from cluster.common.kv.wire import FetchStats
 from cluster.common.messages import CrossKVHandle, DecodeOptions, DecodeRequest, Priority
 from cluster.common.priorities import PASSED_BY, URGENCY
-from decoder_worker.scheduling.scheduler import ALONE, PREFILL_TOKENS, Scheduler
+from decoder_worker.scheduling.scheduler import ALONE, PREFILL_TOKENS, STEPS, Scheduler
 from decoder_worker.scheduling.sequence import DecodeSequence, SequenceState
 
 FETCHED = FetchStats(1, 0.0, "none")
@@ -312,10 +312,10 @@ def test_bulk_rows_pause_while_others_decode_but_not_for_ever() -> None:
 def test_on_a_cpu_live_rows_step_alone_and_the_others_join_in_now_and_then() -> None:
     scheduler = make_scheduler(windows=8, max_batch=8, bulk_share=1.0, step_order=ALONE)
     live, clip, bulk = running(scheduler, "live", "interactive", "bulk")
-    steps = [scheduler.next_step() for _ in range(3 * PASSED_BY["bulk"])]
+    steps = [scheduler.next_step() for _ in range(3 * STEPS["bulk"])]
     assert all(live in step for step in steps)
     for priority, sequence in (("interactive", clip), ("bulk", bulk)):
-        most = PASSED_BY[priority]
+        most = STEPS[priority]
         joins = [n for n, step in enumerate(steps) if sequence in step]
         assert joins[0] == most
         assert all(most <= after - before <= most + 1 for before, after in pairwise(joins))
@@ -325,7 +325,7 @@ def test_on_a_cpu_live_rows_step_alone_and_the_others_join_in_now_and_then() -> 
     late = make_sequence()
     add(scheduler, late)
     fetch(*scheduler.admit())
-    for _ in range(PASSED_BY["interactive"]):
+    for _ in range(STEPS["interactive"]):
         assert scheduler.start_running() == [], "a prompt would take as long as a step"
         assert scheduler.next_step() == [live]
     assert scheduler.start_running() == [late]

@@ -1,4 +1,4 @@
-"""Bulk windows on a CPU: beside the others, after them, and with the same KV."""
+"""Windows of other lanes than the urgent one on a CPU: beside it, after it, with the same KV."""
 
 from __future__ import annotations
 
@@ -7,17 +7,19 @@ from concurrent.futures import wait
 import pytest
 
 from cluster.common.errors import WorkerDrainingError
+from cluster.common.messages import Priority
 from tests.support.kv.ends import wait_until
 from tests.support.references.hugging_face import make_pcm
 from tests.support.workers.encoder_engines import PATIENCE_S, MakeBench
 
 
-def test_a_bulk_window_has_the_kv_of_any_other(bench: MakeBench) -> None:
+@pytest.mark.parametrize("other", ["later", "bulk"])
+def test_a_window_of_another_lane_has_the_same_kv(bench: MakeBench, other: Priority) -> None:
     b = bench(n_windows=12)
     windows = [make_pcm(0.5 + n, seed=n) for n in range(3)]
     futures = [
         [b.submit(pcm, f"{priority}-{n}", priority=priority) for n, pcm in enumerate(windows)]
-        for priority in ("interactive", "bulk")
+        for priority in ("interactive", other)
     ]
     wait([*futures[0], *futures[1]], PATIENCE_S)
     for others, bulk in zip(*futures, strict=True):
@@ -29,16 +31,17 @@ def test_a_bulk_window_has_the_kv_of_any_other(bench: MakeBench) -> None:
     assert (b.engine.stats().windows, b.engine.stats().queued) == (6, 0)
 
 
-def test_no_lane_waits_for_the_other(bench: MakeBench) -> None:
+@pytest.mark.parametrize("other", ["later", "bulk"])
+def test_no_lane_waits_for_the_other(bench: MakeBench, other: Priority) -> None:
     b = bench()
-    b.bulk_gate.clear()
-    bulk = b.submit(make_pcm(0.3), "bulk", priority="bulk")
+    b.lanes_gate.clear()
+    bulk = b.submit(make_pcm(0.3), "bulk", priority=other)
     wait_until(lambda: b.engine.stats().running == 1)
     b.engine.revoke(b.submit(make_pcm(0.4)).result(PATIENCE_S).handle)
     assert not bulk.done()
     assert not b.engine.is_idle()
     held = b.hold()
-    b.bulk_gate.set()
+    b.lanes_gate.set()
     b.engine.revoke(bulk.result(PATIENCE_S).handle)
     assert not held.done()
     b.gate.set()
@@ -48,13 +51,13 @@ def test_no_lane_waits_for_the_other(bench: MakeBench) -> None:
 
 def test_a_bulk_window_can_be_cancelled_and_its_lane_ended(bench: MakeBench) -> None:
     b = bench()
-    b.bulk_gate.clear()
+    b.lanes_gate.clear()
     first = b.submit(make_pcm(0.3), "first", priority="bulk")
     wait_until(lambda: b.engine.stats().running == 1)
     second, third = (b.submit(make_pcm(0.3), name, priority="bulk") for name in ("2", "3"))
     assert second.cancel()
     assert b.engine.stats().queued == 1
-    b.bulk_gate.set()
+    b.lanes_gate.set()
     for future in (first, third):
         b.engine.revoke(future.result(PATIENCE_S).handle)
     b.exporter.pool.check_integrity()
