@@ -10,12 +10,13 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 KIT_ARGS ?=
 
-.PHONY: help install demo tools resolve openai-newest gpu-check-install gpu-kernels gpu-kit test test-unit test-slow test-gpu chaos check format audit demo-model demo-model-eval wheel image clean
+.PHONY: help install demo tools resolve openai-newest gpu-check-install gpu-kernels gpu-kit kernels test test-unit test-slow test-gpu chaos check format audit demo-model demo-model-eval wheel image clean
 help:
 	@echo "make demo             install, start a cluster on this machine, transcribe three recordings"
 	@echo "make check            format, lint, types, import rules"
 	@echo "make test-unit        unit tests, for the inner loop"
 	@echo "make test             the fast test suite: unit, parity, contract, end to end"
+	@echo "make kernels          compile the CPU's kernels once, so that no test waits for them"
 	@echo "make test-slow        everything that takes longer; GROUP=live for one group of: $(SLOW_GROUPS)"
 	@echo "make test-gpu         what needs a CUDA device (with flashinfer: pip install -e '.[gpu]')"
 	@echo "make resolve          whether the pinned versions resolve from PyPI alone (needs the network)"
@@ -82,6 +83,10 @@ FAST := -m "not slow and not gpu"
 # A file's tests stay in one process; what starts servers has the machine to itself.
 IN_PARALLEL := -n auto --maxprocesses 8 --dist loadfile
 ALONE := tests/chaos tests/contract tests/e2e
+
+# Compiled once and kept: else the first tests that use one, and the first servers, wait for it.
+kernels: install
+	@$(BIN)/splitscribe check --compile
 
 test: install
 	$(BIN)/python -m pytest $(FAST) --durations=10 $(IN_PARALLEL) $(ALONE:%=--ignore=%)
