@@ -38,7 +38,9 @@ def load(target: Target) -> Iterator[Load]:
     "fault",
     [
         Both(first=Kill(kind="encoder"), second=Freeze(kind="audio")),
-        Both(first=Kill(kind="decoder"), second=FullSpool(hold_s=2.0)),
+        pytest.param(
+            Both(first=Kill(kind="decoder"), second=FullSpool(hold_s=2.0)), marks=pytest.mark.slow
+        ),
         Kill(kind="router"),
     ],
     ids=lambda fault: fault.name,

@@ -8,7 +8,6 @@ batch.
 from __future__ import annotations
 
 import json
-import os
 import re
 import signal
 from collections.abc import Iterator
@@ -20,11 +19,11 @@ import httpx
 import pytest
 
 from tests.e2e.archives.test_batch import finish, sidecars, start
-from tests.e2e.archives.test_batches import OWNER, done, ended, processes, settings_of, upload
+from tests.e2e.archives.test_batches import settings_of
 from tests.e2e.conftest import Server, start_server, stop_server, wait_until
 from tests.support.archive_files import ArchiveFiles, make_files
 from tests.support.archives import same_answer
-from tests.support.batches import ENDPOINT, line
+from tests.support.batches import ENDPOINT
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1800)]
 
@@ -95,47 +94,6 @@ def test_the_command_line(
         str(path) for path in talks.broken
     }
     wait_until(cluster.does_nothing, 60, "no window of the archive is left")
-
-
-def test_a_batch_of_the_sdk(cluster: Server, talks: ArchiveFiles, answers: Answers) -> None:
-    """The owner of batches is killed twice in the middle."""
-    client = cluster.client(max_retries=0, timeout=RUN_S)
-
-    def keep(path: str) -> str:
-        return client.files.create(file=Path(path), purpose="user_data").id
-
-    not_empty = [path for path in answers if os.path.getsize(path)]
-    with ThreadPoolExecutor(4) as threads:
-        ids = dict(zip(not_empty, threads.map(keep, not_empty), strict=True))
-    lines = [
-        line(path, file_id=file_id, response_format="verbose_json", seed=SEED)
-        for path, file_id in ids.items()
-    ]
-    batch = upload(client, lines)
-    for n_done in (60, 150):
-        wait_until(lambda n=n_done: done(client, batch) >= n, RUN_S, f"{n_done} lines")
-        for process in processes(cluster, OWNER):
-            process.kill()
-    batch = ended(client, batch.id, RUN_S)
-    counts = batch.request_counts
-    assert counts is not None
-    n_broken = sum(answers[path][0] != 200 for path in ids)
-    assert (batch.status, counts.total) == ("completed", len(ids))
-    assert (counts.completed, counts.failed) == (len(ids) - n_broken, n_broken)
-    results: Answers = {}
-    for file_id in (batch.output_file_id, batch.error_file_id):
-        assert file_id is not None
-        for one in map(json.loads, client.files.content(file_id).text.splitlines()):
-            assert one["custom_id"] not in results
-            response = one["response"]
-            results[one["custom_id"]] = response["status_code"], response["body"]
-    assert results.keys() == ids.keys()
-    for path, (status, body) in results.items():
-        expected_status, expected = answers[path]
-        assert status == expected_status, f"{path}: {body}"
-        if status != 200:  # which tells the field that names the audio, and that is another one
-            body["error"]["param"] = expected["error"]["param"]
-        assert same_answer(body, expected), f"{path}:\n{body}\n{expected}"
 
 
 def test_a_long_file_tells_how_far_it_is(

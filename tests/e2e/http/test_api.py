@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import re
 from collections.abc import Iterator
 
 import openai
@@ -90,32 +89,3 @@ def test_a_stream_says_what_the_whole_answer_says(server: Server, name: str) -> 
     assert events[-1].text == "".join(deltas) == whole.text
     if name == "long":  # 70 s are three full windows; trimmed ones end at pauses behind 6 s
         assert len(deltas) > 3, "text comes early, although fallback may decode a window again"
-
-
-CUE = re.compile(r"(?:(\d+):)?(\d+):([\d.]+) --> (?:(\d+):)?(\d+):([\d.]+)\n(.+)\n\n")
-
-
-def read_cues(document: str) -> list[tuple[float, float, str]]:
-    """Start and end in seconds, and the text, of each cue of a WebVTT document; all of it."""
-    head, _, body = document.partition("\n\n")
-    assert head == "WEBVTT"
-    assert CUE.sub("", body) == ""
-    cues = []
-    for found in CUE.finditer(body):
-        *times, text = found.groups()
-        seconds = [
-            int(times[i] or 0) * 3600 + int(times[i + 1]) * 60 + float(times[i + 2]) for i in (0, 3)
-        ]
-        cues.append((seconds[0], seconds[1], text))
-    return cues
-
-
-def test_a_stream_of_subtitles_is_the_file(server: Server) -> None:
-    create = server.client().audio.transcriptions.create
-    whole = create(model="whisper-1", file=sample_path("long"), response_format="vtt")
-    events = create(model="whisper-1", file=sample_path("long"), response_format="vtt", stream=True)
-    deltas = [event.delta for event in events if event.type == "transcript.text.delta"]
-    streamed, cues = read_cues("".join(deltas)), read_cues(str(whole))
-    assert [text for _, _, text in streamed] == [text for _, _, text in cues]
-    for times, expected in zip(streamed, cues, strict=True):
-        assert times[:2] == pytest.approx(expected[:2], abs=0.1)  # a stream is cut more often

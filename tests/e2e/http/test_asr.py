@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import base64
-import json
 from collections.abc import Iterator
 
 import httpx
@@ -53,14 +51,6 @@ def test_files_and_headerless_samples_give_the_same_subtitles(url: str, name: st
     assert " ".join(cues) == said(url, name, language="en").text
 
 
-def test_words_and_their_times_are_in_the_json(url: str) -> None:
-    query = {"output": "json", "word_timestamps": "true"}
-    found = json.loads(asr(url, sample_path("short").read_bytes(), **query).text)
-    words = [word["word"] for segment in found["segments"] for word in segment["words"]]
-    assert "".join(words).strip() == found["text"] == said(url, "short").text
-    assert found["language"] == "en"
-
-
 def openai_detects(pcm: Pcm) -> tuple[str, float]:
     with openai_vocabulary(DEMO):
         model = openai_model(DEMO)
@@ -87,22 +77,3 @@ def test_silence_has_a_language_too(url: str) -> None:
     silence = bytes(2 * 3 * SAMPLE_RATE)
     answer = asr(url, silence, "/detect-language", encode="false").json()
     assert 0 < answer["confidence"] <= 1
-
-
-def test_what_is_no_audio_is_refused(url: str) -> None:
-    for path in ("/asr", "/detect-language"):
-        for content, encode in ((b"no audio at all", "true"), (b"12", "false")):
-            files = {"audio_file": ("a", content)}
-            answer = httpx.post(f"{url}{path}?encode={encode}", files=files, timeout=60)
-            assert answer.status_code == 400, answer.text
-            assert answer.json()["detail"]
-
-
-def test_json_gives_the_text_of_the_form(url: str) -> None:
-    encoded = base64.b64encode(sample_path("medium").read_bytes()).decode()
-    body = {"model": "whisper-1", "input_audio": {"data": encoded, "format": "flac"}}
-    endpoint = f"{url}/v1/audio/transcriptions"
-    assert httpx.post(endpoint, json=body, timeout=60).json()["text"] == said(url, "medium").text
-    with httpx.stream("POST", endpoint, json={**body, "stream": True}, timeout=60) as answer:
-        events = [line[6:] for line in answer.iter_lines() if line.startswith("data: {")]
-    assert json.loads(events[-1])["text"] == said(url, "medium").text

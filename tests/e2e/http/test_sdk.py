@@ -7,24 +7,16 @@ from __future__ import annotations
 
 import asyncio
 import io
-import socket
-import time
-from collections.abc import Callable, Iterator
-from contextlib import contextmanager
+from collections.abc import Callable
 from typing import Any
 
-import httpx
 import openai
 import pytest
 
 from cluster.demo.samples import sample_path
-from router.http.admission import BYTES_PER_AUDIO_S
 from tests.e2e.conftest import Server, wait_until
-from tests.support.audio.speech import pcm_of, wav_of
-from tests.support.in_process import in_process_server
 
 SHORT = sample_path("short")
-TRANSLATES = pytest.mark.filterwarnings("ignore::DeprecationWarning")  # as the SDK does it
 
 
 class Pipe(io.RawIOBase):
@@ -79,19 +71,6 @@ async def test_async_calls_side_by_side_get_their_own_texts(server: Server, said
     assert texts == [said, medium] * 2
 
 
-@pytest.mark.parametrize(
-    "strategy",
-    ["auto", {"type": "server_vad", "threshold": 0.4, "silence_duration_ms": 300}],
-    ids=["auto", "server_vad"],
-)
-def test_a_chunking_strategy_is_honoured(server: Server, said: str, strategy: Any) -> None:
-    """A short recording has no window to cut, so that its text stays."""
-    answer = server.client().audio.transcriptions.create(
-        model="whisper-1", file=SHORT, chunking_strategy=strategy
-    )
-    assert answer.text == said
-
-
 def deltas_of(events: list[Any]) -> str:
     """The joined deltas, after checking that the stream ends as it should."""
     assert [event.type for event in events[:-1]] == ["transcript.text.delta"] * (len(events) - 1)
@@ -143,41 +122,6 @@ def test_raw_responses_have_an_id_and_the_time_of_each_stage(server: Server, sai
     assert len(ids) == 2
 
 
-@TRANSLATES
-def test_the_bundled_model_has_one_language_and_translates_nothing(server: Server) -> None:
-    audio = server.client().audio
-    with pytest.raises(openai.BadRequestError, match="does not support the language 'de'"):
-        audio.transcriptions.create(model="whisper-1", file=SHORT, language="de")
-    with pytest.raises(openai.BadRequestError, match="cannot translate"):
-        audio.translations.create(model="whisper-1", file=SHORT)
-
-
-def test_models_are_listed_and_found_by_names_with_a_slash(server: Server) -> None:
-    client = server.client()
-    (name,) = [model.id for model in client.models.list()]
-    assert client.models.retrieve(name).object == "model"
-    assert client.models.retrieve(f"openai/{name}").id == f"openai/{name}"
-    with pytest.raises(openai.NotFoundError) as missing:
-        client.models.retrieve("openai/whisper-99")
-    assert missing.value.code == "model_not_found"
-
-
-def test_a_refusal_says_what_is_wrong_and_is_not_tried_again(server: Server) -> None:
-    sent: list[httpx.Request] = []
-    http = openai.DefaultHttpxClient(event_hooks={"request": [sent.append]})
-    create = server.client(http_client=http, max_retries=2).audio.transcriptions.create
-    with pytest.raises(openai.BadRequestError) as refused:
-        create(model="whisper-1", file=SHORT, temperature=7)
-    assert refused.value.param == "temperature"
-    assert "from 0 to 1" in str(refused.value)
-    assert refused.value.request_id
-    with pytest.raises(openai.NotFoundError):
-        create(model="whisper-99", file=SHORT, stream=True)
-    with pytest.raises(openai.BadRequestError):
-        create(model="whisper-1", file=b"no audio", stream=True)
-    assert len(sent) == 3
-
-
 def test_a_failure_in_mid_stream_is_an_error_and_no_short_text(server: Server, said: str) -> None:
     """The file turns to noise behind its first window, which nobody can know before."""
     damaged = bytearray(sample_path("long").read_bytes())
@@ -203,59 +147,3 @@ def test_leaving_a_stream_frees_everything(server: Server) -> None:
     with stream:
         assert next(iter(stream)).type == "transcript.text.delta"
     wait_until(server.is_idle, 60, "every window of the request is gone")
-
-
-@contextmanager
-def half_a_request(url: str, length: int) -> Iterator[Callable[[], None]]:
-    """A client that sends a file of `length` bytes without its last one. Yields its hang-up."""
-    head = b'--XX\r\nContent-Disposition: form-data; name="file"; filename="a.wav"\r\n\r\n'
-    address = httpx.URL(url)
-    with socket.create_connection((address.host, address.port or 80)) as connection:
-        connection.sendall(
-            b"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: localhost\r\n"
-            b"Authorization: Bearer key\r\n"
-            b"Content-Type: multipart/form-data; boundary=XX\r\n"
-            b"Content-Length: %d\r\n\r\n" % (len(head) + length)
-        )
-        connection.sendall(head + bytes(length - 1))
-        arrived_s = 0.9 * length / BYTES_PER_AUDIO_S
-
-        def is_in() -> bool:
-            router: dict[str, float] = httpx.get(f"{url}/health").json()["router"]
-            return router["requests"] == 1 and router["pending_audio_s"] > arrived_s
-
-        wait_until(is_in, 30, "it is in")
-        yield connection.close
-
-
-@pytest.mark.parametrize(
-    ("limit", "status"),
-    [
-        pytest.param({"api_key": "key", "max_requests_per_key": 1}, 429, id="one at a time"),
-        pytest.param({"max_pending_audio_s": 100}, 429, id="overload", marks=pytest.mark.slow),
-    ],
-)
-def test_the_sdk_comes_back_when_it_was_told_to(limit: dict[str, Any], status: int) -> None:
-    """Refused while another request runs, it waits as long as Retry-After says, and succeeds."""
-    answers: list[tuple[int, str | None, float]] = []
-    tries: list[str] = []
-
-    with in_process_server(**limit) as url, half_a_request(url, 1_500_000) as hang_up:
-
-        def seen(answer: httpx.Response) -> None:
-            tries.append(answer.request.headers["x-stainless-retry-count"])
-            answers.append(
-                (answer.status_code, answer.headers.get("retry-after"), time.monotonic())
-            )
-            hang_up()
-
-        http = openai.DefaultHttpxClient(event_hooks={"response": [seen]})
-        client = openai.OpenAI(base_url=f"{url}/v1", api_key="key", http_client=http, max_retries=3)
-        content = wav_of(pcm_of("short"))
-        assert client.audio.transcriptions.create(model="whisper-1", file=content).text
-
-    assert [answer[0] for answer in answers] == [status, 200]
-    assert tries == ["0", "1"]
-    (_, told_s, refused_s), (_, _, answered_s) = answers
-    assert told_s is not None
-    assert answered_s - refused_s >= float(told_s)

@@ -152,21 +152,6 @@ def test_stages_stand_on_a_line_each_and_say_why_they_sum_to_more(
         expect(page.locator(".overlap")).to_have_text("")
 
 
-def test_the_ring_around_a_time_covers_no_letter(page: Page) -> None:
-    drop(page, "one.flac", AUDIO)
-    expect(page.locator("[data-state=done]")).to_have_count(1, timeout=WAIT_MS)
-    page.locator(".segment .time").first.focus()
-    page.keyboard.press("ArrowDown")
-    time = page.locator(".segment .time").nth(1)
-    style = (
-        "(tag) => { const s = getComputedStyle(tag); return [s.outlineWidth, s.outlineOffset]; }"
-    )
-    ring = sum(float(part.removesuffix("px")) for part in time.evaluate(style))
-    assert ring >= 2
-    edge = box(time)["x"] + box(time)["width"] + ring
-    assert edge < box(page.locator(".segment .words").nth(1))["x"]
-
-
 def test_a_toy_model_says_so_and_offers_a_sample(page: Page, transcriber: FakeTranscriber) -> None:
     expect(page.locator("#server-state")).to_have_text("Ready")
     expect(page.get_by_role("button", name="Try a sample")).to_be_hidden()
@@ -195,17 +180,6 @@ def test_pools_of_a_server_that_is_gone_are_not_shown(browser: Browser, url: str
         expect(page.locator(".pool")).to_have_count(0)
         page.unroute("**/health")
         expect(page.locator(".pool")).to_have_count(2)
-
-
-def test_nothing_is_copied_or_saved_where_there_is_no_text(page: Page) -> None:
-    page.route(STREAM, answered_with(" one", 0))
-    drop(page, "silence.flac", AUDIO)
-    expect(page.locator("[data-state=done]")).to_have_count(1, timeout=WAIT_MS)
-    for button in page.locator("#copy, [data-export]").all():
-        expect(button).to_be_disabled()
-    page.get_by_role("tab", name="Live").click()
-    for name in ("Copy", "Export txt", "Clear"):
-        expect(page.get_by_role("button", name=name)).to_be_disabled()
 
 
 @pytest.mark.parametrize("scheme", ["light", "dark"])
