@@ -1,11 +1,13 @@
-"""Audio and worker pools whose behaviour a test chooses, for tests of the request's way."""
+"""Audio and worker pools whose behaviour a test chooses, and requests that go through them."""
 
 from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
+from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 
@@ -23,9 +25,17 @@ from cluster.common.messages import (
     SampledToken,
     WorkerStatus,
 )
+from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.settings import RouterSettings
+from cluster.common.settings_sources import load_settings
+from cluster.planning.virtual_time import virtual_clock
+from router.api.params import TranscriptionParams
 from router.audio.windows import Window
+from router.interface import RequestContext, TranscriptionResult
 from router.pools import Unbounded
+from router.transcriber import RequestTranscriber
+from tests.support.checkpoints import cached_checkpoint
 
 Fault = Callable[[int, int], Exception | None]  # (window, nth call for it) -> what to raise
 
@@ -162,3 +172,31 @@ class PlayedPools(Unbounded):
 
     async def status(self) -> list[WorkerStatus]:
         return []
+
+
+DIMS = open_checkpoint(str(cached_checkpoint("micro"))).dims
+SETTINGS: RouterSettings = load_settings(environ={}).router
+PARAMS = TranscriptionParams(model="demo", language="en")
+
+
+def request_of(seconds: float = 30.0, **changes: Any) -> RequestContext:
+    return replace(RequestContext.unlimited("r1", seconds, virtual_clock()), **changes)
+
+
+async def transcribe(
+    pools: PlayedPools,
+    n: int | PlayedAudio = 3,
+    params: TranscriptionParams = PARAMS,
+    context: RequestContext | None = None,
+    chance: int = 0,
+    **options: Any,
+) -> TranscriptionResult:
+    """Of `n` windows. `chance` seeds all that the transcriber draws at random."""
+    audio: Any = PlayedAudio(n) if isinstance(n, int) else n
+    parts = (audio, pools, pools, pools.tokenizer, SETTINGS)
+    transcriber = RequestTranscriber(*parts, dims=DIMS, clock=virtual_clock(chance), **options)
+    return await transcriber.transcribe(Path("none"), params, context or request_of())
+
+
+async def run(pools: PlayedPools, *arguments: Any, **options: Any) -> str:
+    return (await transcribe(pools, *arguments, **options)).transcript.text

@@ -1,4 +1,4 @@
-"""An application over a transcriber that needs no workers, its client, and an audio pool."""
+"""An application over a transcriber that needs no workers, its client, and pools."""
 
 from __future__ import annotations
 
@@ -11,10 +11,14 @@ import pytest
 import pytest_asyncio
 from fastapi import FastAPI
 
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.planning.virtual_time import VirtualTimeLoop
 from router.audio.pool import AudioPool
 from router.http.routes import create_app
 from tests.support.audio.audio_pools import running
+from tests.support.checkpoints import cached_checkpoint
+from tests.support.played_pools import PlayedPools
 from tests.support.router_fakes import FakeTranscriber, client_of, make_registry, make_settings
 
 
@@ -41,6 +45,13 @@ def app(transcriber: FakeTranscriber, tmp_path: Path) -> FastAPI:
 async def client(app: FastAPI) -> AsyncIterator[httpx.AsyncClient]:
     async with client_of(app) as client:
         yield client
+
+
+@pytest.fixture
+def pools() -> PlayedPools:
+    return PlayedPools(
+        WhisperTokenizer.from_checkpoint(open_checkpoint(str(cached_checkpoint("micro"))))
+    )
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")

@@ -11,10 +11,9 @@ from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
-import numpy as np
 import pytest
 
-from cluster.common.errors import DeadlineExceededError, OverloadedError, WorkerGoneError
+from cluster.common.errors import DeadlineExceededError, OverloadedError
 from cluster.common.messages import (
     CrossKVHandle,
     DecodeRequest,
@@ -166,24 +165,6 @@ async def test_without_fallback_a_segment_is_told_at_its_closing_timestamp(
         assert pools.told_at_pair == told
 
 
-async def test_windows_bring_their_surroundings_and_their_files_maximum(
-    pool: AudioPool, file: Path
-) -> None:
-    pools = PlayedPools()
-    await transcribe(pool, pools, file)
-    slices = [request.file_mel for request in pools.encoded]
-    assert [s and (s.n_before, s.n_frames) for s in slices] == [
-        (0, 3000),
-        (320, 3000),
-        (320, 3000),
-        (320, 1050),
-    ]
-    assert len({s and s.log_max for s in slices}) == 1
-    assert [request.n_samples for request in pools.encoded] == [480_320, 480_640, 480_640, 168_320]
-    assert [request.content_frames for request in pools.decoded] == [3000, 3000, 3000, 1050]
-    assert [request.window for request in pools.decoded] == [0, 1, 2, 3]
-
-
 async def test_an_unknown_language_is_asked_once_for_the_whole_file(
     pool: AudioPool, file: Path
 ) -> None:
@@ -196,30 +177,6 @@ async def test_an_unknown_language_is_asked_once_for_the_whole_file(
     assert (first.options.detect_only, first.options.language) == (False, "de")
     assert result.transcript.language == "de"
     assert sum(request.options.detect_only for request in pools.decoded) == 1
-
-
-async def test_the_last_attempt_stands_as_in_the_reference(pool: AudioPool, file: Path) -> None:
-    pools = PlayedPools()
-    await transcribe(pool, pools, file, replace(PARAMS, gates=QualityGates(keep="best")))
-    assert {request.options.gates.keep for request in pools.decoded} == {"last"}
-
-
-async def test_a_window_that_is_decoded_again_says_what_it_would_have(
-    pool: AudioPool, file: Path
-) -> None:
-    """A worker that dies costs a retry, and moves no later window."""
-    pools, failed = PlayedPools(), []
-
-    def fail_once(request: DecodeRequest) -> Exception | None:
-        if request.window == 1 and not failed:
-            failed.append(request)
-            return WorkerGoneError("died")
-        return None
-
-    pools.fault = fail_once
-    result = await transcribe(pool, pools, file)
-    assert failed
-    assert result.transcript.text == "word0 word1 word2 word3"
 
 
 async def test_a_file_outside_of_all_clips_has_no_text(pool: AudioPool, file: Path) -> None:
@@ -266,14 +223,3 @@ async def test_a_client_that_leaves_ends_it_between_two_windows(
         await task
     assert pool._workers[0].streams == {}
     assert len(pools.decoded) == 1
-
-
-async def test_the_first_and_last_samples_are_the_files(pool: AudioPool, file: Path) -> None:
-    import soundfile
-
-    pools = PlayedPools()
-    await transcribe(pool, pools, file)
-    pcm, _ = soundfile.read(file, dtype="int16")
-    for request in pools.encoded:
-        start = request.window * 20 * 16_000 - min(320, request.window * 320)
-        assert np.array_equal(request.pcm, pcm[start : start + request.n_samples])

@@ -8,22 +8,13 @@ import pytest
 
 from cluster.common.errors import WorkerGoneError
 from cluster.common.metrics import ROUTER_METRICS, silent_recorder
-from cluster.common.model.checkpoint import open_checkpoint
-from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.settings_sources import load_settings
 from cluster.planning.virtual_time import virtual_clock
 from router.pipeline import Pipeline
 from router.warm_up import LONGEST_S, WarmUp, first_window
-from tests.support.checkpoints import cached_checkpoint
 from tests.support.played_pools import PlayedPools
 
 ON_VIRTUAL_TIME = True  # read by this room's conftest.py
-
-
-@pytest.fixture
-def pools() -> PlayedPools:
-    checkpoint = open_checkpoint(str(cached_checkpoint("micro")))
-    return PlayedPools(WhisperTokenizer.from_checkpoint(checkpoint))
 
 
 async def send(pools: PlayedPools) -> None:

@@ -85,21 +85,6 @@ def played(test):  # type: ignore[no-untyped-def]
 
 
 @played
-async def test_a_clip_waits_for_no_long_file_s_tail() -> None:
-    """144 windows of 18 files are there: at the workers a clip passes them, so it goes there."""
-    router = Router(Pool(each=2.0))
-    for file in range(18):
-        for window in range(9, 17):
-            await router.send(f"file{file}-", window)
-    assert len(router.went) == 2
-    for clip in ("a", "b", "c"):
-        await router.send(clip)
-    assert router.went[2:] == ["a0", "b0"], "clips have a bound, too"
-    await router.encoded("a0")
-    assert router.went[4:] == ["c0"]
-
-
-@played
 async def test_live_windows_and_kept_kv_wait_for_nobody() -> None:
     encoders = Pool(each=1.0)
     router = Router(encoders)
@@ -120,21 +105,6 @@ async def test_the_same_audio_waits_for_one_encode() -> None:
     await router.send("d", kv_key=b"k")
     await router.encoded(first)
     assert router.went == ["a0", "b0", "d0"]
-
-
-@played
-async def test_room_at_the_decoders_is_taken_before_a_window_is_encoded() -> None:
-    """Slow decoders: nothing is encoded whose KV nobody could take."""
-    router = Router(Pool(), Pool(each=2.0))
-    for n in range(4):
-        await router.send(f"clip{n}-")
-    assert router.went == ["clip0-0", "clip1-0"]
-    await router.encoded("clip0-0")
-    assert len(router.went) == 2
-    assert router.queue.backlog("decoder", "interactive") == 2
-    assert router.queue.backlog("encoder", "interactive") == 0
-    await router.done("clip0-0")
-    assert router.went[2:] == ["clip2-0"]
 
 
 @played

@@ -137,60 +137,12 @@ def frames(*marks: int) -> list[float]:
     return [mark / 50 for mark in marks]
 
 
-def test_marks_join_the_words_that_they_belong_to() -> None:
-    case = Case([(0.0, 3.0, ' the "thing" (and), w')], frames(*range(0, 200, 10)))
-    assert_equal(case)
-    (segment,) = case.ours()
-    assert [word.word for word in segment.words] == [" the", ' "thing"', " (and),", " w"]
-
-
 def test_a_word_that_crosses_segments_is_in_the_first() -> None:
     """Its other half is a segment of its own tokens without a word."""
     case = Case([(0.0, 1.0, " w"), (1.0, 2.0, "ords"), (2.0, 3.0, " and")], frames(0, 20, 60, 90))
     assert_equal(case)
     assert [[word.word for word in segment.words] for segment in case.ours()] == [
         [" words"], [" and"], [],
-    ]  # fmt: skip
-
-
-def test_the_pause_before_a_segment_does_not_belong_to_its_first_word() -> None:
-    case = Case(
-        [(0.0, 1.0, " and the"), (7.0, 8.0, " thing and the thing")],
-        frames(0, 20, 40, 380, 400, 420, 440),
-    )
-    assert_equal(case)
-    first = case.ours()[1].words[0]
-    assert first.end == 7.6
-    assert first.end - first.start == pytest.approx(0.8), "twice the median word"
-
-
-def test_nor_does_it_to_its_second_word() -> None:
-    segment = (60.0, 65.0, " and the thing and")
-    case = Case([segment], frames(0, 20, 180, 200, 220), seek=6000, last_speech_s=55.0)
-    assert_equal(case)
-    first, second = case.ours()[0].words[:2]
-    assert first.end == second.start == pytest.approx(63.6 - 0.8), "twice the median word"
-    assert first.start == pytest.approx(first.end - 0.8)
-
-
-def test_a_segment_keeps_its_edges_against_words_far_outside_and_else_takes_theirs() -> None:
-    far = Case([(1.0, 1.5, " and the")], frames(0, 60, 120))
-    assert_equal(far)
-    (segment,) = far.ours()
-    assert (segment.start, segment.end) == (1.0, 1.5)
-    assert [(w.start, w.end) for w in segment.words] == [
-        (pytest.approx(0.5), 1.2), (1.2, pytest.approx(1.9)),
-    ], "a median word inwards of the far edge"  # fmt: skip
-    near = Case([(0.4, 1.5, " and the")], frames(0, 30, 60))
-    assert_equal(near)
-    assert [(s.start, s.end) for s in near.ours()] == [(0.0, 1.2)]
-
-
-def test_segments_without_text_have_no_words_and_keep_their_edges() -> None:
-    case = Case([(0.0, 1.0, ""), (1.0, 2.0, " and"), (2.0, 2.5, "")], frames(0, 20))
-    assert_equal(case)
-    assert [(s.start, s.end, len(s.words)) for s in case.ours()] == [
-        (0.0, 1.0, 0), (0.0, 0.4, 1), (2.0, 2.5, 0),
     ]  # fmt: skip
 
 

@@ -25,29 +25,6 @@ def test_defaults() -> None:
     assert parse().temperatures == LADDER
 
 
-def test_all_fields_in_any_order() -> None:
-    fields = [
-        ("timestamp_granularities[]", "segment"),
-        ("seed", "7"),
-        ("temperature", "0.4"),
-        ("stream", "false"),
-        ("prompt", "Zoë, naïve"),
-        ("response_format", "verbose_json"),
-        ("language", "de"),
-        ("model", "m"),
-    ]
-    expected = TranscriptionParams(
-        "m",
-        language="de",
-        prompt="Zoë, naïve",
-        temperature=0.4,
-        seed=7,
-        response_format="verbose_json",
-    )
-    assert parse_transcription(fields, LANGUAGES) == expected
-    assert parse_transcription(reversed(fields), LANGUAGES) == expected
-
-
 @pytest.mark.parametrize(
     ("value", "code"),
     [("de", "de"), ("DE", "de"), (" german ", "de"), ("German", "de"), ("Burmese", "my")],
@@ -139,7 +116,14 @@ def test_a_translation_takes_the_same_apart_from_what_it_cannot_have() -> None:
 
 
 @pytest.mark.parametrize(
-    "name", ["stream", "timestamp_granularities[]", "include[]", "chunking_strategy"]
+    "name",
+    [
+        "stream",
+        "stream_include_usage",
+        "timestamp_granularities[]",
+        "include[]",
+        "chunking_strategy",
+    ],
 )
 def test_a_translation_has_neither_stream_nor_granularities(name: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
@@ -401,29 +385,6 @@ def test_fallback_can_be_turned_off() -> None:
 )
 def test_clips_in_every_spelling(fields: list[Field]) -> None:
     assert parse(*fields, SEQUENTIAL).sequential.clip_timestamps == (0.0, 2.0)
-
-
-def test_what_vllm_s_benchmark_client_sends_is_taken() -> None:
-    params = parse(
-        ("temperature", "0.0"),
-        ("max_completion_tokens", "128"),
-        ("stream", "True"),
-        ("language", "en"),
-        ("stream_include_usage", "True"),
-        ("stream_continuous_usage_stats", "True"),
-    )
-    assert params.stream
-    assert params.max_completion_tokens == 128
-    assert params.stream_include_usage
-    assert params.stream_continuous_usage_stats
-
-
-def test_a_translation_has_no_stream_and_so_no_usage_in_it() -> None:
-    fields = [("model", "m"), ("max_completion_tokens", "5")]
-    assert parse_translation(fields, LANGUAGES).max_completion_tokens == 5
-    with pytest.raises(InvalidRequestError) as caught:
-        parse_translation([*fields, ("stream_include_usage", "true")], LANGUAGES)
-    assert caught.value.code == "unknown_parameter"
 
 
 def test_a_known_text_comes_as_a_text_or_in_lines() -> None:

@@ -9,7 +9,6 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
-import av
 import numpy as np
 import pytest
 
@@ -97,11 +96,6 @@ def test_pcm_that_needs_no_change_is_not_changed(tmp_path: Path) -> None:
     assert np.array_equal(decode(write_wav(tmp_path / "upload", pcm)), pcm)
 
 
-def test_the_extension_is_not_looked_at(tmp_path: Path) -> None:
-    path = encode_as("flac", tmp_path, tone(1.0))
-    assert decode(path.rename(tmp_path / "speech.mp3")).shape[0] == pytest.approx(16_000, abs=4)
-
-
 def test_mp4_reads_with_its_index_first_and_last(tmp_path: Path) -> None:
     first = encode(
         tmp_path / "first", tone(2.0), "mp4", "aac", 44_100, options={"movflags": "faststart"}
@@ -117,21 +111,11 @@ def test_a_live_recording_without_sizes_decodes(tmp_path: Path) -> None:
     assert decode(live).shape[0] == pytest.approx(32_000, abs=330)
 
 
-def test_video_with_sound_gives_its_sound(tmp_path: Path) -> None:
+def test_the_sound_of_a_video_is_taken_and_must_be_there(tmp_path: Path) -> None:
     decoded = decode(write_video(tmp_path / "upload", tone(1.0)))
     assert decoded.shape[0] == pytest.approx(16_000, abs=1100)
-
-
-def test_video_without_sound_is_refused(tmp_path: Path) -> None:
     with pytest.raises(InvalidAudioError, match="no sound"):
-        decode(write_video(tmp_path / "upload", None))
-
-
-def test_tags_before_and_after_do_not_matter(tmp_path: Path) -> None:
-    mp3 = encode_as("mp3", tmp_path, tone(1.0)).read_bytes()
-    tagged = b"ID3\x04\x00\x00" + bytes([0, 0, 1, 0]) + bytes(128) + mp3 + b"TAG" + bytes(125)
-    (tmp_path / "upload").write_bytes(tagged)
-    assert decode(tmp_path / "upload").shape[0] == pytest.approx(16_000, abs=1200)
+        decode(write_video(tmp_path / "silent", None))
 
 
 # ------------------------------------------------------------------------------ not audio
@@ -208,16 +192,15 @@ def test_a_truncated_file_is_refused(name: str, share: float, tmp_path: Path) ->
         decode(cut(whole, share))
 
 
-def test_a_truncated_mp4_with_its_index_first_is_refused(tmp_path: Path) -> None:
-    whole = encode(
-        tmp_path / "upload", tone(5.0), "mp4", "aac", 44_100, options={"movflags": "faststart"}
-    )
-    with pytest.raises(InvalidAudioError, match="truncated"):
-        decode(cut(whole, 0.8))
-
-
-def test_a_truncated_live_recording_is_refused(tmp_path: Path) -> None:
-    whole = encode(tmp_path / "upload", tone(5.0), "webm", "libopus", 48_000, options={"live": "1"})
+@pytest.mark.parametrize(
+    ("name", "codec", "options"),
+    [("mp4", "aac", {"movflags": "faststart"}), ("webm", "libopus", {"live": "1"})],
+    ids=["its index first", "live, without sizes"],
+)
+def test_a_truncated_file_that_does_not_tell_its_end_is_refused(
+    name: str, codec: str, options: dict[str, str], tmp_path: Path
+) -> None:
+    whole = encode(tmp_path / "upload", tone(5.0), name, codec, 48_000, options=options)
     with pytest.raises(InvalidAudioError, match="truncated"):
         decode(cut(whole, 0.8))
 
@@ -325,16 +308,15 @@ def test_a_wav_that_declares_much_more_is_truncated(tmp_path: Path) -> None:
         decode(tmp_path / "upload")
 
 
-@pytest.mark.parametrize("rate", [0, 1, 100, 3_000, 1_000_000, 0x7FFFFFFF, 0xFFFFFFFF])
-def test_an_absurd_sample_rate_is_refused(rate: int, tmp_path: Path) -> None:
-    (tmp_path / "upload").write_bytes(wav_header(64_000, rate) + tone(2.0).tobytes())
-    with pytest.raises(InvalidAudioError):
-        decode(tmp_path / "upload")
+ABSURD = [{"rate": rate} for rate in (0, 1, 100, 3_000, 1_000_000, 0x7FFFFFFF, 0xFFFFFFFF)]
+ABSURD += [{"channels": channels} for channels in (0, 33, 255, 65_535)]
 
 
-@pytest.mark.parametrize("channels", [0, 33, 255, 65_535])
-def test_absurd_channel_counts_are_refused(channels: int, tmp_path: Path) -> None:
-    (tmp_path / "upload").write_bytes(wav_header(640_000, channels=channels) + bytes(640_000))
+@pytest.mark.parametrize("header", ABSURD)
+def test_absurd_rates_and_channel_counts_are_refused(
+    header: dict[str, int], tmp_path: Path
+) -> None:
+    (tmp_path / "upload").write_bytes(wav_header(640_000, **header) + bytes(640_000))
     with pytest.raises((InvalidAudioError, AudioTooShortError)):
         decode(tmp_path / "upload")
 
@@ -393,12 +375,6 @@ def test_damage_in_the_middle_is_played_over(tmp_path: Path) -> None:
     data[len(data) // 2 : len(data) // 2 + 300] = bytes(300)
     path.write_bytes(data)
     assert decode(path).shape[0] == pytest.approx(20 * SAMPLE_RATE, abs=4000)
-
-
-def test_the_library_is_the_one_that_was_tested() -> None:
-    """The options that close the demuxers exist: libav ignores names that it does not know."""
-    with pytest.raises(av.error.FFmpegError):
-        av.open(__file__, options={"format_whitelist": "wav"})
 
 
 def test_a_codec_that_libav_does_not_know_is_refused(tmp_path: Path) -> None:

@@ -23,8 +23,6 @@ from cluster.common.errors import (
     DeadlineExceededError,
     InvalidAudioError,
     RateLimitError,
-    SplitscribeError,
-    WorkerDrainingError,
     WorkerError,
 )
 from cluster.common.settings import RouterSettings
@@ -82,14 +80,6 @@ async def test_a_client_may_wish_how_it_is_cut(pool: AudioPool, tmp_path: Path) 
     assert nothing == []
 
 
-async def test_windows_end_early_where_that_is_asked_for(pool: AudioPool, tmp_path: Path) -> None:
-    pcm = joined(*[part for _ in range(4) for part in (voice(4.0), silence(0.8))])
-    path = write_wav(tmp_path / "upload", pcm)
-    usual, early = [(await read(pool, path, early=early))[0] for early in (False, True)]
-    assert (len(usual), len(early)) == (1, 2)
-    assert early[0].end_s == pytest.approx(9.2, abs=0.3)
-
-
 async def test_an_upload_becomes_windows_with_true_offsets(pool: AudioPool, tmp_path: Path) -> None:
     pcm = joined(voice(20.0), silence(1.0), voice(20.0), silence(12.0), voice(5.0))
     path = write_wav(tmp_path / "upload", pcm)
@@ -120,42 +110,7 @@ async def test_twenty_garbage_uploads_in_a_row_change_nothing(
     assert pids(pool) == before
 
 
-async def test_errors_keep_their_class_and_fields(tmp_path: Path) -> None:
-    async with running(max_audio_s=5.0) as pool:
-        with pytest.raises(AudioTooShortError) as short:
-            await read(pool, write_wav(tmp_path / "short", tone(0.05)))
-        with pytest.raises(InvalidAudioError) as long:
-            await read(pool, write_wav(tmp_path / "long", tone(9.0)))
-    assert (short.value.code, short.value.param) == ("audio_too_short", "file")
-    assert long.value.code == "audio_too_long"
-
-
-async def test_a_file_that_is_gone_fails_alone(pool: AudioPool, tmp_path: Path, clip: Path) -> None:
-    with pytest.raises(WorkerError, match="FileNotFoundError"):
-        await read(pool, tmp_path / "nothing")
-    assert len((await read(pool, clip))[0]) == 1
-
-
 # ------------------------------------------------------------------------ many at once
-
-
-async def test_many_uploads_at_once(clip: Path) -> None:
-    async with running(audio_workers=2) as pool:
-        results = await asyncio.gather(*(read(pool, clip) for _ in range(40)))
-    assert {tuple(spans(windows)) for windows, _ in results} == {((0, 38_400),)}
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="only Linux has such a policy")
-async def test_workers_of_bulk_work_compute_when_nobody_else_does(clip: Path) -> None:
-    pool = AudioPool(RouterSettings(audio_workers=1), when_idle=True)
-    await pool.start()
-    try:
-        (pid,) = pids(pool)
-        assert os.sched_getscheduler(pid) == os.SCHED_IDLE
-        assert os.sched_getscheduler(0) != os.SCHED_IDLE
-        assert (await read(pool, clip))[0]
-    finally:
-        await pool.close()
 
 
 async def test_a_worker_is_started_when_there_are_more_uploads_than_workers(
@@ -174,20 +129,6 @@ async def test_a_worker_is_started_when_there_are_more_uploads_than_workers(
             await until(lambda: [w.is_able for w in pool._workers] == [True, True, True])
         await asyncio.gather(*(read(pool, clip) for _ in range(8)))
         assert len(pids(pool)) == 3
-
-
-async def test_a_worker_that_is_needed_later_may_fail_to_start(
-    clip: Path, long_file: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
-) -> None:
-    """The first goes on alone, the log says why, and another start is tried."""
-    async with running(audio_workers=2) as pool:
-        with monkeypatch.context() as broken:
-            broken.setattr("router.audio.worker_handle.BOOT", "raise SystemExit(7)")
-            async with opened(pool, long_file) as stream:
-                await anext(stream)
-                await read(pool, clip)
-                await until(lambda: "does not start: exit code 7" in caplog.text)
-        await until(lambda: [w.is_able for w in pool._workers] == [True, True])
 
 
 async def test_short_clips_pass_a_long_file(pool: AudioPool, clip: Path, long_file: Path) -> None:
@@ -292,18 +233,6 @@ async def test_a_killed_worker_fails_only_the_upload_it_was_on(
         assert len((await read(pool, clip))[0]) == 1
 
 
-async def test_an_idle_worker_that_dies_is_replaced(clip: Path) -> None:
-    async with running(audio_workers=2) as pool:
-        await asyncio.gather(*(read(pool, clip) for _ in range(3)))
-        await until(lambda: [w.ready.is_set() for w in pool._workers] == [True, True])
-        first, second = pids(pool)
-        os.kill(first, signal.SIGKILL)
-        await until(lambda: first not in pids(pool))
-        await until(lambda: [w.ready.is_set() for w in pool._workers] == [True, True])
-        assert second in pids(pool)
-        assert len((await read(pool, clip))[0]) == 1
-
-
 async def test_a_worker_that_hangs_is_killed(clip: Path, long_file: Path) -> None:
     async with (
         running(audio_timeout_s=1.0) as pool,
@@ -393,21 +322,6 @@ async def test_a_worker_that_cannot_be_had_in_time(clip: Path) -> None:
 
 
 # ----------------------------------------------------------------------------- its own end
-
-
-async def test_close_ends_streams_and_processes(long_file: Path) -> None:
-    settings = RouterSettings.model_validate({"audio_workers": 2})
-    pool = AudioPool(settings)
-    await pool.start()
-    processes = [worker.process for worker in pool._workers]
-    async with opened(pool, long_file) as stream:
-        await anext(stream)
-        await pool.close()
-        with pytest.raises(WorkerDrainingError):
-            await drain(stream)
-    assert all(process.returncode is not None for process in processes)
-    with pytest.raises(SplitscribeError):
-        await read(pool, long_file)
 
 
 async def test_a_worker_that_cannot_start_is_a_configuration_error(

@@ -11,9 +11,6 @@ import contextlib
 import itertools
 import os
 import signal
-import subprocess
-import sys
-import time
 import types
 from collections.abc import AsyncIterator, Callable, Coroutine, Generator
 from pathlib import Path
@@ -22,11 +19,11 @@ from typing import Any
 import psutil
 import pytest
 
-from cluster.common.errors import ConfigurationError, WorkerDrainingError
+from cluster.common.errors import ConfigurationError
 from cluster.common.settings import RouterSettings
 from router.audio.pool import AudioPool
-from router.audio.protocol import MAX_MESSAGE_BYTES, UploadSlot
-from tests.support.audio.audio_pools import PATIENCE_S, freeze_on, pids, running, until, worker_of
+from router.audio.protocol import MAX_MESSAGE_BYTES
+from tests.support.audio.audio_pools import PATIENCE_S, freeze_on, pids, running, until
 from tests.support.audio.sounds import voice, write_wav
 
 # Both hang up at once. One then ends by itself, the other only when it is killed.
@@ -161,23 +158,6 @@ async def test_a_worker_whose_start_is_given_up_ends(pause_s: float) -> None:
         await asyncio.gather(starting, return_exceptions=True)
 
 
-async def test_uploads_of_a_worker_that_is_ending_hear_that_the_pool_closes(tmp_path: Path) -> None:
-    path = write_wav(tmp_path / "upload", voice(400.0))
-    async with (
-        nothing_stays(),
-        running() as pool,
-        pool.open(path, request_id="r", timeout_s=PATIENCE_S) as stream,
-    ):
-        worker = worker_of(pool, stream)
-        os.kill(worker.process.pid, signal.SIGSTOP)
-        worker._reader.feed_eof()
-        await until(lambda: not worker.alive)
-        await pool.close()
-        with pytest.raises(WorkerDrainingError):
-            async for _ in stream:
-                pass
-
-
 @pytest.mark.parametrize("nonsense", NONSENSE, ids=lambda text: text[:50].strip())
 async def test_a_worker_that_sends_nonsense_is_replaced(
     nonsense: str, monkeypatch: pytest.MonkeyPatch
@@ -198,11 +178,6 @@ async def test_a_worker_that_sends_nonsense_is_replaced(
         (first,) = pool._workers
         await until(lambda: bool(pool._workers) and pool._workers[0] is not first)
         assert not keeper.done()
-        await pool.close()
-
-
-async def test_close_after_close_changes_nothing() -> None:
-    async with nothing_stays(), running() as pool:
         await pool.close()
 
 
@@ -253,34 +228,3 @@ async def test_a_worker_at_work_is_not_taken_for_a_frozen_one(tmp_path: Path) ->
                 worker.n_silent()
         await until(lambda: worker.n_silent() == 0)
         assert pids(pool) == before
-
-
-WRITER = """
-import sys, time
-from router.audio.protocol import UploadSlot
-slot, end = UploadSlot(int(sys.argv[1])), time.monotonic() + 1.0
-print("began", flush=True)
-while time.monotonic() < end:
-    for _ in range(1000):
-        slot.set(7)
-        slot.clear()
-"""
-
-
-def test_no_step_looks_long_to_another_process_that_reads_while_it_is_written() -> None:
-    """Half-written, a step seemed to last since the machine's start, and its worker was killed."""
-    fd = UploadSlot.make_file()
-    slot = UploadSlot(fd)
-    command = [sys.executable, "-c", WRITER, str(fd)]
-    with subprocess.Popen(command, pass_fds=(fd,), stdout=subprocess.PIPE) as writer:
-        assert writer.stdout is not None
-        writer.stdout.readline()
-        seen, longest_s = set(), 0.0
-        end = time.monotonic() + 0.9
-        while time.monotonic() < end:
-            upload_id, busy_s = slot.get()
-            seen.add(upload_id)
-            longest_s = max(longest_s, busy_s)
-    slot.close()
-    assert seen == {0, 7}
-    assert longest_s < 60

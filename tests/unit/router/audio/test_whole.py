@@ -102,16 +102,6 @@ async def test_another_uploads_death_costs_nothing(
             assert audio.log_max == undisturbed.log_max
 
 
-async def test_a_worker_that_dies_on_it_fails_it(long_file: Path) -> None:
-    async with running() as pool:
-        async with open_whole(pool, long_file) as audio:
-            os.kill(await freeze_on(pool, audio.stream), signal.SIGKILL)
-            with pytest.raises(WorkerError, match="died on this upload"):
-                await audio.load()
-        assert is_gone(audio)
-        await until(lambda: [w.ready.is_set() for w in pool._workers] == [True])
-
-
 async def test_a_client_that_leaves_frees_worker_and_file(pool: AudioPool, long_file: Path) -> None:
     workers = pids(pool)
     opened: list[WholeAudio] = []
@@ -133,16 +123,6 @@ async def test_a_client_that_leaves_frees_worker_and_file(pool: AudioPool, long_
     await until(lambda: worker.slot.get()[0] == 0)
     assert is_gone(opened[0])
     assert pids(pool) == workers
-
-
-async def test_what_the_caller_refuses_ends_the_load(pool: AudioPool, long_file: Path) -> None:
-    def refuse(_: float) -> None:
-        raise OverloadedError("no room")
-
-    with pytest.raises(OverloadedError, match="no room"):
-        async with open_whole(pool, long_file) as audio:
-            await audio.load(refuse)
-    assert pool._workers[0].streams == {}
 
 
 async def test_a_full_disk_is_told_as_one(

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import sqlite3
@@ -14,7 +13,6 @@ import pytest
 
 from cluster.common.errors import InvalidAudioError, OverloadedError, SequenceFailedError
 from router.batches import runner
-from router.batches.line_work import MAX_CLAIMS
 from router.batches.lines import MAX_ERRORS, CheckedInput, check_input
 from router.batches.runner import MAX_CHECKS
 from tests.support.batches import AUDIO, ENDPOINT, desk, eventually, line, outcome, talks
@@ -172,47 +170,6 @@ async def test_a_line_that_fails_unexpectedly_fails_once_and_is_counted(
         assert error["response"]["body"]["error"]["code"] == "internal_error"
         assert "a bug" not in str(error)
     assert "TypeError: a bug" in caplog.text
-
-
-class GivesUp(FakeTranscriber):
-    """Something in it is cancelled, and nobody has cancelled it."""
-
-    async def transcribe(self, *request: Any) -> Any:
-        await super().transcribe(*request)
-        raise asyncio.CancelledError
-
-
-async def test_a_line_that_is_cancelled_from_within_ends(tmp_path: Path) -> None:
-    transcriber = GivesUp()
-    async with desk(tmp_path, transcriber, concurrency=1) as at:
-        batch = await at.run(line("bad", **AUDIO))
-        assert outcome(batch) == ("completed", 0, 1)
-        [error] = await at.content(batch.error_file_id)
-        assert error["response"]["body"]["error"]["code"] == "line_lost"
-    assert len(transcriber.uploads) == MAX_CLAIMS
-
-
-async def test_a_line_whose_result_cannot_be_stored_is_lost_in_the_end(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "LOOK_S", 0.01)
-    async with desk(tmp_path, concurrency=1) as at:
-        lines, failures = at.service._owned.queue, 0
-        real = lines.settle
-
-        def settle(claim: Any, *result: Any) -> bool:
-            nonlocal failures
-            if claim.custom_id == "bad" and failures < MAX_CLAIMS:
-                failures += 1
-                raise UnicodeEncodeError("utf-8", "x", 0, 1, "no text")
-            return real(claim, *result)
-
-        monkeypatch.setattr(type(lines), "settle", lambda self, *values: settle(*values))
-        input_id = await at.upload(line("bad", **AUDIO) + line("good", **AUDIO))
-        batch = await at.ended(await at.create(input_id))
-        assert (batch.request_counts.completed, batch.request_counts.failed) == (1, 1)
-        [error] = await at.content(batch.error_file_id)
-        assert error["response"]["body"]["error"]["code"] == "line_lost"
 
 
 async def test_an_input_that_cannot_be_checked_fails_its_batch(

@@ -48,20 +48,6 @@ async def fetch(folder: Path, url: str, *hosts: str, **options: Any) -> bytes:
     return (folder / "got").read_bytes()
 
 
-async def test_what_is_there_is_written_to_the_file(tmp_path: Path) -> None:
-    def answer(came: Came, host: Host) -> Answer:
-        if came.path == "/a":
-            return Answer(302, headers={"location": "/b?c=1", "set-cookie": "s=1"})
-        return Answer(body=b"audio" * 200)
-
-    with http_host(answer) as host:
-        got = await fetch(tmp_path, f"http://store:{host.port}/a", f"store:{host.port}")
-        assert got == b"audio" * 200
-        assert [came.path for came in host.came] == ["/a", "/b?c=1"]
-        assert {came.headers["host"] for came in host.came} == {f"store:{host.port}"}
-        assert not any("cookie" in came.headers for came in host.came)
-
-
 @pytest.mark.parametrize(
     ("to", "code"),
     [

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import errno
 import json
 import threading
 from pathlib import Path
@@ -20,7 +19,6 @@ from router.api.batch_bodies import UploadFields
 from router.batches import runner
 from router.batches.blobs import READERS_GRACE_S
 from router.batches.line_work import MAX_CLAIMS
-from router.batches.store import MAX_READERS
 from router.interface import TranscriptionResult
 from tests.support.batches import (
     AUDIO,
@@ -42,24 +40,6 @@ def held() -> FakeTranscriber:
     transcriber = FakeTranscriber()
     transcriber.hold = True
     return transcriber
-
-
-async def test_a_new_owner_goes_on_where_the_last_one_was(tmp_path: Path) -> None:
-    """What was finished is not run again, what was claimed is."""
-    transcriber = FakeTranscriber()
-    async with desk(tmp_path, transcriber, concurrency=2) as first:
-        batch_id = await first.create(await first.upload(talks(6)))
-        await first.until(batch_id, lambda batch: batch.request_counts.completed >= 2)
-        transcriber.hold = True
-    n_done = len(transcriber.uploads)
-    transcriber.hold = False
-    async with desk(tmp_path, transcriber, concurrency=2) as second:
-        batch = await second.ended(batch_id)
-        assert outcome(batch) == ("completed", 6, 0)
-        found = await second.content(batch.output_file_id)
-        assert [one["custom_id"] for one in found] == [f"l{i}" for i in range(6)]
-        assert len({one["id"] for one in found}) == 6
-    assert n_done <= len(transcriber.uploads) <= 6 + 2, "at most what ran was run again"
 
 
 async def test_an_owner_that_is_killed_loses_no_line(tmp_path: Path, held: FakeTranscriber) -> None:
@@ -139,27 +119,6 @@ async def test_a_full_disk_pauses_and_loses_nothing(
         assert (outcome(batch), batch.paused) == (("completed", 5, 0), None)
 
 
-async def test_a_result_that_cannot_be_stored_is_kept_until_it_can(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "ROOM_S", 0.05)
-    transcriber = FakeTranscriber()
-    transcriber.texts = (" word" * 20_000,)
-    async with desk(tmp_path, transcriber) as at:
-        input_id = await at.upload(line("long", response_format="verbose_json", **AUDIO))
-        database, thread = at.service._owned.database, at.service._owned.thread
-        (pages,) = await thread.call(database.one, "PRAGMA page_count")
-        await thread.call(database.run, f"PRAGMA max_page_count = {pages + 4}")
-        batch_id = await at.create(input_id)
-        await at.until(batch_id, lambda batch: batch.paused is not None)
-        await thread.call(database.run, "PRAGMA max_page_count = 1000000")
-        batch = await at.ended(batch_id)
-        assert batch.request_counts.completed == 1
-        [result] = await at.content(batch.output_file_id)
-        assert result["response"]["body"]["text"].count("word") == 20_000
-    assert len(transcriber.uploads) == 1, "it was not run again"
-
-
 async def test_what_is_kept_goes_when_its_time_is_over(tmp_path: Path) -> None:
     hands = Hands()
     async with desk(tmp_path, hands=hands, retention_s=2 * HOUR_S) as at:
@@ -202,57 +161,6 @@ async def test_a_batch_is_kept_for_a_time_that_begins_with_its_end(
         await at.service.clean()
         with pytest.raises(NotFoundError):
             await at.state(batch_id)
-
-
-async def test_a_line_is_given_back_once_there_is_room(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Even that is a row, for which a full disk may have none."""
-    monkeypatch.setattr(runner, "ROOM_S", 0.02)
-    monkeypatch.setattr(runner, "LOOK_S", 0.02)
-    async with desk(tmp_path) as at:
-        lines, blobs = at.service._owned.queue, at.service._owned.blobs
-        real, tried = lines.release, 0
-
-        def release(claim: Any) -> None:
-            nonlocal tried
-            tried += 1
-            if tried < 4:
-                raise OSError(errno.ENOSPC, "No space left on device")
-            blobs._min_free_bytes = 0
-            real(claim)
-
-        monkeypatch.setattr(type(lines), "release", lambda self, claim: release(claim))
-        input_id = await at.upload(line("a", url="data:audio/wav;base64,AAAA"))
-        room = blobs.check_room
-
-        def check_room(wanted_bytes: int = 0) -> None:
-            if wanted_bytes:  # the line's audio
-                blobs._min_free_bytes = 2**62
-            room(wanted_bytes)
-
-        monkeypatch.setattr(blobs, "check_room", check_room)
-        batch_id = await at.create(input_id)
-        await eventually(lambda: tried > 0)
-        monkeypatch.setattr(blobs, "check_room", room)
-        assert (await at.ended(batch_id)).request_counts.completed == 1
-        assert tried == 4
-
-
-async def test_the_input_of_a_batch_that_runs_does_not_expire(
-    tmp_path: Path, held: FakeTranscriber
-) -> None:
-    hands = Hands()
-    async with desk(tmp_path, held, hands, retention_s=HOUR_S, concurrency=1) as at:
-        input_id = await at.upload(line("a", **AUDIO) + line("b", **AUDIO))
-        batch_id = await at.create(input_id)
-        await eventually(lambda: bool(held.uploads))
-        hands.pass_s(2 * HOUR_S)
-        with pytest.raises(NotFoundError):
-            await at.service.delete_file("", input_id)
-        await at.service.clean()
-        await at.service.cancel_batch("", batch_id)
-        assert (await at.ended(batch_id)).status == "cancelled"
 
 
 async def test_a_file_that_is_deleted_while_a_line_reads_it_is_read_to_its_end(
@@ -310,19 +218,6 @@ async def test_a_key_has_only_so_many_batches(tmp_path: Path, held: FakeTranscri
             await at.service.cancel_batch("", batch.id)
 
 
-async def test_a_file_is_the_input_of_only_so_many_batches(
-    tmp_path: Path, held: FakeTranscriber
-) -> None:
-    async with desk(tmp_path, held) as at:
-        input_id = await at.upload(line("a", **AUDIO))
-        ids = [await at.create(input_id) for _ in range(MAX_READERS)]
-        with pytest.raises(RateLimitError, match="input file has 4 batches"):
-            await at.create(input_id)
-        await at.service.cancel_batch("", ids[0])
-        await at.ended(ids[0])
-        await at.create(input_id)
-
-
 async def test_inputs_are_checked_one_at_a_time_and_keys_take_turns(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
@@ -349,24 +244,6 @@ async def test_inputs_are_checked_one_at_a_time_and_keys_take_turns(
         for at.owner, _, batch_id in made:
             assert outcome(await at.ended(batch_id)) == ("completed", 1, 0)
     assert checked == [made[i][1] for i in (0, 3, 1, 2)]
-
-
-async def test_a_batch_that_cannot_be_finished_keeps_no_other_from_its_check(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(runner, "LOOK_S", 0.01)
-    async with desk(tmp_path) as at:
-        real, stuck = at.service._runner._finish, "batch_stuck"
-
-        async def finish(batch: Any) -> None:
-            if batch.id == stuck:
-                raise ValueError
-            await real(batch)
-
-        monkeypatch.setattr(at.service._runner, "_finish", finish)
-        await at.create(await at.upload(line("a", **AUDIO)), batch_id=stuck)
-        await at.until(stuck, lambda batch: batch.status == "finalizing")
-        assert outcome(await at.run(line("a", **AUDIO))) == ("completed", 1, 0)
 
 
 async def test_repeated_calls_do_no_harm(tmp_path: Path) -> None:

@@ -8,7 +8,6 @@ from dataclasses import dataclass
 import pytest
 
 from cluster.common.errors import CrowdedError
-from cluster.common.messages import Priority
 from router.http.admission import (
     BYTES_PER_AUDIO_S,
     LEAST_SHARE,
@@ -19,7 +18,6 @@ from router.http.admission import (
     AdmittedRequest,
 )
 from router.interface import RequestContext, StageTimings
-from tests.support.flash_crowd import WINDOW_S, Crowd, Phase
 
 
 def bytes_of(seconds: float) -> int:
@@ -231,36 +229,3 @@ def test_while_requests_wait_long_the_limit_does_not_grow(wait_s: float) -> None
         timed.now_s += 5.0
         timed.request_waited(wait_s, 5_000.0)
     assert timed.limit_s == pytest.approx(2_880.0)
-
-
-QUIET: dict[Priority, float] = {"interactive": 7.0, "live": 1.0, "bulk": 0.5}
-CROWD: dict[Priority, float] = {"interactive": 70.0, "live": 1.0, "bulk": 0.5}
-CAPACITY = 1 / WINDOW_S  # windows a second
-
-
-@pytest.mark.parametrize("max_pending_s", [600.0, pytest.param(28_800.0, marks=pytest.mark.slow)])
-def test_a_crowd_of_ten_times_the_load_is_shed_in_the_order_of_priority(
-    max_pending_s: float,
-) -> None:
-    """Live speech goes first and loses nothing; who is let in is done in time; bulk keeps its turn.
-
-    By default more may be pending than can be done in time: that is found out by what requests
-    wait for, a minute after the crowd came.
-    """
-    crowd = Crowd(max_pending_s).run(Phase(30, QUIET), Phase(400, CROWD))
-    settled = (150, 390)
-    done = {one: crowd.rate(crowd.done, one, *settled) for one in CROWD}
-    assert sum(done.values()) > 0.9 * CAPACITY
-    assert done["live"] == pytest.approx(crowd.rate(crowd.came, "live", *settled), rel=0.1)
-    assert crowd.refused.total() == crowd.rate(crowd.refused, "interactive", 0, 400) * 400
-    assert crowd.rate(crowd.refused, "interactive", *settled) > 0.8 * CROWD["interactive"]
-    assert done["bulk"] > 0.5 * CROWD["bulk"]
-    assert max(crowd.waits_s["live"]) < 3.0
-    assert sum(crowd.done.values()) > 0.95 * CAPACITY * 400, "with what was lost until it settled"
-
-
-@pytest.mark.slow
-def test_after_a_crowd_everybody_comes_in_again() -> None:
-    crowd = Crowd(28_800.0).run(Phase(30, QUIET), Phase(200, CROWD), Phase(420, QUIET))
-    assert crowd.rate(crowd.refused, "interactive", 330, 420) == 0.0
-    assert crowd.rate(crowd.done, "interactive", 330, 420) > 0.9 * QUIET["interactive"]

@@ -2,14 +2,12 @@
 
 from __future__ import annotations
 
-import json
 from collections.abc import AsyncIterator
 from pathlib import Path
 
 import httpx
 import pytest
 
-from cluster.common.errors import InvalidAudioError
 from router.api.formats import WRITERS
 from router.api.params import Chunking
 from router.api.subtitles import PLAIN
@@ -17,7 +15,6 @@ from router.audio.containers import wav_head
 from router.http.routes import create_app
 from tests.support.router_fakes import (
     AUDIO,
-    LIMIT,
     FakeTranscriber,
     client_of,
     make_registry,
@@ -136,37 +133,6 @@ async def test_what_is_wrong_is_named_for_both_kinds_of_clients(
     assert answer.status_code == status
     assert body["detail"] == body["error"]["message"]
     assert body["error"]["param"] == param
-
-
-async def test_an_error_of_the_audio_names_it_as_the_client_does(
-    asr: httpx.AsyncClient, transcriber: FakeTranscriber
-) -> None:
-    for path in ("/asr", "/detect-language"):
-        transcriber.error = InvalidAudioError("no sound in it", param="file")
-        answer = await asr.post(path, files=FILES)
-        assert answer.json()["error"]["param"] == "audio_file"
-
-
-async def test_uploads_are_bounded_as_everywhere(asr: httpx.AsyncClient) -> None:
-    for path in ("/asr?encode=false", "/detect-language?encode=false"):
-        large = {"audio_file": ("audio_file", bytes(LIMIT + 1))}
-        assert (await asr.post(path, files=large)).status_code == 413
-        answer = await asr.post(path, files={"audio_file": ("audio_file", b"")})
-        assert answer.json()["error"]["code"] == "audio_too_short"
-        answer = await asr.post(path, files={"file": ("a.wav", AUDIO)})
-        assert answer.status_code == 400
-        answer = await asr.post(path, content=json.dumps({}), headers={"content-type": "a/json"})
-        assert "must be multipart/form-data" in answer.json()["detail"]
-
-
-async def test_an_english_model_translates_nothing(
-    transcriber: FakeTranscriber, tmp_path: Path
-) -> None:
-    registry = make_registry(transcriber, ("en",))
-    app = create_app(registry, make_settings(asr_webservice=True), spool_dir=tmp_path)
-    async with client_of(app) as client:
-        answer = await client.post("/asr?task=translate", files=FILES)
-    assert answer.status_code == 400
 
 
 async def test_a_key_is_asked_for_and_may_stand_in_the_url(

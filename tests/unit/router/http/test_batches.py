@@ -5,7 +5,6 @@ from __future__ import annotations
 import asyncio
 import json
 import os
-import sqlite3
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -93,22 +92,6 @@ async def test_lists_come_page_by_page(client: openai.AsyncOpenAI) -> None:
         await client.files.list(after="file-none")
     with pytest.raises(openai.BadRequestError):
         await client.files.list(limit=0)
-
-
-async def test_batches_come_page_by_page(client: openai.AsyncOpenAI) -> None:
-    """The newest first, in pages that the SDK follows to their end."""
-    ids = []
-    for _ in range(5):  # a file each, since one may be that of few open batches
-        file = await client.files.create(file=("in.jsonl", line("a", url="x")), purpose="batch")
-        ids.append((await create(client, file.id)).id)
-    found = await client.batches.list(limit=2)
-    assert [batch.id for batch in found.data] == [ids[4], ids[3]]
-    assert found.has_more
-    assert [batch.id async for batch in found] == ids[::-1]
-    behind = await client.batches.list(after=ids[1])
-    assert ([batch.id for batch in behind.data], behind.has_more) == ([ids[0]], False)
-    with pytest.raises(openai.BadRequestError, match="after"):
-        await client.batches.list(after="batch_none")
 
 
 @pytest.mark.parametrize(
@@ -227,26 +210,6 @@ async def test_an_input_with_mistakes_fails_with_their_lines(client: openai.Asyn
     assert "gpt-9" in str(batch.errors.data[3].message)
 
 
-async def test_what_was_stored_before_is_listed_whatever_it_quotes(tmp_path: Path) -> None:
-    """Errors of an earlier version had halves of surrogate pairs, which no answer can hold."""
-    async with desk(tmp_path) as at:
-        batch_id = await at.create(await at.upload(b"{"))
-        await at.ended(batch_id)
-    errors = [{"code": "model_not_found", "message": "no '\ud800'", "line": 1, "param": "\udfff"}]
-    with sqlite3.connect(tmp_path / "batches.sqlite") as database:
-        database.execute("UPDATE batches SET errors = ?", (json.dumps(errors),))
-        database.execute("ALTER TABLE batches DROP COLUMN checks")
-        database.execute("PRAGMA user_version = 1")
-    async with desk(tmp_path) as at, served(at) as server:
-        client = server.client()
-        [batch] = (await client.batches.list()).data
-        assert batch == await client.batches.retrieve(batch_id)
-        assert batch.errors is not None
-        assert batch.errors.data is not None
-        assert batch.errors.data[0].message == "no '\\ud800'"
-        assert (await create(client, batch.input_file_id)).status == "validating"
-
-
 async def test_what_is_asked_for_wrongly_is_refused(client: openai.AsyncOpenAI) -> None:
     file = await client.files.create(file=("a.wav", b"RIFF"), purpose="user_data")
     with pytest.raises(openai.BadRequestError, match="purpose") as refused:
@@ -340,15 +303,6 @@ async def test_an_upload_over_the_limit_is_cut_off(at: Desk, tmp_path: Path) -> 
     assert len(list((tmp_path / "files").iterdir())) == 1
 
 
-async def test_a_full_disk_is_told(at: Desk, client: openai.AsyncOpenAI, tmp_path: Path) -> None:
-    at.service._owned.blobs._min_free_bytes = 2**62
-    with pytest.raises(openai.APIStatusError) as refused:
-        await client.files.create(file=("a", b"x"), purpose="user_data")
-    assert refused.value.status_code == 507
-    assert refused.value.response.headers["x-should-retry"] == "false"
-    assert list((tmp_path / "uploads").iterdir()) == []
-
-
 async def test_a_keys_quota_is_kept(tmp_path: Path) -> None:
     async with desk(tmp_path, quota_bytes=1000) as at, served(at) as server:
         client = server.client()
@@ -382,17 +336,6 @@ async def test_uploads_on_their_way_count(tmp_path: Path) -> None:
         hands.pass_s(ABANDONED_S + 1)
         await service.clean()
         await service.begin_upload("aa", "file-c", 500)
-
-
-async def test_uploads_at_once_do_not_pass_a_quota_together(tmp_path: Path) -> None:
-    async with desk(tmp_path, quota_bytes=1000) as at:
-        ids = [await at.upload(b"x" * 100) for _ in range(2)]
-        tries = (at.upload(b"x" * 300) for _ in range(6))
-        done = await asyncio.gather(*tries, return_exceptions=True)
-        fit = [one for one in done if isinstance(one, str)]
-        assert len(fit) == 2
-        page = await at.service.list_files("", None, 100, "asc", None)
-        assert sorted(file.id for file in page.data) == sorted((*ids, *fit))
 
 
 async def test_where_it_is_off_it_says_which_setting_turns_it_on() -> None:

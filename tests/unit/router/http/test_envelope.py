@@ -22,9 +22,7 @@ from cluster.common.errors import (
     SplitscribeError,
 )
 from cluster.common.metrics import ROUTER_METRICS
-from router.http.admission import AdmittedRequest
 from router.http.routes import create_app
-from router.interface import StageTimings, TranscriptionResult
 from tests.support.router_fakes import (
     AUDIO,
     LIMIT,
@@ -185,24 +183,6 @@ async def test_too_much_pending_audio_is_refused_before_the_upload_is_read(
         await asyncio.gather(first, return_exceptions=True)
         transcriber.hold = False
         assert (await post(client, bytes(20_000))).status_code == 200
-
-
-async def test_waits_for_a_pool_without_a_worker_say_nothing_of_queues(
-    transcriber: FakeTranscriber, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    noted: list[StageTimings] = []
-    monkeypatch.setattr(AdmittedRequest, "done", lambda _, timings: noted.append(timings))
-    registry, at_once = make_registry(transcriber), transcriber.transcribe
-
-    async def slow(*of: Any) -> TranscriptionResult:
-        await registry.look()  # as the router does every second
-        return await at_once(*of)
-
-    transcriber.transcribe = slow  # type: ignore[method-assign]
-    async with client_of(create_app(registry, make_settings())) as client:
-        for transcriber.n_workers in (0, 1):
-            assert (await post(client)).status_code == 200
-    assert noted == [transcriber.timings]
 
 
 async def test_a_client_has_so_many_uploads_under_way_at_most(

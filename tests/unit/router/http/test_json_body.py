@@ -30,7 +30,6 @@ from router.http.uploads import check_content_length
 from tests.support.router_fakes import (
     AUDIO,
     LIMIT,
-    TRANSLATIONS_URL,
     URL,
     FakeTranscriber,
     error_of,
@@ -212,12 +211,6 @@ async def test_a_document_is_answered_as_the_form_with_the_same_fields(
     assert is_empty(tmp_path), "nothing stays on disk"
 
 
-async def test_documents_are_streamed_and_translated_too(client: httpx.AsyncClient) -> None:
-    answer = await client.post(URL, json={**DOCUMENT, "stream": True})
-    assert answer.headers["content-type"].startswith("text/event-stream")
-    assert (await client.post(TRANSLATIONS_URL, json=DOCUMENT)).json()["text"]
-
-
 async def test_an_error_of_the_audio_names_it_as_the_client_does(
     client: httpx.AsyncClient, transcriber: FakeTranscriber
 ) -> None:
@@ -225,13 +218,3 @@ async def test_an_error_of_the_audio_names_it_as_the_client_does(
     assert error_of(await client.post(URL, json=DOCUMENT))["param"] == "input_audio"
     transcriber.error = InvalidAudioError("no sound in it", param="file")
     assert error_of(await post(client))["param"] == "file"
-
-
-async def test_errors_of_documents_are_in_the_envelope(client: httpx.AsyncClient) -> None:
-    large = base64.b64encode(bytes(LIMIT + 1)).decode()
-    audio = {"data": large, "format": "wav"}
-    assert (await client.post(URL, json={**DOCUMENT, "input_audio": audio})).status_code == 413
-    answer = await client.post(URL, json={**DOCUMENT, "lang": "de"})
-    assert error_of(answer)["code"] == "unknown_parameter"
-    answer = await client.post(URL, content=b"a=1", headers={"content-type": "text/plain"})
-    assert "multipart/form-data or application/json" in error_of(answer)["message"]

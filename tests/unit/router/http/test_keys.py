@@ -10,7 +10,7 @@ from typing import Any
 
 import pytest
 
-from cluster.common.errors import AuthenticationError, RateLimitError
+from cluster.common.errors import AuthenticationError
 from router.http.key_file import KeyFile
 from router.http.keys import KeyRing
 from router.http.realtime.access import ClientSecrets
@@ -133,19 +133,6 @@ async def test_the_owner_goes_with_the_request() -> None:
 def test_nothing_else_opens(sent: bytes | None) -> None:
     with pytest.raises(AuthenticationError):
         KeyRing(("one", "two")).owner(sent)
-
-
-def test_each_key_has_its_own_share_and_gets_it_back() -> None:
-    keys = KeyRing(("one", "two"), max_requests=1)
-    with keys.request_of(0):
-        with pytest.raises(RateLimitError), keys.request_of(0):
-            pass
-        with keys.request_of(1):
-            pass
-    with pytest.raises(ValueError, match="failed"), keys.request_of(0):
-        raise ValueError("failed")
-    with keys.request_of(0):
-        pass
 
 
 def test_without_keys_nobody_is_counted() -> None:

@@ -167,18 +167,6 @@ async def test_only_a_router_that_is_to_listen_does() -> None:
     await listener.close()
 
 
-async def test_a_port_that_is_taken_for_a_moment_is_waited_for() -> None:
-    """By a socket that does not share it, which nobody else can bind."""
-    with socket.create_server((LOCAL, 0)) as taken:
-        port = taken.getsockname()[1]
-        opening = asyncio.create_task(HttpListener.open(make_app("here"), LOCAL, port))
-        await asyncio.wait({opening}, timeout=0.3)
-        assert not opening.done()
-    listener = await opening
-    assert await ask(port) == "here"
-    await listener.close()
-
-
 async def test_a_port_that_stays_taken_is_an_error(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("router.http.listener.BIND_S", 0.1)
     with (

@@ -55,11 +55,6 @@ def test_a_model_is_found_under_every_spelling_of_its_names(name: str, two: TwoM
     assert two.registry.find(name).transcriber is two.large
 
 
-@pytest.mark.parametrize("name", ["openai/small.en", "small.en", "quick"])
-def test_each_name_leads_to_its_own_pipeline(name: str, two: TwoModels) -> None:
-    assert two.registry.find(name).transcriber is two.english
-
-
 @pytest.mark.parametrize("name", ["", "Large", "small", "openai/", "whisper-2"])
 def test_other_names_are_not_found(name: str, two: TwoModels) -> None:
     with pytest.raises(ModelNotFoundError, match=r"'large', .*'openai/small\.en'"):

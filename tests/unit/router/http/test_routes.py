@@ -102,15 +102,6 @@ async def test_models(client: httpx.AsyncClient) -> None:
     }
 
 
-@pytest.mark.parametrize(
-    "spelling", ["openai/whisper-large-v3", "openai%2Fwhisper-large-v3", "demo", "whisper-1"]
-)
-async def test_one_model_in_every_spelling(spelling: str, client: httpx.AsyncClient) -> None:
-    answer = await client.get(f"/v1/models/{spelling}")
-    assert answer.status_code == 200
-    assert answer.json()["id"] == spelling.replace("%2F", "/")
-
-
 async def test_health_is_503_until_both_pools_are_ready(
     client: httpx.AsyncClient, transcriber: FakeTranscriber
 ) -> None:

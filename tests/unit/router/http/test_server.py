@@ -200,15 +200,6 @@ def test_a_client_that_hangs_up_cancels_the_work(
     wait_until(lambda: httpx.get(f"{url}/health").json()["router"]["requests"] == 0)
 
 
-def test_a_client_that_hangs_up_in_mid_upload_leaves_nothing(
-    url: str, transcriber: FakeTranscriber, tmp_path: Path
-) -> None:
-    with connected(url, FORM[:-10]):
-        wait_until(lambda: bool(list(tmp_path.iterdir())))
-    wait_until(lambda: not list(tmp_path.iterdir()))
-    assert transcriber.uploads == []
-
-
 def test_a_key_refused_before_a_large_upload_is_read_arrives_as_such(url: str) -> None:
     with make_client(url, "wrong") as client, pytest.raises(openai.AuthenticationError):
         client.audio.transcriptions.create(model="demo", file=bytes(LIMIT + 8_000_000))

@@ -169,15 +169,6 @@ def test_what_a_clear_forgets_is_not_told() -> None:
     assert plain(told.texts[last]) == ["three", "four"]
 
 
-def test_a_commit_after_the_silence_committed_finds_nothing() -> None:
-    async def commit(session: LiveSession, pcm: Pcm, played: PlayedEngine) -> None:
-        await speak(session, pcm, played.clock)
-        assert session.commit() is None
-
-    told, _ = play("one two three.", VAD, commit)
-    assert len(told.of(TurnCompleted)) == 1
-
-
 def test_sessions_share_a_detector_and_do_not_mix() -> None:
     async def run() -> None:
         words = spoken("left one two three (1.0) right four five six")
@@ -244,16 +235,6 @@ def test_a_quiet_line_is_reported_once() -> None:
     told, _ = play("one two.", IDLE, tail_s=12.0)
     assert [event.turn for event in told.of(IdleTimeout)] == [1]
     assert set(told.texts) == {0}
-
-
-def test_a_quiet_line_is_reported_after_a_clear_too() -> None:
-    async def clear(session: LiveSession, pcm: Pcm, played: PlayedEngine) -> None:
-        await speak(session, pcm[:SAMPLE_RATE], played.clock)
-        session.clear()
-        await speak(session, np.zeros(6 * SAMPLE_RATE, np.int16), played.clock)
-
-    told, _ = play("one two.", IDLE, clear, tail_s=8.0)
-    assert len(told.of(IdleTimeout)) == 1
 
 
 def test_windows_are_live_and_carry_the_prompt() -> None:

@@ -10,11 +10,10 @@ from collections.abc import Callable
 
 import pytest
 
-from cluster.common.clock import Clock
 from cluster.common.errors import OverloadedError, SequenceFailedError, UnsupportedValueError
-from cluster.common.messages import SAMPLE_RATE, Pcm
+from cluster.common.messages import SAMPLE_RATE
 from cluster.common.settings import LiveSettings
-from cluster.planning.virtual_time import run_virtually, virtual_clock
+from cluster.planning.virtual_time import run_virtually
 from router.live.interface import (
     LiveConfig,
     SpeechStarted,
@@ -22,8 +21,6 @@ from router.live.interface import (
     TurnCompleted,
     TurnFailed,
 )
-from router.live.schedule import FRESH_S, Pace
-from router.live.session import LiveSession
 from tests.support.live.played_speech import SlowToHear, pcm_of_words, spoken
 from tests.support.live.virtual_sessions import (
     GAP_S,
@@ -106,22 +103,6 @@ def test_load_makes_updates_rare_and_then_refuses_sessions() -> None:
     run_virtually(compare())
 
 
-def test_the_first_answer_after_a_pause_stands_for_itself() -> None:
-    """Else answers that are far apart would count for a tenth of their time, and never as load."""
-
-    async def run() -> None:
-        clock: Clock = virtual_clock()
-        pace = Pace(0.5, 3.0, clock)
-        for _ in range(3):
-            pace.record(6.0)
-            assert pace.update_s == pytest.approx(6.0)
-            assert pace.is_overloaded
-            await clock.sleep(FRESH_S + 1.0)
-            assert pace.update_s == 0.0
-
-    run_virtually(run())
-
-
 @pytest.mark.parametrize("config", [MANUAL, VAD])
 @pytest.mark.parametrize("encode_s", [0.05, 1.0, 4.0, 10.0])
 @pytest.mark.parametrize("pause_s", [0.46, 0.52, 0.6])
@@ -146,19 +127,6 @@ def test_an_utterance_without_confirmed_words_is_cut_between_words() -> None:
     words = numbered(120, GAP_S)  # 45 s without a pause
     told, _ = play(words, prepare=prepare)
     assert told.words == [word.text for word in words]
-
-
-def test_a_clear_while_a_long_utterance_fails_ends_the_turn() -> None:
-    async def clear(session: LiveSession, pcm: Pcm, played: PlayedEngine) -> None:
-        def fault(nth: int) -> Exception:
-            if played.pools.encoded[-1].n_samples >= 20 * SAMPLE_RATE:
-                session.clear()
-            return UnsupportedValueError("no")
-
-        played.pools.fault = fault
-        await speak(session, pcm, played.clock)
-
-    play(numbered(80, GAP_S), client=clear)
 
 
 def test_a_mistake_of_ours_ends_its_session_alone() -> None:

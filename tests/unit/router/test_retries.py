@@ -1,0 +1,235 @@
+"""What is tried again, how often, and what is given up; how long a request may live.
+
+The pools are played; the real ones are in the end-to-end tests.
+"""
+
+from __future__ import annotations
+
+import asyncio
+from dataclasses import replace
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster.common.errors import (
+    DeadlineExceededError,
+    HandleRefusedError,
+    InvalidRequestError,
+    KVLostError,
+    LayoutMismatchError,
+    OverloadedError,
+    SequenceFailedError,
+    WindowRefusedError,
+    WorkerDiedError,
+    WorkerDrainingError,
+    WorkerGoneError,
+)
+from cluster.common.messages import DecodeOptions
+from cluster.planning.virtual_time import virtual_clock
+from router.deadly_audio import REFUSED_S
+from router.interface import Progress, RequestContext
+from router.pipeline import RequestRun, WindowAudio
+from router.transcriber import RequestTranscriber
+from tests.support.played_pools import (
+    DIMS,
+    PARAMS,
+    SETTINGS,
+    PlayedAudio,
+    PlayedPools,
+    PlayedStream,
+    request_of,
+    run,
+)
+
+ON_VIRTUAL_TIME = True  # read by this room's conftest.py
+
+
+@pytest.mark.parametrize(
+    ("stage", "error", "times", "calls"),
+    [
+        ("encode", WorkerGoneError("died"), 1, (2, 1)),
+        ("encode", WorkerDrainingError("ends"), 29, (30, 1)),
+        ("decode", WorkerGoneError("died"), 1, (1, 2)),  # another decoder reads the same KV
+        (
+            "decode",
+            OverloadedError("full"),
+            SETTINGS.max_attempts + 2,
+            (1, SETTINGS.max_attempts + 3),
+        ),
+        ("decode", LayoutMismatchError("pages of 7"), 2, (3, 3)),  # of another version
+    ],
+)
+async def test_what_may_pass_is_tried_again_until_it_has_passed(
+    pools: PlayedPools, stage: str, error: Exception, times: int, calls: tuple[int, int]
+) -> None:
+    """Full and draining workers more often than failing ones. calls: encodes and decodes."""
+    setattr(pools, f"{stage}_fault", lambda window, nth: error if nth <= times else None)
+    assert await run(pools, 1, context=request_of(100.0)) == "word0"
+    assert (pools.encodes[0], pools.decodes[0]) == calls
+
+
+@pytest.mark.parametrize(
+    ("stage", "error", "told", "tries"),
+    [
+        ("encode", WorkerGoneError("cannot be reached"), OverloadedError, SETTINGS.max_attempts),
+        ("decode", SequenceFailedError("nan"), SequenceFailedError, SETTINGS.max_attempts),
+        ("decode", HandleRefusedError("bad signature"), HandleRefusedError, 1),
+        ("decode", OverloadedError("full"), DeadlineExceededError, None),
+    ],
+)
+async def test_what_does_not_pass_ends_the_request(
+    pools: PlayedPools, stage: str, error: Exception, told: type[Exception], tries: int | None
+) -> None:
+    setattr(pools, f"{stage}_fault", lambda window, nth: error)
+    with pytest.raises(told) as failure:
+        await run(pools, 1)
+    if isinstance(failure.value, OverloadedError):
+        assert failure.value.retry_after_s
+    assert tries in (None, getattr(pools, f"{stage}s")[0])
+
+
+async def test_lost_kv_is_encoded_again(pools: PlayedPools) -> None:
+    pools.decode_fault = lambda window, nth: (
+        KVLostError("gone") if window == 1 and nth < 3 else None
+    )
+    text = await run(pools)
+    assert text == "word0 word1 word2"
+    assert pools.encodes == {0: 1, 1: 3, 2: 1}
+    lost, *again = [one for one in pools.encoded if one.window == 1]
+    assert [one.fresh for one in (lost, *again)] == [False, True, True], "though it may be kept"
+    assert {one.audio_key for one in again} == {lost.audio_key} != {b""}
+
+
+def ends_workers(window: int, nth: int) -> Exception | None:
+    return WorkerDiedError("out of memory") if window == 0 else None
+
+
+async def test_a_window_ends_two_workers_at_most_and_so_does_its_audio(pools: PlayedPools) -> None:
+    """All later requests of the same owner with it are refused at once, for a while."""
+    clock = virtual_clock()
+    audio: Any = PlayedAudio(1)
+    parts = (audio, pools, pools, pools.tokenizer, SETTINGS)
+    transcriber = RequestTranscriber(*parts, dims=DIMS, clock=clock)
+
+    async def refused(**changes: Any) -> str:
+        with pytest.raises(WindowRefusedError) as refusal:
+            await transcriber.transcribe(Path("none"), PARAMS, request_of(**changes))
+        return refusal.value.message
+
+    pools.decode_fault = ends_workers
+    reason = await refused()
+    assert "out of memory" in reason
+    assert pools.decodes == {0: 2}
+    for priority in ("interactive", "bulk"):
+        assert await refused(priority=priority) == reason
+    assert pools.decodes == {0: 2}, "nobody was asked again"
+    await refused(owner=b"another")
+    assert pools.decodes == {0: 4}, "nobody is told what others sent"
+    pools.decode_fault = lambda window, nth: None
+    await clock.sleep(REFUSED_S)
+    done = await transcriber.transcribe(Path("none"), PARAMS, request_of())
+    assert done.transcript.text == "word0"
+
+
+async def test_windows_that_were_at_workers_that_died_of_another_are_done(
+    pools: PlayedPools,
+) -> None:
+    """Which of them it was shows when they go one by one: it ends one worker more."""
+    last: list[int] = []
+
+    def fault(window: int, nth: int) -> Exception | None:
+        if nth >= 3:
+            last.append(pools.running)
+        return WorkerDiedError("it") if window == 2 or (window < 6 and nth <= 2) else None
+
+    clock = virtual_clock()
+    pools.decode_fault = fault
+    transcriber = RequestTranscriber(
+        PlayedAudio(1),
+        pools,
+        pools,
+        pools.tokenizer,
+        SETTINGS,
+        dims=DIMS,
+        clock=clock,  # type: ignore[arg-type]
+    )
+    request = RequestRun(request_of())
+    sent = (
+        transcriber._pipeline.decode(
+            request, WindowAudio.of_samples(n, np.full(9, n, np.int16)), DecodeOptions()
+        )
+        for n in range(8)
+    )
+    results = await asyncio.gather(*sent, return_exceptions=True)
+    failed = [n for n, one in enumerate(results) if isinstance(one, BaseException)]
+    assert failed == [2]
+    assert isinstance(results[2], WindowRefusedError)
+    assert pools.decodes == dict.fromkeys(range(6), 3) | {6: 1, 7: 1}
+    assert last == [0] * 6, "one after another"
+
+
+def patient_request(**changes: Any) -> RequestContext:
+    return RequestContext("r1", None, 600.0, clock=virtual_clock(), **changes)
+
+
+async def test_a_request_lives_while_its_windows_end(pools: PlayedPools) -> None:
+    """However long it takes, though no window may take longer than the limit."""
+    pools.delay_s = lambda window: 400.0
+    context = patient_request()
+    text = await run(pools, 40, context=context)
+    assert len(text.split()) == 40
+    assert context.clock.monotonic() - context.started_s > 1500.0
+
+
+async def test_it_ends_when_no_window_does(pools: PlayedPools) -> None:
+    pools.delay_s = lambda window: 400.0 if window < 20 else 1e6
+    context = patient_request()
+    with pytest.raises(DeadlineExceededError, match="no window was finished for 600 s"):
+        await run(pools, 40, context=context)
+    assert pools.running == 0
+
+
+async def test_it_lives_while_it_waits_for_others_whose_windows_end(pools: PlayedPools) -> None:
+    """A window that a worker kept for too long is sent again then."""
+    context = patient_request()
+    pools.encode_fault = lambda window, nth: (
+        OverloadedError("full") if context.clock.monotonic() < 3000.0 else None
+    )
+    pools.delay_s = lambda window: 1e6 if pools.encodes[0] == pools.decodes[0] == 2 else 1.0
+    waiting = asyncio.create_task(run(pools, 1, context=context))
+    for _ in range(50):
+        await asyncio.sleep(100.0)
+        patient_request(progress=context.progress).window_ended(1.0)
+    assert await waiting == "word0"
+
+
+async def test_the_time_that_a_client_gives_ends_a_request_whose_windows_end(
+    pools: PlayedPools,
+) -> None:
+    pools.delay_s = lambda window: 10.0
+    with pytest.raises(DeadlineExceededError, match="within its 45 s"):
+        await run(pools, 100, context=patient_request(timeout_s=45.0))
+
+
+async def test_a_time_that_the_workers_speed_cannot_meet_is_refused_at_once(
+    pools: PlayedPools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Where the file says how long it is, and windows have been measured."""
+    progress, a_file = Progress(pace_s=0.5), patient_request(timeout_s=100.0)
+    monkeypatch.setattr(PlayedStream, "expected_s", 4 * 3600.0)
+    with pytest.raises(InvalidRequestError, match=r"audio take 240 s .*/v1/batches") as no:
+        await run(pools, 4, context=replace(a_file, progress=progress))
+    assert (no.value.param, no.value.code) == ("x-splitscribe-timeout", "timeout_too_short")
+    assert pools.encodes == {}
+    await run(pools, 4, context=replace(a_file, progress=progress, timeout_s=250.0))
+    assert 0.0 < progress.pace_s < 0.5, "these took less"
+    await run(pools, 4, context=a_file)
+
+
+async def test_one_failure_cancels_the_other_windows(pools: PlayedPools) -> None:
+    pools.decode_fault = lambda window, nth: HandleRefusedError("no") if window == 0 else None
+    with pytest.raises(HandleRefusedError):
+        await run(pools, 8)
+    assert pools.running == 0
