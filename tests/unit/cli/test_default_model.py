@@ -11,7 +11,6 @@ from huggingface_hub import constants
 from rich.console import Console
 
 from cluster.cli import default_model as own
-from cluster.cli import foreground
 from cluster.cli.default_model import (
     ask_before_download,
     default_model,
@@ -20,7 +19,6 @@ from cluster.cli.default_model import (
 )
 from cluster.common.errors import ConfigurationError
 from cluster.common.settings_sources import load_settings
-from cluster.serve.ray_internals import KEEP_SIGNALS
 
 
 @pytest.fixture(autouse=True)
@@ -103,13 +101,4 @@ def test_the_bundled_model_is_called_a_toy_and_no_other_is() -> None:
     say_if_toy({"openai/whisper-tiny", "/models/demo"}, paper)
     assert paper.file.getvalue() == ""  # type: ignore[attr-defined]
     say_if_toy({"openai/whisper-tiny", "demo"}, paper)
-    assert "a toy that knows 553 English words" in paper.file.getvalue()  # type: ignore[attr-defined]
-
-
-def test_serve_says_so_too(monkeypatch: pytest.MonkeyPatch) -> None:
-    paper = Console(file=io.StringIO(), soft_wrap=True)
-    monkeypatch.setattr(foreground, "_serve", lambda *_: None)
-    monkeypatch.setenv(KEEP_SIGNALS, "1")
-    never: Any = None
-    foreground.serve_foreground(load_settings(environ={}), None, paper, never)
     assert "a toy that knows 553 English words" in paper.file.getvalue()  # type: ignore[attr-defined]

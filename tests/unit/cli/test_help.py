@@ -5,7 +5,6 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from importlib.metadata import version
-from itertools import pairwise
 from typing import Any
 
 import pytest
@@ -43,22 +42,6 @@ def test_no_name_is_cut_and_no_bracket_is_taken_for_markup(words: tuple[str, ...
         for name in (one for one in param.opts if one.startswith("-")):
             assert re.search(rf"(?m)(^|[ ,]){re.escape(name)}([ ,]|$)", shown), name
         assert " ".join((param.help or "").split()) in " ".join(shown.split()), param.name
-
-
-def test_paragraphs_are_wrapped_anew() -> None:
-    """Each line but a paragraph's last is as full as its next word allows."""
-    lines = help_of("serve").partition("Arguments:")[0].splitlines()
-    for line, after in pairwise(lines):
-        if line.strip() and after.strip():
-            assert len(line) + 1 + len(after.split()[0]) > 78, line
-
-
-def test_commands_are_told_in_whole_sentences() -> None:
-    shown = " ".join(help_of().split())
-    for sentence in ("in this process or through a running server", "buckets and manifests"):
-        assert sentence in shown
-    for section in ("Commands:", "Planning:", "Clusters of several machines:"):
-        assert section in shown
 
 
 def test_the_version_is_told() -> None:

@@ -35,16 +35,6 @@ def test_a_signal_needs_no_lock_that_the_interrupted_code_holds(number: int) -> 
         assert asked.wait(20.0)
 
 
-def test_many_signals_are_one_wish_which_is_told_once(capfd: pytest.CaptureFixture[str]) -> None:
-    with StopSignals() as asked:
-        for number in SIGNALS * 20:
-            os.kill(os.getpid(), number)
-        assert asked.wait(20.0)
-    said = capfd.readouterr().err
-    assert said.count("stopping") == 1
-    assert "another signal changes nothing" in said
-
-
 def test_a_terminal_that_has_gone_keeps_nobody_from_stopping() -> None:
     kept = os.dup(2)
     reading, writing = os.pipe()
@@ -58,22 +48,6 @@ def test_a_terminal_that_has_gone_keeps_nobody_from_stopping() -> None:
         os.dup2(kept, 2)
         for descriptor in (kept, writing):
             os.close(descriptor)
-
-
-def test_after_a_signal_the_rest_of_the_process_is_left_alone() -> None:
-    """Until it has ended with the status of a clean stop."""
-    with StopSignals() as asked:
-        os.kill(os.getpid(), signal.SIGTERM)
-        assert asked.wait(20.0)
-    assert [signal.getsignal(number) for number in SIGNALS] == [signal.SIG_IGN] * 2
-
-
-def test_without_a_signal_the_former_handlers_are_back() -> None:
-    before = [signal.getsignal(number) for number in SIGNALS]
-    with StopSignals() as asked:
-        pass
-    assert not asked.is_set()
-    assert [signal.getsignal(number) for number in SIGNALS] == before
 
 
 def test_a_stop_that_takes_too_long_ends_the_process(capfd: pytest.CaptureFixture[str]) -> None:

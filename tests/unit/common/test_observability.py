@@ -57,23 +57,6 @@ def test_rare_counters_are_declared() -> None:
     assert all(SPECS[name].kind == "counter" for name in RARE)
 
 
-def test_panels_do_not_overlap_and_say_what_they_show() -> None:
-    taken: set[tuple[int, int]] = set()
-    for panel in dashboard()["panels"]:
-        at = panel["gridPos"]
-        cells = {
-            (x, y)
-            for x in range(at["x"], at["x"] + at["w"])
-            for y in range(at["y"], at["y"] + at["h"])
-        }
-        assert not cells & taken, panel["title"]
-        assert at["x"] + at["w"] <= 24
-        taken |= cells
-        assert panel["type"] == "row" or panel["description"]
-    ids = [panel["id"] for panel in dashboard()["panels"]]
-    assert len(set(ids)) == len(ids)
-
-
 @needs_promtool
 def test_promtool_takes_the_rules() -> None:
     with as_file(FOLDER / "rules.yaml") as file:

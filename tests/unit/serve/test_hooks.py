@@ -110,36 +110,11 @@ async def test_the_same_audio_in_flight_goes_to_one_encoder_and_counts_once() ->
     assert order[0][0] is not firsts[0], "that one is gone"
 
 
-async def test_a_window_counts_where_it_went() -> None:
-    calls, replicas = OwnCalls(), make_replicas(2)
-    calls.begin(key_of(request(0)))
-    router, pending = make_router(replicas, calls), make_pending(request(0))
-    order = await router.choose_replicas(replicas, pending)
-    full, other = (rank[0].replica_id for rank in order)
-    router.on_request_routed(pending, other, None)
-    assert (calls.load(full).work, calls.load(other).work) == (0.0, 1.0)
-
-
 @pytest.mark.parametrize("domain", [None, 7, "rack"])
 async def test_nonsense_from_a_worker_hangs_nothing(domain: Any) -> None:
     replicas = [*make_replicas(1), Replica("mad", {"domain": domain})]
     order = await make_router(replicas).choose_replicas(replicas, make_pending(request(0)))
     assert {rank[0] for rank in order} == set(replicas)
-
-
-async def test_an_error_in_the_choice_hangs_nothing(monkeypatch: pytest.MonkeyPatch) -> None:
-    replicas = make_replicas(2)
-    router = make_router(replicas)
-    monkeypatch.setattr(router, "_members", None)
-    order = await router.choose_replicas(replicas, make_pending(request(0)))
-    assert {rank[0] for rank in order} == set(replicas)
-
-
-async def test_calls_that_are_no_windows_go_anywhere() -> None:
-    replicas = make_replicas(1)
-    for pending in (None, make_pending(), make_pending("status")):
-        order = await make_router(replicas).choose_replicas(replicas, pending)
-        assert [[*rank] for rank in order] == [replicas]
 
 
 async def assigned(router: LoadAwareRouter, request: EncodeRequest) -> Any:

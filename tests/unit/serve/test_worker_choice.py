@@ -64,11 +64,6 @@ def test_a_slow_encoder_gets_less() -> None:
     assert ranked(encode_request(), [slow, fast], CHANCE) == ["slow", "fast"]
 
 
-def test_a_new_encoder_is_taken_for_a_usual_one() -> None:
-    new, usual = encoder("new", 0, 0.0), encoder("usual", 1, 0.1)
-    assert ranked(encode_request(), [usual, new], CHANCE) == ["new", "usual"]
-
-
 def test_equal_workers_share_the_work() -> None:
     workers = [encoder(name, 0, 0.1) for name in "abc"]
     firsts = Counter(ranked(encode_request(), workers, CHANCE)[0] for _ in range(300))
@@ -208,23 +203,6 @@ def test_it_is_remembered_where_audio_was_encoded_last() -> None:
         calls.answered(request, None, request.to_bytes(4, "big"))
     assert calls.kept_at(b"k") is None
     assert len(calls._kept) == N_REMEMBERED
-
-
-def test_it_is_known_where_the_same_audio_is_encoded() -> None:
-    calls = make_calls(1, 2, 3)
-    assert calls.place_of(b"k", 1) is None
-    calls.send("a", 1, 1.0, b"k")
-    assert calls.place_of(b"k", 1) is None, "its own call tells nothing"
-    assert calls.place_of(b"k", 2) == "a"
-    assert calls.place_of(b"", 2) is None
-    calls.move("b", 1)
-    assert calls.place_of(b"k", 2) == "b"
-    calls.send("b", 2, 0.0, b"k")
-    calls.end(1)
-    assert calls.place_of(b"k", 3) == "b"
-    calls.end(2)
-    assert calls.place_of(b"k", 3) is None
-    assert not calls._same
 
 
 def test_a_worker_that_is_gone_leaves_nothing() -> None:
@@ -387,14 +365,6 @@ def test_a_worker_that_fails_is_avoided_though_it_is_the_emptiest(workers: int) 
     outcome = queues.run(windows)
     assert outcome.failures[bad] < 0.01 * windows
     assert outcome.tries == 2
-
-
-@pytest.mark.parametrize("workers", [17, pytest.param(1000, marks=pytest.mark.slow)])
-def test_where_a_tenth_fails_few_windows_are_tried_twice(workers: int) -> None:
-    failing = range(0, workers, 10)
-    outcome = Queues(workers, 2, 0.6, failing=failing).run(20 * workers)
-    assert sum(outcome.failures.values()) < 12 * len(failing)
-    assert outcome.tries <= 4
 
 
 def test_a_trimmed_window_weighs_as_much_as_its_share_of_the_positions() -> None:

@@ -3,9 +3,6 @@
 from __future__ import annotations
 
 import ast
-import os
-import subprocess
-import sys
 from dataclasses import replace
 from pathlib import Path
 
@@ -15,7 +12,7 @@ import whisper
 from cluster.cli.transcribe.flags import FALLBACK_STEP
 from cluster.common.errors import SplitscribeError
 from cluster.common.messages import QualityGates
-from router.api.params import LADDER, SequentialOptions, TranscriptionParams
+from router.api.params import SequentialOptions, TranscriptionParams
 from router.api.request_fields import FIELDS
 from router.api.subtitles import CueOptions
 from router.words import APPENDED, PREPENDED
@@ -99,14 +96,6 @@ def test_a_command_line_of_whispers_is_understood_word_for_word(job_of: MakeJob)
     assert (job.output_dir, job.formats, job.verbose) == (Path("subs"), ("srt",), False)
 
 
-def test_models_are_kept_where_it_is_said(
-    job_of: MakeJob, monkeypatch: pytest.MonkeyPatch, tmp_path: Path
-) -> None:
-    monkeypatch.setenv("HF_HUB_CACHE", "elsewhere")
-    job_of("a.wav", "--model_dir", str(tmp_path))
-    assert os.environ["HF_HUB_CACHE"] == str(tmp_path)
-
-
 def test_sequential_mode_has_whispers_options_and_keeps_the_last_attempt(job_of: MakeJob) -> None:
     line = (
         "a.wav --decoding sequential --condition_on_previous_text False --carry_initial_prompt "
@@ -137,14 +126,6 @@ def test_a_switch_may_be_said_in_many_ways(job_of: MakeJob, args: tuple[str, ...
 
 def test_behind_two_dashes_nothing_is_a_flag(job_of: MakeJob) -> None:
     assert job_of("--", "--word_timestamps").files == ("--word_timestamps",)
-
-
-def test_fallback_is_given_up_with_its_step(job_of: MakeJob) -> None:
-    given_up = job_of("a.wav", "--temperature_increment_on_fallback", "None")
-    assert given_up.params.temperatures == (0.0,)
-    assert given_up.form == {"fallback": "false"}
-    assert job_of("a.wav").params.temperatures == LADDER
-    assert job_of("a.wav", "--temperature", "0.4").params.temperatures == (0.4,)
 
 
 @pytest.mark.parametrize(
@@ -198,13 +179,3 @@ def test_help_has_its_flags_in_panels_with_their_defaults(
     ):
         assert f"[default: {float(default or 0):g}]" in says
     assert "`" not in says
-
-
-def test_help_of_all_commands_does_not_wait_for_the_flags_of_this_one() -> None:
-    code = (
-        "import sys; from typer.testing import CliRunner; from cluster.cli.main import app; "
-        "shown = CliRunner().invoke(app, ['--help']).output; "
-        "assert 'Transcribe files' in shown; "
-        "assert 'router.api.request_fields' not in sys.modules"
-    )
-    subprocess.run([sys.executable, "-c", code], check=True)

@@ -149,10 +149,3 @@ def test_urls_are_fetched_and_a_failure_is_one_line(
 def test_results_that_would_overwrite_each_other_are_told_by_what_was_named() -> None:
     with pytest.raises(InvalidRequestError, match=r"http://a/talk.mp3 and here/talk.wav"):
         check_names({Path("x/talk.mp3"): "http://a/talk.mp3", Path("talk.wav"): "here/talk.wav"})
-
-
-def test_the_command_takes_all_of_it(job_of: MakeJob) -> None:
-    job = job_of("-", "https://host/a.mp3", "folder/", "*.wav", "--raw", "--output_dir", "out")
-    assert job.files == ("-", "https://host/a.mp3", "folder/", "*.wav")
-    assert (job.raw, job.output_dir) == (True, Path("out"))
-    assert not job_of("a.wav").raw

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import asyncio
-import json
 from pathlib import Path
 
 import pytest
@@ -11,9 +10,7 @@ from rich.console import Console
 
 from cluster.cli.transcribe.job import TranscribeFile, Watcher
 from cluster.cli.transcribe.run import (
-    FileProgress,
     Run,
-    estimated_total_s,
     transcribe_files,
     write_results,
     write_whole,
@@ -111,16 +108,6 @@ async def test_segments_of_one_file_are_printed_together(
     assert "[00:00.000 --> 00:01.500]  a 0." in lines
 
 
-@pytest.mark.parametrize("names", [("talk.mp3", "talk.wav"), ("x/talk.wav", "y/talk.wav")])
-def test_two_files_of_one_name_are_refused_before_any_work(
-    tmp_path: Path, make_job: MakeJob, paper: Console, names: tuple[str, str]
-) -> None:
-    job = make_job(*make_files(tmp_path, *names))
-    with pytest.raises(InvalidRequestError, match=r"talk.*and.*talk.*both"):
-        transcribe_files(job, paper, paper)
-    assert not job.output_dir.exists()
-
-
 def test_files_that_cannot_be_read_are_told_before_a_model_is_loaded(
     tmp_path: Path, make_job: MakeJob, paper: Console
 ) -> None:
@@ -166,18 +153,6 @@ def test_every_format_is_what_the_writers_write(tmp_path: Path, options: CueOpti
     }
 
 
-def test_json_has_whispers_keys() -> None:
-    result = json.loads(whisper_json(make_transcript(" Hello there.")))
-    assert list(result) == ["text", "segments", "language"]
-    assert result["language"] == "en"
-    (segment,) = result["segments"]
-    assert set(segment) == {
-        *("id", "seek", "start", "end", "text", "tokens", "temperature"),
-        *("avg_logprob", "compression_ratio", "no_speech_prob", "words"),
-    }
-    assert segment["words"][0] == {"word": " Hello", "start": 0.0, "end": 0.5, "probability": 0.9}
-
-
 def test_what_cannot_be_written_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
     target = tmp_path / "a.txt"
     target.write_text("old")
@@ -185,11 +160,3 @@ def test_what_cannot_be_written_leaves_the_old_file_and_no_draft(tmp_path: Path)
         write_whole(target, "new \ud800")
     assert target.read_text() == "old"
     assert list(tmp_path.iterdir()) == [target]
-
-
-def test_unopened_files_count_by_their_bytes() -> None:
-    opened = FileProgress(1000, done_s=4.0, known_s=10.0)
-    assert estimated_total_s([opened, FileProgress(2000)]) == 30.0
-    assert estimated_total_s([FileProgress(2000)]) == 0.0
-    failed = FileProgress(500, ended=True)
-    assert estimated_total_s([opened, failed]) == 10.0

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import os
 import sys
 import threading
@@ -15,8 +14,8 @@ import numpy as np
 import pytest
 
 from cluster.cli.transcribe.job import STDIN, Source
-from cluster.cli.transcribe.live import blocks_of, open_sound
-from cluster.common.errors import ConfigurationError, InvalidAudioError
+from cluster.cli.transcribe.live import open_sound
+from cluster.common.errors import InvalidAudioError
 from cluster.common.messages import Pcm
 from tests.support.audio.sounds import write_wav
 from tests.support.references.hugging_face import make_pcm
@@ -96,14 +95,6 @@ def test_what_is_no_audio_is_told(tmp_path: Path, feed_stdin: FeedStdin) -> None
         heard(Source(str(tmp_path / "nowhere")))
 
 
-def test_without_sounddevice_the_microphone_says_how_to_get_it(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(sys.modules, "sounddevice", None)
-    with pytest.raises(ConfigurationError, match=r"pip install .*\[microphone\]"):
-        heard(Source())
-
-
 def test_a_microphone_is_heard_until_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
     """By a module that behaves like sounddevice, since no machine of the tests has a microphone."""
     stop = threading.Event()
@@ -131,17 +122,3 @@ def test_a_microphone_is_heard_until_it_is_stopped(monkeypatch: pytest.MonkeyPat
     blocks = list(open_sound(Source(), 24_000, stop))
     assert [(len(block), int(block[0])) for block in blocks] == [(2400, 1), (2400, 2), (2400, 3)]
     assert n_read[-1] == "closed"
-
-
-async def test_an_event_loop_gets_the_same_and_what_went_wrong(tmp_path: Path) -> None:
-    pcm = make_pcm(30.0)
-    file = write_wav(tmp_path / "a.wav", pcm)
-    stop = threading.Event()
-    blocks = []
-    async for block in blocks_of(Source(str(file)), RATE, stop):
-        blocks.append(block)
-        await asyncio.sleep(0)
-    assert np.array_equal(np.concatenate(blocks), pcm)
-    with pytest.raises(InvalidAudioError):
-        async for _ in blocks_of(Source(str(tmp_path / "nowhere")), RATE, stop):
-            pass

@@ -14,7 +14,6 @@ from numba.core.caching import _CacheLocator
 
 from cluster.common.kernels.cpu import cache as jit_cache
 from cluster.common.kernels.cpu.cache import (
-    MARK,
     SHARED_SOURCES,
     VARIABLE,
     forget_stale_kernels,
@@ -140,22 +139,6 @@ def test_code_kept_elsewhere_is_forgotten_too(
     assert not kept.exists()
 
 
-def test_roles_keep_apart_what_both_call(tmp_path: Path) -> None:
-    """What the encoder forgets of its own, and of the floor, is nothing of the decoder's."""
-    kernel, called = write_sources(tmp_path)
-    other = tmp_path / "encoder_worker" / "kernels.py"
-    other.parent.mkdir()
-    other.write_text("two = 2")
-    for sources in ([kernel], [other], [called]):
-        forget_stale_kernels(sources, [called])
-    kept = kernel.parent / "__pycache__" / "kernels._run_head-1.py311.nbi"
-    kept.touch()
-    other.write_text("two = 3")
-    for sources in ([kernel], [other], [called]):
-        forget_stale_kernels(sources, [called])
-    assert kept.exists()
-
-
 @pytest.mark.parametrize(
     ("package", "registered"),
     [
@@ -216,22 +199,6 @@ def test_one_process_builds_and_the_others_load_side_by_side(kept: Path, tmp_pat
         one_builder("these uint16", [source]),
     ):
         pass  # neither waits for the one that builds others
-
-
-def test_what_was_not_built_is_built_by_the_next_one(kept: Path, tmp_path: Path) -> None:
-    source = tmp_path / "kernel.py"
-    source.write_text("x = 1")
-    forget_stale_kernels([source], SHARED_SOURCES)
-    notes = set(kept.rglob(f"{MARK}these*"))
-    with pytest.raises(RuntimeError), one_builder("these", [source]):
-        raise RuntimeError("no machine code today")
-    assert set(kept.rglob(f"{MARK}these*")) == notes == set()
-    with one_builder("these", [source]):
-        pass
-    assert len(set(kept.rglob(f"{MARK}these*"))) == 1
-    source.write_text("x = 2")
-    forget_stale_kernels([source], SHARED_SOURCES)
-    assert not set(kept.rglob(f"{MARK}these*"))
 
 
 @pytest.fixture

@@ -9,6 +9,7 @@ import sys
 from pathlib import Path
 
 import numba
+import pytest
 
 from cluster.common.kernels.cpu.background import TESTED
 from cluster.common.kernels.cpu.cache import VARIABLE
@@ -41,6 +42,7 @@ if __name__ == "__main__":
 """
 
 
+@pytest.mark.slow  # a compiler in two processes
 def test_a_cached_kernel_is_loaded_without_the_compiler(tmp_path: Path) -> None:
     """In processes of their own: what numba has imported once it does not import again."""
     script = tmp_path / "kernel.py"

@@ -43,21 +43,6 @@ def take_pages(importer: KVImporter) -> tuple[int, ...]:
     return pages
 
 
-def test_callers_mistakes_are_told_at_once(importer: KVImporter) -> None:
-    handle, pages = make_handle(), take_pages(importer)
-    importer.accept(handle)
-    with pytest.raises(ValueError, match="1 pages for a handle of 2"):
-        importer.fetch(handle, pages[:1])
-    with pytest.raises(RuntimeError, match="free, expected used"):
-        importer.fetch(handle, (6, 7))
-    importer.fetch(handle, pages).result(DEADLINE_S)
-    importer.drop(handle)
-    importer.drop(make_handle(9))  # never accepted
-    with pytest.raises(KVLostError, match="fetched or dropped"):
-        importer.fetch(handle, pages).result(DEADLINE_S)
-    assert len(importer._held) == 0
-
-
 def test_a_handle_is_fetched_once_at_a_time(importer: KVImporter, wire: StubWire) -> None:
     wire.done = False
     handle, pages, others = make_handle(), take_pages(importer), take_pages(importer)

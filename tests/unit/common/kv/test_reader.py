@@ -6,14 +6,12 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cluster.common.errors import PeerLostError, TransferTimeoutError
 from cluster.common.kv.peers import FIRST_RENEWAL_S, IDLE_PEER_S, MAX_PEERS, HeldHandles
 from cluster.common.kv.pool import PagePool
 from cluster.common.kv.reader import Fetch, Reader
-from cluster.common.kv.wire import RENEW_S, Descriptor, TransferConfig, descriptors
+from cluster.common.kv.wire import RENEW_S, TransferConfig
 from cluster.common.messages import CrossKVHandle
 from tests.support.kv.stub_wire import KEY, LAYOUT, StubWire, make_handle
 
@@ -100,16 +98,6 @@ def test_the_lease_of_an_accepted_handle_is_renewed_soon(bench: Bench) -> None:
     assert bench.wire.sent == [renewal, renewal]
 
 
-def test_a_handle_that_is_fetched_at_once_needs_no_renewal(bench: Bench) -> None:
-    handle = make_handle(1)
-    bench.held.hold(handle)
-    bench.reader.connect(handle)
-    bench.begin(handle).future.result(0)
-    bench.now += RENEW_S
-    bench.reader.step()
-    assert bench.wire.sent == []
-
-
 def test_of_too_many_peers_those_that_were_not_read_from_for_longest_go(bench: Bench) -> None:
     """A decoder that meets each of thousands of encoders keeps the connections that it uses."""
     kept = make_handle(0, "encoder-held")
@@ -126,40 +114,3 @@ def test_of_too_many_peers_those_that_were_not_read_from_for_longest_go(bench: B
     expected = [f"encoder-{n}" for n in range(3 * MAX_PEERS)]
     assert bench.wire.disconnected == expected[: len(bench.wire.disconnected)]
     assert n_gone <= len(bench.wire.disconnected) <= n_gone + MAX_PEERS // 8
-
-
-def test_only_peers_of_which_something_is_held_are_looked_at(
-    bench: Bench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for n in range(100):
-        fetch = bench.begin(make_handle(n, f"encoder-{n}"))
-        fetch.future.result(0)
-        bench.pool.release(fetch.pages)
-    bench.held.hold(make_handle(200, "encoder-7"))
-    bench.reader.connect(make_handle(200, "encoder-7"))
-    looked: list[str] = []
-    leases_of = bench.held.leases_of
-    monkeypatch.setattr(
-        bench.held, "leases_of", lambda agent: looked.append(agent) or leases_of(agent)
-    )
-    for _ in range(300):
-        bench.now += 0.01
-        bench.reader.step()
-    assert set(looked) == {"encoder-7"}
-    assert len(looked) <= 3.0 / RENEW_S + 1
-
-
-@given(st.lists(st.tuples(st.integers(0, 30), st.integers(0, 30)), max_size=20))
-def test_descriptors_move_every_page_to_its_place(pairs: list[tuple[int, int]]) -> None:
-    pages = dict(sorted(pairs))  # in order, so that some are neighbours on both sides
-    local, remote = list(pages), list(pages.values())
-    assert descriptors([0, 100, 200], [500, 600, 900], 100) == [
-        Descriptor(0, 500, 200),
-        Descriptor(200, 900, 100),
-    ], "neighbours on both sides become one"
-    moved = {}
-    for desc in descriptors([p * 8 for p in local], [p * 8 for p in remote], 8):
-        assert desc.n_bytes % 8 == 0
-        for offset in range(0, desc.n_bytes, 8):
-            moved[desc.local + offset] = desc.remote + offset
-    assert moved == {here * 8: there * 8 for here, there in zip(local, remote, strict=True)}

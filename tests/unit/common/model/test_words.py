@@ -57,7 +57,7 @@ def test_words_of_english_checkpoints_are_the_references() -> None:
         assert_equal_words(text, "en", multilingual=False)
 
 
-@settings(deadline=None, max_examples=300)
+@settings(deadline=None, max_examples=100)
 @given(MIXED, st.sampled_from(["en", "ja"]))
 def test_words_of_any_text_are_the_references(text: str, language: str) -> None:
     assert_equal_words(text, language)
