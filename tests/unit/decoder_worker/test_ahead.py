@@ -23,7 +23,6 @@ from decoder_worker.step import Launched
 from tests.support.checkpoints import cached_checkpoint, make_checkpoint
 from tests.support.workers.decoder_engines import (
     ANSWER_S,
-    LADDER,
     REQUESTS,
     Stand,
     assert_same,
@@ -69,7 +68,10 @@ def stand(folder: Path) -> Iterator[Stand]:
         made.assert_all_returned()
 
 
-@pytest.mark.parametrize("mode", MODES)
+@pytest.mark.parametrize(
+    "mode",
+    [pytest.param(m, marks=pytest.mark.slow) if m in ("ahead", "bucketed") else m for m in MODES],
+)
 def test_results_are_those_of_single_sequences_collected_at_once(
     mode: str, folder: Path, expected: list[DecodeResult]
 ) -> None:
@@ -152,28 +154,6 @@ def test_a_failure_costs_only_the_culprit(
     assert stand.engine.healthy() is None
 
 
-def test_cancelled_sequences_leave_the_others_alone(
-    stand: Stand, expected: list[DecodeResult]
-) -> None:
-    """Cancelled at any moment: waiting, just begun, in the middle, in a second attempt."""
-    for round_ in range(4):
-        leaving = [
-            stand.engine.submit(stand.request(seed, max_new_tokens=40, temperatures=LADDER))
-            for seed in range(4)
-        ]
-        good = [stand.engine.submit(stand.request(**options)) for options in REQUESTS[:6]]
-        before = stand.engine.stats().steps
-        wait_until(
-            lambda before=before, n=5 * round_: stand.engine.stats().steps >= before + n,
-            "no step was made",
-        )
-        for future in leaving:
-            future.cancel()
-        for options, future, alone in zip(REQUESTS, good, expected, strict=False):
-            assert_same(future.result(ANSWER_S), alone, options)
-    stand.assert_all_returned()
-
-
 @pytest.mark.parametrize("method", ["decode", "collect", "detect_language"])
 def test_a_lost_device_is_no_sequences_fault(
     method: str, folder: Path, monkeypatch: pytest.MonkeyPatch
@@ -193,16 +173,6 @@ def test_a_lost_device_is_no_sequences_fault(
 
 
 # At fixed sizes.
-
-
-def test_more_candidates_than_any_bucket_has_run_all_the_same() -> None:
-    options: dict[str, Any] = {"seed": 1, "temperatures": (0.8,), "best_of": 9}
-    found = []
-    for bucketed in (False, True):
-        with make_stand(cached_checkpoint(), max_batch=9, bucketed=bucketed) as stand:
-            found.append(stand.decode(**options))
-            stand.assert_all_returned()
-    assert found[0].tokens == found[1].tokens
 
 
 def test_the_language_of_one_makes_no_other_wait(monkeypatch: pytest.MonkeyPatch) -> None:

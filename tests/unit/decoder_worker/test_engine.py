@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-import gc
 import threading
 from collections.abc import Iterator
 from dataclasses import replace
 from typing import Any
-from weakref import ref
 
 import pytest
 import torch
@@ -20,7 +18,6 @@ from cluster.common.errors import (
     WorkerDrainingError,
 )
 from cluster.common.kv.connect import kv_layout, states_layout
-from cluster.common.messages import SampledToken
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.settings import DecoderSettings
 from decoder_worker.engine import DecoderEngine
@@ -214,20 +211,3 @@ def test_drained_and_closed_engines_take_nothing_new() -> None:
         assert made.engine.healthy() is not None
         with pytest.raises(WorkerDrainingError):
             made.engine.submit(request)
-
-
-def test_an_answered_sequence_is_freed_without_the_collector(stand: Stand) -> None:
-    def tell(token: SampledToken) -> None:
-        """Known to the sequence alone, once the caller has forgotten it."""
-
-    gc.collect()
-    gc.disable()
-    try:
-        gone = ref(tell)
-        answer = stand.engine.submit(stand.request(0), tell)
-        del tell
-        answer.result(ANSWER_S)
-        stand.engine.submit(stand.request(1)).result(ANSWER_S)  # the next step
-        wait_until(lambda: gone() is None, "the sequence is held")
-    finally:
-        gc.enable()

@@ -17,7 +17,6 @@ from cluster.common.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.cpu.arrays import (
     coarse_head,
     fits_coarse,
-    in_blocks,
     n_likely_units,
     plain_head,
 )
@@ -176,18 +175,6 @@ def test_rows_near_zero_neither_overflow_nor_change_a_choice(
             (each[1:3, : rules.eot] + allowed).argmax(1) for each in (logits, exact(weight, x))
         )
         assert torch.equal(chosen, expected)
-
-
-def test_a_coarse_head_is_half_of_16_bits_and_knows_what_it_lost() -> None:
-    weight = torch.randn(500, D, generator=torch.Generator().manual_seed(8)).bfloat16()
-    plain, in_tiles = coarse_head(weight), coarse_head(weight, tile_config())
-    assert plain.weight.nbytes == weight.nbytes // 2
-    assert in_tiles.weight.shape == (8, D // 64, 64, 64), "500 outputs in blocks of 64"
-    lost = weight.float() - torch.from_numpy(plain.weight * plain.scale[:, None])
-    assert (lost.norm(dim=1) <= torch.from_numpy(plain.error)).all()
-    assert (torch.from_numpy(plain.error) <= 1.001 * lost.norm(dim=1)).all()
-    assert weight.float().norm(dim=1).max() <= plain.longest
-    assert np.array_equal(in_tiles.weight, in_blocks(plain.weight))
 
 
 def test_models_of_few_tokens_have_none() -> None:

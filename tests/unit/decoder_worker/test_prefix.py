@@ -65,19 +65,6 @@ def test_beams_and_candidates_grow_behind_a_prefix(stand: Stand) -> None:
         assert len(found.tokens) == len(found.token_logprobs) == 16
 
 
-def test_each_temperature_begins_behind_the_same_prefix(stand: Stand) -> None:
-    never_good = QualityGates(avg_logprob=0.0, no_speech_prob=None)
-    prefix = decode(stand).tokens[:4]
-    alone = decode(stand, prefix_tokens=prefix, temperatures=(0.6,))
-    options: dict[str, Any] = {"temperatures": (0.0, 0.6), "gates": never_good}
-    second = decode(stand, prefix_tokens=prefix, **options)
-    assert second.attempt == 1
-    assert second.tokens != alone.tokens, "the noise of attempts differs"
-    free = decode(stand, **options)
-    again = decode(stand, prefix_tokens=free.tokens[:4], **{**options, "max_new_tokens": 12})
-    assert again.tokens == free.tokens[4:]
-
-
 def test_a_text_that_only_repeats_its_prefix_is_known_by_its_compression(stand: Stand) -> None:
     repeated = tuple(TOKENIZER.encode(" the" * 20))
     found = decode(stand, timestamps=False, prefix_tokens=repeated, max_new_tokens=1)

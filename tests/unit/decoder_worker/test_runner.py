@@ -11,14 +11,12 @@ import torch
 
 from benchmark.shared.forced_length import forced_checkpoint
 from cluster.common.kernels.cpu.background import wait_for_builds
-from cluster.common.kernels.cpu.tile_registers import has_bfloat16_tiles
 from cluster.common.messages import DecodeOptions
 from cluster.common.model.device import has_native_bfloat16
 from decoder_worker import backends
 from decoder_worker.build import WINDOWS, warm_up
 from decoder_worker.cpu import fused
 from decoder_worker.cpu.arrays import PIECE
-from decoder_worker.cpu.fused import FusedDecoder
 from decoder_worker.sampling.search import Row, StepOutput
 from decoder_worker.scheduling.sequence import DecodeSequence
 from tests.support.checkpoints import SHAPES, ModelShape, cached_checkpoint, make_checkpoint
@@ -197,43 +195,6 @@ def test_shared_weights_give_the_states_of_packed_ones(
         assert_close("mlp", after.mlp(x.float()), before.mlp(x.float()), SHARES[dtype])
     logits = [prompt_logprob(bench) for bench in benches]
     assert logits[1] == pytest.approx(logits[0], abs=100 * SHARES[dtype])
-
-
-def test_torch_reads_the_matrices_of_the_compiled_program(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr(backends, "SHARED_FROM_BYTES", 0)
-    bench = RunnerBench(folder, 1, "cpu", "bfloat16")
-    few, many = compiled_of(bench), bench.decoders.torch
-    for index, layer in enumerate(many.layers):
-        for held, own in (
-            (few._layers.qkv, layer.self_qkv),
-            (few._layers.self_out, layer.self_out),
-            (few._layers.cross_q, layer.cross_q),
-            (few._layers.cross_out, layer.cross_out),
-            (few._layers.fc1, layer.mlp.fc1),
-            (few._layers.fc2, layer.mlp.fc2),
-        ):
-            assert own.weight.data_ptr() == held.weight[index].ctypes.data
-
-
-@pytest.mark.skipif(not has_bfloat16_tiles(), reason="needs a CPU with AMX's bfloat16")
-def test_only_weights_that_torch_does_not_read_lie_in_blocks(
-    folder: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    own = RunnerBench(folder, 1, "cpu", "bfloat16")
-    monkeypatch.setattr(backends, "SHARED_FROM_BYTES", 0)
-    shared = RunnerBench(folder, 1, "cpu", "bfloat16")
-    in_blocks, in_rows = (compiled_of(bench)._layers for bench in (own, shared))
-    for blocks, rows in zip(in_blocks[:6], in_rows[:6], strict=True):
-        n_layer, n_out, n_in = rows.weight.shape
-        assert blocks.weight.shape == (n_layer, n_out // 64, n_in // 32, 64, 32)
-
-
-def compiled_of(bench: RunnerBench) -> FusedDecoder:
-    few = bench.decoders.ragged
-    assert isinstance(few, FusedDecoder)
-    return few
 
 
 def prompt_logprob(bench: RunnerBench) -> float:

@@ -16,7 +16,6 @@ from cluster.common.model.checkpoint import open_checkpoint
 from decoder_worker.cpu import tile_products
 from decoder_worker.cpu.arrays import (
     BLOCK_OUTPUTS,
-    TILES_OF_BLOCK,
     fits_tiles,
     in_blocks,
 )
@@ -63,32 +62,6 @@ def _product(x: Tensor, weight: Any, scale: Tensor) -> Tensor:
 def _int8_product(x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
     product, blocks = tile_products.int8_tile_product, in_blocks(weight.numpy())
     return _by_tiles(tile_products.split_in_8_bits, product, x, blocks, scale)
-
-
-def test_blocks_hold_each_output_s_inputs_where_a_tile_reads_them() -> None:
-    n_out, n_in, width = 2 * BLOCK_OUTPUTS, 192, 32
-    weight = np.random.default_rng(3).integers(0, 100, (n_out, n_in)).astype(np.uint16)
-    blocks = in_blocks(weight)
-    assert blocks.flags.c_contiguous
-    assert blocks.shape == (2, n_in // width, BLOCK_OUTPUTS, width)
-    for output in (0, 63, 64, 127):
-        for i in (0, width - 1, width, n_in - 1):
-            found = blocks[output // BLOCK_OUTPUTS, i // width, output % BLOCK_OUTPUTS, i % width]
-            assert found == weight[output, i]
-
-
-def test_blocks_of_8_bits_hold_four_inputs_of_every_output_side_by_side() -> None:
-    n_out, n_in = BLOCK_OUTPUTS + 10, 192
-    weight = np.random.default_rng(3).integers(-127, 128, (n_out, n_in)).astype(np.int8)
-    blocks = in_blocks(weight)
-    assert blocks.flags.c_contiguous
-    assert blocks.shape == (2, n_in // 64, BLOCK_OUTPUTS, 64)
-    tiles = blocks.reshape(2, n_in // 64, TILES_OF_BLOCK, 16, 16, 4)
-    for output in (0, 17, 63, 64, n_out - 1):
-        block, tile, column = output // 64, output % 64 // 16, output % 16
-        for i in (0, 3, 4, 63, 64, n_in - 1):
-            assert tiles[block, i // 64, tile, i % 64 // 4, column, i % 4] == weight[output, i]
-    assert not tiles[1, :, 1:].any(), "behind the last output"
 
 
 @IN_TILES

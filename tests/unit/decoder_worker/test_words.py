@@ -9,7 +9,6 @@ from concurrent.futures import Future
 import pytest
 
 from cluster.common.errors import (
-    DeadlineExceededError,
     SequenceFailedError,
     UnsupportedValueError,
     WorkerDrainingError,
@@ -109,23 +108,6 @@ def test_an_alignment_that_raises_fails_its_sequence_alone(
         first.result(ANSWER_S)
     assert second.result(ANSWER_S).alignment is not None
     assert stand.engine.healthy() is None
-
-
-def test_a_deadline_ends_it(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = Held(monkeypatch)
-    future = submit_held(stand, held, remaining_s=1.0)
-    with pytest.raises(DeadlineExceededError):
-        future.result(ANSWER_S)
-    wait_until(lambda: stand.engine.drain(0.0), "it holds something still")
-    held.may_end.set()
-
-
-def test_who_leaves_gives_all_back(stand: Stand, monkeypatch: pytest.MonkeyPatch) -> None:
-    held = Held(monkeypatch)
-    future = submit_held(stand, held)
-    assert future.cancel()
-    wait_until(lambda: stand.engine.n_live == 0, "it holds something still")
-    held.may_end.set()
 
 
 def test_a_close_answers_it_and_waits_for_the_pages_to_be_read(

@@ -78,54 +78,6 @@ def test_after_a_batch_the_next_waits_to_fill_but_not_long(clock: Clock) -> None
     assert names(batcher.pop(4)) == ["b0", "c0"]
 
 
-def test_an_emptied_queue_is_idle_again(clock: Clock) -> None:
-    batcher = make_batcher(clock)
-    put(batcher, "a")
-    batcher.pop(4)
-    window = put(batcher, "b")
-    assert batcher.cancel(window)
-    assert not batcher.cancel(window)
-    assert batcher.ready_in_s() is None
-    put(batcher, "c")
-    assert batcher.ready_in_s() == 0.0
-
-
-def test_a_short_clip_passes_a_long_file(clock: Clock) -> None:
-    batcher = make_batcher(clock)
-    for window in range(8):
-        put(batcher, "file", window, n_samples=480_000)
-    clock.now += 0.1
-    put(batcher, "clip", 0, n_samples=32_000)
-    put(batcher, "second-file", 0, n_samples=480_000)
-    assert names(batcher.pop(4)) == ["file0", "clip0", "second-file0", "file1"]
-
-
-def test_no_stream_of_clips_starves_a_late_window(clock: Clock) -> None:
-    """One clip comes for every window that leaves: the long file's window still has its turn."""
-    batcher = make_batcher(clock)
-    put(batcher, "file", window=9, n_samples=480_000, remaining_s=600.0)
-    order = []
-    for n in range(100):
-        put(batcher, f"clip{n}-")
-        clock.now += 0.1
-        taken = batcher.pop(1)
-        order += names(taken)
-        batcher.finish(taken)
-    assert order.index("file9") == PASSED_BY["later"]
-
-
-def test_owners_share_whatever_each_of_them_sent(clock: Clock) -> None:
-    """Also those that come through different routers: the encoder orders what it has from all."""
-    batcher = make_batcher(clock)
-    for n in range(20):
-        put(batcher, f"many{n}-", owner=b"a")
-    for n in range(3):
-        put(batcher, f"few{n}-", owner=b"b")
-    order = [names(batcher.pop(1))[0] for _ in range(7)]
-    assert [name for name in order if name.startswith("few")] == ["few0-0", "few1-0", "few2-0"]
-    assert order.index("few2-0") <= 5
-
-
 def test_a_class_has_a_bound_of_its_own(clock: Clock, monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr("encoder_worker.batcher.MOST_QUEUED", 2)
     batcher = make_batcher(clock)
@@ -188,12 +140,6 @@ def test_many_threads_lose_and_double_nothing() -> None:
         producer.join()
     assert len({id(window) for window in taken}) == n_threads * n_each
     assert batcher.n_in_flight == 0
-
-
-def test_a_wait_ends_by_the_batcher_s_own_clock() -> None:
-    """An hour of a virtual clock passes without a wait for real time."""
-    ticks = itertools.count(0.0, 3600.0)
-    assert Batcher(4, 0.01, clock=lambda: next(ticks)).wait(3600.0) == 0
 
 
 def test_of_windows_with_one_key_one_goes_and_the_others_wait(clock: Clock) -> None:
@@ -266,15 +212,6 @@ def test_live_windows_go_before_interactive_ones_and_these_before_bulk(clock: Cl
     assert names(batcher.pop(3)) == ["live0", "clip0", "bulk0"]
 
 
-def test_live_windows_go_by_arrival_however_long_their_session_lasts(clock: Clock) -> None:
-    """A window's number is that of an update, and says nothing of how late it is."""
-    batcher = make_batcher(clock, max_batch=1)
-    put(batcher, "old", window=5000, n_samples=480_000, priority="live")
-    clock.now += 0.1
-    put(batcher, "new", window=0, n_samples=16_000, priority="live")
-    assert names(batcher.pop(1)) == ["old5000"]
-
-
 def test_no_class_starves_behind_more_urgent_ones(clock: Clock) -> None:
     """For every window that leaves a live one comes: the others have their turns all the same."""
     batcher = make_batcher(clock, max_batch=1)
@@ -312,18 +249,6 @@ def test_whoever_comes_waits_for_one_bulk_window_at_most(clock: Clock) -> None:
     batcher.finish(running)
     put(batcher, "clip3-")
     assert names(batcher.pop(4)) == ["clip3-0", "bulk1-0"]
-
-
-def test_bulk_windows_have_their_order_among_themselves(clock: Clock) -> None:
-    """The first window of a file before another's tail that came earlier, whoever sent them."""
-    batcher = make_batcher(clock)
-    for window in (7, 6):
-        put(batcher, "long-", window, priority="bulk")
-    put(batcher, "short-", priority="bulk")
-    running = batcher.pop(4)
-    assert names(running) == ["short-0"]
-    batcher.finish(running)
-    assert names(batcher.pop(4)) == ["long-6"]
 
 
 def test_as_many_bulk_windows_are_in_flight_as_were_asked_for(clock: Clock) -> None:

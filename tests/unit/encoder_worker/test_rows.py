@@ -2,23 +2,17 @@
 
 from __future__ import annotations
 
-from typing import Any
-
 import numpy as np
 import pytest
 import torch
-from numba import njit
 from torch import Tensor
-from torch.nn import functional as F
 
 from cluster.common.kernels.cpu.background import as_array
-from cluster.common.kernels.cpu.tile_instructions import address
-from cluster.common.kernels.cpu.vectors import LANES
 from cluster.common.kernels.gpu.operators import stored_as
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.common.model.layers import MIDDLE, quantize_rows
 from encoder_worker.cpu.products import Int8Products, PlainProducts, make_products
-from encoder_worker.cpu.rows import N_BFLOAT16, Int8Kernels, finish_gelu, store_float8
+from encoder_worker.cpu.rows import Int8Kernels
 from encoder_worker.cpu.team import TeamEncoder, team_kernels
 from encoder_worker.cpu.team_kernels import TeamKernels
 from encoder_worker.forward import WindowEncoder
@@ -144,48 +138,6 @@ def test_rows_are_quantised_as_by_torch(dtype: torch.dtype) -> None:
     found = rows.astype(int) - MIDDLE
     np.testing.assert_array_equal(found[numbers], expected.numpy()[numbers])
     assert np.isnan(scales[3]), "a window that the model cannot compute must not look well"
-
-
-def test_gelu_is_the_exact_one() -> None:
-    @njit
-    def apply(x: Any, zeros: Any, out: Any) -> None:
-        for i in range(0, len(x), LANES):
-            finish_gelu(address(x[i:]), np.float32(1), address(zeros), address(out[i:]), x[i])
-
-    far = torch.tensor([-1e4, 1e4])
-    x = torch.cat([torch.linspace(-10, 10, 16 * 6000), torch.zeros(14), far])
-    found = torch.empty_like(x)
-    apply(x.numpy(), np.zeros(LANES, np.float32), found.numpy())
-    exact = F.gelu(x.double())
-    assert (found - exact).abs()[:-2].max() < 1e-5
-    assert found[-1] == x[-1]
-    assert abs(found[-2]) < 1e-6 * 1e4
-    near = (x.abs() < 1) & (x != 0)
-    assert ((found / exact - 1).abs()[near]).max() < 5e-5, "a hundredth of bfloat16's step"
-
-
-@torch.inference_mode()
-def test_kernels_for_one_dtype_leave_int8_to_torch(checkpoint: Checkpoint) -> None:
-    encoder = AudioEncoder(checkpoint, int8=True)
-    kernels = team_kernels(torch.float32).wait(BUILD_S)
-    assert kernels is not None
-    assert isinstance(make_products(encoder, kernels), PlainProducts)
-    mel = make_mel(checkpoint)[:, :, :640]
-    exact = AudioEncoder(checkpoint)(mel)
-    assert off(encode(encoder, kernels, 2, mel), exact) < 1.05 * off(encoder(mel), exact)
-
-
-def test_every_bfloat16_becomes_what_torch_makes_of_it() -> None:
-    bits = np.random.default_rng(2).permutation(N_BFLOAT16).astype(np.uint16).reshape(256, -1)
-    rows = torch.from_numpy(bits).view(torch.bfloat16)
-    page = torch.zeros(2, 300, bits.shape[1]).to(torch.float8_e4m3fn)
-    store_float8(rows, page[1, 7 : 7 + len(rows)])
-    stored = page.view(torch.uint8)
-    expected = stored_as(rows, torch.float8_e4m3fn).view(torch.uint8)
-    assert torch.equal(stored[1, 7 : 7 + len(rows)], expected)
-    assert not stored[0].any()
-    assert not stored[1, :7].any()
-    assert not stored[1, 7 + len(rows) :].any()
 
 
 @NATIVE

@@ -16,14 +16,14 @@ from torch.nn import functional as F
 from cluster.common.kernels.cpu.background import as_array
 from cluster.common.kernels.cpu.tile_registers import has_bfloat16_tiles
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
-from cluster.common.model.encoder_context import FULL, LENGTHS
+from cluster.common.model.encoder_context import FULL
 from cluster.common.priorities import PASSED_BY
-from encoder_worker.cpu.products import ROWS, Attention, ProductAttention, TileAttention
-from encoder_worker.cpu.team import TeamEncoder, units_of
+from encoder_worker.cpu.products import Attention, ProductAttention, TileAttention
+from encoder_worker.cpu.team import TeamEncoder
 from encoder_worker.cpu.team_kernels import TeamKernels, build
 from encoder_worker.forward import WindowEncoder
 from encoder_worker.mel import LogMel
-from encoder_worker.model import AudioEncoder, positions_alike
+from encoder_worker.model import AudioEncoder
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.references.hugging_face import assert_close, make_pcm
 from tests.support.workers.encoder_engines import encode_by
@@ -111,54 +111,6 @@ def test_short_contexts_give_the_plain_encoders_states(
         assert torch.equal(by_one, by_three)
     for team in teams:
         team.close()
-
-
-def test_units_cover_every_row_once_and_are_shared_evenly() -> None:
-    cases = itertools.product((*LENGTHS, 1500), (64, 192, 512, 1280), (1, 2, 8))
-    for n, d, n_threads in cases:
-        units = units_of(n, d, n_threads)
-        assert [row for begin, end in units for row in range(begin, end)] == list(range(n))
-        sizes = [end - begin for begin, end in units]
-        assert len(units) % 2 == 0
-        assert max(sizes) <= min(ROWS, min(sizes) + 1)
-    assert len(units_of(1500, 512, 2, 750)) == 2, "int8 reads all weights once for each thread"
-    assert len(units_of(1500, 512, 8, 750)) == 6, "more threads share it out as ever"
-    assert len(units_of(320, 512, 8)) == 4
-    assert len(units_of(320, 512, 2)) == 2, "each reads all weights"
-    assert len(units_of(320, 192, 8)) == 2, "more units cost more than they share out"
-
-
-@pytest.mark.parametrize("seconds", [0.3, 4.0, 12.512, 29.98, 30.0])
-@torch.inference_mode()
-def test_padding_is_convolved_once_and_the_same(checkpoint: Checkpoint, seconds: float) -> None:
-    encoder = AudioEncoder(checkpoint)
-    mel = LogMel(checkpoint.dims.n_mels)([make_pcm(seconds, 1)])
-    alike = positions_alike(mel)
-    n_content = round(seconds * 50)
-    assert len(alike) == pytest.approx(max(0, 1500 - n_content), abs=4)
-    for begin in range(0, 1500, 250):
-        found = encoder.embed_rows(mel, begin, begin + 250, alike)
-        expected = encoder.embed_rows(mel, begin, begin + 250, range(0))
-        assert_close(f"rows from {begin}", found, expected, share=1e-6)
-
-
-@torch.inference_mode()
-def test_windows_of_many_lengths_take_products_of_few_shapes(
-    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Each shape that is new to a process is prepared first, for some milliseconds."""
-    encoder = AudioEncoder(checkpoint)
-    usual, seen = encoder._convolved, set[int]()
-
-    def convolved(mel: Tensor, begin: int, end: int) -> Tensor:
-        seen.add(end - begin)
-        return usual(mel, begin, end)
-
-    monkeypatch.setattr(encoder, "_convolved", convolved)
-    for n_content in range(1, 150, 7):
-        mel = LogMel(checkpoint.dims.n_mels)([make_pcm(n_content / 50, 1)])
-        encoder.embed_rows(mel, 0, 160, positions_alike(mel))
-    assert seen == {32, 64, 96, 128, 160}
 
 
 @torch.inference_mode()

@@ -144,7 +144,12 @@ def layers_of_a_gpu() -> Iterator[None]:
 
 
 @pytest.mark.parametrize(
-    ("pages", "fewer"), [((0, 0), False), ((16, 100), False), ((16, 100), True)]
+    ("pages", "fewer"),
+    [
+        pytest.param((0, 0), False, marks=pytest.mark.slow),
+        ((16, 100), False),
+        ((16, 100), True),
+    ],
 )
 def test_the_engine_gives_the_same_texts(
     pages: tuple[int, int], fewer: bool, backend: ModuleType

@@ -54,19 +54,6 @@ def test_every_part_of_the_key_counts() -> None:
     assert all(-(2**63) <= key < 2**63 for key in keys)
 
 
-def test_bits_are_uniform_and_rows_unrelated() -> None:
-    pairs = [(noise_key(0, w, 0, 0), step) for w in range(4) for step in range(4)]
-    bits = random_bits(*tensors(*pairs), N_VOCAB)
-    for shift in (0, 8, 16, 24):
-        counts = torch.bincount(((bits >> shift) & 255).flatten(), minlength=256).double()
-        mean = bits.numel() / 256
-        chi2 = ((counts - mean) ** 2 / mean).sum().item()
-        assert chi2 < 255 + 6 * math.sqrt(2 * 255), f"bits {shift}: chi-square {chi2:.0f}"
-    rows = bits.double() / 2**31
-    largest = (torch.corrcoef(rows) - torch.eye(len(pairs))).abs().max().item()
-    assert largest < 6 / math.sqrt(N_VOCAB), f"correlation {largest:.4f}"
-
-
 def test_noise_is_gumbel() -> None:
     pairs = [(noise_key(5, 0, 0, 0), step) for step in range(20)]
     noise = gumbel(*tensors(*pairs), N_VOCAB).double()
