@@ -14,7 +14,11 @@ import signal
 from pathlib import Path
 
 import pytest
+from hypothesis import settings
 
+# What a property needs more of says so itself. No deadline: machines of tests are busy.
+settings.register_profile("usual", max_examples=40, deadline=None)
+settings.load_profile("usual")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch is imported
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if "PYTEST_XDIST_WORKER" in os.environ:  # there is a worker for every core

@@ -2,9 +2,12 @@
 
 from __future__ import annotations
 
+from collections.abc import AsyncIterator
 from pathlib import Path
+from unittest.mock import patch
 
 import pytest
+import pytest_asyncio
 import torch
 
 from cluster.common.messages import (
@@ -20,6 +23,7 @@ from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.demo.samples import SAMPLES, sample_path
 from router.api.params import TranscriptionParams
 from router.pools import DecoderClient, EncoderClient, Unbounded
+from router.transcriber import RequestTranscriber
 from tests.support.references.hugging_face import hf_features, hf_model
 from tests.support.references.transcribers import float32_transcriber
 from tests.support.requests import request_context
@@ -46,11 +50,16 @@ class Listening(Unbounded):
         return []
 
 
-async def through_the_path(file: Path) -> Listening:
+@pytest_asyncio.fixture(scope="module", loop_scope="module")
+async def transcriber() -> AsyncIterator[RequestTranscriber]:
     async with float32_transcriber() as transcriber:
-        pipeline = transcriber._pipeline
-        listening = Listening(pipeline._encoders, pipeline._decoders)
-        pipeline._encoders = pipeline._decoders = listening
+        yield transcriber
+
+
+async def through_the_path(transcriber: RequestTranscriber, file: Path) -> Listening:
+    pipeline = transcriber._pipeline
+    listening = Listening(pipeline._encoders, pipeline._decoders)
+    with patch.multiple(pipeline, _encoders=listening, _decoders=listening):
         params = TranscriptionParams(model="demo", language="en")
         await transcriber.transcribe(file, params, request_context())
     return listening
@@ -74,10 +83,13 @@ def reference_tokens(folder: Path, request: EncodeRequest) -> list[int]:
     return [token for token in output[0].tolist() if token not in drop]
 
 
+@pytest.mark.asyncio(loop_scope="module")
 @pytest.mark.parametrize("name", SAMPLES)
-async def test_each_window_has_the_references_tokens(name: str) -> None:
+async def test_each_window_has_the_references_tokens(
+    transcriber: RequestTranscriber, name: str
+) -> None:
     folder = open_checkpoint("demo").path
-    heard = await through_the_path(sample_path(name))
+    heard = await through_the_path(transcriber, sample_path(name))
     assert heard.results
     for window, result in sorted(heard.results.items()):
         expected = reference_tokens(folder, heard.requests[window])

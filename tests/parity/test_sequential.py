@@ -11,6 +11,7 @@ import re
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import contextmanager
 from dataclasses import replace
+from itertools import product
 from pathlib import Path
 from typing import Any
 from unittest.mock import patch
@@ -284,13 +285,25 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], Pcm]]] = {
 }
 
 
+MORE_OF_THE_SAME = {name for name in CASES if name.startswith("two minutes")} | {
+    "medium",
+    "0.11 s",
+    "1 s",
+    "a prompt",
+    "to the end",
+    "a clip",
+    "an empty clip",
+    "the language of the short",
+    "what is unsure is silence",
+    "nothing is silence",
+    "long beams",
+}
+
+
 @pytest.mark.timeout(1800)
 @pytest.mark.parametrize(
     "name",
-    [
-        pytest.param(name, marks=SLOW) if name.startswith(("two minutes", "long b")) else name
-        for name in CASES
-    ],
+    [pytest.param(name, marks=SLOW) if name in MORE_OF_THE_SAME else name for name in CASES],
 )
 async def test_it_equals_the_reference(demo: RequestTranscriber, tmp_path: Path, name: str) -> None:
     changes, make = CASES[name]
@@ -307,8 +320,10 @@ async def test_a_long_talk_equals_the_reference(
     assert len({segment["seek"] for segment in segments}) >= 3
 
 
-@pytest.mark.parametrize("carried", [True, False])
-@pytest.mark.parametrize("n_words", [45, *(pytest.param(n, marks=SLOW) for n in (40, 60))])
+@pytest.mark.parametrize(
+    ("n_words", "carried"),
+    [(45, True), *(pytest.param(*one, marks=SLOW) for one in product((40, 60), (True, False)))],
+)
 async def test_prompts_that_leave_no_room_equal_the_reference(
     micro: RequestTranscriber, tmp_path: Path, n_words: int, carried: bool
 ) -> None:
@@ -363,8 +378,10 @@ async def test_the_ladder_equals_the_reference(
         assert {segment["temperature"] for segment in segments} == {LADDER[-1]}
 
 
-@pytest.mark.parametrize("words", [False, True])
-@pytest.mark.parametrize("conditioned", [pytest.param(True, marks=SLOW), False])
+@pytest.mark.parametrize(
+    ("conditioned", "words"),
+    [(False, False), *(pytest.param(*one, marks=SLOW) for one in ((False, True), (True, True)))],
+)
 async def test_a_model_that_says_anything(
     micro: RequestTranscriber, tmp_path: Path, conditioned: bool, words: bool
 ) -> None:
