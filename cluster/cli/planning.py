@@ -6,7 +6,6 @@ import ipaddress
 import json
 import time
 from collections.abc import Sequence
-from enum import StrEnum
 from functools import partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Annotated, Any, Literal
@@ -14,8 +13,6 @@ from typing import TYPE_CHECKING, Annotated, Any, Literal
 import typer
 import yaml
 from rich.console import Console
-from rich.table import Table
-from rich.text import Text
 
 from cluster.cli.config import shipped_config
 from cluster.cli.operate.files import read_cluster_file, read_serve_file
@@ -30,12 +27,7 @@ if TYPE_CHECKING:
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
-NOTHING: tuple[Any, ...] = (None, {}, [])
-TOLD_EVERY_S = 1.0  # of this machine's time, between two lines of progress
-SEARCHES = ("alone", "kept", "missed")  # the ends of the lines about the trials of a plan
-LENGTHS = StrEnum("LENGTHS", ["short", "mixed", "long"])
-PLACES: tuple[Literal["split", "colocated"], ...] = ("split", "colocated")
-PLACEMENTS = StrEnum("PLACEMENTS", ["split", "colocated"])
+TOLD_EVERY_S = 60.0  # of the simulated time, between two lines of progress
 HEAD = ipaddress.ip_address("10.0.0.10")  # examples; the operator writes the real ones
 MODELS = {
     "large-v3": "openai/whisper-large-v3",
@@ -102,15 +94,12 @@ def simulate(
     faults = [_fault(one) for one in kill or ()] or None
     fields |= _given({"profile": profile, "seed": seed, "faults": faults})
     checked = make_scenario(fields)
-    began_s = told_s = time.perf_counter()
 
     def tell(at_s: float, n_requests: int) -> None:
-        nonlocal told_s
-        if time.perf_counter() - told_s >= TOLD_EVERY_S:
-            told_s = time.perf_counter()
+        if at_s % TOLD_EVERY_S < simulation.MOMENT_S:
             err.print(f"second {at_s:.0f} of {checked.load.seconds:g}, {n_requests} requests")
 
-    of_devices = load_profile(checked.profile)
+    began_s, of_devices = time.perf_counter(), load_profile(checked.profile)
     outcome = simulation.simulate(checked, of_devices, tell)
     figures = summary(outcome, time.perf_counter() - began_s)
     _show(of_devices, figures, without=("profile", "scenario", "moments"))
@@ -134,29 +123,10 @@ def _given(flags: dict[str, Any]) -> dict[str, Any]:
 
 
 def _show(profile: Profile, figures: dict[str, Any], without: Sequence[str]) -> None:
-    """The figures that people look at: a row of each, and of each of several."""
-    table = Table(box=None, padding=(0, 2, 0, 0), show_header=False)
-    for name, value in figures.items():
-        if name in without or value in NOTHING:
-            continue
-        rows = value if isinstance(value, list) else [value]
-        if isinstance(value, dict) and all(isinstance(one, dict | str) for one in value.values()):
-            rows = [f"{key}: {_told(one)}" for key, one in value.items()]
-        titles = [name.replace("_per_", "/").replace("_", " "), *[""] * len(rows)]
-        for title, row in zip(titles, rows, strict=False):
-            table.add_row(Text(title), Text(_told(row)))
+    """The figures that people look at, as YAML."""
+    shown = {name: value for name, value in figures.items() if value and name not in without}
     out.print(str(profile), markup=False)
-    out.print(table)
-
-
-def _told(value: Any) -> str:
-    if isinstance(value, dict):
-        names = {key: key.replace("_per_", "/").replace("_", " ") for key in value}
-        parts = (f"{names[key]} {_told(one)}" for key, one in value.items() if one not in NOTHING)
-        return ", ".join(parts)
-    if isinstance(value, list):
-        return ", ".join(map(_told, value))
-    return f"{value:.4g}" if isinstance(value, float) else str(value)
+    out.print(yaml.safe_dump(shown, sort_keys=False, width=120), markup=False, end="")
 
 
 def plan(
@@ -173,14 +143,15 @@ def plan(
     links: Annotated[str, typer.Option(help="network of a node: 400gbps, or 50GB/s")] = "100gbps",
     model: Annotated[str, typer.Option(help="large-v3 or large-v3-turbo")] = "large-v3",
     lengths: Annotated[
-        LENGTHS, typer.Option(help="of the audio: medians of 5 s, 10 s, 10 minutes")
-    ] = LENGTHS.short,
+        Literal["short", "mixed", "long"],
+        typer.Option(help="of the audio: medians of 5 s, 10 s, 10 minutes"),
+    ] = "short",
     trace: Annotated[
         Path | None,
         typer.Option(help="JSON lines with at_s and audio_s, in place of --rate and --lengths"),
     ] = None,
     placement: Annotated[
-        PLACEMENTS | None, typer.Option(help="only this one [the cheaper one]")
+        Literal["split", "colocated"] | None, typer.Option(help="only this one [the cheaper one]")
     ] = None,
     per_node: Annotated[int, typer.Option(min=1, help="devices of a node")] = 1,
     cores: Annotated[int, typer.Option(min=1, help="CPU cores of a node")] = 8,
@@ -217,7 +188,7 @@ def plan(
     from cluster.planning.plan import make_plan
 
     order = Order(
-        load=make_load(rate, lengths.value, trace),
+        load=make_load(rate, lengths, trace),
         objectives=parse_objectives(slo),
         kinds=parse_kinds(gpus, model),
         link_gbit_per_s=parse_link(links),
@@ -226,16 +197,12 @@ def plan(
         cores=cores,
         router_dollars=cpu_node,
         most_workers=max_workers,
-        placements=tuple(one for one in PLACES if placement is None or one == placement.value),
+        placements=(placement,) if placement is not None else ("split", "colocated"),
         check_s=seconds,
     )
-    began_s, told_s = time.monotonic(), 0.0
+    began_s = time.monotonic()
 
     def tell(line: str) -> None:
-        nonlocal told_s
-        if line.endswith(SEARCHES) and time.monotonic() - told_s < TOLD_EVERY_S:
-            return
-        told_s = time.monotonic()
         err.print(f"{time.monotonic() - began_s:6.1f} s  {line}", markup=False)
 
     found = make_plan(order, tell)

@@ -3,9 +3,8 @@
 The engines are those of a served worker, with the kernels that this machine compiles. Windows go
 through one and then the other, so many at a time; what each forward and each READ took is what the
 engines themselves count, and the fastest of some rounds counts here. Requests to a server go one at
-a time, so that nothing waits. Their `server-timing` says what each stage took; the rest of the time
-is the router's and the calls'. Where the server's processes run on this machine, the router's
-processor time is read from the system, else that rest is divided in halves.
+a time, so that nothing waits. Their `server-timing` says what each stage took; of the rest of the
+time one half counts as the router's, and one as the calls'.
 """
 
 from __future__ import annotations
@@ -66,8 +65,6 @@ LEAST_LATENCY_S = 1e-6
 SHORT_S, MEDIUM_S = 5.0, 25.0  # of the two samples, about; the rate is taken between them
 CALLS = 2  # of a window: one of each role
 STAGE = re.compile(r"(\w+);dur=([\d.]+)")
-ROUTER = "ServeReplica:splitscribe:router"
-RAY_NODE = "raylet"
 
 Tell = Callable[[str], None]
 
@@ -249,30 +246,22 @@ def time_server(
     try:
         with httpx.Client(base_url=url, timeout=ANSWER_S, headers=headers) as client:
             client.get("/health").raise_for_status()
-            routers = _routers_at(url)
-            if not routers:
-                tell("server: its router is not to be seen on this machine: its time is estimated")
-            cpu_s, rest_s, short_s = _time(client, "short", rounds, routers)
-            _, _, medium_s = _time(client, "medium", rounds, routers)
+            rest_s, short_s = _time(client, "short", rounds)
+            _, medium_s = _time(client, "medium", rounds)
     except (httpx.HTTPError, KeyError) as error:
         raise ConfigurationError(f"cannot measure the server at {url}: {error!r}") from error
     tell(f"server: {1000 * rest_s:.1f} ms of a request beside its stages")
     per_s = max(0.0, (medium_s - short_s) / (MEDIUM_S - SHORT_S))
-    cpu_s = min(cpu_s, rest_s) if routers else rest_s / 2
-    router = RouterProfile(request_s=cpu_s, window_s=0.0, hop_s=(rest_s - cpu_s) / CALLS)
+    router = RouterProfile(request_s=rest_s / 2, window_s=0.0, hop_s=rest_s / 2 / CALLS)
     audio_s = max(0.0, short_s - per_s * SHORT_S)
     return router, AudioProfile(request_s=audio_s, audio_second_s=per_s)
 
 
-def _time(
-    client: httpx.Client, name: str, rounds: int, routers: list[psutil.Process]
-) -> tuple[float, float, float]:
-    """The router's processor seconds, and medians: beside all stages, and of the stage `audio`."""
+def _time(client: httpx.Client, name: str, rounds: int) -> tuple[float, float]:
+    """Medians: of the time beside all stages, and of the stage `audio`."""
     audio = sample_path(name).read_bytes()
-    rests, audios, before_s = [], [], 0.0
+    rests, audios = [], []
     for number in range(WARM_UP + rounds):
-        if number == WARM_UP:
-            before_s = _cpu_s(routers)
         began = time.perf_counter()
         answer = client.post(
             "/v1/audio/transcriptions",
@@ -285,32 +274,4 @@ def _time(
         told = {stage: float(ms) / 1000 for stage, ms in STAGE.findall(header)}
         rests.append(max(0.0, seconds - (sum(told.values()) - told["total"])))
         audios.append(told["audio"])
-    cpu_s = (_cpu_s(routers) - before_s) / rounds
-    return cpu_s, statistics.median(rests[WARM_UP:]), statistics.median(audios[WARM_UP:])
-
-
-def _routers_at(url: str) -> list[psutil.Process]:
-    """The routers of the server that listens there, if it runs on this machine.
-
-    They are processes of the same Ray node as whoever listens, so that routers of other servers on
-    this machine are left out.
-    """
-    port = httpx.URL(url).port
-    try:
-        listeners = {
-            one.pid
-            for one in psutil.net_connections("tcp")
-            if one.status == psutil.CONN_LISTEN and one.laddr and one.laddr.port == port
-        }
-        above = [parent for pid in listeners if pid for parent in psutil.Process(pid).parents()]
-        nodes = {parent for parent in above if parent.name() == RAY_NODE}
-        below = (process for node in nodes for process in node.children(recursive=True))
-        return [process for process in below if ROUTER in " ".join(process.cmdline())]
-    except psutil.Error:
-        return []
-
-
-def _cpu_s(routers: list[psutil.Process]) -> float:
-    """Processor seconds of these routers."""
-    times = [router.cpu_times() for router in routers]
-    return sum(one.user + one.system for one in times)
+    return statistics.median(rests[WARM_UP:]), statistics.median(audios[WARM_UP:])

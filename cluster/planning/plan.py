@@ -39,30 +39,13 @@ MOST_CORRECTIONS = 6  # of a plan that the check refused
 class Trial:
     """One cell, simulated: does it keep the objectives?
 
-    told: the percentiles that were asked for. last_s: the last of them.
+    told: the percentiles that were asked for.
     """
 
     scenario: Scenario
     is_kept: bool
     told: str
-    last_s: float
     figures: dict[str, Any]
-
-    @classmethod
-    def run(cls, order: Order, design: Design, scenario: Scenario) -> Trial:
-        outcome = simulate(scenario, design.profile())
-        latencies, used = outcome.latencies(), outcome.busy()
-        seen = {percent: at_percentile(latencies, percent) for percent in order.objectives}
-        figures = {
-            **percentiles(latencies),
-            "failed": sum(map(math.isinf, latencies)),
-            "encoder_busy": used.get("encoder_busy", 0.0),
-            "decoder_busy": used.get("decoder_busy", 0.0),
-            "decisions": [one["what"] for one in outcome.records.decisions],
-        }
-        is_kept = all(seen[percent] < limit_s for percent, limit_s in order.objectives.items())
-        told = ", ".join(f"p{percent:g} {seconds:.3g} s" for percent, seconds in seen.items())
-        return cls(scenario, is_kept, told, [*seen.values()][-1], figures)
 
 
 @dataclass(frozen=True, slots=True)
@@ -146,7 +129,7 @@ def make_plan(order: Order, tell: Callable[[str], object]) -> Plan:
     floors, skipped = {design: _floor(order, design, tell) for design in designs(order)}, {}
     possible = [design for design, trial in floors.items() if trial.is_kept]
     if not possible:
-        design, trial = min(floors.items(), key=lambda pair: pair[1].last_s)
+        design, trial = min(floors.items(), key=lambda pair: pair[1].figures["p95_s"])
         raise ConfigurationError(
             f"no number of workers keeps {order.asked!r}: a request that is alone takes "
             f"{trial.told} ({design}). Loosen --slo, or give shorter audio, faster nodes or "
@@ -187,7 +170,7 @@ def _floor(order: Order, design: Design, tell: Callable[[str], object]) -> Trial
     else:
         changes = {"kind": "poisson", "rate_per_s": rate, "seconds": FLOOR_REQUESTS / rate}
     tell(f"{design}: what a request takes that is alone")
-    return Trial.run(order, design, _scenario(found, load.model_copy(update=changes), CHECK_SEED))
+    return _try(found, load.model_copy(update=changes), CHECK_SEED)
 
 
 def _fewest(least: Found, tell: Callable[[str], object]) -> Found | None:
@@ -214,8 +197,7 @@ def _keeps(found: Found, tell: Callable[[str], object]) -> bool:
     order = found.order
     seconds = order.trial_requests * found.cells / order.load.rate_per_s
     seconds = min(LONGEST_S, max(SHORTEST_S, seconds))
-    load = _load(found, max(seconds, OBJECTIVES * order.loosest_s))
-    trial = Trial.run(order, found.design, _scenario(found, load, TRIAL_SEED))
+    trial = _try(found, _load(found, max(seconds, OBJECTIVES * order.loosest_s)), TRIAL_SEED)
     tell(f"{found}: {trial.told}, {'kept' if trial.is_kept else 'missed'}")
     return trial.is_kept
 
@@ -228,13 +210,13 @@ def _load(found: Found, seconds: float) -> Load:
     return load.model_copy(update={"rate_per_s": load.rate_per_s / found.cells, "seconds": seconds})
 
 
-def _scenario(found: Found, load: Load, seed: int, faults: tuple[Kill, ...] = ()) -> Scenario:
-    """One cell."""
+def _try(found: Found, load: Load, seed: int, faults: tuple[Kill, ...] = ()) -> Trial:
+    """Simulate one cell."""
     order, design, rate = found.order, found.design, load.rate_per_s * load.share
     routers, audio_workers = found.front(rate)
     pending_s = max(PENDING_S, 3 * order.loosest_s) * rate * found.costs.audio_s / routers
     router = RouterSettings(audio_workers=audio_workers, max_pending_audio_s=max(120.0, pending_s))
-    return Scenario(
+    scenario = Scenario(
         profile=design.profile().name,
         cluster=Cluster(
             placement=design.placement,
@@ -250,6 +232,18 @@ def _scenario(found: Found, load: Load, seed: int, faults: tuple[Kill, ...] = ()
         settings=Settings(handoff=design.handoff, router=router),
         seed=seed,
     )
+    outcome = simulate(scenario, design.profile())
+    latencies, used = outcome.latencies(), outcome.busy()
+    seen = {percent: at_percentile(latencies, percent) for percent in order.objectives}
+    figures = {
+        **percentiles(latencies),
+        "failed": sum(map(math.isinf, latencies)),
+        **{name: used[name] for name in ("encoder_busy", "decoder_busy")},
+        "decisions": [one["what"] for one in outcome.records.decisions],
+    }
+    is_kept = all(seen[percent] < limit_s for percent, limit_s in order.objectives.items())
+    told = ", ".join(f"p{percent:g} {seconds:.3g} s" for percent, seconds in seen.items())
+    return Trial(scenario, is_kept, told, figures)
 
 
 def _checked(found: Found, tell: Callable[[str], object]) -> tuple[Found, Trial]:
@@ -257,8 +251,7 @@ def _checked(found: Found, tell: Callable[[str], object]) -> tuple[Found, Trial]
     order = found.order
     for _ in range(MOST_CORRECTIONS):
         tell(f"check of {order.check_s:g} s with another seed")
-        scenario = _scenario(found, _load(found, order.check_s), CHECK_SEED)
-        trial = Trial.run(order, found.design, scenario)
+        trial = _try(found, _load(found, order.check_s), CHECK_SEED)
         if trial.is_kept:
             return found, trial
         busier = max(("encoder", "decoder"), key=lambda role: trial.figures[f"{role}_busy"])
@@ -284,4 +277,4 @@ def _loss(found: Found, tell: Callable[[str], object]) -> Trial | None:
         Kill(at_s=load.seconds / 3, role="encoder", count=min(node, whole.encoders)),
         Kill(at_s=load.seconds * 2 / 3, role="decoder", count=min(node, whole.decoders)),
     )
-    return Trial.run(order, found.design, _scenario(whole, load, LOSS_SEED, faults))
+    return _try(whole, load, LOSS_SEED, faults)

@@ -9,9 +9,7 @@ from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from cluster.cli.main import app
 from cluster.cli.operate.files import read_cluster_file, read_serve_file
 from cluster.cli.planning import cluster_file, write_plan
 from cluster.common.errors import ConfigurationError
@@ -178,20 +176,3 @@ def test_a_trace_has_its_own_rate_and_a_cell_its_share_of_it(tmp_path: Path) -> 
     assert plan.best.encoders >= 2, "ten a second come for some time, and as many more"
     with pytest.raises(ConfigurationError, match="not both"):
         make_load("5/s", "short", file)
-
-
-def test_a_plan_tells_a_trial_a_second_at_most_and_each_long_check(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def make_plan(order: Any, tell: Any) -> None:
-        for _ in range(50):
-            tell("2 encoders, 1 decoder: p95 0.4 s, kept")
-        tell("check of 300 s with another seed")
-        raise ConfigurationError("that is all")
-
-    monkeypatch.setattr("cluster.planning.plan.make_plan", make_plan)
-    told = CliRunner().invoke(app, ["plan", "--rate", "5/s"]).stderr.splitlines()
-    assert [line.split("  ")[-1] for line in told] == [
-        "2 encoders, 1 decoder: p95 0.4 s, kept",
-        "check of 300 s with another seed",
-    ]

@@ -226,6 +226,5 @@ def test_the_command_takes_flags_over_its_file_and_writes_what_it_prints(
     assert figures["requests"] < 100, "four a second"
     said = capsys.readouterr().out
     assert "profile two-cores (measured)" in said
-    rows = [line.split() for line in said.splitlines()]
-    assert ["goodput/s", f"{figures['goodput_per_s']:.4g}"] in rows
+    assert f"goodput_per_s: {figures['goodput_per_s']}" in said.splitlines()
     assert "encoder-0 is killed" in said
