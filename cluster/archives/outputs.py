@@ -152,8 +152,8 @@ class Outputs:
         """A name that no other item has, in this run or before it, and its sidecar."""
         for name in names_of(item):
             sidecar = read[name] if name in read else self._sidecar(name)
-            owner = item.key if sidecar is None else sidecar["source"]["path"]
-            if owner == item.key and self._owners.setdefault(name, item.key) == item.key:
+            owner = item.path if sidecar is None else sidecar["source"]["path"]
+            if owner == item.path and self._owners.setdefault(name, item.path) == item.path:
                 return name, sidecar
         raise AssertionError("names never end")
 
@@ -264,7 +264,7 @@ def _short(relative: str) -> str:
 
 
 def source_of(item: Item) -> dict[str, Any]:
-    return {"path": item.key, "size": item.size, "mtime_ns": item.mtime_ns}
+    return {"path": item.path, "size": item.size, "mtime_ns": item.mtime_ns}
 
 
 def hash_of(content: bytes) -> str:

@@ -14,9 +14,10 @@ import stat
 import tempfile
 from collections.abc import Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from functools import lru_cache
 from importlib.util import find_spec
+from itertools import takewhile
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
@@ -51,6 +52,12 @@ def shown(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
+def split_options(name: str) -> tuple[str, str]:
+    """A URL of a bucket without its options, and these as they are written; else empty ones."""
+    found = OPTIONS.search(name) if name.lower().startswith(BUCKETS) and is_url(name) else None
+    return (name, "") if found is None else (name[: found.start()], found[0])
+
+
 @dataclass(frozen=True, slots=True)
 class Entry:
     """What a filesystem knows of a path in it.
@@ -68,12 +75,16 @@ class Entry:
 class Place:
     """A file or folder of a filesystem.
 
-    name: as people know it: absolute, or a URL. files: pyarrow's filesystem. path: within it.
+    path: within it. files: pyarrow's filesystem; None: this machine, where paths are absolute.
+    scheme, options: what stands around the path in the name. unnamed: the beginning of the path
+    that is not in the name, such as the container of an `abfs` URL.
     """
 
-    name: str
-    files: Any
     path: str
+    files: Any = None
+    scheme: str = ""
+    options: str = ""
+    unnamed: str = ""
 
     @classmethod
     def of(cls, name: str) -> Place:
@@ -83,27 +94,39 @@ class Place:
             InvalidRequestError: nobody knows its filesystem.
         """
         if not is_url(name) or name.startswith("file://"):
-            local = _local_path(name)
-            return cls(local, _filesystem("file"), local)
+            return cls(_local_path(name))
         base, options = split_options(name)
         files, path = _opened(base, options)
-        return cls(base.rstrip("/") + options, files, path.rstrip("/"))
+        base, path = base.rstrip("/"), path.rstrip("/")
+        ends = zip(reversed(base), reversed(path), strict=False)
+        n_same = len(list(takewhile(lambda pair: pair[0] == pair[1], ends)))
+        return cls(path, files, base[: len(base) - n_same], options, path[: len(path) - n_same])
+
+    @property
+    def name(self) -> str:
+        """As people know it: absolute, or a URL."""
+        return self.scheme + self.path.removeprefix(self.unnamed) + self.options
 
     @property
     def is_local(self) -> bool:
-        return str(self.files.type_name) == "local"
+        return self.files is None
 
     @property
-    def folder(self) -> str:
-        """The name of the folder that it is in."""
-        base, options = split_options(self.name)
-        return base.rpartition("/")[0] + options
+    def folder(self) -> Place:
+        """That it is in."""
+        return self.at(self.path.rpartition("/")[0])
+
+    def at(self, path: str) -> Place:
+        """Another one in the same filesystem."""
+        return replace(self, path=path)
 
     def __truediv__(self, below: str) -> Place:
-        return Place(in_folder(self.name, below), self.files, f"{self.path}/{below}")
+        return self.at(f"{self.path}/{below}")
 
     def read(self) -> bytes:
         """Raises OSError."""
+        if self.is_local:
+            return Path(self.path).read_bytes()
         with self.files.open_input_stream(self.path) as content:
             return bytes(content.read())
 
@@ -155,7 +178,10 @@ class Place:
 
     def remove(self) -> None:
         """Raises OSError, also where there is none."""
-        self.files.delete_file(self.path)
+        if self.is_local:
+            os.unlink(self.path)
+        else:
+            self.files.delete_file(self.path)
 
     def entries(self, paths: list[str]) -> list[Entry]:
         """What is at each of these paths in the same filesystem. Raises OSError."""
@@ -169,33 +195,14 @@ class Place:
         On this machine a file is looked at when it is taken; a bucket is listed once, and whole.
         Raises OSError.
         """
-        from pyarrow.fs import FileSelector
-
         if self.is_local:
             yield from _local_files(self.path)
             return
+        from pyarrow.fs import FileSelector
+
         every = FileSelector(self.path, recursive=True, allow_not_found=True)
         found = map(_entry_of, self.files.get_file_info(every))
         yield from sorted((one for one in found if one.kind == "file"), key=lambda one: one.path)
-
-    def name_of(self, path: str) -> str:
-        """How people know what has this path in the same filesystem."""
-        if self.is_local:
-            return path
-        base, options = split_options(self.name)
-        return base.removesuffix(self.path) + path + options
-
-
-def split_options(name: str) -> tuple[str, str]:
-    """A URL of a bucket without its options, and these as they are written; else empty ones."""
-    found = OPTIONS.search(name) if name.lower().startswith(BUCKETS) and is_url(name) else None
-    return (name, "") if found is None else (name[: found.start()], found[0])
-
-
-def in_folder(folder: str, name: str) -> str:
-    """What `name` is called in the folder with this name."""
-    base, options = split_options(folder)
-    return f"{base}/{name}{options}"
 
 
 def _local_path(name: str) -> str:
@@ -254,39 +261,32 @@ def _entry_of(info: Any) -> Entry:
 
 
 def _opened(url: str, options: str) -> tuple[Any, str]:
-    import fsspec
-    from pyarrow.fs import FileSystem
-
+    """The filesystem of a URL, and the path in it. A bucket's own is kept with its options."""
     scheme, rest = url.split("://", 1)
     try:
         if scheme in BUCKETS:
-            # Only the bucket and its options tell filesystems apart: one is kept for each.
             bucket, slash, path = rest.partition("/")
             if scheme != "s3" and "retry_limit_seconds" not in options:
                 options += f"{'&' if options else '?'}retry_limit_seconds={GOOGLE_WAIT_S}"
-            files, root = _from_uri(f"{scheme}://{bucket}{options}")
+            files, root = _filesystem(f"{scheme}://{bucket}{options}")
             return files, f"{root}{slash}{path}"
         if scheme in ("hdfs", "abfs", "abfss"):
-            opened: tuple[Any, str] = FileSystem.from_uri(url)
-            return opened
-        return _filesystem(scheme), str(fsspec.get_filesystem_class(scheme)._strip_protocol(url))
+            return _filesystem(url)
+        import fsspec
+
+        files, _ = _filesystem(f"{scheme}://")
+        return files, str(fsspec.get_filesystem_class(scheme)._strip_protocol(url))
     except (ValueError, ImportError, OSError, NotImplementedError) as error:
         raise InvalidRequestError(f"{url} cannot be opened: {error}") from error
 
 
 @lru_cache(maxsize=64)
-def _from_uri(url: str) -> tuple[Any, str]:
-    from pyarrow.fs import FileSystem
+def _filesystem(url: str) -> tuple[Any, str]:
+    """pyarrow's, and the path in it; a URL without a path is one of fsspec's."""
+    from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
 
-    return FileSystem.from_uri(url)  # type: ignore[no-any-return]
-
-
-@lru_cache(maxsize=64)
-def _filesystem(scheme: str) -> Any:
-    """pyarrow's of this machine, or one of fsspec as pyarrow's."""
+    if not url.endswith("://"):
+        return FileSystem.from_uri(url)  # type: ignore[no-any-return]
     import fsspec
-    from pyarrow.fs import FSSpecHandler, LocalFileSystem, PyFileSystem
 
-    if scheme == "file":
-        return LocalFileSystem()
-    return PyFileSystem(FSSpecHandler(fsspec.filesystem(scheme)))
+    return PyFileSystem(FSSpecHandler(fsspec.filesystem(url.removesuffix("://")))), ""

@@ -23,8 +23,9 @@ from typing import Self
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
-from cluster.archives.inputs import Item, opened
+from cluster.archives.inputs import Item
 from cluster.archives.outputs import Archive, Outputs, Pending, error_text, pairs_of
+from cluster.archives.places import Place
 from cluster.common.logs import counted
 from cluster.serve.bulk.engine import BulkEngine
 from router.transcript import Transcript
@@ -49,7 +50,7 @@ def look_at(
                 progress.n_before += 1
             else:
                 progress.n_failed_before += 1
-                progress.failures[one.item.key] = one.error
+                progress.failures[one.item.path] = one.error
         progress.n_pending += len(pending)
         yield pending
     progress.is_listed = True
@@ -88,7 +89,7 @@ async def run_archive(
                 transcript = await transcribe(item)
             except Exception as error:
                 await asyncio.to_thread(outputs.write_failure, pending, error)
-                progress.failures[item.key] = error_text(error)
+                progress.failures[item.path] = error_text(error)
                 progress.end(item, None)
             else:
                 await asyncio.to_thread(outputs.write, pending, transcript)
@@ -97,7 +98,8 @@ async def run_archive(
     async def transcribe(item: Item) -> Transcript:
         """The engine is told no name: logs of workers tell no file's, and files may share one."""
         with ExitStack() as stack:
-            upload = await asyncio.to_thread(stack.enter_context, opened(item))
+            file = Place.of(item.path).as_local_file()
+            upload = await asyncio.to_thread(stack.enter_context, file)
             result = await engine.transcribe(
                 upload, params, on_progress=lambda *seconds: progress.note(item, *seconds)
             )
@@ -169,12 +171,12 @@ class RunProgress:
 
     def note(self, item: Item, done_s: float, known_s: float) -> None:
         """How far a file at work is."""
-        self._at_work[item.key] = done_s, known_s, item.about_s
+        self._at_work[item.path] = done_s, known_s, item.about_s
         self._tell()
 
     def end(self, item: Item, duration_s: float | None) -> None:
         """An item is done. duration_s: of its audio; None: it failed."""
-        self._at_work.pop(item.key, None)
+        self._at_work.pop(item.path, None)
         self._ended_s += item.about_s
         self.n_done += 1
         if duration_s is None:

@@ -4,18 +4,18 @@
     ds = ds.map_batches(Transcriber, **map_options(fields={"language": "en"}))
     ds.write_parquet("s3://bucket/texts")
 
-The process must be in the Ray cluster of a running application (`splitscribe serve`). What a batch
-had stays, and the columns of `result_schema` come beside it. A file that fails costs its row, which
-tells why. The engine has an event loop and a thread of its own: Ray Data's blocks while its
-consumer is slow.
+The process must be in the Ray cluster of a running application (`splitscribe serve`), or in a block
+of `own_pools`. What a batch had stays, and the columns of `result_schema` come beside it. A file
+that fails costs its row, which tells why. The engine has an event loop and a thread of its own: Ray
+Data's blocks while its consumer is slow.
 """
 
 from __future__ import annotations
 
 import asyncio
 import threading
-from collections.abc import Coroutine
-from contextlib import AsyncExitStack, ExitStack
+from collections.abc import Coroutine, Iterator
+from contextlib import AsyncExitStack, ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
@@ -25,6 +25,7 @@ from cluster.archives.places import Place, require_bulk
 from cluster.common.errors import InvalidRequestError
 from cluster.common.messages import Task
 from cluster.common.priorities import run_when_idle
+from cluster.common.settings_sources import load_settings
 from cluster.serve.bulk.engine import engine_of_application
 from router.api.formats import segment_bodies
 from router.interface import StageTimings
@@ -210,3 +211,27 @@ def map_options(
         ),
         "num_cpus": 0,
     }
+
+
+@contextmanager
+def own_pools(
+    model: str | None = None, *, config: Path | None = None, address: str | None = None
+) -> Iterator[None]:
+    """Start pools, and a Ray cluster for them, which this process is in until the block is left.
+
+    The process is in an empty folder meanwhile, since Ray imports from the one that it is in: name
+    files by absolute paths.
+
+    Args:
+        model: a folder, or a Hub id; None: that of `config`, or the bundled one. config: a YAML
+            file with further settings.
+        address: of a Ray cluster to start them in; None: one of their own on this machine.
+
+    Raises:
+        ConfigurationError: they do not start.
+    """
+    from cluster.serve.start.launch import running_cluster
+
+    settings = load_settings(config, {"model": model, "router": {"port": 0}})
+    with running_cluster(settings, address=address):
+        yield

@@ -16,13 +16,12 @@ import typer
 from rich.console import Console
 
 from cluster.cli.align import align
-from cluster.cli.batch import BatchCommand, batch
 from cluster.cli.config import config
+from cluster.cli.deferred import DeferredCommand, batch, transcribe
 from cluster.cli.operate.commands import deploy, down, status, up
 from cluster.cli.plain_help import PlainTyper
 from cluster.cli.planning import plan, profile, simulate
 from cluster.cli.pull import pull
-from cluster.cli.transcribe import TranscribeCommand, transcribe
 from cluster.common.errors import SplitscribeError
 from cluster.common.settings import Device, DType, LogLevel, PlacementName, Settings, Transport
 from cluster.common.settings_sources import load_settings
@@ -139,9 +138,9 @@ def serve(
         serve_foreground(settings, ray_address, err, stop, verbose=is_verbose)
 
 
-app.command(cls=TranscribeCommand)(transcribe)
+app.command(cls=DeferredCommand)(transcribe)
 app.command()(align)
-app.command(cls=BatchCommand)(batch)
+app.command(cls=DeferredCommand)(batch)
 app.command()(pull)
 for command in (up, deploy, status, down):
     app.command(rich_help_panel="Clusters of several machines")(command)

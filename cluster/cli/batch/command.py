@@ -17,15 +17,14 @@ import typer
 from cluster.archives.inputs import check_there
 from cluster.archives.outputs import FILES_AT_ONCE, FORMATS, Archive
 from cluster.archives.places import Place, require_bulk
-from cluster.cli.plain_help import PlainTyper
 from cluster.cli.transcribe.command import INTERRUPTED, err, form_of, out, params_of
 from cluster.cli.transcribe.flags import (
     FALLBACK_STEP,
     NUMBER_OF_ONE_OR_MORE,
     Flag,
     Switch,
-    WhisperCommand,
     flag_parameters,
+    whisper_command,
 )
 from cluster.cli.transcribe.job import ALIAS
 from cluster.common.errors import InvalidRequestError
@@ -94,11 +93,9 @@ INPUTS = typer.Argument(
 )
 
 
-def batch_command(help_text: str | None) -> Any:
+def make_command(help_text: str | None) -> Any:
     """The command with every flag, for typer to run."""
-    app = PlainTyper()
-    app.command(cls=WhisperCommand, help=help_text)(_batch)
-    return typer.main.get_command(app)
+    return whisper_command(_batch, help_text)
 
 
 def _batch(**flags: Any) -> None:

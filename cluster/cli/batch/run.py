@@ -22,12 +22,12 @@ from rich.console import Console
 
 from cluster.archives.inputs import list_items
 from cluster.archives.outputs import FAILURES, SPEED, Archive, Outputs, told, write_failures
-from cluster.archives.own_pools import own_settings
 from cluster.archives.run import RunProgress, duration, look_at, run_archive
 from cluster.cli.default_model import ask_before_download, say_if_toy, with_default_model
 from cluster.common.errors import ConfigurationError
 from cluster.common.logs import counted
 from cluster.common.settings import Settings
+from cluster.common.settings_sources import load_settings
 from cluster.serve.bulk.engine import Told, application_settings, engine_of_application
 from cluster.serve.distribution import build_id
 from cluster.serve.ray_environment import joining_environment
@@ -82,9 +82,13 @@ def run_batch(
         # Before an application of its own, which ends first then: Serve's handles end in this loop.
         runner = stack.enter_context(asyncio.Runner())
         there = stack.enter_context(joined_application(address, runner, say))
-        settings = there[0] if there else with_default_model(own_settings(model, config))
-        if there is None and not settings.models:  # a folder is served by its name alone
-            archive = replace(archive, fields={**archive.fields, "model": ALIAS})
+        if there is None:  # nobody but the run is to find the HTTP of its pools
+            own = load_settings(config, {"model": model, "router": {"port": 0}})
+            settings = with_default_model(own)
+            if not settings.models:  # a folder is served by its name alone
+                archive = replace(archive, fields={**archive.fields, "model": ALIAS})
+        else:
+            settings = there[0]
         archive = replace(archive, model=model_of(settings, str(archive.fields["model"])))
         outputs = stack.enter_context(Outputs.opened(archive, only_looks=dry_run))
         progress = RunProgress(err)

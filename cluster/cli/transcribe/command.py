@@ -17,14 +17,13 @@ import typer
 from rich.console import Console
 
 from cluster.cli.default_model import default_model
-from cluster.cli.plain_help import PlainTyper
 from cluster.cli.transcribe.flags import (
     FALLBACK_STEP,
     FIXED,
     Switch,
-    WhisperCommand,
     parameter_name,
     parameters,
+    whisper_command,
 )
 from cluster.cli.transcribe.job import ALIAS, Form, Job, LiveJob, Source, Target
 from cluster.common.errors import InvalidRequestError
@@ -54,11 +53,9 @@ AUTO = ("auto", 0, None)  # device, threads and dtype, where nothing is said
 WHOLE_FILE = {"clip_timestamps": "0"}  # openai/whisper's default
 
 
-def whisper_command(help_text: str | None) -> Any:
+def make_command(help_text: str | None) -> Any:
     """The command with every flag, for typer to run."""
-    app = PlainTyper()
-    app.command(cls=WhisperCommand, help=help_text)(_transcribe)
-    return typer.main.get_command(app)
+    return whisper_command(_transcribe, help_text)
 
 
 def _transcribe(**flags: Any) -> None:

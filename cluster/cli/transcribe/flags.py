@@ -11,7 +11,7 @@ dashes everywhere.
 from __future__ import annotations
 
 import re
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Callable, Collection, Iterator, Mapping, Sequence
 from dataclasses import dataclass, field
 from enum import StrEnum
 from inspect import Parameter
@@ -20,7 +20,7 @@ from typing import Annotated, Any, Literal, cast
 
 import typer
 
-from cluster.cli.plain_help import PlainCommand
+from cluster.cli.plain_help import PlainCommand, PlainTyper
 from cluster.common.messages import Task
 from router.api.kinds import Boolean, Choice, Integer, Number, Threshold, Times
 from router.api.params import LADDER
@@ -234,6 +234,13 @@ class WhisperCommand(PlainCommand):
         options = {name for param in self.params for name in param.opts if name.startswith("--")}
         switches = {name for param in self.params if param.metavar == SWITCH for name in param.opts}
         return super().parse_args(ctx, normalised(args, options, switches))
+
+
+def whisper_command(function: Callable[..., None], help_text: str | None) -> Any:
+    """The command with every flag of a function, for typer to run."""
+    app = PlainTyper()
+    app.command(cls=WhisperCommand, help=help_text)(function)
+    return typer.main.get_command(app)
 
 
 def normalised(

@@ -22,6 +22,7 @@ from pathlib import Path
 from typing import BinaryIO, Protocol
 from urllib.parse import unquote, urlsplit
 
+from cluster.archives.inputs import BYTES_PER_S
 from cluster.common.errors import InvalidRequestError
 from cluster.common.messages import Pcm
 from router.api.params import TranscriptionParams
@@ -32,13 +33,6 @@ from router.transcript import Segment, Transcript
 ALIAS = "whisper-1"  # every server's default model
 STDIN = "-"
 STDIN_NAME = "stdin"  # its results are stdin.txt and so on
-SUFFIXES = frozenset(  # of the files in a folder that are taken
-    f".{suffix}"
-    for suffix in (
-        *("3gp", "aac", "flac", "m4a", "m4b", "m4v", "mka", "mkv", "mov", "mp3", "mp4"),
-        *("mpeg", "mpg", "mpga", "oga", "ogg", "opus", "wav", "webm"),
-    )
-)
 CONTAINERS = {  # by their first bytes; those of mp4 follow a length
     b"fLaC": "flac",
     b"RIFF": "wav",
@@ -213,7 +207,8 @@ def _inputs(name: str, folder: Path, raw: bool) -> Iterable[Input]:
 def _files(name: str) -> list[Path]:
     path = Path(name)
     if path.is_dir():
-        files = sorted(f for f in path.iterdir() if f.suffix.lower() in SUFFIXES and f.is_file())
+        files = sorted(f for f in path.iterdir() if f.suffix[1:].lower() in BYTES_PER_S)
+        files = [file for file in files if file.is_file()]
         if not files:
             raise InvalidRequestError(f"there is no audio file in the folder {name}")
         return files

@@ -19,6 +19,7 @@ from pathlib import Path
 from rich.console import Console
 from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
 
+from cluster.archives.places import Place
 from cluster.cli.default_model import ask_before_download, say_if_toy
 from cluster.cli.transcribe.job import Input, Job, TranscribeFile, Watcher, inputs_of
 from cluster.common.errors import InvalidRequestError, SplitscribeError
@@ -187,19 +188,8 @@ def write_results(
 ) -> None:
     """Write every format. Raises OSError."""
     for name in formats:
-        write_whole(folder / f"{audio.stem}.{name}", WRITERS[name](transcript, cues))
-
-
-def write_whole(target: Path, text: str) -> None:
-    """Write beside the target, then rename: a reader never meets half a file. Raises OSError."""
-    draft = target.with_name(f".{target.name}.{os.getpid()}.tmp")
-    try:
-        draft.write_text(text, encoding="utf-8", newline="\n")
-        draft.replace(target)
-    except BaseException:
-        with suppress(OSError):
-            draft.unlink()
-        raise
+        target = Place.of(str(folder / f"{audio.stem}.{name}"))
+        target.write_whole(WRITERS[name](transcript, cues).encode())
 
 
 @dataclass(slots=True)

@@ -130,7 +130,7 @@ texts = talks.map_batches(Transcriber, **map_options({"language": "en"}))
 print(json.dumps({row["path"]: row["text"] for row in texts.iter_rows()}))
 """
 WITH_POOLS = f"""
-from cluster.archives.own_pools import own_pools
+from cluster.archives.transcriber import own_pools
 with own_pools():
 {textwrap.indent(PIPELINE, "    ")}
 assert not ray.is_initialized()

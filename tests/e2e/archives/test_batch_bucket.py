@@ -116,7 +116,7 @@ def server(
 
 def sidecars(texts: Place) -> dict[str, dict[str, Any]]:
     """Of files that are done or failed, by their paths."""
-    names = [texts.name_of(one.path) for one in texts.below()]
+    names = [texts.at(one.path).name for one in texts.below()]
     found = [json.loads(Place.of(n).read()) for n in names if n.endswith(".splitscribe.json")]
     return {one["source"]["path"]: one for one in found}
 

@@ -5,7 +5,6 @@ from __future__ import annotations
 import json
 import os
 from collections.abc import Iterable
-from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -13,8 +12,8 @@ import pyarrow as pa
 import pyarrow.parquet as pq
 import pytest
 
-from cluster.archives import inputs, places
-from cluster.archives.inputs import Item, list_items, opened
+from cluster.archives import places
+from cluster.archives.inputs import Item, list_items
 from cluster.archives.places import UNKNOWN_BYTES, Place
 from cluster.common.errors import InvalidRequestError
 
@@ -33,8 +32,8 @@ def listed(names: list[str], stdin: Iterable[str] = ()) -> list[Item]:
 
 def heard(item: Item) -> bytes:
     """An item's audio."""
-    with opened(item) as audio:
-        return audio if isinstance(audio, bytes) else audio.read_bytes()
+    with Place.of(item.path).as_local_file() as audio:
+        return audio.read_bytes()
 
 
 def named(items: list[Item]) -> list[str]:
@@ -101,14 +100,12 @@ def test_a_file_url_is_a_path(folder: Path) -> None:
 def test_options_of_a_bucket_go_with_every_name_in_it() -> None:
     options = "?region=eu-west-1&endpoint_override=127.0.0.1:9"
     place = Place.of(f"s3://talks/2026{options}")
-    assert (place.path, place.name_of("talks/2026/a b?.mp3")) == (
-        "talks/2026",
-        f"s3://talks/2026/a b?.mp3{options}",
-    )
-    again = Place.of(place.name_of("talks/2026/a b?.mp3"))
+    below = place.at("talks/2026/a b?.mp3")
+    assert (place.path, below.name) == ("talks/2026", f"s3://talks/2026/a b?.mp3{options}")
+    again = Place.of(below.name)
     assert (again.path, again.files) == ("talks/2026/a b?.mp3", place.files)
     assert (place / "x").name == f"s3://talks/2026/x{options}"
-    assert again.folder == place.name
+    assert again.folder.name == place.name
     assert Place.of("gs://talks/what?.mp3").path == "talks/what?.mp3"
 
 
@@ -127,10 +124,15 @@ def test_a_bucket_of_google_without_credentials_is_told(
 
 def test_manifests_that_match_a_glob_are_read(folder: Path) -> None:
     """As data sets of many parts come."""
-    pq.write_table(pa.table({"bytes": [b"1", b"2"]}), folder / "part-0.parquet")
-    pq.write_table(pa.table({"path": ["a.mp3"]}), folder / "part-1.parquet")
-    items = listed([f"{folder}/part-*.parquet"])
-    assert named(items) == ["part-0/000000", "part-0/000001", "a.mp3"]
+    for number, name in enumerate(("c.flac", "a.mp3")):
+        pq.write_table(pa.table({"path": [name]}), folder / f"part-{number}.parquet")
+    assert named(listed([f"{folder}/part-*.parquet"])) == ["c.flac", "a.mp3"]
+
+
+def test_audio_inside_of_parquet_is_refused_with_the_way_that_takes_it(folder: Path) -> None:
+    pq.write_table(pa.table({"audio": [b"1"]}), folder / "set.parquet")
+    with pytest.raises(InvalidRequestError, match="Ray Data"):
+        listed([str(folder / "set.parquet")])
 
 
 @pytest.mark.parametrize(
@@ -183,17 +185,6 @@ def test_a_line_of_json_that_cannot_be_taken_is_told(folder: Path, line: str) ->
         list_items([str(folder / "list.jsonl")])
 
 
-@pytest.mark.parametrize("nested", [False, True])
-def test_a_parquet_file_may_hold_the_audio(folder: Path, nested: bool) -> None:
-    audio = [f"sound {i}".encode() for i in range(5)]
-    column = pa.array(audio) if not nested else pa.array([{"bytes": b, "path": "x"} for b in audio])
-    file = folder / "set.parquet"
-    pq.write_table(pa.table({"audio": column}), file, row_group_size=2)
-    items = listed([str(file)])
-    assert [item.key for item in items] == [f"{file}#{i}" for i in range(5)]
-    assert [heard(item) for item in items] == audio
-
-
 def test_odd_names_in_a_folder_or_a_list_cost_themselves(folder: Path) -> None:
     """A name that is no UTF-8, which pyarrow refuses with its whole folder; and unknown URLs."""
     odd = os.fsencode(folder) + b"/caf\xe9.mp3"
@@ -224,30 +215,6 @@ def test_a_folder_that_cannot_be_read_is_told(
     monkeypatch.setattr(os, "scandir", scandir)
     with pytest.raises(InvalidRequestError, match="Permission denied"):
         listed([str(folder)])
-
-
-def test_a_row_without_audio_may_name_a_file(folder: Path) -> None:
-    """As Hugging Face's data sets do; what cannot be read fails by itself, later."""
-    rows = [{"bytes": None, "path": "a.mp3"}, {"bytes": b"sound", "path": "x"}]
-    file = folder / "set.parquet"
-    pq.write_table(pa.table({"audio": pa.array(rows)}), file)
-    items = listed([str(file)])
-    assert [heard(item) for item in items] == [b"x" * 7, b"sound"]
-    file.unlink()
-    inputs._group.cache_clear()
-    with pytest.raises(OSError, match=r"set\.parquet"):
-        heard(items[0])
-
-
-def test_threads_share_what_is_read_of_a_parquet_file(folder: Path) -> None:
-    """A row group is read whole, and may be large."""
-    audio = [f"talk {i}".encode() for i in range(40)]
-    pq.write_table(pa.table({"bytes": audio}), folder / "set.parquet", row_group_size=20)
-    items = listed([str(folder / "set.parquet")])
-    inputs._group.cache_clear()
-    with ThreadPoolExecutor(8) as threads:
-        assert list(threads.map(heard, items)) == audio
-    assert inputs._group.cache_info().misses == 2
 
 
 def test_files_are_looked_at_as_they_are_taken(

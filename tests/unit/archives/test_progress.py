@@ -11,7 +11,7 @@ QUIET = Console(quiet=True)
 
 
 def hour(name: str) -> Item:
-    return Item(name, name, 16_000 * 3600, 0, name)
+    return Item(name, 16_000 * 3600, 0, name)
 
 
 def test_progress_tells_hours_speed_and_time_to_go() -> None:

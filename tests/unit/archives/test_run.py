@@ -75,7 +75,7 @@ def sidecars(where: Place) -> dict[str, dict[str, Any]]:
     found = {}
     for entry in where.below():
         if entry.path.endswith(".splitscribe.json"):
-            sidecar = json.loads(Place.of(where.name_of(entry.path)).read())
+            sidecar = json.loads(where.at(entry.path).read())
             assert sidecar["source"]["path"] not in found
             found[sidecar["source"]["path"]] = sidecar
     return {key.rpartition("/")[2]: sidecar for key, sidecar in found.items()}
@@ -335,7 +335,7 @@ def test_work_begins_while_a_large_folder_is_listed(tmp_path: Path) -> None:
         for i in range(100_000):
             n_listed += 1
             path = str(tmp_path / "talk.mp3")
-            yield Item(f"{i}", path, stat.st_size, stat.st_mtime_ns, f"{i}.mp3")
+            yield Item(path, stat.st_size, stat.st_mtime_ns, f"{i}.mp3")
 
     where = Place.of(str(tmp_path / "out"))
     run_items(Archive(where, files_at_once=1), listing(), Begun(stop_after=1))

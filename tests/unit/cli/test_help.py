@@ -11,11 +11,11 @@ import pytest
 import typer
 from typer.testing import CliRunner
 
-from cluster.cli.batch.command import batch_command
+from cluster.cli.batch import command as batch_command
 from cluster.cli.main import app
-from cluster.cli.transcribe.command import whisper_command
+from cluster.cli.transcribe import command as transcribe_command
 
-MADE = {"transcribe": whisper_command, "batch": batch_command}
+MADE = {"transcribe": transcribe_command.make_command, "batch": batch_command.make_command}
 
 
 def commands() -> Iterator[tuple[tuple[str, ...], Any]]:

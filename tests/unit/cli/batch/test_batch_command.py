@@ -11,7 +11,6 @@ import pytest
 from typer.testing import CliRunner
 
 from cluster.archives.outputs import LOCK, SPEED
-from cluster.archives.own_pools import own_settings
 from cluster.cli.batch import run as batch_run
 from cluster.cli.batch.run import joined_application, model_of
 from cluster.cli.main import app
@@ -144,15 +143,6 @@ def test_without_ray_here_the_run_starts_pools_of_its_own(monkeypatch: pytest.Mo
     monkeypatch.delenv("RAY_ADDRESS", raising=False)
     monkeypatch.setattr(batch_run, "ray_addresses_here", set)
     assert application_at(None) is None
-    settings = own_settings("openai/whisper-tiny", None)
-    assert (settings.model, settings.router.port) == ("openai/whisper-tiny", 0)
-
-
-def test_a_settings_file_says_which_model_unless_a_flag_does(tmp_path: Path) -> None:
-    file = tmp_path / "own.yaml"
-    file.write_text("model: openai/whisper-small\n")
-    assert own_settings(None, file).model == "openai/whisper-small"
-    assert own_settings("openai/whisper-tiny", file).model == "openai/whisper-tiny"
 
 
 def test_of_several_rays_the_user_has_to_say_which(monkeypatch: pytest.MonkeyPatch) -> None:

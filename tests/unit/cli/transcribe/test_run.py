@@ -13,7 +13,6 @@ from cluster.cli.transcribe.run import (
     Run,
     transcribe_files,
     write_results,
-    write_whole,
 )
 from cluster.common.errors import InvalidAudioError, InvalidRequestError
 from router.api.formats import whisper_json
@@ -151,12 +150,3 @@ def test_every_format_is_what_the_writers_write(tmp_path: Path, options: CueOpti
         "srt": srt(segments, options),
         "vtt": vtt(segments, options),
     }
-
-
-def test_what_cannot_be_written_leaves_the_old_file_and_no_draft(tmp_path: Path) -> None:
-    target = tmp_path / "a.txt"
-    target.write_text("old")
-    with pytest.raises(UnicodeEncodeError):
-        write_whole(target, "new \ud800")
-    assert target.read_text() == "old"
-    assert list(tmp_path.iterdir()) == [target]
