@@ -88,9 +88,13 @@ def _attention() -> list[Row]:
 
     if not torch.cuda.is_available():
         return [("attention", "compiled kernels (CPU); torch where they do not build", True)]
+    from cluster.common.kernels.gpu.kernels import has_triton
+
+    kernels = "Triton's" if has_triton() else "torch's: no C compiler, or no Python headers"
+    rows = [("kernels", kernels, has_triton())]
     if importlib.util.find_spec("flashinfer") is None:
-        return [("attention", f"torch; for flashinfer: {install_command('gpu')}", True)]
-    return [("attention", "flashinfer", True)]
+        return [*rows, ("attention", f"torch; for flashinfer: {install_command('gpu')}", True)]
+    return [*rows, ("attention", "flashinfer", True)]
 
 
 def _transport() -> list[Row]:

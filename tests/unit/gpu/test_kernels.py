@@ -2,13 +2,16 @@
 
 from __future__ import annotations
 
+import subprocess
 from collections.abc import Callable
+from types import SimpleNamespace
 
 import pytest
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
+from cluster.common.kernels.gpu.kernels import has_triton
 from cluster.common.kernels.gpu.operators import MAX_ROWS, TRITON, FewRows, add_norm
 from cluster.common.model.layers import LAYER_NORM_EPS, LayerNorm, Linear
 from decoder_worker.attention.operators import append_qkv
@@ -253,3 +256,24 @@ def test_every_product_of_a_layer_compiles_for_gpus(
         assert "mma" in built["ptx"]
         assert "cp.async" in built["ptx"]
         assert built["shared"] <= 99 * 1024
+
+
+def test_without_a_compiler_or_headers_our_kernels_are_not_used(
+    monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As on Debian's python3 without python3-dev: Triton's first launch would end the engine."""
+    triton = pytest.importorskip("triton")
+
+    class NoHeaders:
+        @property
+        def utils(self) -> None:
+            raise subprocess.CalledProcessError(1, ["gcc"], stderr="fatal error: Python.h")
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=NoHeaders()))
+    has_triton.cache_clear()
+    try:
+        assert not has_triton()
+    finally:
+        has_triton.cache_clear()
+    assert "python3-dev" in caplog.text

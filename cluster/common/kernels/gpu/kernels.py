@@ -14,11 +14,14 @@ told, allocates nothing, and asks the host for nothing.
 from __future__ import annotations
 
 import importlib
+import logging
 from collections.abc import Callable, Sequence
 from functools import cache
 from typing import Any
 
 import torch
+
+logger = logging.getLogger(__name__)
 
 NAMESPACE = "splitscribe"
 
@@ -59,10 +62,23 @@ def define(
 
 @cache
 def has_triton() -> bool:
-    """Whether Triton loads here."""
+    """Whether Triton loads here, and with a GPU can compile what each launch goes through.
+
+    It compiles that with the machine's C compiler against Python's headers, once in a process.
+    """
     try:
-        import triton  # noqa: F401
+        import triton.runtime
     except ImportError:
+        return False
+    try:
+        if torch.cuda.is_available():
+            _ = triton.runtime.driver.active.utils
+    except Exception as error:
+        logger.warning(
+            "our GPU kernels are not used: Triton cannot compile its launcher. It needs a C "
+            "compiler and Python's headers (packages gcc and python3-dev of Debian and Ubuntu): %s",
+            error,
+        )
         return False
     return True
 
