@@ -52,9 +52,8 @@ class ParallelRun:
     by_token: bool = False
     context_for: Callable[[int], int] | None = None
 
-    async def decode_all(self, stream: AudioStream, max_in_flight: int) -> None:
-        """Decode every window of the stream."""
-        slots = asyncio.Semaphore(max_in_flight)
+    async def decode_all(self, stream: AudioStream, slots: asyncio.Semaphore) -> None:
+        """Decode every window of the stream. slots: of the request's windows at once."""
         async with asyncio.TaskGroup() as group:
             async for window in stream:
                 self.run.context.found_audio(window.end_s)

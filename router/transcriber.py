@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Callable, Collection, Sequence
+from collections.abc import Awaitable, Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -17,6 +17,7 @@ from pathlib import Path
 import numpy as np
 
 from cluster.common.clock import SYSTEM_CLOCK, Clock
+from cluster.common.errors import UnsupportedValueError
 from cluster.common.messages import (
     HOP_LENGTH,
     SAMPLE_RATE,
@@ -42,10 +43,20 @@ from router.pipeline import Pipeline, RequestRun, WindowAudio
 from router.pools import DecoderClient, EncoderClient
 from router.seeking import Seeker, TextContext
 from router.sequential import SequentialRun
+from router.speakers.options import SpeakerOptions
+from router.speakers.turns import SpeakerTurn
+from router.speaking import channels_of, transcribe_channels, transcribe_voices
 from router.transcript import HeardPart, Transcript
 from router.transcript_builder import TranscriptBuilder
 
 AROUND_TEXT = 5  # tokens of a window's text context beside a known text
+NO_SPEAKER_MODEL = (
+    "this server cannot tell voices apart, as it has no speaker model: its operator can set "
+    "'speakers.model' to the ONNX file of a speaker embedding network. Where each speaker has a "
+    "channel of the file, send 'channels=separate', which needs none"
+)
+
+FindTurns = Callable[[Path, SpeakerOptions, RequestContext], Awaitable[list[SpeakerTurn]]]
 
 
 class RequestTranscriber:
@@ -66,11 +77,14 @@ class RequestTranscriber:
         clock: Clock = SYSTEM_CLOCK,
         may_sleep: Collection[Role] = (),
         reuses_kv: bool = True,
+        find_turns: FindTurns | None = None,
     ) -> None:
         """context_for: as of `WindowAudio.of_samples`. reuses_kv: as in `Pipeline`.
 
-        may_sleep: pools that are healthy without a worker, since a request starts one.
+        may_sleep: pools that are healthy without a worker, since a request starts one. find_turns:
+        tells the speakers of an upload by their voices; None: that is refused.
         """
+        self._find_turns = find_turns
         self._may_sleep = may_sleep
         self._audio = audio
         self._encoders = encoders
@@ -90,21 +104,59 @@ class RequestTranscriber:
     ) -> TranscriptionResult:
         """See `router.interface.Transcriber.transcribe`."""
         run = RequestRun(context)
-        if params.decoding == "sequential":
-            result = await self._transcribe_sequential(upload, params, run)
-        else:
-            try:
-                result = await self._transcribe_parallel(upload, params, run)
-            except BaseExceptionGroup as failures:
-                raise _first(failures) from None
-        done_s = result.transcript.duration_s
+        try:
+            transcript = await self._transcribe(upload, params, run)
+        except BaseExceptionGroup as failures:
+            raise _first(failures) from None
+        done_s = transcript.transcribed_s
         self._recorder.add("splitscribe_transcripts_total")
         self._recorder.add("splitscribe_transcribed_audio_seconds_total", done_s)
-        return result
+        return TranscriptionResult(transcript, run.timings)
+
+    async def _transcribe(
+        self, upload: Path, params: TranscriptionParams, run: RequestRun
+    ) -> Transcript:
+        context, speakers, settings = run.context, params.speakers, self._settings
+        slots = asyncio.Semaphore(settings.max_windows_in_flight)
+
+        async def one(channel: int | None, run: RequestRun) -> Transcript:
+            if params.decoding == "sequential":
+                return await self._transcribe_sequential(upload, params, run, channel)
+            return await self._transcribe_parallel(upload, params, run, channel, slots)
+
+        if speakers.by is None:
+            return await one(None, run)
+        if speakers.by == "voice":
+            if self._find_turns is None:
+                asked = params.response_format == "diarized_json"
+                param = "response_format" if asked else "diarize"
+                raise UnsupportedValueError(NO_SPEAKER_MODEL, param=param)
+            turns = self._find_turns(upload, speakers, context)
+            return await transcribe_voices(run, one, turns, words=params.words)
+        found = await self._audio.survey(
+            upload,
+            request_id=context.request_id,
+            timeout_s=context.remaining_s(),
+            client=context.client,
+        )
+        run.timings.audio_s += found.decode_s
+        return await transcribe_channels(
+            channels_of(found.channels, speakers.names),
+            found.duration_s,
+            run,
+            one,
+            max_audio_s=settings.max_audio_s,
+            at_once=settings.max_windows_in_flight,
+        )
 
     async def _transcribe_parallel(
-        self, upload: Path, params: TranscriptionParams, run: RequestRun
-    ) -> TranscriptionResult:
+        self,
+        upload: Path,
+        params: TranscriptionParams,
+        run: RequestRun,
+        channel: int | None,
+        slots: asyncio.Semaphore,
+    ) -> Transcript:
         opened_s = self._clock.monotonic()
         builder = TranscriptBuilder(self.tokenizer)
         context, options = run.context, self._options(params)
@@ -122,10 +174,10 @@ class RequestTranscriber:
             context_for=None if by_token or params.known_lines else self._context_for,
         )
         early = params.stream and work.context_for is not None
-        async with self._open(upload, params, context, early=early) as stream:
+        async with self._open(upload, params, context, early=early, channel=channel) as stream:
             if stream.expected_s is not None:
                 context.expect_audio(stream.expected_s)
-            await work.decode_all(stream, self._settings.max_windows_in_flight)
+            await work.decode_all(stream, slots)
         context.found_audio(stream.duration_s)
         self._record_audio(stream, run, opened_s)
         transcript = builder.finish(
@@ -133,7 +185,7 @@ class RequestTranscriber:
         )
         if params.known_lines:
             transcript = await self._align(upload, params, run, transcript, builder.parts)
-        return TranscriptionResult(transcript, run.timings)
+        return transcript
 
     async def _align(
         self,
@@ -164,6 +216,7 @@ class RequestTranscriber:
         context: RequestContext,
         *,
         early: bool = False,
+        channel: int | None = None,
     ) -> AbstractAsyncContextManager[AudioStream]:
         return self._audio.open(
             upload,
@@ -172,11 +225,12 @@ class RequestTranscriber:
             client=context.client,
             chunking=params.chunking,
             early=early,
+            channel=channel,
         )
 
     async def _transcribe_sequential(
-        self, upload: Path, params: TranscriptionParams, run: RequestRun
-    ) -> TranscriptionResult:
+        self, upload: Path, params: TranscriptionParams, run: RequestRun, channel: int | None
+    ) -> Transcript:
         context, opened_s = run.context, self._clock.monotonic()
         async with self._audio.open_whole(
             upload,
@@ -184,6 +238,7 @@ class RequestTranscriber:
             timeout_s=context.remaining_s(),
             client=context.client,
             n_mels=self._dims.n_mels,
+            channel=channel,
         ) as audio:
             if audio.expected_s is not None:
                 context.expect_audio(audio.expected_s)
@@ -209,7 +264,7 @@ class RequestTranscriber:
                 by_segment=_sends_tokens(params, options) and not options.words,
             )
             await work.decode_all()
-        return TranscriptionResult(work.transcript(params.task), run.timings)
+        return work.transcript(params.task)
 
     async def detect_language(self, upload: Path, context: RequestContext) -> tuple[str, float]:
         """See `router.interface.Transcriber.detect_language`."""
@@ -243,7 +298,7 @@ class RequestTranscriber:
     def _record_audio(
         self, audio: AudioStream | WholeAudio, run: RequestRun, opened_s: float
     ) -> None:
-        run.timings.audio_s = audio.decode_s
+        run.timings.audio_s += audio.decode_s
         run.context.span.stage("audio", opened_s, audio.decode_s, audio_s=audio.duration_s)
         self._recorder.add("splitscribe_audio_seconds_total", audio.duration_s)
         self._recorder.observe("splitscribe_audio_decode_seconds", audio.decode_s)
@@ -293,7 +348,8 @@ class RequestTranscriber:
 def _sends_tokens(params: TranscriptionParams, options: DecodeOptions) -> bool:
     """Whether each token can be sent at once, because nothing replaces it later."""
     is_single = len(options.temperatures) == 1 and options.n_rows == 1
-    return params.stream and is_single and not params.logprobs
+    by_segment = params.logprobs or params.speakers.by is not None
+    return params.stream and is_single and not by_segment
 
 
 async def _first_speech(stream: AudioStream) -> Pcm:

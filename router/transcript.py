@@ -121,10 +121,24 @@ class Alignment:
 
 
 @dataclass(frozen=True, slots=True)
+class Channel:
+    """A channel of a file. speaker: None where it was not transcribed.
+
+    same_as: the earlier channel, from 1, that sounds the same; None without one, and then a channel
+        without a speaker is silent.
+    """
+
+    channel: int
+    speaker: str | None = None
+    same_as: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class Transcript:
     """A whole upload as text. `language` is a code such as "en"; `duration_s` is the audio's.
 
-    alignment: of a text that was known, whose lines are then the segments.
+    alignment: of a text that was known, whose lines are then the segments. channels: of the file,
+    where each was transcribed by itself.
     """
 
     task: Task
@@ -133,6 +147,13 @@ class Transcript:
     text: str
     segments: tuple[Segment, ...]
     alignment: Alignment | None = None
+    channels: tuple[Channel, ...] = ()
+
+    @property
+    def transcribed_s(self) -> float:
+        """Seconds of audio that the work was: of all channels that were transcribed."""
+        n_heard = sum(channel.speaker is not None for channel in self.channels)
+        return self.duration_s * max(1, n_heard)
 
     @property
     def words(self) -> tuple[Word, ...]:

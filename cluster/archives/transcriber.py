@@ -161,8 +161,9 @@ def result_schema() -> Any:
     number, text, whole = pa.float64(), pa.string(), pa.int64()
     segment = {"id": whole, "seek": whole, "start": number, "end": number, "text": text}
     scores = ("temperature", "avg_logprob", "compression_ratio", "no_speech_prob")
-    segment |= {"tokens": pa.list_(pa.int32())} | dict.fromkeys(scores, number)
+    segment |= {"tokens": pa.list_(pa.int32())} | dict.fromkeys(scores, number) | {"speaker": text}
     word = {"segment": whole, "start": number, "end": number, "word": text, "probability": number}
+    word["speaker"] = text
     timings = dict.fromkeys(StageTimings.__dataclass_fields__, number)
     columns = {
         "text": text,

@@ -9,16 +9,16 @@ from __future__ import annotations
 
 from typing import Any
 
+from router.api.field import ALL, BOTH, RequestField
 from router.api.params import Operation
-from router.api.request_fields import ALL, BOTH, NOT_OFFERED, SECTIONS, RequestField
+from router.api.request_fields import SECTIONS
 
 ENDPOINT_NAMES: dict[Operation, str] = {
     "transcribe": "transcriptions",
     "translate": "translations",
     "align": "alignments",
 }
-_REFUSED = ", ".join(f"`{name}`" for name in NOT_OFFERED)
-HEADER = f"""\
+HEADER = """\
 <!-- Written by `python -m cluster.cli.reference_api > configs/API.md`. -->
 # The fields of a request
 
@@ -30,14 +30,15 @@ field it is, and its flag of `splitscribe transcribe`. Fields that are not OpenA
 A list may be sent as `name[]` several times, as `name[0]`, `name[1]` and so on, or as JSON in
 `name`; an object as `name[key]` or as JSON in `name`. Flags may be written with dashes or with
 underscores. A field or value that is not described here, or that could not be honoured beside the
-others, is refused with a 400 that names it; so are OpenAI's fields
-{_REFUSED}.
+others, is refused with a 400 that names it.
 
 In place of a form all three take JSON (`Content-Type: application/json`): the same fields with
 JSON's own numbers, booleans, lists and objects, and in place of `file` the object `input_audio` of
 `data`, the file's bytes in base64, and `format`, such as `wav`. What the audio is is seen from its
 content here too. `null` is as if the field had not been sent. The limit on uploads
-(`router.max_upload_bytes`) is that of the decoded audio, which is written to disk as it comes.
+(`router.max_upload_bytes`) is that of the decoded audio, which is written to disk as it comes. All
+that is not `input_audio` may have 1 MiB, known speakers' recordings too, which in a form may have
+4 MB each.
 
 The header `x-splitscribe-timeout` gives a request so many seconds from the end of its upload on;
 when they are over it ends with a 504. Where the file says how long it is, and they would not

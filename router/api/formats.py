@@ -23,6 +23,8 @@ JSON_TYPE = "application/json"
 TEXT_TYPE = "text/plain; charset=utf-8"
 VTT_TYPE = "text/vtt; charset=utf-8"
 POSITIONS_PER_S = 50  # of the encoder
+WITH_CHANNELS = ("verbose_json", "diarized_json")
+NOBODY = "unknown"  # who speaks where no turn is near
 
 
 def render(
@@ -61,7 +63,11 @@ def document_of(
         return _alignment(transcript, transcript.alignment)
     translated = transcript.task == "translate"
     body: dict[str, Any] = {"text": transcript.text}
-    if params.response_format == "verbose_json":
+    if params.response_format == "diarized_json":
+        duration_s = round(transcript.duration_s, 3)
+        body = {"task": transcript.task, "duration": duration_s, **body}
+        body["segments"] = diarized_bodies(transcript.segments)
+    elif params.response_format == "verbose_json":
         language = "english" if translated else language_name(transcript.language)
         duration_s = round(transcript.duration_s, 3)
         body = {"task": transcript.task, "language": language, "duration": duration_s, **body}
@@ -71,8 +77,10 @@ def document_of(
             body["words"] = [_word(word) for word in transcript.words]
     elif params.languages:
         body["languages"] = [{"code": transcript.language}] if transcript.text else []
-    if not translated:
-        body["usage"] = {"type": "duration", "seconds": math.ceil(transcript.duration_s)}
+    if transcript.channels and params.response_format in WITH_CHANNELS:
+        body["channels"] = [_given(channel) for channel in transcript.channels]
+    if not translated or params.response_format == "diarized_json":
+        body["usage"] = {"type": "duration", "seconds": math.ceil(transcript.transcribed_s)}
     if params.logprobs:
         body["logprobs"] = logprob_bodies(logprobs)
     return body
@@ -121,12 +129,37 @@ def subtitles(
     return header + "".join(map(vtt_cue, segments))
 
 
-_SEGMENT = tuple(SegmentResponse.model_fields)
+_SEGMENT = tuple(name for name in SegmentResponse.model_fields if name != "speaker")
+
+
+def _named(body: dict[str, Any], speaker: str | None) -> dict[str, Any]:
+    return body if speaker is None else {**body, "speaker": speaker}
+
+
+def _given(value: Any) -> dict[str, Any]:
+    """Its fields that are not None."""
+    return {name: one for name, one in asdict(value).items() if one is not None}
 
 
 def segment_bodies(segments: Sequence[Segment]) -> list[dict[str, Any]]:
+    bodies = []
+    for segment in segments:
+        body = {name: getattr(segment, name) for name in _SEGMENT}
+        bodies.append(_named(body | {"tokens": list(segment.tokens)}, segment.speaker))
+    return bodies
+
+
+def diarized_bodies(segments: Sequence[Segment]) -> list[dict[str, Any]]:
+    """Segments as `diarized_json` has them, and as its stream's events."""
     return [
-        {name: getattr(segment, name) for name in _SEGMENT} | {"tokens": list(segment.tokens)}
+        {
+            "type": "transcript.text.segment",
+            "id": f"seg_{segment.id}",
+            "start": segment.start,
+            "end": segment.end,
+            "text": segment.text,
+            "speaker": segment.speaker or NOBODY,
+        }
         for segment in segments
     ]
 
@@ -137,7 +170,7 @@ def logprob_bodies(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
 
 def token_usage(transcript: Transcript) -> dict[str, Any]:
     """As OpenAI's streams tell it; see `router.api.responses.TokenUsage`."""
-    audio_tokens = math.ceil(transcript.duration_s * POSITIONS_PER_S)
+    audio_tokens = math.ceil(transcript.transcribed_s * POSITIONS_PER_S)
     output_tokens = sum(len(segment.tokens) for segment in transcript.segments)
     return {
         "type": "tokens",
@@ -145,7 +178,7 @@ def token_usage(transcript: Transcript) -> dict[str, Any]:
         "output_tokens": output_tokens,
         "total_tokens": audio_tokens + output_tokens,
         "input_token_details": {"text_tokens": 0, "audio_tokens": audio_tokens},
-        "seconds": math.ceil(transcript.duration_s),
+        "seconds": math.ceil(transcript.transcribed_s),
     }
 
 
@@ -154,12 +187,13 @@ def to_json(content: Any) -> str:
 
 
 def _word(word: Word) -> dict[str, Any]:
-    return {
+    body = {
         "word": word.word.strip(),
         "start": word.start,
         "end": word.end,
         "probability": round(word.probability, 4),
     }
+    return _named(body, word.speaker)
 
 
 Writer = Callable[[Transcript, CueOptions], str]
@@ -188,4 +222,4 @@ def _whisper_word(word: Word) -> dict[str, Any]:
     fields: dict[str, Any] = {"word": word.word, "start": word.start, "end": word.end}
     if not math.isnan(word.probability):  # another server's answer has none
         fields["probability"] = word.probability
-    return fields
+    return _named(fields, word.speaker)

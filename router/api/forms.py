@@ -2,8 +2,8 @@
 
 Takes (name, text) pairs in any order and in every spelling that OpenAI's clients use: `name` for a
 text; `name[]` and `name[0]` for lists; `name[key]` for objects; and JSON in place of either. What
-this server does not know, does not offer, or could not honour beside the others is refused by name:
-a client learns from a 400 what it would otherwise miss in the text.
+this server does not know, or could not honour beside the others, is refused by name: a client
+learns from a 400 what it would otherwise miss in the text.
 """
 
 from __future__ import annotations
@@ -17,9 +17,11 @@ from typing import Any
 from cluster.common.errors import InvalidRequestError, UnsupportedValueError
 from cluster.common.messages import QualityGates
 from router.api.documents import repeated
+from router.api.field import RequestField
 from router.api.kinds import SHOWN, shown
 from router.api.params import Operation, TranscriptionParams
-from router.api.request_fields import FIELDS, NOT_OFFERED, RequestField, fields_of
+from router.api.request_fields import FIELDS, fields_of
+from router.speakers.options import Way
 
 Pairs = Iterable[tuple[str, str]]
 
@@ -51,14 +53,13 @@ def parse_transcription(
         task: whose endpoint it came to.
 
     Raises:
-        UnsupportedValueError: a field or value of OpenAI's that is not offered here, or what the
-            model does not know.
+        UnsupportedValueError: what the model does not know.
         InvalidRequestError: an unknown or repeated field, a value that is no such thing, or one
             that does not go with the others.
     """
     pairs = tuple(pairs)
     model = requested_model(pairs)
-    sent = collect(pairs, fields_of(task), NOT_OFFERED if task == "transcribe" else {})
+    sent = collect(pairs, fields_of(task))
     values = {
         name: FIELDS[name].kind.parse(name, content)
         for name, content in sent.items()
@@ -69,7 +70,7 @@ def parse_transcription(
     else:
         params = _with_values(TranscriptionParams(model, task=task), values)
     check_model(params, languages)
-    for rule in (_decoding_conflicts, _search_conflicts, _answer_conflicts):
+    for rule in (_decoding_conflicts, _search_conflicts, _answer_conflicts, _speaker_conflicts):
         for name, message in rule(params, values):
             raise InvalidRequestError(message, param=name, code="incompatible_parameters")
     return params
@@ -117,7 +118,7 @@ def _with_values(params: TranscriptionParams, values: Mapping[str, Any]) -> Tran
         "logprobs": "logprobs" in values.get("include", ()),
         "hotwords": ", ".join(word.strip() for word in hotwords if word.strip()) or None,
     }
-    parts: dict[str, dict[str, Any]] = {}
+    parts: dict[str, dict[str, Any]] = {"speakers": {"by": _speakers_by(values)}}
     for name, value in values.items():
         part, _, attribute = FIELDS[name].attribute.rpartition(".")
         if part:
@@ -128,34 +129,31 @@ def _with_values(params: TranscriptionParams, values: Mapping[str, Any]) -> Tran
     return replace(params, **own)
 
 
+def _speakers_by(values: Mapping[str, Any]) -> Way | None:
+    if values.get("channels") == "separate":
+        return "channel"
+    asked = values.get("diarize") or values.get("response_format") == "diarized_json"
+    return "voice" if asked else None
+
+
 # ---- spellings
 
 Sent = dict[str, Any]  # by field: a text, a list of items, or an object's parts by name
 
 
-def collect(
-    pairs: Iterable[tuple[str, str]],
-    fields: Mapping[str, RequestField],
-    refused: Mapping[str, str],
-) -> Sent:
+def collect(pairs: Iterable[tuple[str, str]], fields: Mapping[str, RequestField]) -> Sent:
     """Sort (name, text) pairs by field. A field that was not sent is not in the result.
 
     Args:
         fields: what the endpoint takes, by name.
-        refused: fields of OpenAI's that are not offered here, and why.
 
     Raises:
-        UnsupportedValueError: one of `refused` was sent.
         InvalidRequestError: an unknown field, or one that was sent more than once.
     """
     sent: Sent = {}
     for raw_name, text in pairs:
         name, bracket, key = raw_name.partition("[")
         key = key.removesuffix("]")
-        if name in refused:
-            raise UnsupportedValueError(
-                f"'{name}' is not supported by this server: {refused[name]}", param=name
-            )
         shape = fields[name].kind.shape if name in fields else None
         if shape == "list" and (not key or key.isdigit()):
             sent.setdefault(name, []).extend(_items(text))
@@ -264,3 +262,32 @@ def _answer_conflicts(params: TranscriptionParams, sent: Collection[str]) -> Con
         yield name, f"timestamp granularity 'word' needs response_format 'verbose_json', {instead}"
     if params.logprobs and params.response_format != "json":
         yield "include", f"'logprobs' needs response_format 'json', {instead}"
+
+
+NOT_BESIDE_SPEAKERS = ("prompt", "include", "timestamp_granularities")  # OpenAI's rule
+
+
+def _speaker_conflicts(params: TranscriptionParams, sent: Collection[str]) -> Conflicts:
+    asked, known = params.speakers, ("known_speaker_names", "known_speaker_references")
+    for name in sent:
+        by = "channel" if name == "channel_names" else "voice"
+        if FIELDS[name].attribute.startswith("speakers.") and asked.by != by:
+            need = "channels=separate" if by == "channel" else "diarize=true or diarized_json"
+            beside = ", without channels=separate" if asked.by == "channel" else ""
+            yield name, f"'{name}' needs {need}{beside}"
+        if params.response_format == "diarized_json" and name in NOT_BESIDE_SPEAKERS:
+            yield name, f"'{name}' does not go with response_format 'diarized_json'"
+        if name == "include" and asked.by is not None:
+            yield name, "'include' does not go with speakers: a text's lines are theirs"
+    least, most = asked.min_speakers or 1, asked.num_speakers or asked.max_speakers
+    if asked.num_speakers and (asked.min_speakers or asked.max_speakers):
+        yield "num_speakers", "send either 'num_speakers', or 'min_speakers' and 'max_speakers'"
+    if most is not None and least > most:
+        yield "min_speakers", "'min_speakers' must not exceed 'max_speakers'"
+    if asked.by == "voice" and len(asked.names) != len(asked.references):
+        counts = f"{len(asked.names)} and {len(asked.references)}"
+        yield known[1], f"'{known[0]}' and '{known[1]}' must come in pairs, not {counts}"
+    if asked.by == "voice" and len(set(asked.names)) < len(asked.names):
+        yield known[0], f"the names in '{known[0]}' must differ"
+    if asked.by == "voice" and most is not None and len(asked.names) > most:
+        yield known[0], f"'{known[0]}' has {len(asked.names)} names for {most} speakers"

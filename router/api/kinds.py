@@ -6,13 +6,14 @@ or raises an error that names the field; `schema` says the same as JSON schema.
 
 from __future__ import annotations
 
+import binascii
 import math
 from abc import ABC, abstractmethod
 from collections.abc import Mapping
 from dataclasses import dataclass
 from typing import Any, ClassVar, Literal
 
-from cluster.common.errors import InvalidRequestError, UnsupportedValueError
+from cluster.common.errors import InvalidRequestError
 from cluster.common.model.text.languages import language_code
 from router.api.params import Chunking
 
@@ -20,6 +21,7 @@ Schema = dict[str, Any]
 Shape = Literal["text", "list", "object", "file"]
 
 SHOWN = 64  # characters of a client's value that an error message repeats
+MAX_NAME = 64  # characters of a speaker's name
 OFF = ("none", "null")  # how a threshold is turned off
 
 
@@ -70,6 +72,19 @@ class Text(Kind):
 
     def schema(self) -> Schema:
         return {"type": "string"} | ({"examples": list(self.examples)} if self.examples else {})
+
+
+class SpeakerName(Kind):
+    """On one line, without the spaces around it."""
+
+    def parse(self, name: str, sent: Any) -> str:
+        found = sent.strip() if isinstance(sent, str) else ""
+        if not found or len(found) > MAX_NAME or not found.isprintable():
+            raise _refusal(name, f"a name of 1 to {MAX_NAME} characters on one line", sent)
+        return found
+
+    def schema(self) -> Schema:
+        return {"type": "string", "minLength": 1, "maxLength": MAX_NAME}
 
 
 class Language(Kind):
@@ -168,17 +183,12 @@ class Integer(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Choice(Kind):
-    """One of `choices`. `unsupported`: values of OpenAI's that are not offered here."""
+    """One of `choices`."""
 
     choices: tuple[str, ...]
-    unsupported: tuple[str, ...] = ()
 
     def parse(self, name: str, sent: Any) -> str:
         value = sent.strip() if isinstance(sent, str) else ""
-        if value in self.unsupported:
-            raise UnsupportedValueError(
-                f"{name} '{value}' is not supported by this server", param=name
-            )
         if value not in self.choices:
             offered = ", ".join(f"'{one}'" for one in self.choices)
             raise InvalidRequestError(
@@ -234,6 +244,44 @@ class Times(Kind):
 
     def schema(self) -> Schema:
         return {"type": "array", "items": Number(0, self.high).schema()}
+
+
+@dataclass(frozen=True, slots=True)
+class AudioUrl(Kind):
+    """A data URL with audio, read as the file's bytes. No message repeats any of it.
+
+    longest: of the file, in bytes.
+    """
+
+    longest: int
+
+    def parse(self, name: str, sent: Any) -> bytes:
+        head, _, letters = sent.partition(",")
+        kind = head.lower().removeprefix("data:")
+        if kind == head.lower() or not kind.endswith(";base64"):
+            raise self._refused(name, "is no data URL with base64 ('data:audio/wav;base64,...')")
+        if not kind.startswith(("audio/", "video/", "application/octet-stream")):
+            raise self._refused(name, "is a data URL of another type than audio")
+        if len(letters) > base64_length(self.longest):
+            raise self._refused(name, f"has more than {self.longest} bytes")
+        try:
+            content = binascii.a2b_base64(letters, strict_mode=True)
+        except ValueError as error:
+            raise self._refused(name, f"is not base64: {error}") from None
+        if not content:
+            raise self._refused(name, "is empty")
+        return content
+
+    def schema(self) -> Schema:
+        return {"type": "string", "format": "uri"}
+
+    def _refused(self, name: str, why: str) -> InvalidRequestError:
+        return InvalidRequestError(f"an item of '{name}' {why}", param=name, code="invalid_value")
+
+
+def base64_length(n_bytes: int) -> int:
+    """Letters that so many bytes take."""
+    return -(-n_bytes // 3) * 4
 
 
 def as_object(name: str, sent: object) -> Mapping[str, Any]:

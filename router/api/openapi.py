@@ -13,10 +13,11 @@ from typing import Any
 from pydantic import BaseModel
 
 from router.api.documents import AUDIO_FIELD, AUDIO_SCHEMA
+from router.api.field import RequestField
 from router.api.kinds import Schema
 from router.api.params import Operation
-from router.api.request_fields import RequestField, fields_of
-from router.api.responses import ErrorResponse, TextDeltaEvent, TextDoneEvent
+from router.api.request_fields import fields_of
+from router.api.responses import DiarizedSegment, ErrorResponse, TextDeltaEvent, TextDoneEvent
 
 TRANSCRIPTION_EXAMPLES: dict[str, dict[str, str]] = {
     "Text": {"model": "whisper-1"},
@@ -24,6 +25,11 @@ TRANSCRIPTION_EXAMPLES: dict[str, dict[str, str]] = {
         "model": "whisper-1",
         "response_format": "verbose_json",
         "timestamp_granularities[]": "word",
+    },
+    "A recording with a speaker on each channel": {
+        "model": "whisper-1",
+        "response_format": "diarized_json",
+        "channels": "separate",
     },
     "Subtitles": {"model": "whisper-1", "response_format": "srt"},
     "As it becomes certain": {"model": "whisper-1", "stream": "true"},
@@ -135,6 +141,7 @@ _TEXTS: Schema = {
 _EVENT = {
     "oneOf": [
         whole_schema(TextDeltaEvent),
+        whole_schema(DiarizedSegment),
         whole_schema(TextDoneEvent),
         whole_schema(ErrorResponse),
     ],

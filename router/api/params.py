@@ -10,8 +10,9 @@ from dataclasses import dataclass
 from typing import Literal, get_args
 
 from cluster.common.messages import QualityGates, Task
+from router.speakers.options import NO_SPEAKERS, SpeakerOptions
 
-ResponseFormat = Literal["json", "text", "srt", "verbose_json", "vtt"]
+ResponseFormat = Literal["json", "text", "srt", "verbose_json", "vtt", "diarized_json"]
 Decoding = Literal["parallel", "sequential"]
 Operation = Literal["transcribe", "translate", "align"]  # one for each audio endpoint
 
@@ -56,7 +57,8 @@ class TranscriptionParams:
     None leaves the cuts to the server; max_completion_tokens: of each window, None for as many as
     the model can; stream_include_usage: events are also in vLLM's shape, which with
     stream_continuous_usage_stats has the usage in each;
-    known_lines: the text, where it is known and only its times are asked for.
+    known_lines: the text, where it is known and only its times are asked for; speakers: whether and
+    how they are told apart.
     """
 
     model: str
@@ -85,6 +87,7 @@ class TranscriptionParams:
     stream_include_usage: bool = False
     stream_continuous_usage_stats: bool = False
     known_lines: tuple[str, ...] = ()
+    speakers: SpeakerOptions = NO_SPEAKERS
 
     @property
     def temperatures(self) -> tuple[float, ...]:
@@ -93,6 +96,10 @@ class TranscriptionParams:
 
     @property
     def aligns(self) -> bool:
-        """Whether the decoder has to tell when words are spoken."""
+        """Whether the decoder has to tell when words are spoken.
+
+        A translation's words are nobody's: there, segments have speakers.
+        """
         skips = self.sequential.hallucination_silence_threshold is not None
-        return self.words or bool(self.known_lines) or skips
+        by_voice = self.speakers.by == "voice" and self.task == "transcribe"
+        return self.words or bool(self.known_lines) or skips or by_voice

@@ -7,88 +7,26 @@ Its defaults are those of `TranscriptionParams`. How fields go together is in `r
 
 from __future__ import annotations
 
-from dataclasses import dataclass
-from operator import attrgetter
-from typing import Any, Literal
-
+from router.api.field import ALL, NO_ATTRIBUTE, RequestField
 from router.api.kinds import (
     AudioFile,
+    AudioUrl,
     Boolean,
     Choice,
     Integer,
-    Kind,
     Language,
     ListOf,
     Number,
+    SpeakerName,
     Text,
     Threshold,
     Times,
     VoiceCuts,
 )
-from router.api.params import DECODINGS, RESPONSE_FORMATS, Operation, TranscriptionParams
-
-Origin = Literal["OpenAI", "openai/whisper", "faster-whisper", "vLLM", "splitscribe"]
-
-BOTH: tuple[Operation, ...] = ("transcribe", "translate")
-ALL: tuple[Operation, ...] = (*BOTH, "align")
-
-_DEFAULTS = TranscriptionParams(model="")
-
-
-@dataclass(frozen=True, slots=True)
-class RequestField:
-    """One field of a request.
-
-    help: in Markdown, with names and values in backquotes.
-    origin: the API that the field comes from; clients send the fields that are not OpenAI's in
-        `extra_body` of its SDKs.
-    flag: its flag on the command line, which is openai/whisper's if that has one; "": none.
-    sets: the attribute of `TranscriptionParams` that it sets, dotted for one of its parts; None:
-        the attribute with the field's own name.
-    tasks: whose endpoints take it.
-    may_be_empty: whether an empty text means that the field was not sent.
-    """
-
-    name: str
-    kind: Kind
-    help: str
-    origin: Origin = "OpenAI"
-    flag: str = ""
-    sets: str | None = None
-    tasks: tuple[Operation, ...] = BOTH
-    may_be_empty: bool = True
-
-    @property
-    def attribute(self) -> str:
-        return self.name if self.sets is None else self.sets
-
-    @property
-    def only_sequential(self) -> bool:
-        """Whether it needs `decoding=sequential`."""
-        return self.attribute.startswith("sequential.")
-
-    @property
-    def default(self) -> Any:
-        """The default of what it sets; None if there is none, or several fields set it together."""
-        return attrgetter(self.attribute)(_DEFAULTS) if self.attribute else None
-
-    @property
-    def description(self) -> str:
-        """The full description, in Markdown: its help, when it applies, and how to turn it off."""
-        condition = "Only with `decoding=sequential`. " if self.only_sequential else ""
-        off = " `none` turns it off." if isinstance(self.kind, Threshold) else ""
-        return f"{condition}{self.help}{off}"
-
-    @property
-    def spelling(self) -> str:
-        """The name as it is written in the documentation."""
-        return f"{self.name}[]" if self.kind.shape == "list" else self.name
-
+from router.api.params import DECODINGS, RESPONSE_FORMATS, Operation
 
 TRANSCRIPTIONS: tuple[Operation, ...] = ("transcribe",)
 ALIGNMENTS: tuple[Operation, ...] = ("align",)
-NO_ATTRIBUTE = ""  # such a field sets no attribute: `router.api.forms` reads it
-
 MAX_SEED = 2**63 - 1
 MAX_CANDIDATES = 16  # beams, or samples: query rows of one sequence
 MAX_TOKENS = 1_000_000  # more than any window's text context, which bounds it anyway
@@ -96,6 +34,9 @@ MAX_COMPRESSION_RATIO = 1000  # zlib cannot do better
 MIN_LOGPROB = -100
 MAX_SILENCE_S = 3600
 MAX_CLIP_S = 7 * 24 * 3600
+MAX_SPEAKERS = 32
+MAX_KNOWN = 4  # speakers; OpenAI's
+MAX_REFERENCE_BYTES = 4 * 1024 * 1024  # of each one's recording
 
 SECTIONS: dict[str, tuple[RequestField, ...]] = {
     "Model and file": (
@@ -175,9 +116,9 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
     "Answer": (
         RequestField(
             "response_format",
-            Choice(RESPONSE_FORMATS, unsupported=("diarized_json",)),
+            Choice(RESPONSE_FORMATS),
             "`json` and `text` give the text, `verbose_json` also segments or words with times, "
-            "and `srt` and `vtt` give subtitles.",
+            "`srt` and `vtt` give subtitles, and `diarized_json` segments with speakers.",
             tasks=ALL,
             may_be_empty=False,
         ),
@@ -218,6 +159,72 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
             "are complete by then.",
             "vLLM",
             tasks=TRANSCRIPTIONS,
+        ),
+    ),
+    "Speakers": (
+        RequestField(
+            "diarize",
+            Boolean(),
+            "Tell speakers apart by their voices, as `diarized_json` does anyway. They stand in "
+            "`verbose_json`, `vtt` and `srt`, and before each turn of a text.",
+            "Mistral",
+            "--diarize",
+            NO_ATTRIBUTE,
+        ),
+        RequestField(
+            "channels",
+            Choice(("mix", "separate")),
+            "`separate`: transcribe each channel of the file by itself; each is a speaker. Equal "
+            "channels are transcribed once, and silent ones not. `mix`, the default, transcribes "
+            "their sum.",
+            "splitscribe",
+            "--channels",
+            NO_ATTRIBUTE,
+        ),
+        RequestField(
+            "channel_names",
+            ListOf(SpeakerName()),
+            "With `channels=separate`: the speakers' names, in the order of the channels, in place "
+            "of `channel 1` and so on.",
+            "splitscribe",
+            sets="speakers.names",
+        ),
+        RequestField(
+            "num_speakers",
+            Integer(1, MAX_SPEAKERS),
+            "How many voices there are. If it is left out, that is found.",
+            "splitscribe",
+            "--num-speakers",
+            "speakers.num_speakers",
+        ),
+        RequestField(
+            "min_speakers",
+            Integer(1, MAX_SPEAKERS),
+            "How many voices there are at least.",
+            "splitscribe",
+            "--min-speakers",
+            "speakers.min_speakers",
+        ),
+        RequestField(
+            "max_speakers",
+            Integer(1, MAX_SPEAKERS),
+            "How many voices there are at most.",
+            "splitscribe",
+            "--max-speakers",
+            "speakers.max_speakers",
+        ),
+        RequestField(
+            "known_speaker_names",
+            ListOf(SpeakerName(), MAX_KNOWN),
+            "Names of voices that are known. Others are called `A`, `B` and so on.",
+            sets="speakers.names",
+        ),
+        RequestField(
+            "known_speaker_references",
+            ListOf(AudioUrl(MAX_REFERENCE_BYTES), MAX_KNOWN),
+            "Those voices, in the names' order: each a data URL with 1.2 to 10 s of audio, of at "
+            "most 4 MB.",
+            sets="speakers.references",
         ),
     ),
     "Decoding": (
@@ -362,11 +369,6 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
     ),
 }
 FIELDS = {field.name: field for fields in SECTIONS.values() for field in fields}
-_NO_SPEAKERS = "speakers are not told apart"
-NOT_OFFERED = {  # fields of OpenAI's transcriptions, and why
-    "known_speaker_names": _NO_SPEAKERS,
-    "known_speaker_references": _NO_SPEAKERS,
-}
 
 
 def fields_of(task: Operation) -> dict[str, RequestField]:

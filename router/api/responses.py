@@ -76,6 +76,7 @@ class SegmentResponse(BaseModel):
     avg_logprob: float
     compression_ratio: float
     no_speech_prob: float
+    speaker: str | None = Field(None, description="where speakers were asked for and one is found")
 
 
 class WordResponse(BaseModel):
@@ -87,6 +88,15 @@ class WordResponse(BaseModel):
     probability: float = Field(
         description="mean of its tokens'; not OpenAI's, but openai/whisper's"
     )
+    speaker: str | None = Field(None, description="as of a segment")
+
+
+class ChannelResponse(BaseModel):
+    """What became of a channel of the file (`channels=separate`)."""
+
+    channel: int = Field(description="from 1")
+    speaker: str | None = Field(None, description="whose it is, if it was transcribed")
+    same_as: int | None = Field(None, description="the channel with the same sound, if any")
 
 
 class VerboseTranscriptionResponse(BaseModel):
@@ -98,6 +108,29 @@ class VerboseTranscriptionResponse(BaseModel):
     text: str
     segments: list[SegmentResponse] | None = None
     words: list[WordResponse] | None = None
+    channels: list[ChannelResponse] | None = Field(None, description="with `channels=separate`")
+    usage: DurationUsage
+
+
+class DiarizedSegment(BaseModel):
+    """A stretch of one speaker. Times are in seconds from the start of the audio."""
+
+    type: Literal["transcript.text.segment"] = "transcript.text.segment"
+    id: str
+    start: float
+    end: float
+    text: str = Field(description="keeps its leading space")
+    speaker: str = Field(description="a known name, `A`, `B` ..., or the channel's")
+
+
+class DiarizedTranscriptionResponse(BaseModel):
+    """`response_format=diarized_json`."""
+
+    task: Literal["transcribe", "translate"]
+    duration: float = Field(description="seconds of audio")
+    text: str = Field(description="a line for each turn, with the speaker before it")
+    segments: list[DiarizedSegment]
+    channels: list[ChannelResponse] | None = Field(None, description="with `channels=separate`")
     usage: DurationUsage
 
 

@@ -1,6 +1,7 @@
 """Segments as srt, vtt, tsv and plain text: byte for byte what openai/whisper's writers make.
 
-Where segments carry words, cues can be laid out anew from them (`CueOptions`). Where the two
+Where segments carry words, cues can be laid out anew from them (`CueOptions`). Where they carry
+speakers, each cue is one's, and named: as WebVTT's voice, or before the text. Where the two
 differ, a player would stumble over theirs: text never holds a line break of its own, "-->" is taken
 out of words too, and a segment without words among others that have some keeps its text. Source:
 openai/whisper `utils.py`.
@@ -51,14 +52,14 @@ PLAIN = CueOptions()
 
 def txt(segments: Sequence[Segment]) -> str:
     """One line per segment."""
-    return "".join(f"{_one_line(segment.text)}\n" for segment in segments)
+    return "".join(f"{_named(segment)}\n" for segment in segments)
 
 
 def tsv(segments: Sequence[Segment]) -> str:
     """A header and one row per segment, with whole milliseconds."""
     rows = (
         f"{_milliseconds(segment.start)}\t{_milliseconds(segment.end)}\t"
-        + _one_line(segment.text).replace("\t", " ")
+        + _named(segment).replace("\t", " ")
         for segment in segments
     )
     return TSV_HEADER + "".join(f"{row}\n" for row in rows)
@@ -97,16 +98,19 @@ class _Cue:
     start_ms: int
     end_ms: int
     text: str
+    speaker: str | None
 
 
 def _srt(number: int, cue: _Cue) -> str:
     start, end = (_clock(ms, ",", True) for ms in (cue.start_ms, cue.end_ms))
-    return f"{number}\n{start} --> {end}\n{cue.text}\n\n"
+    name = "" if cue.speaker is None else f"{_without_arrow(cue.speaker)}: "
+    return f"{number}\n{start} --> {end}\n{name}{cue.text.lstrip() if name else cue.text}\n\n"
 
 
 def _vtt(cue: _Cue) -> str:
     start, end = (_clock(ms, ".", False) for ms in (cue.start_ms, cue.end_ms))
-    return f"{start} --> {end}\n{cue.text}\n\n"
+    voice = "" if cue.speaker is None else f"<v {_escaped(cue.speaker)}>"
+    return f"{start} --> {end}\n{voice}{cue.text.lstrip() if voice else cue.text}\n\n"
 
 
 def _cues(segments: Sequence[Segment], options: CueOptions) -> Iterator[_Cue]:
@@ -122,24 +126,27 @@ def _cues(segments: Sequence[Segment], options: CueOptions) -> Iterator[_Cue]:
 
 def _segment_cue(segment: Segment) -> _Cue:
     text = _without_arrow(_one_line(segment.text))
-    return _Cue(_milliseconds(segment.start), _milliseconds(segment.end), text)
+    start_ms, end_ms = _milliseconds(segment.start), _milliseconds(segment.end)
+    return _Cue(start_ms, end_ms, text, segment.speaker)
 
 
 def _words_cue(words: Sequence[Word]) -> _Cue:
     text = "".join(word.word for word in words)
-    return _Cue(_milliseconds(words[0].start), _milliseconds(words[-1].end), text)
+    start_ms, end_ms = _milliseconds(words[0].start), _milliseconds(words[-1].end)
+    return _Cue(start_ms, end_ms, text, words[0].speaker)
 
 
 def _highlighted(words: Sequence[Word]) -> Iterator[_Cue]:
     """One cue per word, and one without underline for each pause between two."""
     texts = [word.word for word in words]
     whole = "".join(texts)
-    last_ms = _milliseconds(words[0].start)
+    last_ms, speaker = _milliseconds(words[0].start), words[0].speaker
     for i, word in enumerate(words):
         start_ms, end_ms = _milliseconds(word.start), _milliseconds(word.end)
         if start_ms != last_ms:
-            yield _Cue(last_ms, start_ms, whole)
-        yield _Cue(start_ms, end_ms, "".join((*texts[:i], _underlined(texts[i]), *texts[i + 1 :])))
+            yield _Cue(last_ms, start_ms, whole, speaker)
+        marked = "".join((*texts[:i], _underlined(texts[i]), *texts[i + 1 :]))
+        yield _Cue(start_ms, end_ms, marked, speaker)
         last_ms = end_ms
 
 
@@ -157,7 +164,7 @@ def _groups(segments: Iterable[Segment], max_words: int | None) -> Iterator[list
         words = [replace(word, word=_word_text(word.word)) for word in segment.words]
         if not words and segment.text.strip():
             text = _without_arrow(_one_line(segment.text))
-            words = [Word(segment.start, segment.end, text, 0.0)]
+            words = [Word(segment.start, segment.end, text, 0.0, segment.speaker)]
         step = max_words or max(1, len(words))
         yield from (words[first : first + step] for first in range(0, len(words), step))
 
@@ -188,7 +195,8 @@ class _Layout:
     def add(self, word: Word, *, begins_group: bool) -> list[Word]:
         """Put a word behind the others. Returns the words of the cue that this ended, if any."""
         options = self.options
-        pauses = options.flows and word.start - self.last_s > LONG_PAUSE_S
+        changes = bool(self.words) and word.speaker != self.words[-1].speaker
+        pauses = options.flows and (changes or word.start - self.last_s > LONG_PAUSE_S)
         begins_cue = begins_group and bool(self.words) and not options.flows
         width = self.line_width + len(word.word)
         fits = options.max_line_width is None or width <= options.max_line_width
@@ -220,6 +228,16 @@ class _Layout:
 
 def _one_line(text: str) -> str:
     return _LINE_BREAK.sub(" ", text.strip())
+
+
+def _named(segment: Segment) -> str:
+    """The text behind its speaker's name, if it has one."""
+    text = _one_line(segment.text)
+    return text if segment.speaker is None else f"{segment.speaker}: {text}"
+
+
+def _escaped(name: str) -> str:
+    return name.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
 
 
 def _word_text(word: str) -> str:

@@ -25,6 +25,7 @@ from av.packet import Packet
 
 from cluster.common.errors import InvalidAudioError
 from cluster.common.messages import SAMPLE_RATE, Pcm
+from router.audio.channels import one_channel, planes_of, scaled
 from router.audio.containers import Container, forged_table, missing_bytes, sniff
 from router.audio.protocol import AudioLimits, too_large
 
@@ -93,8 +94,10 @@ class AudioFile:
             self._container.close()
         self._file.close()
 
-    def blocks(self) -> Iterator[Pcm]:
+    def blocks(self, channel: int | None = None) -> Iterator[Pcm]:
         """Decode: yield int16 [n_samples] pieces of about half a second at 16 kHz, in order.
+
+        channel: the one that is wanted; None: their mix.
 
         Raises:
             InvalidAudioError: nothing decodes, too much is damaged, the end is missing, or a
@@ -102,8 +105,8 @@ class AudioFile:
             AudioTooShortError: the whole is shorter than allowed.
         """
         n_samples, limits = 0, self._limits
-        converter = Converter()
-        for frame in self._frames():
+        converter = Converter(channel)
+        for frame in self.frames():
             for pcm in converter.convert(frame):
                 n_samples += pcm.shape[0]
                 if n_samples > limits.max_audio_s * SAMPLE_RATE:
@@ -115,8 +118,12 @@ class AudioFile:
         if n_samples < limits.min_audio_s * SAMPLE_RATE:
             raise limits.too_short()
 
-    def _frames(self) -> Iterator[AudioFrame]:
-        """Decode packets to frames. A damaged packet is left out, as players do."""
+    def frames(self) -> Iterator[AudioFrame]:
+        """Decode packets to frames. A damaged packet is left out, as players do.
+
+        Raises:
+            InvalidAudioError: as from `blocks`, but for the limits on seconds.
+        """
         packets = bad = values = 0
         decoded_s = 0.0
         max_values = self._limits.max_audio_s * MAX_VALUES_PER_S
@@ -254,14 +261,18 @@ class Converter:
     """Converts the frames of one file, in order.
 
     Frames are joined to blocks first: the resampler costs more per call than per sample.
+    channel: the one that is wanted; None: their mix.
     """
 
-    def __init__(self) -> None:
+    def __init__(self, channel: int | None = None) -> None:
+        self._channel = channel
         self._format: tuple[str, str, int] | None = None
         self._fifo = AudioFifo()
         self._resampler: AudioResampler | None = None
 
     def convert(self, frame: AudioFrame) -> Iterator[Pcm]:
+        if self._channel is not None:
+            frame = one_channel(frame, self._channel)
         form = (frame.format.name, frame.layout.name, frame.sample_rate)
         if form != self._format:
             yield from self.flush()
@@ -305,15 +316,9 @@ class Converter:
 
 def _averaged(frame: AudioFrame) -> AudioFrame:
     """Mix channels of unknown places, which libav cannot: float mono, their mean."""
-    samples = frame.to_ndarray()
-    if not frame.format.is_planar:
-        samples = samples.reshape(-1, frame.layout.nb_channels).T  # [channel, n]
-    mono = samples.mean(axis=0, dtype=np.float32)
-    if samples.dtype == np.uint8:
-        mono = (mono - 128) / 128
-    elif samples.dtype.kind == "i":
-        mono /= float(1 << 8 * samples.dtype.itemsize - 1)
-    mixed = AudioFrame.from_ndarray(mono[None].astype(np.float32), format="flt", layout="mono")
+    planes = planes_of(frame)
+    mono = scaled(planes.mean(axis=0, dtype=np.float32), planes.dtype)
+    mixed = AudioFrame.from_ndarray(mono[None], format="flt", layout="mono")
     mixed.sample_rate = frame.sample_rate
     return mixed
 

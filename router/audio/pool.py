@@ -130,6 +130,7 @@ class AudioPool:
         client: bytes = b"",
         chunking: Chunking | None = None,
         early: bool = False,
+        channel: int | None = None,
     ) -> AsyncIterator[AudioStream]:
         """Begin to decode the file at `path`, which must stay there until the block is left.
 
@@ -137,29 +138,52 @@ class AudioPool:
 
         timeout_s: time to open it, with the wait for a worker.
         client: whose it is; empty: not known.
-        chunking: how to cut it; None leaves that to us. early: as in `OpenUpload`.
+        chunking: how to cut it; None leaves that to us. early, channel: as in `OpenUpload`.
 
         Raises:
             RateLimitError: the client's uploads have ended too many workers.
             SplitscribeError: of the 4xx kind if it is not audio; WorkerError if its worker died
                 on it; DeadlineExceededError if it could not be opened in time.
         """
-        upload = OpenUpload(next(self._upload_ids), str(path), chunking=chunking, early=early)
+        upload = OpenUpload(
+            next(self._upload_ids), str(path), chunking=chunking, early=early, channel=channel
+        )
         async with self._opened(AudioStream(upload, request_id, client), timeout_s) as stream:
             yield stream
 
+    async def survey(
+        self, path: Path, *, request_id: str, timeout_s: float, client: bytes = b""
+    ) -> AudioStream:
+        """Hear a file once for its channels and its length, which the stream then has.
+
+        Raises:
+            SplitscribeError: as from `open`; InvalidRequestError where it has one channel.
+        """
+        upload = OpenUpload(next(self._upload_ids), str(path), survey=True)
+        async with self._opened(AudioStream(upload, request_id, client), timeout_s) as stream:
+            async for _ in stream:
+                raise AssertionError("a survey has no windows")
+        return stream
+
     @contextlib.asynccontextmanager
     async def open_whole(
-        self, path: Path, *, request_id: str, timeout_s: float, n_mels: int, client: bytes = b""
+        self,
+        path: Path,
+        *,
+        request_id: str,
+        timeout_s: float,
+        n_mels: int,
+        client: bytes = b"",
+        channel: int | None = None,
     ) -> AsyncIterator[WholeAudio]:
         """As `open`, for those who read the audio in any order.
 
-        n_mels: bins of the mel power whose maximum is wanted.
+        n_mels: bins of the mel power whose maximum is wanted. channel: as in `OpenUpload`.
 
         Raises:
             SplitscribeError: as from `open`.
         """
-        upload = OpenUpload(next(self._upload_ids), str(path), n_mels=n_mels)
+        upload = OpenUpload(next(self._upload_ids), str(path), n_mels=n_mels, channel=channel)
         stream = AudioStream(upload, request_id, client)
         with contextlib.closing(WholeAudio(stream, partial(self._release, stream))) as audio:
             async with self._opened(stream, timeout_s):

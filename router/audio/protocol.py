@@ -100,6 +100,7 @@ class OpenUpload:
         and for the largest log10 mel power in so many bins.
     chunking: what the client wishes of the cuts.
     early: cut as `router.audio.windows.EARLY_CUTS` has it, where the client has no wish.
+    channel: the one that is wanted; None: their mix. survey: no windows, but what the channels are.
     credit: windows that the router will take; skip: windows that it has already.
     """
 
@@ -108,6 +109,8 @@ class OpenUpload:
     n_mels: int | None = None
     chunking: Chunking | None = None
     early: bool = False
+    channel: int | None = None
+    survey: bool = False
     credit: int = 0
     skip: int = 0
     kind: Literal["open"] = "open"
@@ -152,10 +155,14 @@ class WindowFound:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The upload is decoded to its end. log_max: of an upload that was asked for whole."""
+    """The upload is decoded to its end. log_max: of an upload that was asked for whole.
+
+    channels: of one that was surveyed, as `router.audio.channels.ChannelSurvey.finish` tells.
+    """
 
     n_samples: Count
     log_max: Annotated[float, Field(ge=-20, le=20)] = 0.0
+    channels: tuple[Count | None, ...] = ()
     kind: Literal["finished"] = "finished"
 
 

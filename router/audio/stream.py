@@ -30,8 +30,8 @@ class AudioStream:
     expected_s: the length that the container states, or None; it may be wrong.
     duration_s, decode_s: the audio's length, and the processor time that decoding and cutting
         took; both are final when the iteration has ended.
-    log_max: the largest log10 mel power of an upload that is read whole, when the iteration has
-        ended.
+    log_max: the largest log10 mel power of an upload that is read whole, and channels: what became
+        of one that is surveyed, when the iteration has ended.
 
     The methods below `__anext__` are called by the pool and its workers.
     """
@@ -44,6 +44,7 @@ class AudioStream:
         self.duration_s = 0.0
         self.decode_s = 0.0
         self.log_max = 0.0
+        self.channels: tuple[int | None, ...] = ()
         self.n_received = 0  # windows
         self.path = Path(upload.path)
         self.is_long = False  # set by the pool
@@ -112,10 +113,10 @@ class AudioStream:
                 samples = np.frombuffer(pcm, np.int16)
                 self._waiting.append(Window(index, start_sample, samples, is_faint, speech))
                 self.n_received += 1
-            case Finished(n_samples, log_max):
+            case Finished(n_samples, log_max, channels):
                 self.finished = True
                 self.duration_s = n_samples / SAMPLE_RATE
-                self.log_max = log_max
+                self.log_max, self.channels = log_max, channels
             case Failed() as failure:
                 self._error = failure.as_error()
         self._changed.set()

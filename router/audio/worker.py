@@ -29,12 +29,13 @@ from numpy.typing import NDArray
 
 from cluster.common.errors import SplitscribeError, WorkerError
 from cluster.common.kernels.cpu.cache import ensure_jit_cache
-from cluster.common.messages import HOP_LENGTH, Pcm
+from cluster.common.messages import HOP_LENGTH, SAMPLE_RATE, Pcm
 from cluster.common.model.checkpoint import N_FFT
 from cluster.common.model.mel_filters import mel_filters
 from cluster.common.priorities import run_when_idle
 from router.api.params import Chunking
 from router.audio.audio_file import AudioFile
+from router.audio.channels import ChannelSurvey
 from router.audio.cutter import WindowCutter
 from router.audio.protocol import (
     Alive,
@@ -124,7 +125,9 @@ class AudioWorker:
                 if n_mels is None:
                     pieces = make_cutter(self._detector, command.chunking, early=command.early)
                 peak = None if n_mels is None else MelPeak(n_mels)
-                steps = transcode(Path(path), self._limits, pieces, peak)
+                steps = transcode(Path(path), self._limits, pieces, peak, command.channel)
+                if command.survey:
+                    steps = survey(Path(path), self._limits)
                 self._uploads[upload_id] = Upload(upload_id, steps, command.credit, command.skip)
             case Order("ping"):
                 self._connection.send(Alive())
@@ -178,24 +181,42 @@ class AudioWorker:
 
 
 def transcode(
-    path: Path, limits: AudioLimits, cutter: WindowCutter | Pieces, peak: MelPeak | None = None
+    path: Path,
+    limits: AudioLimits,
+    cutter: WindowCutter | Pieces,
+    peak: MelPeak | None = None,
+    channel: int | None = None,
 ) -> Steps:
     """Decode and cut one upload, step by step: `Opened`, its windows, `Finished`.
 
-    Yields None after a step that completes no window.
+    Yields None after a step that completes no window. channel: as of `AudioFile.blocks`.
 
     Raises:
         SplitscribeError: what `AudioFile` raises.
     """
     with closing(AudioFile(path, limits)) as file:
         yield Opened(file.declared_s)
-        for pcm in file.blocks():
+        for pcm in file.blocks(channel):
             if peak is not None:
                 peak.feed(pcm)
             yield from cutter.feed(pcm)
             yield None
         yield from cutter.finish()
         yield Finished(cutter.n_samples, 0.0 if peak is None else peak.finish())
+
+
+def survey(path: Path, limits: AudioLimits) -> Steps:
+    """Find one upload's channels, step by step: `Opened`, `Finished`. Raises as `transcode`."""
+    with closing(AudioFile(path, limits)) as file:
+        yield Opened(file.declared_s)
+        found = ChannelSurvey()
+        for frame in file.frames():
+            if found.feed(frame):
+                yield None
+            if found.seconds > limits.max_audio_s:
+                raise limits.too_long()
+        channels = found.finish(limits)
+        yield Finished(round(found.seconds * SAMPLE_RATE), channels=channels)
 
 
 def make_cutter(

@@ -23,6 +23,7 @@ from router.batches.store import NewLine, OpenBatch
 from router.batches.work_queue import Result
 
 FILE_ID = "file_id"
+REFERENCES = "known_speaker_references"
 URLS = ("file_url", "url")
 SOURCES = (FILE_ID, *URLS, AUDIO_FIELD)  # of a body, which has one of them
 MAX_ERRORS = 100  # that a batch tells
@@ -200,6 +201,12 @@ def _check_line(document: Mapping[str, Any], endpoint: str, models: Models) -> t
     body = document.get("body")
     if not isinstance(body, dict):
         raise _refused("missing_required_parameter", "'body' must be an object", "body")
+    if any(name.partition("[")[0] == REFERENCES for name in body):
+        raise _refused(
+            "unsupported_value",
+            f"'{REFERENCES}' are not taken in batches, whose lines are kept: ask by a request",
+            f"body.{REFERENCES}",
+        )
     source_of(body)
     model = body.get("model")
     if not isinstance(model, str) or not model.strip():

@@ -18,7 +18,6 @@ from fastapi.responses import JSONResponse
 from fastapi.security import HTTPBasic
 from pydantic import BeforeValidator
 
-from cluster.common.errors import UnsupportedValueError
 from cluster.common.messages import Task
 from cluster.common.model.text.languages import language_name
 from router.api.formats import TEXT_TYPE, WRITERS
@@ -96,19 +95,21 @@ def add_asr_routes(app: FastAPI, service: TranscriptionService, keys: KeyRing) -
         ] = False,
         output: Output = "txt",
         model: Model = "",
-        diarize: Annotated[Flag, Query(include_in_schema=False)] = False,
+        diarize: Annotated[Flag, Query(description="tell speakers apart by their voices")] = False,
+        min_speakers: Annotated[str, Query(description="with diarize: how many at least")] = "",
+        max_speakers: Annotated[str, Query(description="with diarize: how many at most")] = "",
     ) -> Response:
         """Audio in, a file out. Errors have `detail` besides `error`."""
-        if diarize:
-            raise UnsupportedValueError(
-                "'diarize' is not supported by this server", param="diarize"
-            )
         fields = [("model", model or ALIAS), ("response_format", "verbose_json")]
         fields += [("language", language)] if language else []
         fields += [("prompt", initial_prompt)] if initial_prompt else []
         fields += [("chunking_strategy", "server_vad")] if vad_filter else []
         if word_timestamps:
             fields += [("timestamp_granularities[]", each) for each in ("segment", "word")]
+        if diarize:
+            fields.append(("diarize", "true"))
+            fields += [("min_speakers", min_speakers)] if min_speakers else []
+            fields += [("max_speakers", max_speakers)] if max_speakers else []
         suffix = "txt" if output == "text" else output
 
         def parse(pairs: Pairs, languages: Collection[str]) -> TranscriptionParams:

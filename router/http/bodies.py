@@ -25,14 +25,24 @@ from router.api.documents import (
     read_json,
     repeated,
 )
+from router.api.kinds import base64_length
+from router.api.request_fields import MAX_KNOWN
+from router.api.request_fields import MAX_REFERENCE_BYTES as MAX_REFERENCE
 from router.audio.protocol import too_large
 
 FORM_TYPE = "multipart/form-data"
 FILE_FIELD = "file"
 MAX_FIELDS = 64
 MAX_FIELD_BYTES = 64 * 1024
-LONG_FIELDS = {"text": 512 * 1024, "lines": 512 * 1024}  # hours of speech
-MAX_FRAMING_BYTES = 1024 * 1024  # all of the body that is not the file
+REFERENCES = "known_speaker_references"
+MAX_REFERENCE_BYTES = base64_length(MAX_REFERENCE) + 256  # as a data URL
+MAX_REFERENCES_BYTES = MAX_KNOWN * MAX_REFERENCE_BYTES  # of one form
+LONG_FIELDS = {  # hours of speech, and recordings
+    "text": 512 * 1024,
+    "lines": 512 * 1024,
+    REFERENCES: MAX_REFERENCE_BYTES,
+}
+MAX_FRAMING_BYTES = 1024 * 1024  # all of the body that is neither the file nor references
 
 # The library warns of every malformed body; the client is told, the log need not be.
 logging.getLogger("python_multipart").setLevel(logging.ERROR)
@@ -62,7 +72,7 @@ class FormReader:
         self._file_field = file_field
         self._sink = sink
         self._max_upload_bytes = max_upload_bytes
-        self._read_bytes = 0
+        self._read_bytes = self._reference_bytes = 0
         self._fields: list[tuple[str, str]] = []
         self._has_file = False
         self._ended = False
@@ -94,7 +104,8 @@ class FormReader:
             self._parser.write(chunk)
         except FormParserError as error:
             raise InvalidRequestError(f"the multipart body is malformed: {error}") from error
-        if self._read_bytes - self._sink.size_bytes > MAX_FRAMING_BYTES:
+        others = self._read_bytes - self._sink.size_bytes - self._reference_bytes
+        if others > MAX_FRAMING_BYTES or self._reference_bytes > MAX_REFERENCES_BYTES:
             raise too_large(self._max_upload_bytes, self._read_bytes)
 
     def finish(self) -> tuple[tuple[str, str], ...]:
@@ -141,7 +152,9 @@ class FormReader:
                 raise too_large(self._max_upload_bytes, self._read_bytes)
             return
         self._value += data[start:end]
-        most = LONG_FIELDS.get(self._name, MAX_FIELD_BYTES)
+        most = _longest(self._name)
+        if most == MAX_REFERENCE_BYTES:
+            self._reference_bytes += end - start
         if len(self._value) > most:
             raise InvalidRequestError(
                 f"field {self._name[:64]!r} is longer than {most} bytes",
@@ -157,6 +170,11 @@ class FormReader:
 
     def _end(self) -> None:
         self._ended = True
+
+
+def _longest(name: str) -> int:
+    """Most bytes of a field's value, however the name of a list is spelled."""
+    return LONG_FIELDS.get(name.partition("[")[0], MAX_FIELD_BYTES)
 
 
 def media_type(headers: Mapping[str, str]) -> bytes:
@@ -231,7 +249,7 @@ def read_document(content: bytes, max_upload_bytes: int) -> tuple[tuple[tuple[st
     if len(fields) > MAX_FIELDS:
         raise InvalidRequestError(f"the document has more than {MAX_FIELDS} fields")
     for name, text in fields:
-        most = LONG_FIELDS.get(name, MAX_FIELD_BYTES)
+        most = _longest(name)
         if len(text.encode()) > most:
             raise InvalidRequestError(
                 f"field {name[:64]!r} is longer than {most} bytes", param=name[:64]

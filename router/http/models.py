@@ -27,6 +27,7 @@ OPENAI_ALIASES = (
     "gpt-4o-transcribe",
     "gpt-4o-mini-transcribe",
     "gpt-4o-mini-transcribe-2025-12-15",
+    "gpt-4o-transcribe-diarize",
     "gpt-transcribe",
     *LIVE_ALIASES,
 )

@@ -33,6 +33,7 @@ from router.api.openapi import (
 )
 from router.api.responses import (
     AlignmentResponse,
+    DiarizedTranscriptionResponse,
     ModelListResponse,
     ModelResponse,
     TranscriptionResponse,
@@ -43,7 +44,7 @@ from router.api.responses import (
 from router.http.access import AccessMiddleware
 from router.http.asr import add_asr_routes
 from router.http.batches import BatchAccess, add_batches
-from router.http.bodies import GROWTH, MAX_FRAMING_BYTES
+from router.http.bodies import GROWTH, MAX_FRAMING_BYTES, MAX_REFERENCES_BYTES
 from router.http.docs_page import add_docs
 from router.http.envelope import ASR_PATHS, install_error_handlers
 from router.http.key_file import KeyFile
@@ -119,7 +120,7 @@ def create_app(
         redoc_url=None,
     )
     recorder = recorder or silent_recorder(ROUTER_METRICS)
-    longest = round(GROWTH * settings.max_upload_bytes) + MAX_FRAMING_BYTES
+    longest = round(GROWTH * settings.max_upload_bytes) + MAX_FRAMING_BYTES + MAX_REFERENCES_BYTES
     uploads = dict.fromkeys(("/v1/audio/", *ASR_PATHS), longest)
     if batches is not None:
         uploads["/v1/files"] = batches.max_file_bytes + MAX_FRAMING_BYTES
@@ -193,7 +194,9 @@ def _add_audio(api: APIRouter, service: TranscriptionService) -> None:
         "/audio/transcriptions",
         tags=["audio"],
         summary="Transcribe audio",
-        response_model=TranscriptionResponse | VerboseTranscriptionResponse,
+        response_model=TranscriptionResponse
+        | VerboseTranscriptionResponse
+        | DiarizedTranscriptionResponse,
         responses={200: TRANSCRIPTION_OK},
         openapi_extra=TRANSCRIPTION_BODY,
     )
@@ -205,7 +208,9 @@ def _add_audio(api: APIRouter, service: TranscriptionService) -> None:
         "/audio/translations",
         tags=["audio"],
         summary="Translate audio into English",
-        response_model=TranslationResponse | VerboseTranslationResponse,
+        response_model=TranslationResponse
+        | VerboseTranslationResponse
+        | DiarizedTranscriptionResponse,
         responses={200: TRANSLATION_OK},
         openapi_extra=TRANSLATION_BODY,
     )

@@ -241,7 +241,7 @@ class TranscriptionService:
         if checked.model.progress.asleep_s < checked.started_s:  # else it waited for a worker
             checked.share.done(result.timings)
         duration_s = result.transcript.duration_s
-        self._usage.add_audio(key_owner(checked.request), duration_s)
+        self._usage.add_audio(key_owner(checked.request), result.transcript.transcribed_s)
         figures = asdict(result.timings)
         note_work(
             checked.request.scope, duration_s=duration_s, upload_s=checked.upload_s, **figures

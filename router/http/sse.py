@@ -2,9 +2,10 @@
 
 Events are OpenAI's: `transcript.text.delta`s whose texts joined are the answer, one
 `transcript.text.done` with the whole of it, `[DONE]`. For srt and vtt a delta is the cues that
-closed. A comment keeps proxies from cutting a quiet stream; a failure in the middle is one event
-with an error in OpenAI's envelope, then the end. The 200 is sent when the first audio was found,
-so that an upload that cannot be opened still gets a status of its own.
+closed; for diarized_json each segment is an event, and there are no deltas. A comment keeps proxies
+from cutting a quiet stream; a failure in the middle is one event with an error in OpenAI's
+envelope, then the end. The 200 is sent when the first audio was found, so that an upload that
+cannot be opened still gets a status of its own.
 """
 
 from __future__ import annotations
@@ -22,6 +23,7 @@ from starlette.types import Receive, Scope, Send
 from cluster.common.errors import SplitscribeError
 from cluster.common.logs import current_request_id
 from router.api.formats import (
+    diarized_bodies,
     document_of,
     logprob_bodies,
     segment_bodies,
@@ -63,6 +65,8 @@ class EventWriter:
     def delta(self, update: Update) -> bytes | None:
         """None when the update holds nothing for this format."""
         self._logprobs.extend(update.logprobs)
+        if self._params.response_format == "diarized_json":
+            return b"".join(map(_event, diarized_bodies(update.segments))) or None
         event: dict[str, Any] = {"type": "transcript.text.delta", "delta": update.text}
         match self._params.response_format:
             case "srt" | "vtt" as subtitle_format:
@@ -99,6 +103,8 @@ class EventWriter:
                 if text and not self._n_cues:
                     delta = {"type": "transcript.text.delta", "delta": text}
                     rest = _event(delta | self._chunk(text))
+            case "diarized_json":  # as OpenAI's ends: without names, as segments had them
+                body = {"text": "".join(one.text for one in transcript.segments).strip()}
             case _:
                 body = document_of(transcript, params, self._logprobs)
         if params.response_format == "verbose_json":

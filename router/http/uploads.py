@@ -30,6 +30,7 @@ from router.http.bodies import (
     GROWTH,
     JSON_TYPE,
     MAX_FRAMING_BYTES,
+    MAX_REFERENCES_BYTES,
     FormReader,
     decoded,
     form_boundary,
@@ -92,8 +93,9 @@ def check_content_length(headers: Mapping[str, str], max_upload_bytes: int) -> i
     if not (announced.isascii() and announced.isdigit()):
         return None
     length = int(announced)
-    growth = GROWTH if media_type(headers) == JSON_TYPE else 1.0
-    if length > growth * max_upload_bytes + MAX_FRAMING_BYTES:
+    is_json = media_type(headers) == JSON_TYPE
+    longest = GROWTH * max_upload_bytes if is_json else max_upload_bytes + MAX_REFERENCES_BYTES
+    if length > longest + MAX_FRAMING_BYTES:
         raise too_large(max_upload_bytes, length)
     return length
 

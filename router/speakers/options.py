@@ -24,3 +24,6 @@ class SpeakerOptions:
     max_speakers: int | None = None
     names: tuple[str, ...] = ()
     references: tuple[bytes, ...] = field(default=(), repr=False)
+
+
+NO_SPEAKERS = SpeakerOptions()

@@ -58,6 +58,7 @@ class PlayedAudio:
         client: bytes = b"",
         chunking: object = None,
         early: bool = False,
+        channel: int | None = None,
     ) -> AsyncIterator[PlayedStream]:
         self.early = early
         try:

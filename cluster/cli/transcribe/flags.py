@@ -22,9 +22,10 @@ import typer
 
 from cluster.cli.plain_help import PlainCommand, PlainTyper
 from cluster.common.messages import Task
+from router.api.field import RequestField
 from router.api.kinds import Boolean, Choice, Integer, Number, Threshold, Times
 from router.api.params import LADDER
-from router.api.request_fields import FIELDS, SECTIONS, RequestField
+from router.api.request_fields import FIELDS, SECTIONS
 from router.words import APPENDED, PREPENDED
 
 SWITCH = "True|False"  # the metavar by which a command's switches are known

@@ -27,7 +27,7 @@ from cluster.common.errors import InvalidRequestError, SplitscribeError
 from cluster.common.messages import Pcm
 from cluster.common.model.text.languages import language_code
 from router.api.params import TranscriptionParams
-from router.transcript import Segment, Transcript, Word
+from router.transcript import Channel, Segment, Transcript, Word
 
 CONNECT_S = 10.0
 ANSWER_S = 24 * 3600.0  # the server has its own, shorter deadline
@@ -127,7 +127,13 @@ def read_answer(content: bytes, params: TranscriptionParams) -> Transcript:
         answer = json.loads(content)
         segments = [_segment(i, item) for i, item in enumerate(answer.get("segments") or ())]
         words = [
-            Word(item["start"], item["end"], item["word"], item.get("probability", math.nan))
+            Word(
+                item["start"],
+                item["end"],
+                item["word"],
+                item.get("probability", math.nan),
+                item.get("speaker"),
+            )
             for item in answer.get("words") or ()
         ]
         return Transcript(
@@ -136,6 +142,7 @@ def read_answer(content: bytes, params: TranscriptionParams) -> Transcript:
             duration_s=float(answer["duration"]),
             text=answer["text"],
             segments=tuple(words_into_segments(segments, words)),
+            channels=tuple(Channel(**one) for one in answer.get("channels") or ()),
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidRequestError(

@@ -116,6 +116,11 @@ class Run:
 
         watcher = Watcher(lambda done_s, known_s: board.advance(file, done_s, known_s), on_segments)
         transcript = await transcribe_one(file, watcher)
+        for one in transcript.channels:
+            if one.speaker is None:
+                why = f"sounds like channel {one.same_as}" if one.same_as else "is silent"
+                told = f"{self._name(file)}: channel {one.channel} is left out: it {why}"
+                self.err.print(f"splitscribe: {told}", markup=False)
         board.advance(file, transcript.duration_s, transcript.duration_s)
         job = self.job
         try:
@@ -143,7 +148,8 @@ class Run:
                 console.print(self._name(file), markup=False)
             for segment in segments:
                 times = f"[{clock(segment.start)} --> {clock(segment.end)}]"
-                console.print(f"{times} {segment.text}", markup=False)
+                name = "" if segment.speaker is None else f"{segment.speaker}:"
+                console.print(f"{times} {name}{segment.text}", markup=False)
 
 
 def _is_readable(one: Input, err: Console) -> bool:

@@ -118,7 +118,10 @@ def resampled(pcm: Pcm, rate: int, to_rate: int) -> Pcm:
 
 
 def _frame(pcm: Pcm, rate: int) -> av.AudioFrame:
-    frame = av.AudioFrame.from_ndarray(pcm[None], format="s16", layout="mono")
+    """Of int16 [n_samples], or [2, n_samples] for stereo."""
+    planes = np.ascontiguousarray(np.atleast_2d(pcm))
+    layout = "mono" if pcm.ndim == 1 else "stereo"
+    frame = av.AudioFrame.from_ndarray(planes, format="s16p", layout=layout)
     frame.sample_rate = rate
     frame.pts = 0
     return frame
@@ -140,7 +143,7 @@ def encode(
     options: dict[str, str] | None = None,
     bit_rate: int | None = None,
 ) -> Path:
-    """Write `pcm` (16 kHz mono) with any of libav's muxers and encoders."""
+    """Write `pcm` (16 kHz, as `_frame` takes it) with any of libav's muxers and encoders."""
     with av.open(str(path), "w", format=muxer, options=options or {}) as container:
         stream: Any = container.add_stream(codec, rate=rate, layout=layout)
         if bit_rate is not None:

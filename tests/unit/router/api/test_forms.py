@@ -11,13 +11,17 @@ from hypothesis import strategies as st
 
 from cluster.common.errors import InvalidRequestError, UnsupportedValueError
 from cluster.common.messages import QualityGates
+from router.api.field import RequestField
 from router.api.forms import parse_alignment, parse_transcription, parse_translation
 from router.api.params import LADDER, Chunking, SequentialOptions, TranscriptionParams
-from router.api.request_fields import FIELDS, MAX_SEED, RequestField, fields_of
+from router.api.request_fields import FIELDS, MAX_SEED, fields_of
 from tests.support.forms import LANGUAGES, SEQUENTIAL, VERBOSE, Field, parse, refusal
 
 TAKEN = fields_of("transcribe")
-NEVER_EMPTY = ("file", "model", "languages", "timestamp_granularities", "include")
+NEVER_EMPTY = (
+    *("file", "model", "languages", "timestamp_granularities", "include"),
+    *("channel_names", "known_speaker_names", "known_speaker_references"),
+)
 
 
 def test_defaults() -> None:
@@ -256,15 +260,21 @@ def test_half_a_character_never_becomes_a_text() -> None:
     assert hotwords == '["\\ud800"]', "no list of texts, so it is one text as it came"
 
 
+WAV = "data:audio/wav;base64,"
 # Fields and the values that each may not have, with the code of the refusal.
 REFUSED: list[tuple[str, list[str], str | None]] = [
     ("language", ["klingon", "e n", "12", "auto"], "invalid_language_format"),
     ("temperature", ["1.01", "-0.1", "nan", "inf", "warm", "0,5"], None),
     ("seed", ["-1", "1.5", "x", str(MAX_SEED + 1), "9" * 5000, "²"], None),
-    ("response_format", ["diarized_json"], "unsupported_value"),
     ("response_format", ["xml", "", "JSON"], "invalid_value"),
-    ("known_speaker_names[]", ["Ann"], "unsupported_value"),
-    ("known_speaker_references[]", ["data:audio/wav;base64,AA"], "unsupported_value"),
+    ("known_speaker_names[]", ["", " ", "a\nb", "x" * 65], None),
+    ("channel_names[]", ["", "a\x00b"], None),
+    ("channels", ["both"], "invalid_value"),
+    ("num_speakers", ["0", "33", "two"], None),
+    ("diarize", ["perhaps"], None),
+    ("known_speaker_references[]", ["http://a/b.wav", "x", "data:audio/wav,A"], "invalid_value"),
+    ("known_speaker_references[]", ["data:text/plain;base64,AAAA"], "invalid_value"),
+    ("known_speaker_references[]", [f"{WAV}AA", f"{WAV}A A=", WAV], "invalid_value"),
     ("languages[]", ["klingon", ""], "invalid_language_format"),
     ("timestamp_granularities[]", ["char", "", '["x"]', "["], "invalid_value"),
     ("timestamp_granularities[]", ["[1]", "[[]]"], None),

@@ -21,10 +21,9 @@ from openai.types.realtime.realtime_transcription_session_create_request_param i
 from pydantic import BaseModel
 from typing_extensions import is_typeddict
 
-from cluster.common.errors import ModelNotFoundError, UnsupportedValueError
 from router.api.batch_bodies import PURPOSES, CreateBatchRequest, UploadFields
 from router.api.kinds import PARTS
-from router.api.request_fields import FIELDS, NOT_OFFERED, fields_of
+from router.api.request_fields import FIELDS, fields_of
 from router.http.models import ALIAS, OPENAI_ALIASES, ModelRegistry, ServedModel
 from router.http.realtime.service import ClientSecretRequest
 from router.live.protocol import session_config
@@ -38,7 +37,6 @@ IGNORED = {
     "audio.input.turn_detection.create_response": _NO_RESPONSES,
     "audio.input.turn_detection.interrupt_response": _NO_RESPONSES,
 }
-NO_SPEAKERS = ("diarized_json", "gpt-4o-transcribe-diarize")  # refused: nobody tells them apart
 VAD = {**session_config.SERVER_VAD, **session_config.SEMANTIC_VAD}
 INPUT = "audio.input"
 SESSION = {
@@ -92,10 +90,9 @@ def test_the_types_are_read() -> None:
     assert "high" in SESSIONS["audio.input.turn_detection.eagerness"]
 
 
-def test_every_field_of_a_transcription_is_taken_or_refused() -> None:
+def test_every_field_of_a_transcription_is_taken() -> None:
     parts = {f"chunking_strategy.{name}" for name in ("type", *PARTS)}
-    assert not TRANSCRIPTIONS.keys() - fields_of("transcribe").keys() - NOT_OFFERED.keys() - parts
-    assert not fields_of("transcribe").keys() & NOT_OFFERED.keys()
+    assert not TRANSCRIPTIONS.keys() - fields_of("transcribe").keys() - parts
 
 
 def test_every_field_of_a_translation_is_taken() -> None:
@@ -103,19 +100,16 @@ def test_every_field_of_a_translation_is_taken() -> None:
 
 
 @pytest.mark.parametrize("sdk", [TRANSCRIPTIONS, TRANSLATIONS], ids=["speech", "translation"])
-def test_every_value_of_a_field_is_taken_or_refused(sdk: Fields) -> None:
+def test_every_value_of_a_field_is_taken(sdk: Fields) -> None:
     for name, values in sdk.items():
         field, _, part = name.partition(".")
-        if field in NOT_OFFERED or field == "model":
+        if field == "model":
             continue
         kind = FIELDS[field].kind
         for value in values:
             text = str(value)
             sent: Any = [text] if kind.shape == "list" else text
-            try:
-                kind.parse(field, {part or "type": text} if kind.shape == "object" else sent)
-            except UnsupportedValueError:
-                assert value in NO_SPEAKERS, (name, value)
+            kind.parse(field, {part or "type": text} if kind.shape == "object" else sent)
 
 
 NAMED = {
@@ -127,16 +121,12 @@ NAMED = {
 
 @pytest.mark.parametrize("name", sorted(NAMED))
 def test_every_name_of_a_model_means_the_one_that_is_served(name: str) -> None:
-    if name in NO_SPEAKERS:
-        with pytest.raises(ModelNotFoundError):
-            REGISTRY.find(name)
-    else:
-        assert REGISTRY.find(name) is REGISTRY.models[0]
+    assert REGISTRY.find(name) is REGISTRY.models[0]
 
 
 def test_the_page_for_those_who_move_lists_the_names() -> None:
     page = (Path(__file__).parents[4] / "configs/FROM-OPENAI.md").read_text()
-    assert all(f"`{name}`" in page for name in (ALIAS, *OPENAI_ALIASES, *NO_SPEAKERS))
+    assert all(f"`{name}`" in page for name in (ALIAS, *OPENAI_ALIASES, "diarized_json"))
 
 
 def test_every_field_of_a_realtime_session_is_taken_or_ignored() -> None:
@@ -159,8 +149,7 @@ def test_every_value_of_a_realtime_session_is_taken() -> None:
 
     for name, values in SESSIONS.items():
         for value in values:
-            if value not in NO_SPEAKERS:
-                send(name, value)
+            send(name, value)
     for name in ("audio.input.turn_detection.eagerness", "audio.input.format.type", "type"):
         with pytest.raises(Exception, match="x"):
             send(name, "x")

@@ -13,6 +13,7 @@ from router.api.params import Chunking
 from router.api.subtitles import PLAIN
 from router.audio.containers import wav_head
 from router.http.routes import create_app
+from router.speakers.options import SpeakerOptions
 from tests.support.router_fakes import (
     AUDIO,
     FakeTranscriber,
@@ -96,6 +97,9 @@ async def test_parameters_become_those_of_the_request(
     )
     assert said.chunking == Chunking()
     assert (translated.task, translated.words, translated.chunking) == ("translate", True, None)
+    assert said.speakers.by is None
+    await asr.post("/asr?diarize=true&min_speakers=2&max_speakers=", files=FILES)
+    assert transcriber.params[-1].speakers == SpeakerOptions("voice", min_speakers=2)
 
 
 async def test_the_language_is_told_with_its_probability(
@@ -118,7 +122,7 @@ async def test_the_language_is_told_with_its_probability(
         ("/asr?output=docx", 400, "output"),
         ("/asr?task=summarize", 400, "task"),
         ("/asr?encode=perhaps", 400, "encode"),
-        ("/asr?diarize=true", 400, "diarize"),
+        ("/asr?diarize=true&min_speakers=x", 400, "min_speakers"),
         ("/asr?language=xx", 400, "language"),
         ("/asr?model=gpt-5", 404, None),
         ("/detect-language?encode=perhaps", 400, "encode"),

@@ -44,7 +44,7 @@ from tests.support.workers.counted import Counted
         ({"model": "whisper-9"}, 404, None, "model_not_found"),
         ({"model": ""}, 400, "model", None),
         ({"language": "klingon"}, 400, "language", "invalid_language_format"),
-        ({"response_format": "diarized_json"}, 400, "response_format", "unsupported_value"),
+        ({"response_format": "xml"}, 400, "response_format", "invalid_value"),
         ({"clip_timestamps": "1,2"}, 400, "clip_timestamps", "incompatible_parameters"),
         ({"beams": "5"}, 400, "beams", "unknown_parameter"),
         ({"prompt": ["a", "b"]}, 400, "prompt", None),

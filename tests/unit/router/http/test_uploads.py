@@ -18,7 +18,13 @@ from cluster.common.errors import (
     OverloadedError,
     PayloadTooLargeError,
 )
-from router.http.bodies import MAX_FIELD_BYTES, MAX_FIELDS, MAX_FRAMING_BYTES
+from router.http.bodies import (
+    MAX_FIELD_BYTES,
+    MAX_FIELDS,
+    MAX_FRAMING_BYTES,
+    MAX_REFERENCE_BYTES,
+    REFERENCES,
+)
 from router.http.uploads import (
     SPOOL_PREFIX,
     UploadedForm,
@@ -204,6 +210,19 @@ async def test_malformed_forms_are_refused(parts: list[tuple[str, bytes]], tmp_p
 )
 async def test_bodies_that_are_no_whole_form_are_refused(body: bytes, tmp_path: Path) -> None:
     await refusal(body, tmp_path)
+
+
+async def test_references_have_limits_of_their_own(tmp_path: Path) -> None:
+    part = f'form-data; name="{REFERENCES}[]"'
+    body = body_of(*4 * [(part, b"x" * 1_000_000)], (FILE_NAME, b"a"))
+    form, _ = await read(Channel(body), tmp_path)
+    assert [len(text) for _, text in form.fields] == 4 * [1_000_000]
+    assert check_content_length({"content-length": str(len(body))}, LIMIT) == len(body)
+    error = await refusal(body_of((part, bytes(MAX_REFERENCE_BYTES + 1))), tmp_path)
+    assert error.param == f"{REFERENCES}[]"
+    many = body_of(*5 * [(part, b"x" * MAX_REFERENCE_BYTES)], (FILE_NAME, b"a"))
+    with pytest.raises(PayloadTooLargeError):
+        await read(Channel(many), tmp_path)
 
 
 async def test_endless_preambles_are_cut_off(tmp_path: Path) -> None:

@@ -1,0 +1,140 @@
+"""The channels of a file: one of them as a mono frame, and which of them are worth transcribing.
+
+Runs inside the audio workers. Two channels are equal where one is the other with a constant gain,
+apart from what a lossy codec adds: in every half second that is loud enough to tell, what is left
+of one when the other is taken from it must be far below both. Whatever else is in one of them,
+however short, keeps both. A channel that never rises above the noise of G.711's zero is silent.
+"""
+
+from __future__ import annotations
+
+from typing import Any
+
+import numpy as np
+from av.audio.frame import AudioFrame
+from numpy.typing import NDArray
+
+from cluster.common.errors import InvalidAudioError, InvalidRequestError
+from router.audio.protocol import AudioLimits
+
+CHANNELS_FIELD = "channels"
+BLOCK_S = 0.5
+SILENT_PEAK = 16 / 32_768  # G.711's smallest steps are 8
+# Mean square from which on a block tells: 30 dB below the channel's loudest, within -63 and -54 dB.
+LOUD_SHARE, LEAST_LOUD, MOST_LOUD = 1e-3, (24 / 32_768) ** 2, (64 / 32_768) ** 2
+LEFT = 0.05  # of the energy may be left of equal channels: -13 dB, as of mp3 with few bits
+
+
+def planes_of(frame: AudioFrame) -> NDArray[Any]:
+    """The frame's samples as they are, [n_channels, n]."""
+    samples = frame.to_ndarray()
+    if not frame.format.is_planar:
+        samples = samples.reshape(-1, frame.layout.nb_channels).T
+    return samples
+
+
+def scaled(samples: NDArray[Any], kind: np.dtype[Any]) -> NDArray[np.float32]:
+    """Samples, or means of samples, of type `kind` as numbers from -1 to 1."""
+    if kind == np.uint8:
+        return ((samples - np.float32(128)) / np.float32(128)).astype(np.float32)
+    full = float(1 << 8 * kind.itemsize - 1) if kind.kind == "i" else 1.0
+    return (samples / np.float32(full)).astype(np.float32)
+
+
+def one_channel(frame: AudioFrame, channel: int) -> AudioFrame:
+    """The mono frame of a channel, in the frame's own number type. Raises InvalidAudioError."""
+    planes = planes_of(frame)
+    if channel >= planes.shape[0]:
+        raise changed()
+    plain = frame.format.packed.name
+    samples = np.ascontiguousarray(planes[channel : channel + 1])
+    mono = AudioFrame.from_ndarray(samples, format=plain, layout="mono")
+    mono.sample_rate = frame.sample_rate
+    return mono
+
+
+def changed() -> InvalidAudioError:
+    return InvalidAudioError("The number of channels changes within the file.", param="file")
+
+
+class ChannelSurvey:
+    """Hears a whole file, frame by frame, and tells its channels apart."""
+
+    def __init__(self) -> None:
+        self.seconds = 0.0
+        self._n_channels = 0
+        self._block: list[NDArray[np.float32]] = []
+        self._block_s = 0.0
+        self._peaks: NDArray[np.float32] = np.zeros(0, np.float32)
+        self._loudest: NDArray[np.float64] = np.zeros(0)  # mean squares of blocks
+        self._equal: NDArray[np.bool_] = np.zeros((0, 0), np.bool_)
+        self._products: NDArray[np.float64] = np.zeros((0, 0))  # summed over loud blocks
+
+    def feed(self, frame: AudioFrame) -> bool:
+        """Take the next frame. Returns whether a block is complete.
+
+        Raises:
+            InvalidAudioError: it has another number of channels.
+            InvalidRequestError: it has one.
+        """
+        planes = planes_of(frame)
+        n_channels = planes.shape[0]
+        if n_channels == 1:
+            raise InvalidRequestError(
+                "The file has one channel: leave 'channels' out, or send 'mix'.",
+                param=CHANNELS_FIELD,
+                code="single_channel",
+            )
+        if not self._n_channels:
+            self._n_channels = n_channels
+            self._peaks = np.zeros(n_channels, np.float32)
+            self._loudest = np.zeros(n_channels)
+            self._equal = np.ones((n_channels, n_channels), np.bool_)
+            self._products = np.zeros((n_channels, n_channels))
+        elif n_channels != self._n_channels:
+            raise changed()
+        self._block.append(scaled(planes, planes.dtype))
+        self._block_s += frame.samples / frame.sample_rate
+        if self._block_s < BLOCK_S:
+            return False
+        self._close()
+        return True
+
+    def finish(self, limits: AudioLimits) -> tuple[int | None, ...]:
+        """For each channel the first one that sounds like it, or its own number; None: silence.
+
+        Raises:
+            AudioTooShortError: the file is shorter than allowed.
+        """
+        if self._block:
+            self._close()
+        if self.seconds < limits.min_audio_s:
+            raise limits.too_short()
+        heard = self._peaks > SILENT_PEAK
+        same = self._equal & (self._products.diagonal() > 0) & heard
+        return tuple(
+            int(np.flatnonzero([*same[c, :c], True])[0]) if heard[c] else None
+            for c in range(self._n_channels)
+        )
+
+    def _close(self) -> None:
+        """Compare the channels in a block that is complete."""
+        block = np.concatenate(self._block, axis=1)
+        self._block.clear()
+        self.seconds += self._block_s
+        self._block_s = 0.0
+        self._peaks = np.maximum(self._peaks, np.abs(block).max(axis=1))
+        products = (block @ block.T).astype(np.float64)  # [n_channels, n_channels]
+        powers = products.diagonal()
+        squares = powers / block.shape[1]
+        self._loudest = np.maximum(self._loudest, squares)
+        is_loud = squares > np.clip(LOUD_SHARE * self._loudest, LEAST_LOUD, MOST_LOUD)
+        if not is_loud.any():
+            return
+        self._products += products
+        totals = self._products.diagonal()
+        gains = self._products / np.maximum(totals, 1e-12)  # [j, i]: from i to j
+        of_others = gains**2 * powers  # energy that channel j would have by i
+        left = powers[:, None] - 2 * gains * products + of_others
+        limit = LEFT * np.maximum(powers[:, None], of_others)
+        self._equal &= (left <= limit) | ~(is_loud[:, None] | is_loud)
