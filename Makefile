@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 KIT_ARGS ?=
 
-.PHONY: help install demo tools resolve openai-newest gpu-check-install gpu-kernels gpu-kit kernels test test-unit test-slow test-gpu chaos check format audit demo-model demo-model-eval wheel image clean
+.PHONY: help install demo tools resolve openai-newest gpu-check-install gpu-kernels gpu-kit helm-check-install kernels manifests test test-unit test-slow test-gpu chaos check format audit demo-model demo-model-eval wheel image clean
 help:
 	@echo "make demo             install, start a cluster on this machine, transcribe three recordings"
 	@echo "make check            format, lint, types, import rules"
@@ -24,6 +24,7 @@ help:
 	@echo "make gpu-check-install  fetch flashinfer's Python (66 MB), against which tests check our calls"
 	@echo "make gpu-kernels      compile flashinfer's kernels for sm_80, sm_89, sm_90a, without a GPU"
 	@echo "make gpu-kit          wheels for a GPU machine without a network, into dist/gpu-kit (KIT_ARGS=...)"
+	@echo "make manifests        render the Helm chart into configs/kubernetes.yaml and configs/kuberay.yaml"
 	@echo "make chaos            faults under load (45 minutes; root for all); PART=kept for one of: $(CHAOS_PARTS)"
 	@echo "make tools            install the programs that tests call, with apt-get"
 	@echo "make format           rewrite files as 'make check' wants them"
@@ -78,6 +79,12 @@ gpu-kit: install
 	@$(BIN)/python -m tests.gpu_kit.packages gpu-check gpu-kernels --pip-args '$(PIP_ARGS)'
 	@$(BIN)/python -m tests.gpu_kit $(KIT_ARGS)
 
+helm-check-install: install
+	@$(BIN)/python -m tests.gpu_kit.packages helm-check --folder .helm-check --pip-args '$(PIP_ARGS)'
+
+manifests: helm-check-install
+	@$(BIN)/python -m tests.support.helm
+
 FAST := -m "not slow and not gpu"
 
 # A file's tests stay in one process; what starts servers has the machine to itself.
@@ -111,7 +118,7 @@ SLOW_soak := tests/chaos/test_soak.py
 SLOW_GROUPS := unit http archives live page operation signals grid works-with faults soak
 GROUP ?= $(SLOW_GROUPS)
 
-test-slow: gpu-check-install
+test-slow: gpu-check-install helm-check-install
 	@$(foreach group,$(GROUP),test -n "$(SLOW_$(group))" || { echo "no group $(group): $(SLOW_GROUPS)"; exit 1; };)
 	$(BIN)/python -m pytest -m "slow and not gpu" $(foreach group,$(GROUP),$(SLOW_$(group)))
 
@@ -176,4 +183,4 @@ image: wheel
 	@$(CHECKSUMS)
 
 clean:
-	rm -rf $(VENV) .gpu-check .openai-newest .works-with build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache
+	rm -rf $(VENV) .gpu-check .helm-check .openai-newest .works-with build dist *.egg-info .mypy_cache .ruff_cache .pytest_cache

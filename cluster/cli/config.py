@@ -14,6 +14,7 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
+import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -63,6 +64,29 @@ def env() -> None:
     sys.stdout.write(shell_environment({**ENVIRONMENT, "RAY_AUTH_MODE": "token"}) + "\n")
 
 
+@config.command("restarts")
+def tell_restarts(
+    now: Annotated[Path, typer.Argument(help="what runs: helm get manifest RELEASE > now.yaml")],
+    next_: Annotated[
+        Path, typer.Argument(metavar="NEXT", help="what shall: helm template ... > next.yaml")
+    ],
+) -> None:
+    """Tell what an upgrade of the Helm chart would restart, before it does.
+
+    Example: splitscribe config restarts now.yaml next.yaml
+    """
+    from cluster.cli.operate.restarts import restarts
+
+    documents = []
+    for file in (now, next_):
+        try:
+            parts = list(yaml.safe_load_all(file.read_text()))
+        except (OSError, yaml.YAMLError) as error:
+            raise ConfigurationError(f"cannot read manifests from {file}: {error}") from error
+        documents.append([one for one in parts if one])
+    typer.echo("\n".join(restarts(*documents)))
+
+
 @dataclass(frozen=True, slots=True)
 class ShippedConfig:
     """One file. about: its first sentence."""
@@ -76,6 +100,7 @@ def shipped_configs() -> list[ShippedConfig]:
     """All of them, by name."""
     root = package_root() / "configs"
     files = sorted(file for file in root.rglob("*") if file.suffix in ENDINGS)
+    files = [file for file in files if file.parent.name != "templates"]  # of the chart
     return [
         ShippedConfig(file.relative_to(root).with_suffix("").as_posix(), file, _about(file))
         for file in files

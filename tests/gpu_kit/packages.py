@@ -78,7 +78,7 @@ def install(extras: list[str], folder: Path, pip_args: list[str]) -> bool:
 
 def main() -> int:
     parser = argparse.ArgumentParser(description=__doc__.splitlines()[0] if __doc__ else None)
-    parser.add_argument("extras", nargs="+", choices=("gpu-check", "gpu-kernels"))
+    parser.add_argument("extras", nargs="+", choices=("gpu-check", "gpu-kernels", "helm-check"))
     parser.add_argument("--folder", type=Path, default=FOLDER)
     parser.add_argument("--pip-args", default="", help="as in `make PIP_ARGS=...`")
     args = parser.parse_args()

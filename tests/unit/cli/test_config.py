@@ -13,14 +13,12 @@ import yaml
 from cluster.cli.config import shell_environment, shipped_config, shipped_configs
 from cluster.common.errors import ConfigurationError
 from cluster.common.settings import Settings
-from cluster.common.settings_sources import load_settings
 from cluster.serve.from_file import IMPORT_PATH, settings_of
 from cluster.serve.ray_environment import ENVIRONMENT
 from cluster.serve.ray_internals import prepared_cluster_file
 
 CLUSTERS = ["cluster/aws", "cluster/gcp", "cluster/onprem"]
 APPLICATIONS = ["serve/cpu", "serve/one-model", "serve/several-models"]
-PROBES = {"startup": "/livez", "liveness": "/livez", "readiness": "/readyz"}
 DOCKERFILES = ["docker/cpu", "docker/cuda"]
 
 
@@ -104,42 +102,6 @@ def test_what_an_application_asks_for_is_in_each_cluster(name: str) -> None:
         assert any(matches(one["labels"]["pool"], routers) for one in types)
 
 
-def test_kuberay_takes_the_cluster_and_the_application() -> None:
-    from ray.autoscaler._private.kuberay.autoscaling_config import (
-        _derive_autoscaling_config_from_ray_cr,
-    )
-
-    service = load("kuberay")
-    assert (service["apiVersion"], service["kind"]) == ("ray.io/v1", "RayService")
-    cluster = service["spec"]["rayClusterConfig"]
-    metadata = {"name": "splitscribe", "namespace": "default"}
-    derived = _derive_autoscaling_config_from_ray_cr({"metadata": metadata, "spec": cluster})
-    types = derived["available_node_types"]
-    assert types["headgroup"]["resources"]["CPU"] == 0
-    settings = application(yaml.safe_load(service["spec"]["serveConfigV2"]))
-    for role in (settings.router, settings.encoder, settings.decoder):
-        assert role.node_labels == types[role.node_labels["pool"]]["labels"]
-    for pool in ("encoder", "decoder"):
-        assert types[pool]["resources"]["GPU"] == 1
-    for group in (cluster["headGroupSpec"], *cluster["workerGroupSpecs"]):
-        assert group["template"]["spec"]["enableServiceLinks"] is False
-    key_file = str(settings.router.api_key_file)
-    container = cluster["workerGroupSpecs"][0]["template"]["spec"]["containers"][0]
-    assert any(key_file.startswith(one["mountPath"]) for one in container["volumeMounts"])
-
-
-def test_no_probe_kills_a_pod_that_loads_a_model() -> None:
-    deployment, _ = yaml.safe_load_all(shipped_config("kubernetes").path.read_text())
-    pod = deployment["spec"]["template"]["spec"]
-    (container,) = pod["containers"]
-    assert pod["enableServiceLinks"] is False
-    paths = {name: container[f"{name}Probe"]["httpGet"]["path"] for name in PROBES}
-    assert paths == PROBES
-    settings = load_settings(environ={one["name"]: one["value"] for one in container["env"]})
-    mounts = [one["mountPath"] for one in container["volumeMounts"]]
-    assert any(str(settings.router.api_key_file).startswith(path) for path in mounts)
-
-
 @pytest.mark.parametrize("name", DOCKERFILES)
 def test_a_dockerfile_sets_the_environment_and_copies_what_make_wheel_leaves(name: str) -> None:
     text = shipped_config(name).path.read_text().replace("\\\n", " ")
@@ -157,18 +119,21 @@ def test_a_dockerfile_sets_the_environment_and_copies_what_make_wheel_leaves(nam
             subprocess.run(["sh", "-n", "-c", line.removeprefix("RUN ")], check=True)
 
 
-def test_models_of_a_container_outlive_it_and_its_user_may_write_them() -> None:
+@pytest.mark.parametrize("image", ["cpu", "cuda"])
+def test_models_of_a_container_outlive_it_and_its_user_may_write_them(image: str) -> None:
     """Docker makes a new volume from the folder of the image, with its owner."""
-    service = yaml.safe_load(shipped_config("docker/compose").path.read_text())["services"]
-    (volume,) = service["splitscribe"]["volumes"]
-    _, folder = volume.split(":")
-    assert folder == "/home/ray/.cache/huggingface"  # as huggingface_hub has it
-    test = service["splitscribe"]["healthcheck"]["test"]
-    for name in DOCKERFILES:
-        text = shipped_config(name).path.read_text()
-        assert f"-v models:{folder}" in text
-        assert re.search(rf"install --directory --owner=ray .*{folder}", text)
-        assert " ".join(test[1:]) in text
+    name = {"cpu": "docker/compose", "cuda": "docker/compose-cuda"}[image]
+    (service,) = load(name)["services"].values()
+    assert service["image"] == f"splitscribe:{image}"
+    assert {"cpus", "memory"} <= service["deploy"]["resources"]["limits"].keys()
+    folders = [one.split(":")[1] for one in service["volumes"]]
+    assert folders[0] == "/home/ray/.cache/huggingface"  # as huggingface_hub has it
+    text = shipped_config(f"docker/{image}").path.read_text()
+    assert f"-v models:{folders[0]}" in text
+    owned = re.search(r"install --directory --owner=ray (\S+) (\S+)", text)
+    assert owned is not None
+    assert set(folders) <= set(owned.groups())
+    assert " ".join(service["healthcheck"]["test"][1:]) in text
 
 
 def test_a_shell_takes_the_environment() -> None:
