@@ -11,7 +11,7 @@
 FROM nvidia/cuda:13.0.1-devel-ubuntu24.04
 
 RUN apt-get update \
-    && apt-get install -y --no-install-recommends python3 python3-venv wget procps ibverbs-providers librdmacm1 \
+    && apt-get install -y --no-install-recommends python3 python3-dev python3-venv wget procps ibverbs-providers librdmacm1 \
     && rm -rf /var/lib/apt/lists/* \
     && userdel --remove ubuntu \
     && useradd --create-home --uid 1000 ray \
