@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 KIT_ARGS ?=
 
-.PHONY: help install demo tools resolve openai-newest gpu-check-install gpu-kernels gpu-kit helm-check-install kernels manifests test test-unit test-slow test-gpu chaos check format audit demo-model demo-model-eval wheel image clean
+.PHONY: help install demo tools resolve openai-newest gpu-check-install gpu-kernels gpu-kit helm-check-install kernels manifests test test-servers test-references test-unit test-slow test-gpu chaos check format audit demo-model demo-model-eval wheel image clean
 help:
 	@echo "make demo             install, start a cluster on this machine, transcribe three recordings"
 	@echo "make check            format, lint, types, import rules"
@@ -87,17 +87,25 @@ manifests: helm-check-install
 
 FAST := -m "not slow and not gpu"
 
-# A file's tests stay in one process; what starts servers has the machine to itself.
+# A file's tests stay in one process. What starts servers has the machine to itself, but for the
+# comparisons with the references, which compute in what time that leaves.
 IN_PARALLEL := -n auto --maxprocesses 8 --dist loadfile
-ALONE := tests/chaos tests/contract tests/e2e
+SERVERS := tests/chaos tests/contract tests/e2e
+REFERENCES := tests/parity
 
 # Compiled once and kept: else the first tests that use one, and the first servers, wait for it.
 kernels: install
 	@$(BIN)/splitscribe check --compile
 
 test: install
-	$(BIN)/python -m pytest $(FAST) --durations=10 $(IN_PARALLEL) $(ALONE:%=--ignore=%)
-	$(BIN)/python -m pytest $(FAST) --durations=10 $(ALONE)
+	$(BIN)/python -m pytest $(FAST) --durations=10 $(IN_PARALLEL) $(patsubst %,--ignore=%,$(SERVERS) $(REFERENCES))
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync test-servers test-references
+
+test-servers: install
+	$(BIN)/python -m pytest $(FAST) --durations=10 $(SERVERS)
+
+test-references: install
+	nice -n 19 $(BIN)/python -m pytest $(FAST) --durations=10 -o timeout=600 $(REFERENCES)
 
 test-unit: install
 	$(BIN)/python -m pytest $(FAST) $(IN_PARALLEL) tests/unit

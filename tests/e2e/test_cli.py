@@ -36,15 +36,11 @@ def splitscribe(
     ("args", "env", "says"),
     [
         (("serve", "/no/such/folder"), {}, "no such folder"),
-        (("serve", "--config", "none.yaml"), {}, "cannot read settings file"),
-        (("serve", "--port", "70000"), {}, "router.port"),
         (("serve",), {"SPLITSCRIBE_ROUTER__PROT": "1"}, "SPLITSCRIBE_ROUTER__PROT is no"),
         (("serve", "--transport", "memory", "--encoders", "2"), {}, "need NIXL"),
         (("serve", "--ray-address", "127.0.0.1:9"), {}, "no Ray cluster answers at 127.0.0.1:9"),
         (("batch", "nofolder", "-o", "out"), {}, "no file or folder nofolder"),
         (("transcribe", "none.wav"), {}, "No such file"),
-        (("transcribe", "x.wav", "--language", "klingon"), {}, "klingon"),
-        (("transcribe", "x.wav", "--server", "http://127.0.0.1:9"), {}, "No such file"),
     ],
 )
 def test_a_mistake_is_one_line(

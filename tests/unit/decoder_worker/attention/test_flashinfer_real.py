@@ -21,10 +21,13 @@ from tests.support.gpu.fake_flashinfer import BACKEND
 from tests.support.gpu.flashinfer_on_cpu import OnCpu, flashinfer_on_cpu, our_imports
 from tests.support.workers.decoder_engines import assert_same, make_stand
 
-pytestmark = pytest.mark.skipif(
-    not installed("gpu-check"),
-    reason="needs flashinfer's own Python (`make gpu-check-install` fetches it)",
-)
+pytestmark = [  # slow, since only another version of flashinfer, which is pinned, changes the result
+    pytest.mark.slow,
+    pytest.mark.skipif(
+        not installed("gpu-check"),
+        reason="needs flashinfer's own Python (`make gpu-check-install` fetches it)",
+    ),
+]
 
 
 @pytest.fixture(scope="module")
