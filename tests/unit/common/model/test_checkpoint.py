@@ -7,6 +7,8 @@ import re
 import shutil
 import subprocess
 import sys
+from collections.abc import Callable
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -121,103 +123,89 @@ def test_without_weights_none_are_asked_for(tmp_path: Path) -> None:
     assert open_checkpoint(str(folder), weights=False).dims.n_mels == 80
 
 
-class TestRefusals:
-    def refuse(self, folder: Path, match: str) -> None:
-        with pytest.raises(CheckpointError, match=match):
-            open_checkpoint(str(folder))
+def change_json(file: Path, **changes: Any) -> None:
+    file.write_text(json.dumps(json.loads(file.read_text()) | changes))
 
-    def test_no_folder(self, tmp_path: Path) -> None:
-        self.refuse(tmp_path / "nothing", "no such folder")
 
-    def test_a_file(self, tmp_path: Path) -> None:
-        (tmp_path / "model.bin").touch()
-        self.refuse(tmp_path / "model.bin", "is a file; name the folder")
+def without(key: str, file: Path) -> None:
+    fields = json.loads(file.read_text())
+    del fields[key]
+    file.write_text(json.dumps(fields))
 
-    def test_no_config(self, tmp_path: Path) -> None:
-        self.refuse(tmp_path, "it has no config.json")
 
-    def test_a_broken_config(self, tmp_path: Path) -> None:
-        (tmp_path / "config.json").write_text("{")
-        self.refuse(tmp_path, "cannot read")
-        (tmp_path / "config.json").write_text("[]")
-        self.refuse(tmp_path, "does not hold a JSON object")
+INDEX, SHARD = f"{WEIGHTS}.index.json", "model-00002-of-00002.safetensors"
+# What is done to the folder of a whole checkpoint, in two files of weights, and what is said then.
+SPOILT: dict[str, tuple[Callable[[Path], object], str]] = {
+    "no config": (lambda folder: (folder / "config.json").unlink(), "it has no config.json"),
+    "half a config": (lambda folder: (folder / "config.json").write_text("{"), "cannot read"),
+    "a list": (lambda folder: (folder / "config.json").write_text("[]"), "not hold a JSON object"),
+    "another model": (partial(edit_config, model_type="bert"), "model_type 'bert'"),
+    "three heads": (
+        partial(edit_config, decoder_attention_heads=3),
+        "32 does not divide by 3 heads",
+    ),
+    "relu": (partial(edit_config, activation_function="relu"), "'relu' is not offered"),
+    "a key is missing": (
+        lambda folder: without("num_mel_bins", folder / "config.json"),
+        "'num_mel_bins' is missing",
+    ),
+    "other features": (
+        lambda folder: change_json(folder / "preprocessor_config.json", hop_length=80),
+        "hop_length = 80, but this model takes 160",
+    ),
+    "no weights": (lambda folder: (folder / INDEX).unlink(), "has no weights"),
+    "only a pickle": (
+        lambda folder: (folder / INDEX).rename(folder / "pytorch_model.bin"),
+        "save_pretrained",
+    ),
+    "a missing shard": (
+        lambda folder: (folder / SHARD).unlink(),
+        f"names {SHARD}, which is not there",
+    ),
+    "a broken index": (lambda folder: (folder / INDEX).write_text("{}"), "not an index"),
+}
 
-    @pytest.mark.parametrize(
-        ("changes", "match"),
-        [
-            ({"model_type": "bert"}, "model_type 'bert'"),
-            ({"decoder_attention_heads": 3}, "32 does not divide by 3 heads"),
-            ({"activation_function": "relu"}, "'relu' is not offered"),
-        ],
-    )
-    def test_a_config_of_another_kind(
-        self, tmp_path: Path, changes: dict[str, Any], match: str
-    ) -> None:
-        edit_config(make_checkpoint(tmp_path), **changes)
-        self.refuse(tmp_path, match)
 
-    def test_a_config_key_that_is_missing(self, tmp_path: Path) -> None:
-        make_checkpoint(tmp_path)
-        config = json.loads((tmp_path / "config.json").read_text())
-        del config["num_mel_bins"]
-        (tmp_path / "config.json").write_text(json.dumps(config))
-        self.refuse(tmp_path, "'num_mel_bins' is missing")
+@pytest.mark.parametrize("how", SPOILT)
+def test_what_is_no_checkpoint_is_refused(tmp_path: Path, how: str) -> None:
+    spoil, told = SPOILT[how]
+    spoil(make_checkpoint(tmp_path, sharded=True))
+    with pytest.raises(CheckpointError, match=told):
+        open_checkpoint(str(tmp_path))
 
-    def test_other_features(self, tmp_path: Path) -> None:
-        make_checkpoint(tmp_path)
-        file = tmp_path / "preprocessor_config.json"
-        file.write_text(json.dumps(json.loads(file.read_text()) | {"hop_length": 80}))
-        self.refuse(tmp_path, "hop_length = 80, but this model takes 160")
 
-    def test_no_weights(self, tmp_path: Path) -> None:
-        (make_checkpoint(tmp_path) / WEIGHTS).unlink()
-        self.refuse(tmp_path, "has no weights")
+def test_what_is_no_folder_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "model.bin").touch()
+    for name, told in (("nothing", "no such folder"), ("model.bin", "is a file; name the folder")):
+        with pytest.raises(CheckpointError, match=told):
+            open_checkpoint(str(tmp_path / name))
 
-    def test_only_a_pickle(self, tmp_path: Path) -> None:
-        (make_checkpoint(tmp_path) / WEIGHTS).rename(tmp_path / "pytorch_model.bin")
-        self.refuse(tmp_path, "save_pretrained")
 
-    def test_a_missing_shard(self, tmp_path: Path) -> None:
-        (make_checkpoint(tmp_path, sharded=True) / "model-00002-of-00002.safetensors").unlink()
-        self.refuse(tmp_path, "names model-00002-of-00002.safetensors, which is not there")
-
-    def test_a_broken_index(self, tmp_path: Path) -> None:
-        (make_checkpoint(tmp_path, sharded=True) / f"{WEIGHTS}.index.json").write_text("{}")
-        self.refuse(tmp_path, "not an index")
-
-    def test_a_truncated_file(self, tmp_path: Path) -> None:
-        file = make_checkpoint(tmp_path) / WEIGHTS
-        content = file.read_bytes()
-        for kept, match in (
-            (len(content) - 1, "truncated: .* ends at"),
-            (4, "not a safetensors file"),
-            (100, "not a safetensors file"),
-        ):
-            file.write_bytes(content[:kept])
-            checkpoint = open_checkpoint(str(tmp_path))
-            with pytest.raises(CheckpointError, match=match):
-                _ = checkpoint.tensors
-
-    def test_something_else_under_that_name(self, tmp_path: Path) -> None:
-        (make_checkpoint(tmp_path) / WEIGHTS).write_bytes(b"\x04" + bytes(7) + b"text" + bytes(99))
-        with pytest.raises(CheckpointError, match="is not a safetensors file"):
+def test_weights_that_are_no_whole_file_are_refused(tmp_path: Path) -> None:
+    file = make_checkpoint(tmp_path) / WEIGHTS
+    content = file.read_bytes()
+    for spoilt, told in (
+        (content[:-1], "truncated: .* ends at"),
+        (content[:4], "not a safetensors file"),
+        (content[:100], "not a safetensors file"),
+        (b"\x04" + bytes(7) + b"text" + bytes(99), "is not a safetensors file"),
+    ):
+        file.write_bytes(spoilt)
+        with pytest.raises(CheckpointError, match=told):
             _ = open_checkpoint(str(tmp_path)).tensors
 
-    def test_tensors_that_are_missing_or_have_another_shape(self, tmp_path: Path) -> None:
-        folder = make_checkpoint(tmp_path)
-        edit_weights(
-            folder,
-            encoder__conv1__bias=None,
-            encoder__layer_norm__weight=torch.zeros(7),
-        )
-        checkpoint = open_checkpoint(str(folder))
-        shapes = encoder_shapes(checkpoint.dims)
-        with pytest.raises(CheckpointError, match=r"lacks 1 of the .*: encoder.conv1.bias"):
-            load_tensors(checkpoint, shapes)
-        del shapes["encoder.conv1.bias"]
-        with pytest.raises(CheckpointError, match=r"encoder.layer_norm.weight is \[7\], .* \[32\]"):
-            load_tensors(checkpoint, shapes)
-        load_tensors(checkpoint, decoder_shapes(checkpoint.dims))  # the other role is not concerned
+
+def test_tensors_that_are_missing_or_have_another_shape_are_named(tmp_path: Path) -> None:
+    folder = make_checkpoint(tmp_path)
+    edit_weights(folder, encoder__conv1__bias=None, encoder__layer_norm__weight=torch.zeros(7))
+    checkpoint = open_checkpoint(str(folder))
+    shapes = encoder_shapes(checkpoint.dims)
+    with pytest.raises(CheckpointError, match=r"lacks 1 of the .*: encoder.conv1.bias"):
+        load_tensors(checkpoint, shapes)
+    del shapes["encoder.conv1.bias"]
+    with pytest.raises(CheckpointError, match=r"encoder.layer_norm.weight is \[7\], .* \[32\]"):
+        load_tensors(checkpoint, shapes)
+    load_tensors(checkpoint, decoder_shapes(checkpoint.dims))  # the other role is not concerned
 
 
 class TestHub:
