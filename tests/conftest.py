@@ -14,17 +14,25 @@ import signal
 from pathlib import Path
 
 import pytest
-from hypothesis import settings
 
-# What a property needs more of says so itself. No deadline: machines of tests are busy.
-settings.register_profile("usual", max_examples=40, deadline=None)
-settings.load_profile("usual")
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch is imported
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if "PYTEST_XDIST_WORKER" in os.environ:  # there is a worker for every core
     os.environ.setdefault("OMP_NUM_THREADS", "1")
 if signal.getsignal(signal.SIGINT) is signal.SIG_IGN:
     signal.signal(signal.SIGINT, signal.default_int_handler)
+
+
+def pytest_configure(config: pytest.Config) -> None:
+    """What a property needs more of says so itself. No deadline: machines of tests are busy."""
+    if config.option.markexpr != "gpu":
+        from hypothesis import HealthCheck, settings
+
+        slow = [HealthCheck.too_slow]
+        settings.register_profile(
+            "usual", max_examples=40, deadline=None, suppress_health_check=slow
+        )
+        settings.load_profile("usual")
 
 
 def pytest_ignore_collect(collection_path: Path, config: pytest.Config) -> bool | None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 from pathlib import Path
 from typing import Any
@@ -13,6 +14,7 @@ from cluster.planning.profile import Profile, load_profile
 from cluster.planning.report import Outcome, summary
 from cluster.planning.scenario import make_scenario
 from cluster.planning.simulate import simulate
+from cluster.planning.virtual_time import STANDS_STILL, run_virtually
 
 ENCODE_S = 0.1  # of a window: an encoder does ten a second
 SIZES = {"median_s": 5.0, "sigma": 0.0}
@@ -213,6 +215,11 @@ def test_windows_between_nodes_wait_for_the_link() -> None:
     _, figures = run(slow | {"load": {"rate_per_s": 1.0, "seconds": 10.0}})
     n_bytes = 2 * 2 * 1500 * 64 * 2
     assert figures["classes"]["interactive"]["p50_s"] >= ENCODE_S + 8 * n_bytes / 0.05e9
+
+
+def test_waiting_for_nothing_is_an_error() -> None:
+    with pytest.raises(RuntimeError, match=STANDS_STILL):
+        run_virtually(asyncio.Event().wait())
 
 
 def test_the_command_takes_flags_over_its_file_and_writes_what_it_prints(

@@ -21,7 +21,7 @@ from tests.support.gpu.fake_flashinfer import BACKEND
 from tests.support.gpu.flashinfer_on_cpu import OnCpu, flashinfer_on_cpu, our_imports
 from tests.support.workers.decoder_engines import assert_same, make_stand
 
-pytestmark = [  # slow, since only another version of flashinfer, which is pinned, changes the result
+pytestmark = [  # slow: flashinfer is pinned, and only another version changes the result
     pytest.mark.slow,
     pytest.mark.skipif(
         not installed("gpu-check"),

@@ -185,6 +185,7 @@ async def test_events_that_come_too_fast_are_refused_where_the_proxy_queues_them
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
     monkeypatch.setattr(connection, "EVENTS_AT_ONCE", 50.0)
+    monkeypatch.setattr(connection, "EVENTS_PER_S", 1.0)
     async with opened(echo_request_id=False) as door, door.connect() as socket:
         for _ in range(100):
             await send(socket, "input_audio_buffer.clear")
