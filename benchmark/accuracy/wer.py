@@ -26,7 +26,6 @@ from pathlib import Path
 from typing import Any
 
 from rich.console import Console
-from rich.table import Table
 
 from benchmark.shared import command
 from benchmark.shared.clips import Clip, add_clip_flags, clips_of
@@ -40,7 +39,7 @@ BASELINE = "baseline"
 def make_parser() -> argparse.ArgumentParser:
     parser = command.make_parser(__doc__)
     parser.add_argument("--url", default="http://127.0.0.1:8000", help="the server, or its /v1")
-    parser.add_argument("--model", help="default: the first one that the server lists")
+    parser.add_argument("--model", default="whisper-1", help="[%(default)s]")
     parser.add_argument("--api-key")
     add_clip_flags(parser)
     parser.add_argument("--limit", type=int, help="only the first recordings")
@@ -61,8 +60,7 @@ def make_parser() -> argparse.ArgumentParser:
 async def transcribe(clips: Sequence[Clip], args: argparse.Namespace) -> list[Outcome]:
     """Every recording as it is, `--max-concurrency` at a time."""
     async with Client(args.url, args.api_key, args.timeout) as client:
-        model = args.model or await client.first_model()
-        fields = form_fields(model, args.language, args.extra_body)
+        fields = form_fields(args.model, args.language, args.extra_body)
         uploads = [Upload.of(clip.read(), Path(clip.name).name, fields) for clip in clips]
         return await send_all(client, uploads, args.max_concurrency)
 
@@ -129,13 +127,9 @@ def print_report(report: dict[str, Any], failures: Sequence[tuple[str, Outcome]]
         console.print(f"failed: {name}: {outcome.failure} {outcome.error}", markup=False)
     if len(failures) > SHOWN_FAILURES:
         console.print(f"and {len(failures) - SHOWN_FAILURES} more failed")
-    columns = ("clips", "words", "substituted", "deleted", "inserted", "WER", "95 %", "failed")
-    table = Table(*columns, title=f"{report['url']}: word error rate, Whisper's normaliser")
-    row = [str(report[key]) for key in ("clips", "words", "substitutions", "deletions")]
-    low, high = report["interval"]
-    row += [str(report["insertions"]), f"{report['wer']:.2f} %", f"{low:.2f} to {high:.2f}"]
-    table.add_row(*row, str(sum(report["failures"].values())))
-    console.print(table)
+    names = ("clips", "words", "substitutions", "deletions", "insertions", "wer", "interval")
+    row = {name: report[name] for name in names}
+    command.print_table([row], f"{report['url']}: word error rate in %, Whisper's normaliser")
     if "above_baseline" in report:
         points, low, high = report["above_baseline"]
         console.print(f"above the baseline by {points:+.2f} points ({low:+.2f} to {high:+.2f})")

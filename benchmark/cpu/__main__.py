@@ -42,9 +42,7 @@ from benchmark.cpu.report import (
     OURS,
     TRIMMED,
     Row,
-    comparison_line,
     comparisons,
-    print_rows,
     row_json,
 )
 from benchmark.cpu.systems import (
@@ -65,10 +63,10 @@ from benchmark.shared.machine import (
     MemoryWatch,
     cpu_info,
     product_flops,
-    usable_cores,
     versions,
 )
 from benchmark.shared.word_errors import WordErrors, count_all, total
+from cluster.common.model.device import usable_cores
 from cluster.common.settings import DType
 
 KINDS = (
@@ -270,12 +268,10 @@ def main(argv: Sequence[str] | None = None) -> int:
         audio = UniqueFiles(Path(folder), plan.recording)
         for shape in args.shapes:
             measured = compare(shape, plan, audio)
-            print_rows(shape, measured, errors, console)
-            found = comparisons(shape, measured)
-            for one in found:
-                console.print(comparison_line(one))
-            rows += [row_json(shape, row, errors) for row in measured]
-            compared += found
+            found = [row_json(shape, row, errors) for row in measured]
+            command.print_table(({**row, "rates": None} for row in found), shape)
+            rows, compared = rows + found, compared + comparisons(shape, measured)
+            command.print_table(comparisons(shape, measured))
     report = {
         **machine,
         "load_average": os.getloadavg(),

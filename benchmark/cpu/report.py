@@ -7,9 +7,6 @@ from collections.abc import Mapping, Sequence
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmark.shared.machine import median_ratio
 from benchmark.shared.word_errors import WordErrors, interval, total
 
@@ -68,37 +65,6 @@ def comparisons(shape: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
                     }
                 )
     return found
-
-
-def comparison_line(one: Mapping[str, Any]) -> str:
-    times = f"{one['ours']} is {one['ratio']:.2f} times {one['theirs']}"
-    return f"{one['shape']}, {one['in_flight']} in flight: {times}"
-
-
-def print_rows(
-    shape: str, rows: Sequence[Row], errors: Mapping[str, Sequence[WordErrors]], console: Console
-) -> None:
-    table = Table(title=f"{shape}: medians of {len(next(iter(rows[0].rate.values())))} rounds")
-    for column in ("system", "1: files/s", "ms", "8: files/s", "(least, most)", "ms"):
-        table.add_column(column, no_wrap=True)
-    for column in ("tokens", "WER", "peak RSS", "PSS"):
-        table.add_column(column, no_wrap=True)
-    one, many = IN_FLIGHT
-    for row in sorted(rows, key=lambda row: -row.median_rate(many)):
-        rates = row.rate[many]
-        table.add_row(
-            row.system,
-            f"{row.median_rate(one):.2f}",
-            f"{row.median_ms(one):.0f}",
-            f"{row.median_rate(many):.2f}",
-            f"({min(rates):.2f}, {max(rates):.2f})",
-            f"{row.median_ms(many):.0f}",
-            str(row.n_tokens),
-            f"{total(errors[row.system]).wer:.2f} %" if row.system in errors else "-",
-            f"{row.rss_bytes / 1e6:.0f} MB",
-            f"{row.pss_bytes / 1e6:.0f} MB",
-        )
-    console.print(table)
 
 
 def row_json(shape: str, row: Row, errors: Mapping[str, Sequence[WordErrors]]) -> dict[str, Any]:

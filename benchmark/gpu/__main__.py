@@ -12,8 +12,7 @@ rows that were not measured yet, no others. Before the first, checkpoints are wr
 them for the next command) and kernels compiled, which counts.
 
 Rows are printed as they come. A run on a GPU writes them at once, into one file of
-benchmark/results/ (--out takes another folder). The last lines are a short table and one JSON
-object.
+benchmark/results/ (--out takes another folder). The last line is one JSON object.
 """
 
 from __future__ import annotations
@@ -95,24 +94,6 @@ def shown(value: Any) -> str:
     if isinstance(value, list):
         return "; ".join(shown(one) for one in value) or "none"
     return f"{value:.4g}" if isinstance(value, float) else str(value)
-
-
-def print_table(results: dict[str, Rows]) -> None:
-    """The rows that are single figures or requests per second, and what failed."""
-    print("\nsection   what                                                          figure")
-    for name, rows in results.items():
-        for what, value in rows.items():
-            if isinstance(value, dict) and "requests_per_s" in value:
-                figure = f"{value['requests_per_s']:.2f} req/s"
-                if "e2e_p50_ms" in value:
-                    figure += f", p50 {value['e2e_p50_ms']:.0f} ms, p99 {value['e2e_p99_ms']:.0f}"
-            elif isinstance(value, dict) and "gain" in value:
-                figure = f"{value['gain']:.2f} times taking turns"
-            elif isinstance(value, float | int | str) and what != "seconds":
-                figure = shown(value)
-            else:
-                continue
-            print(f"{name:<9} {what:<61} {figure}")
 
 
 def run_section(name: str, args: argparse.Namespace) -> int:
@@ -268,9 +249,8 @@ def main(arguments: list[str] | None = None) -> int:
     finally:
         if args.work is None:
             shutil.rmtree(work, ignore_errors=True)
-    print_table(summary["sections"])
     if file is not None:
-        print(f"\nkept in {file}")
+        print(f"kept in {file}")
     print_result("gpu", summary)
     return int(any("failed" in rows for rows in summary["sections"].values()))
 

@@ -19,7 +19,6 @@ from numpy.typing import NDArray
 
 from benchmark.gpu.decode import fill_pool, step_s
 from benchmark.gpu.rig import (
-    KEY,
     PATIENCE_S,
     Clock,
     Pair,
@@ -31,10 +30,6 @@ from benchmark.gpu.rig import (
     greedy,
 )
 from cluster.common.errors import ConfigurationError
-from cluster.common.kv.connect import available_transport, kv_layout, make_wire
-from cluster.common.kv.exporter import KVExporter
-from cluster.common.kv.importer import KVImporter
-from cluster.common.kv.wire import TransferConfig
 from cluster.common.messages import FRAMES_PER_S, DecodeRequest
 from cluster.common.model.encoder_context import EncoderContext
 
@@ -158,7 +153,7 @@ async def _in_turns(pair: Pair, workload: Workload, n: int) -> float:
 
 
 def handoff(rig: Rig, clock: Clock, record: Record) -> None:
-    """Cross-KV against encoder states: each READ, and requests per second; then NIXL's own rate."""
+    """Cross-KV against encoder states: each READ, and requests per second."""
     sizes = rig.sizes
     workload, n = sizes.workloads[0], min(OVERLAP_WINDOWS, max(sizes.in_flight))
     for name in sizes.models:
@@ -174,38 +169,6 @@ def handoff(rig: Rig, clock: Clock, record: Record) -> None:
                     "read_mb": timings[0].transfer_bytes / 1e6,
                 }
                 record(f"{name}, {way}, {n} in flight", row | latencies(served))
-        if available_transport() != "nixl":
-            record(f"{name}, NIXL", "does not load here")
-            continue
-        clock.check()
-        record(f"{name}, NIXL", _nixl(rig, name))
-
-
-def _nixl(rig: Rig, name: str) -> dict[str, Any]:
-    """READs of one window between two agents of this process."""
-    layout = kv_layout(rig.checkpoint(name), 0, rig.dtype, rig.device)
-    n_pages = layout.pages_per_window
-    config = TransferConfig(KEY.encode(), "benchmark", "nixl", rig.device)
-    exporter = KVExporter(layout, 2 * n_pages, config, make_wire(config))
-    importer = KVImporter(layout, 2 * n_pages, config, make_wire(config))
-    try:
-        rates = []
-        for window in range(2 + 5 * rig.sizes.repeats):
-            pages, own = exporter.reserve(n_pages, PATIENCE_S), importer.pool.allocate(n_pages, 10)
-            assert pages is not None
-            assert own is not None
-            handle = exporter.publish(
-                pages, request_id="r", window=window, attempt=0, frames=layout.n_frames
-            )
-            importer.accept(handle)
-            stats = importer.fetch(handle, own).result(PATIENCE_S)
-            importer.pool.release(own)
-            rates.append(stats.n_bytes / stats.seconds / 1e9)
-        rate = round(statistics.median(rates[2:]), 2)
-        return {"gb_per_s": rate, "mb": stats.n_bytes / 1e6, "transport": importer.transport}
-    finally:
-        importer.close()
-        exporter.close()
 
 
 def hugging_face(rig: Rig, clock: Clock, record: Record) -> None:

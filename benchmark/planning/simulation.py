@@ -1,13 +1,13 @@
 """The simulator beside real servers whose devices wait: are the latencies the same?
 
     python -m benchmark.planning.simulation [--workers 1 2 3 4] [--loads 0.3 0.6 0.9 1.2]
-        [--seconds 60] [--kinds poisson bursts lengths] [--hop S]
+        [--seconds 60] [--kinds poisson bursts lengths]
 
 The servers are real (`benchmark.planning.timed_workers`), and so are the requests: each has audio
 of its own, at the times that the simulator's load draws. Their real times and lengths are then
 played to the simulator as a trace. Devices are so slow that the cores of this machine have little
 to do. One figure is fitted, on a light load that is not judged: what a call of a worker takes
-beside its device. `--hop` takes it from an earlier run.
+beside its device.
 
 Prints goodput, p50 and p95 of both side by side, their ratios, how long the simulator took, and one
 JSON line last.
@@ -22,7 +22,7 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -31,11 +31,9 @@ from typing import Any
 
 import numpy as np
 import psutil
-from rich.console import Console
-from rich.table import Table
 
 from benchmark.shared.clips import Clip
-from benchmark.shared.command import make_parser, print_result
+from benchmark.shared.command import make_parser, print_result, print_table
 from benchmark.shared.machine import cpu_info, versions
 from benchmark.shared.openai_client import Client, Upload, form_fields
 from benchmark.shared.server import BenchServer, serving
@@ -183,10 +181,9 @@ def runs_of(args: argparse.Namespace) -> Iterator[tuple[str, float]]:
     yield from ((kind, MEDIUM) for kind in ("bursts", "lengths") if kind in args.kinds)
 
 
-def compare(args: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
+def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
     """All runs, each real and simulated."""
     rows: list[dict[str, Any]] = []
-    hop_s: float | None = args.hop
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "slow.json")
         save_profile(slow_profile(0.0), file)
@@ -195,17 +192,16 @@ def compare(args: argparse.Namespace, console: Console) -> list[dict[str, Any]]:
             counts = ("--encoders", str(workers), "--decoders", str(workers))
             return serving("--profile", str(file), *counts, command=OWN)
 
-        if hop_s is None:
-            with server_of(1) as server:
-                hop_s = fitted_hop_s(server, max(args.seconds, LEAST_FIT_S))
-        console.print(f"fitted: {hop_s:.4f} s a call")
+        with server_of(1) as server:
+            hop_s = fitted_hop_s(server, max(args.seconds, LEAST_FIT_S))
+        print(f"fitted: {hop_s:.4f} s a call")
         for workers in args.workers:
             with server_of(workers) as server:
                 for kind, load in runs_of(args):
                     requests = load_of(kind, load, workers, args.seconds)
                     seed = round(100 * load) + 1000 * workers
                     rows.append(compare_one(server.url, workers, kind, load, requests, seed, hop_s))
-                    console.print(json.dumps(rows[-1]))
+                    print(json.dumps(rows[-1]))
     return rows
 
 
@@ -235,26 +231,15 @@ def compare_one(
     return row
 
 
-def print_table(rows: Sequence[dict[str, Any]], console: Console) -> None:
-    columns = ("workers", "kind", "load", "requests")
-    table = Table(*columns, *FIGURES, title="real / simulated; good requests per second, seconds")
-    for row in rows:
-        pairs = (f"{row[name][0]:g} / {row[name][1]:g}" for name in FIGURES)
-        table.add_row(*(str(row[name]) for name in columns), *pairs)
-    console.print(table)
-
-
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6, 0.9, 1.2])
     parser.add_argument("--seconds", type=float, default=60.0, help="of each run")
     parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
-    parser.add_argument("--hop", type=float, help="seconds of a call, fitted earlier")
     args = parser.parse_args()
-    console = Console(width=150)
-    rows = compare(args, console)
-    print_table(rows, console)
+    rows = compare(args)
+    print_table(rows, "real, simulated; good requests per second, seconds")
     about = {"machine": cpu_info(), "versions": versions("ray", "torch")}
     print_result(
         "planning.simulation", {**about, "load_average": psutil.getloadavg(), "rows": rows}

@@ -10,13 +10,12 @@ takes what the profile says, without using a core; the decoder gives tokens by t
 from __future__ import annotations
 
 import argparse
-import signal
-import threading
 import time
 from functools import partial
 from typing import Any
 
 from benchmark.shared.command import make_parser
+from benchmark.shared.own_server import pool, serve_until_signal, with_router
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.settings import RouterSettings, Settings
@@ -24,14 +23,10 @@ from cluster.planning.profile import Profile, load_profile
 from cluster.planning.roles import Texts, WaitingForward, WaitingRunner
 from cluster.planning.scenario import LoadRequest
 from cluster.planning.worker import Device
-from cluster.serve.app import HEALTH_PERIOD_S, HEALTH_TIMEOUT_S, http_front, replica_choice
 from cluster.serve.placement import Placement
 from cluster.serve.replicas.decoder_replica import DecoderReplica
 from cluster.serve.replicas.encoder_replica import EncoderReplica
-from cluster.serve.replicas.router_replica import Router
-from cluster.serve.start.launch import running_cluster
 from decoder_worker.scheduling.sequence import DecodeSequence
-from router.http.admission import MAX_REQUESTS
 
 TOKENS_PER_S = 3.2  # as the lengths of a scenario have it
 
@@ -83,33 +78,14 @@ def build_timed(
     args: argparse.Namespace, profile: Profile, settings: Settings, build: str, placement: Placement
 ) -> Any:
     """As `cluster.serve.app.build_app`, with devices that wait."""
-    from ray import serve
-
-    deployment: Any = serve.deployment
-    common = {
-        "ray_actor_options": {"num_cpus": 0},
-        "health_check_period_s": HEALTH_PERIOD_S,
-        "health_check_timeout_s": HEALTH_TIMEOUT_S,
-    }
     workers = {
-        role: deployment(
-            worker,
-            name=role,
-            num_replicas=n,
-            max_ongoing_requests=most,
-            **replica_choice(),
-            **common,
-        ).bind(settings, build, profile)
+        role: pool(worker, role, n, most).bind(settings, build, profile)
         for role, worker, n, most in (
             ("encoder", TimedEncoder, args.encoders, 4 * profile.encoder.max_batch),
             ("decoder", TimedDecoder, args.decoders, settings.decoder.max_waiting + 16),
         )
     }
-    front = {"name": "router", "max_ongoing_requests": MAX_REQUESTS, **common}
-    name = next(iter(settings.by_model()))
-    return deployment(http_front(Router, settings), **front).bind(
-        settings, build, {name: workers["encoder"]}, {name: workers["decoder"]}
-    )
+    return with_router(settings, build, workers)
 
 
 def main() -> None:
@@ -127,12 +103,7 @@ def main() -> None:
             "log_level": "WARNING",
         }
     )
-    stop = threading.Event()
-    with running_cluster(settings, build=partial(build_timed, args, profile)) as cluster:
-        for number in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(number, lambda *_: stop.set())
-        print(f"ready at {cluster.url}", flush=True)
-        stop.wait()
+    serve_until_signal(settings, partial(build_timed, args, profile))
 
 
 if __name__ == "__main__":

@@ -15,7 +15,7 @@ from __future__ import annotations
 
 import statistics
 import time
-from collections.abc import Mapping, Sequence
+from collections.abc import Sequence
 from contextlib import suppress
 from dataclasses import asdict, dataclass
 from pathlib import Path
@@ -23,11 +23,9 @@ from typing import Any
 
 import httpx
 import psutil
-from rich.console import Console
-from rich.table import Table
 
 from benchmark.shared.clips import Clip
-from benchmark.shared.command import make_parser, print_result
+from benchmark.shared.command import make_parser, print_result, print_table
 from benchmark.shared.machine import cpu_info, versions
 from benchmark.shared.server import BenchServer, process_kind, serving
 from benchmark.shared.speech.wav import wav_bytes
@@ -62,7 +60,8 @@ def main() -> None:
         with serving(*flags) as server:
             ask(server.url, 0)
     figures = measure(flags, args.seconds, args.requests)
-    show(figures)
+    print_table({"processes of": name, **kind} for name, kind in figures["kinds"].items())
+    print_table([{k: v for k, v in figures.items() if k not in ("flags", "kinds")}])
     print_result("at_rest", {**cpu_info(), **versions("ray", "torch"), **figures}, args.json)
 
 
@@ -128,19 +127,6 @@ def at_rest(server: BenchServer, seconds: float) -> dict[str, Kind]:
             kind = kinds[process_kind(process, server.process)]
             kind.cores += (after_s[process.pid] - before_s[process.pid]) / lasted_s
     return dict(sorted(kinds.items(), key=lambda item: -item[1].pss_mb))
-
-
-def show(figures: Mapping[str, Any]) -> None:
-    table = Table("processes", "how many", "PSS, MB", "of it anonymous", "of it shared", "cores")
-    for name, kind in figures["kinds"].items():
-        table.add_row(name, *(f"{value:g}" for value in kind.values()))
-    table.add_row("all", "", f"{figures['pss_mb']:g}", "", "", f"{figures['busy_cores']:g}")
-    console = Console(width=100)
-    console.print(table)
-    console.print(
-        f"ready after {figures['ready_s']} s; first request {figures['first_ms']} ms, "
-        f"second {figures['second_ms']} ms, median of the later ones {figures['later_ms']} ms"
-    )
 
 
 def _memory_mb(pid: int) -> dict[str, float]:

@@ -11,15 +11,15 @@ upload and answers.
 from __future__ import annotations
 
 import argparse
-import signal
-import threading
 from functools import partial
 from typing import Any
 
 from fastapi import FastAPI, Request
 
 from benchmark.shared.command import make_parser
+from benchmark.shared.own_server import FRONT, pool, serve_until_signal, with_router
 from cluster.common.messages import (
+    ROLES,
     CrossKVHandle,
     DecodeRequest,
     DecodeResult,
@@ -28,7 +28,6 @@ from cluster.common.messages import (
     EncodeRequest,
     EncodeTimings,
     OnToken,
-    Role,
     WorkerLoad,
     WorkerStatus,
 )
@@ -36,13 +35,9 @@ from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.settings import RouterSettings, Settings
 from cluster.demo.samples import sample_text
-from cluster.serve.app import HEALTH_PERIOD_S, HEALTH_TIMEOUT_S, http_front, replica_choice
 from cluster.serve.placement import Placement
-from cluster.serve.replicas.router_replica import Router
-from cluster.serve.start.launch import running_cluster
 from router.http.admission import MAX_REQUESTS
 
-ROLES: tuple[Role, ...] = ("encoder", "decoder")
 SPOKEN_S = 5.0  # where the text's last timestamp stands
 METADATA_BYTES = 700  # of an exporter's agent, about what NIXL's takes
 ROOMY = WorkerLoad(capacity=256)
@@ -124,28 +119,13 @@ def build_instant(
     args: argparse.Namespace, settings: Settings, build: str, placement: Placement
 ) -> Any:
     """The Serve application: as `cluster.serve.app.build_app`, with other workers behind."""
-    from ray import serve
-
-    deployment: Any = serve.deployment
-    common = {
-        "ray_actor_options": {"num_cpus": 0},
-        "health_check_period_s": HEALTH_PERIOD_S,
-        "health_check_timeout_s": HEALTH_TIMEOUT_S,
-        "max_ongoing_requests": MAX_REQUESTS,
-    }
-    front = {"name": "router", "num_replicas": 1, **common}
     if args.bare:
-        return deployment(serve.ingress()(BareIngress), **front).bind()
-    pools = {
-        role: deployment(
-            InstantWorker, name=role, num_replicas=1, **replica_choice(), **common
-        ).bind(settings)
-        for role in ROLES
-    }
-    name = next(iter(settings.by_model()))
-    return deployment(http_front(Router, settings), **front).bind(
-        settings, build, {name: pools["encoder"]}, {name: pools["decoder"]}
-    )
+        from ray import serve
+
+        deployment: Any = serve.deployment
+        return deployment(serve.ingress()(BareIngress), **FRONT).bind()
+    pools = {role: pool(InstantWorker, role, 1, MAX_REQUESTS).bind(settings) for role in ROLES}
+    return with_router(settings, build, pools)
 
 
 def main() -> None:
@@ -158,12 +138,7 @@ def main() -> None:
     listener = "serve" if args.bare else args.listener
     router = RouterSettings(port=args.port, listener=listener)
     settings = Settings(router=router, log_level=args.log_level)
-    stop = threading.Event()
-    with running_cluster(settings, build=partial(build_instant, args)) as cluster:
-        for name in (signal.SIGINT, signal.SIGTERM):
-            signal.signal(name, lambda number, frame: stop.set())
-        print(f"ready at {cluster.url}", flush=True)
-        stop.wait()
+    serve_until_signal(settings, partial(build_instant, args))
 
 
 if __name__ == "__main__":

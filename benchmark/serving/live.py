@@ -33,11 +33,11 @@ from typing import Any
 import httpx
 import numpy as np
 import psutil
+from numpy.typing import NDArray
 from rich.console import Console
-from rich.table import Table
 from websockets.asyncio.client import connect
 
-from benchmark.shared.command import make_parser, print_result
+from benchmark.shared.command import make_parser, print_result, print_table
 from benchmark.shared.machine import cpu_info, versions
 from benchmark.shared.server import BenchServer, serving
 from benchmark.shared.speech.wav import wav_bytes
@@ -50,7 +50,12 @@ ENCODER_S = "ray_splitscribe_encoder_busy_seconds_total"
 EXPORT_S = 12.0  # workers tell their metrics every 10 s
 LIMITS = (1.0, 1.6, 1.0)  # seconds of a word's delay at p50 and p95, points of word error rate
 
+COLUMNS = (
+    *("sessions", "word_p50_s", "word_p95_s", "completed_p50_s", "completed_p95_s", "wer"),
+    *("updates_per_audio_s", "encoder_s_per_audio_s", "cpu_s_per_audio_s", "cores_of_others"),
+)
 PIECE_S = 0.1
+COMMIT = json.dumps({"type": "input_audio_buffer.commit"})
 TAIL_S = 1.5  # of silence behind a talk, so that its last turn ends by itself
 ANSWER_S = 240.0  # for the last turns, once all audio was sent
 
@@ -115,38 +120,41 @@ async def speak(url: str, model: str, talk: Talk, start_s: float) -> Heard:
     endpoint = url.replace("http", "ws", 1) + "/v1/realtime?intent=transcription"
     try:
         async with connect(endpoint, max_size=None) as socket:
-            await socket.send(json.dumps(_configuration(model)))
+            transcription = {"model": model, "language": "en"}
+            await configure(socket, transcription, {"type": "server_vad"})
             listening = asyncio.create_task(_listen(socket, heard, start_s))
-            await _send(socket, talk, heard, start_s)
+            silence = np.zeros(round(TAIL_S * SAMPLE_RATE), np.int16)
+            heard.late_s = await send(socket, np.concatenate((talk.pcm, silence)), start_s)
+            heard.is_sent = True
+            for _ in range(2):
+                await socket.send(COMMIT)
             await asyncio.wait_for(listening, ANSWER_S)
     except Exception as error:
         heard.error = f"{type(error).__name__}: {error}"
     return heard
 
 
-def _configuration(model: str) -> dict[str, Any]:
-    transcription = {"model": model, "language": "en"}
+async def configure(socket: Any, transcription: Mapping[str, str], detection: Any) -> None:
+    """Send the session's update. detection: of turns; None: the client ends them."""
     audio = {
         "format": {"type": "audio/pcm", "rate": SAMPLE_RATE},
         "transcription": transcription,
-        "turn_detection": {"type": "server_vad"},
+        "turn_detection": detection,
     }
     session = {"type": "transcription", "audio": {"input": audio}}
-    return {"type": "session.update", "session": session}
+    await socket.send(json.dumps({"type": "session.update", "session": session}))
 
 
-async def _send(socket: Any, talk: Talk, heard: Heard, start_s: float) -> None:
-    pcm = np.concatenate((talk.pcm, np.zeros(round(TAIL_S * SAMPLE_RATE), np.int16)))
-    step = round(PIECE_S * SAMPLE_RATE)
+async def send(socket: Any, pcm: NDArray[np.int16], start_s: float) -> float:
+    """Send audio as it is spoken from `start_s` on; the most that a piece was late, in seconds."""
+    step, late_s = round(PIECE_S * SAMPLE_RATE), 0.0
     for first in range(0, len(pcm), step):
         due_s = start_s + (first + step) / SAMPLE_RATE
         await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
-        heard.late_s = max(heard.late_s, time.perf_counter() - due_s)
+        late_s = max(late_s, time.perf_counter() - due_s)
         audio = base64.b64encode(pcm[first : first + step].tobytes()).decode()
         await socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
-    heard.is_sent = True
-    for _ in range(2):
-        await socket.send(json.dumps({"type": "input_audio_buffer.commit"}))
+    return late_s
 
 
 async def _listen(socket: Any, heard: Heard, start_s: float) -> None:
@@ -283,27 +291,6 @@ def file_errors(url: str, model: str, talks: Sequence[Talk]) -> float:
     return total(count_all([talk.text for talk in talks], texts, "en")).wer
 
 
-def report(rows: Sequence[Mapping[str, Any]], file_wer: float, console: Console) -> None:
-    table = Table(
-        "sessions", "word p50", "p95", "completed p50", "p95", "WER", "file", "updates",
-        "encoder s", "CPU s", "others' cores",
-    )  # fmt: skip
-    for row in rows:
-        cpu_s = sum(row["cpu_s_per_audio_s"].values())
-        table.add_row(
-            str(row["sessions"]),
-            *(f"{row[key]:.2f} s" for key in (
-                "word_p50_s", "word_p95_s", "completed_p50_s", "completed_p95_s")),
-            f"{row['wer']:.2f} %",
-            f"{file_wer:.2f} %",
-            *("-" if row[key] is None else f"{row[key]:.2f}" for key in (
-                "updates_per_audio_s", "encoder_s_per_audio_s")),
-            f"{cpu_s:.3f}",
-            "-" if row["cores_of_others"] is None else f"{row['cores_of_others']:.2f}",
-        )  # fmt: skip
-    console.print(table)
-
-
 def within_limits(row: Mapping[str, Any], file_wer: float) -> bool:
     p50, p95, points = LIMITS
     in_time = row["word_p50_s"] <= p50 and row["word_p95_s"] <= p95
@@ -342,7 +329,8 @@ def main() -> None:
             rows.append(asyncio.run(measure(url, args.model, talks[:n], server)))
             console.print(json.dumps(rows[-1]))
         file_wer = file_errors(url, args.model, talks)
-    report(rows, file_wer, console)
+    print_table({name: row[name] for name in COLUMNS} for row in rows)
+    print(f"the file endpoint: {file_wer:.2f} % of wrong words")
     kept = [row["sessions"] for row in rows if within_limits(row, file_wer)]
     print_result(
         "live",

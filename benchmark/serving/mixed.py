@@ -21,7 +21,6 @@ from __future__ import annotations
 
 import argparse
 import asyncio
-import base64
 import json
 import subprocess
 import tempfile
@@ -36,14 +35,12 @@ from typing import Any
 import numpy as np
 import psutil
 from numpy.typing import NDArray
-from rich.console import Console
-from rich.table import Table
 from websockets.asyncio.client import connect
 from websockets.exceptions import WebSocketException
 
-from benchmark.serving.live import busy_s, percentile
+from benchmark.serving.live import COMMIT, busy_s, configure, percentile, send
 from benchmark.shared.clips import Clip
-from benchmark.shared.command import make_parser, print_result
+from benchmark.shared.command import make_parser, print_result, print_table
 from benchmark.shared.machine import cpu_info, versions
 from benchmark.shared.openai_client import Client, Upload, send_all
 from benchmark.shared.server import SPLITSCRIBE, BenchServer, serving
@@ -54,7 +51,7 @@ from cluster.demo.samples import SAMPLES, sample_path
 PARTS = ("alone", "files", "archive", "keys", "ways")
 KEY, OTHER_KEY = "a-key-of-many-requests", "a-key-of-few-requests"
 FORM = {"model": "whisper-1", "language": "en"}
-CLIP_S, TURN_S, PIECE_S = 5.0, 3.0, 0.1
+CLIP_S, TURN_S = 5.0, 3.0
 CLIP_EVERY_S = 0.7
 SESSIONS = 3  # each speaks one turn behind the other
 FEW = 10  # clips under the second key
@@ -227,18 +224,12 @@ class Load:
     async def _turn(self, kind: str) -> None:
         """One that the client ends: spoken in real time, from the commit to its text."""
         url = self._server.url.replace("http", "ws", 1) + "/v1/realtime?intent=transcription"
-        step, pcm = round(PIECE_S * SAMPLE_RATE), self._speech.take(TURN_S)
         headers = {"Authorization": f"Bearer {KEY}"}
         async with connect(url, max_size=None, additional_headers=headers) as socket:
-            await socket.send(json.dumps(CONFIGURATION))
-            due_s = time.perf_counter()
-            for first in range(0, len(pcm), step):
-                due_s += PIECE_S
-                await asyncio.sleep(max(0.0, due_s - time.perf_counter()))
-                audio = base64.b64encode(pcm[first : first + step].tobytes()).decode()
-                await socket.send(json.dumps({"type": "input_audio_buffer.append", "audio": audio}))
+            await configure(socket, FORM, detection=None)
+            await send(socket, self._speech.take(TURN_S), time.perf_counter())
             began = time.perf_counter()
-            await socket.send(json.dumps({"type": "input_audio_buffer.commit"}))
+            await socket.send(COMMIT)
             async for message in socket:
                 told = json.loads(message)["type"]
                 if told == "error" or told.endswith("failed"):
@@ -248,33 +239,17 @@ class Load:
                     return
 
 
-CONFIGURATION = {
-    "type": "session.update",
-    "session": {
-        "type": "transcription",
-        "audio": {
-            "input": {
-                "format": {"type": "audio/pcm", "rate": SAMPLE_RATE},
-                "transcription": FORM,
-                "turn_detection": None,
-            }
-        },
-    },
-}
-
-
-def table_of(figures: Figures, title: str) -> Table:
-    table = Table("kind", "n", "failed", "p50", "p95", "max", "p95 / alone", "goal", title=title)
-    waits = figures.waits_s
+def rows_of(figures: Figures) -> list[dict[str, Any]]:
+    rows, waits = [], figures.waits_s
     for kind, values in waits.items():
-        p95 = percentile(values, 95)
-        limit, than = GOALS.get(kind, (None, None))
+        (limit, than), p95 = GOALS.get(kind, (None, None)), percentile(values, 95)
         base = than or f"{kind.partition(' ')[0]} alone"
-        ratio = f"{p95 / percentile(waits[base], 95):.2f}" if waits.get(base) else ""
-        goal = "" if limit is None else f"{limit} x {than}" if than else f"{limit} s"
-        told = (f"{percentile(values, share):.3f} s" for share in (50, 95, 100))
-        table.add_row(kind, str(len(values)), str(figures.failed[kind]), *told, ratio, goal)
-    return table
+        times_s = {f"p{share}_s": percentile(values, share) for share in (50, 95, 100)}
+        beside = {"p95_to_alone": p95 / percentile(waits[base], 95) if waits.get(base) else None}
+        goal = {"goal": f"{limit} x {than}" if than else limit}
+        counts = {"n": len(values), "failed": figures.failed[kind]}
+        rows.append({"kind": kind, **counts, **times_s, **beside, **goal})
+    return rows
 
 
 def main() -> None:
@@ -291,7 +266,6 @@ def main() -> None:
     add("--clips", type=int, default=200, help="under the first key")
     add("--out", type=Path)
     args = parser.parse_args()
-    console = Console(width=110)
     found = {command: Figures() for command in args.splitscribe}
     for _ in range(args.rounds):
         for command, figures in found.items():
@@ -300,13 +274,13 @@ def main() -> None:
             with serving(*flags, *keys, command=(command, "serve")) as server:
                 load = Load(server, command, figures, args)
                 asyncio.run(load.run([part for part in PARTS if part in args.only]))
-            console.print(f"{command}: others took {figures.cores_of_others[-1]:.2f} cores")
+            print(f"{command}: others took {figures.cores_of_others[-1]:.2f} cores")
     first = found[args.splitscribe[0]]
     for command, figures in found.items():
-        console.print(table_of(figures, command))
+        print_table(rows_of(figures), command)
         for name, values in figures.spans_s.items():
             ratio = np.median(values) / np.median(first.spans_s[name])
-            console.print(f"{name}: {np.median(values):.1f} s, {ratio:.3f} x the first command's")
+            print(f"{name}: {np.median(values):.1f} s, {ratio:.3f} x the first command's")
     result = {command: vars(figures) for command, figures in found.items()}
     told = {**vars(args), "out": None, "commands": result}
     print_result("mixed", {**cpu_info(), **versions("torch"), **told}, args.out)

@@ -23,11 +23,8 @@ from contextlib import AbstractContextManager, ExitStack
 from dataclasses import dataclass, field
 from typing import Any
 
-from rich.console import Console
-from rich.table import Table
-
 from benchmark.shared.bare_server import BareServer, bare_uvicorn
-from benchmark.shared.command import make_parser, print_result
+from benchmark.shared.command import make_parser, print_result, print_table
 from benchmark.shared.openai_client import Client, Upload, form_fields, send_all
 from benchmark.shared.server import BenchServer, cpu_ms_each, serving
 from cluster.demo.samples import sample_path
@@ -117,7 +114,7 @@ def idle_router_ms(server: Server) -> float:
     return 1000 * (server.cpu_s()["router"] - before_s) / IDLE_S
 
 
-def measure_cost(n_rounds: int, n_requests: int, console: Console) -> list[dict[str, Any]]:
+def measure_cost(n_rounds: int, n_requests: int) -> list[dict[str, Any]]:
     """What a request costs, in every configuration, at every number in flight."""
     samples = {(name, n): Sample() for name in CONFIGURATIONS for n in IN_FLIGHT}
     with ExitStack() as stack:
@@ -129,31 +126,20 @@ def measure_cost(n_rounds: int, n_requests: int, console: Console) -> list[dict[
             for n in IN_FLIGHT:
                 for name, server in servers.items():
                     samples[name, n].add(*measure(server, n_requests, n))
-    table = Table(title="5 s clip, workers that answer at once; CPU ms per request")
-    for column in ("", "in flight", "req/s", "p50 ms", "router + proxy", *CPU_KINDS):
-        table.add_column(column, no_wrap=True)
-    for (name, n), sample in samples.items():
-        table.add_row(
-            name,
-            str(n),
-            f"{statistics.median(sample.requests_per_s):.0f}",
-            f"{statistics.median(sample.p50_ms):.1f}",
-            f"{sample.router_and_proxy():.1f}",
-            *(f"{sample.cpu(kind):.1f}" for kind in CPU_KINDS),
-        )
-    console.print(table)
+    rows = [
+        {"configuration": name, "in_flight": n, **sample.report()}
+        for (name, n), sample in samples.items()
+    ]
+    print_table(rows, "5 s clip, workers that answer at once; CPU ms per request")
     costs_ms = [samples["router", n].router_and_proxy() for n in IN_FLIGHT]
-    console.print(
+    print(
         f"router and proxy: {min(costs_ms):.1f} to {max(costs_ms):.1f} ms per request (to reach: "
         f"{TARGET_MS:.0f}), with {idle_ms:.0f} ms per second that an idle router takes, shared by "
         f"the requests of that second. {1000 / max(costs_ms):.0f} to {1000 / min(costs_ms):.0f} "
         f"requests/s would fill the one core that its event loop can use (to reach: "
         f"{TARGET_PER_S:.0f}): computed, as {os.cpu_count()} cores cannot show it"
     )
-    return [
-        {"configuration": name, "in_flight": n, **sample.report()}
-        for (name, n), sample in samples.items()
-    ]
+    return rows
 
 
 def main() -> None:
@@ -161,7 +147,7 @@ def main() -> None:
     parser.add_argument("--rounds", type=int, default=5)
     parser.add_argument("--requests", type=int, default=200, help="per round")
     args = parser.parse_args()
-    cost = measure_cost(args.rounds, args.requests, Console(width=170))
+    cost = measure_cost(args.rounds, args.requests)
     print_result("scaling", {"cores": os.cpu_count(), "cost": cost})
 
 

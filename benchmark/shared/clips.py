@@ -1,8 +1,6 @@
 """Recordings and what is said in them: a folder, a Hugging Face dataset, or demo utterances.
 
-    folder    name.wav beside name.txt; or references.tsv (file, tab, text; no heading), or
-              references.jsonl ({"file": ..., "text": ...} a line) beside the files
-    manifest  such a .tsv or .jsonl of any name; its files are found from its own folder
+    folder    name.wav beside name.txt; or references.tsv (file, tab, text; no heading)
     dataset   any on the Hub or in a local folder that `datasets` loads; needs that package
     demo      the recordings that ship with the package, or new utterances by the demo model's own
               voices (needs espeak-ng and flite), made once and kept in a cache folder
@@ -15,7 +13,6 @@ from __future__ import annotations
 import argparse
 import csv
 import io
-import json
 import os
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
@@ -33,10 +30,9 @@ from cluster.demo.samples import SAMPLES, sample_path, sample_text
 AUDIO_SUFFIXES = frozenset(
     (".wav", ".flac", ".mp3", ".ogg", ".opus", ".m4a", ".mp4", ".webm", ".aac")
 )
-FILE_KEYS = ("file", "audio", "audio_filepath", "path")
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "splitscribe/benchmark"
 TEXT_KEYS = ("text", "sentence", "transcription", "transcript", "normalized_text")
-MANIFESTS = ("references.tsv", "references.jsonl")
+TABLE = "references.tsv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -69,7 +65,6 @@ def add_clip_flags(parser: argparse._ActionsContainer) -> None:
     """The flags that `clips_of` reads."""
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--folder", type=Path, help="audio files with their references")
-    source.add_argument("--manifest", type=Path, metavar="FILE", help="a .tsv or .jsonl of files")
     source.add_argument("--hf-dataset", metavar="NAME", help="on the Hub, or a local folder")
     source.add_argument("--demo", type=int, metavar="N", help="that many demo utterances")
     parser.add_argument("--hf-config", metavar="NAME", help="configuration of the dataset")
@@ -86,8 +81,6 @@ def clips_of(args: argparse.Namespace, limit: int | None = None) -> list[Clip]:
     """
     if args.folder:
         found = folder_clips(args.folder)
-    elif args.manifest:
-        found = manifest_clips(args.manifest)
     elif args.hf_dataset:
         found = list(
             dataset_clips(
@@ -107,9 +100,8 @@ def folder_clips(folder: Path) -> list[Clip]:
     """Every audio file under `folder`, by name; the reference where there is one."""
     if not folder.is_dir():
         raise SystemExit(f"{folder} is no folder")
-    for name in MANIFESTS:
-        if (folder / name).is_file():
-            return manifest_clips(folder / name)
+    if (folder / TABLE).is_file():
+        return _listed_clips(folder / TABLE)
     clips = []
     for file in sorted(folder.rglob("*")):
         if file.suffix.lower() in AUDIO_SUFFIXES:
@@ -119,38 +111,11 @@ def folder_clips(folder: Path) -> list[Clip]:
     return clips
 
 
-def manifest_clips(manifest: Path) -> list[Clip]:
-    """The recordings that a table lists, in its order; paths are relative to its folder.
-
-    Raises:
-        SystemExit: it cannot be read, or a recording is not there.
-    """
-    if not manifest.is_file():
-        raise SystemExit(f"{manifest} is no file")
-    listed = _read_manifest(manifest)
-    folder = manifest.parent
-    missing = [name for name in listed if not (folder / name).is_file()]
-    if missing:
-        raise SystemExit(f"{manifest} lists files that are not there: {', '.join(missing[:3])}")
-    return [Clip(name, folder / name, text) for name, text in listed.items()]
-
-
-def _read_manifest(manifest: Path) -> dict[str, str]:
-    """File name to text."""
-    if manifest.suffix == ".tsv":
-        with manifest.open(newline="") as lines:
-            rows = list(csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE))
-        return {row[0]: row[1].strip() for row in rows if len(row) > 1}
-    try:
-        rows_json = [json.loads(line) for line in manifest.read_text().splitlines() if line.strip()]
-    except ValueError as error:
-        raise SystemExit(
-            f"{manifest} is neither a .tsv nor a JSON object a line: {error}"
-        ) from None
-    where = str(manifest)
-    return {
-        str(_first(row, FILE_KEYS, where)): str(_first(row, TEXT_KEYS, where)) for row in rows_json
-    }
+def _listed_clips(table: Path) -> list[Clip]:
+    """The recordings of a table, in its order; paths are relative to its folder."""
+    with table.open(newline="") as lines:
+        rows = [row for row in csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if row]
+    return [Clip(name, table.parent / name, text.strip()) for name, text in rows]
 
 
 def _first(row: Mapping[str, Any], keys: tuple[str, ...], where: str) -> Any:

@@ -1,12 +1,16 @@
-"""What every benchmark's command line has in common: help that is its docstring, one JSON line."""
+"""What all benchmarks' command lines have in common: help by docstring, tables, a JSON line."""
 
 from __future__ import annotations
 
 import argparse
 import json
 import sys
+from collections.abc import Iterable, Mapping, Sequence
 from pathlib import Path
 from typing import Any
+
+from rich.console import Console
+from rich.table import Table
 
 
 def make_parser(doc: str | None) -> argparse.ArgumentParser:
@@ -17,6 +21,29 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
         description=doc,
         formatter_class=argparse.RawDescriptionHelpFormatter,
     )
+
+
+def print_table(rows: Iterable[Mapping[str, Any]], title: str = "") -> None:
+    """Rows with the same keys; of a value that has several, each is a column."""
+    flat = [dict(_columns(row)) for row in rows]
+    table = Table(*dict.fromkeys(name for row in flat for name in row), title=title)
+    for row in flat:
+        table.add_row(*(_shown(row.get(str(column.header))) for column in table.columns))
+    Console(width=170).print(table)
+
+
+def _columns(row: Mapping[str, Any], prefix: str = "") -> Iterable[tuple[str, Any]]:
+    for name, value in row.items():
+        if isinstance(value, Mapping):
+            yield from _columns(value, f"{prefix}{name} ")
+        else:
+            yield prefix + name.replace("_per_", "/").replace("_", " "), value
+
+
+def _shown(value: Any) -> str:
+    if isinstance(value, Sequence) and not isinstance(value, str):
+        return ", ".join(map(_shown, value))
+    return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
 def print_result(benchmark: str, figures: dict[str, Any], file: Path | None = None) -> None:

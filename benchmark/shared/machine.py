@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import os
 import platform
 import statistics
 import subprocess
@@ -19,8 +18,10 @@ import psutil
 import torch
 
 from benchmark.shared.flops import FRAMES
+from cluster.common.model.device import usable_cores
 from tests.support.checkpoints import ModelShape
 
+SAMPLE_S = 0.2  # between two looks at memory
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "avx_vnni")
 
 
@@ -42,10 +43,6 @@ def cpu_info() -> dict[str, Any]:
     }
 
 
-def usable_cores() -> int:
-    return len(os.sched_getaffinity(0)) if hasattr(os, "sched_getaffinity") else os.cpu_count() or 1
-
-
 def versions(*packages: str) -> dict[str, str]:
     """Installed versions, and the commit where this is a checkout."""
     found = {}
@@ -64,12 +61,12 @@ def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
-def product_flops(dtype: torch.dtype, shape: ModelShape, rounds: int = 15) -> float:
-    """FLOP/s that torch reaches in the encoder's widest product, median of `rounds`."""
+def product_flops(dtype: torch.dtype, shape: ModelShape) -> float:
+    """FLOP/s that torch reaches in the encoder's widest product, median of 15."""
     left = torch.randn(FRAMES, shape.d_model).to(dtype)
     right = torch.randn(4 * shape.d_model, shape.d_model).to(dtype)
     times = []
-    for _ in range(rounds + 3):
+    for _ in range(15 + 3):
         began = time.perf_counter()
         torch.nn.functional.linear(left, right)
         times.append(time.perf_counter() - began)
@@ -90,10 +87,9 @@ class MemoryWatch:
     Reading it takes time from what is watched: not for timed runs.
     """
 
-    def __init__(self, roots: Sequence[psutil.Process], every_s: float = 0.2) -> None:
+    def __init__(self, roots: Sequence[psutil.Process]) -> None:
         self.peak = Memory()
         self._roots = roots
-        self._every_s = every_s
         self._stop = Event()
         self._thread = Thread(target=self._watch, daemon=True)
 
@@ -115,7 +111,7 @@ class MemoryWatch:
                     pss += getattr(full, "pss", full.rss)
             self.peak.rss = max(self.peak.rss, rss)
             self.peak.pss = max(self.peak.pss, pss)
-            if self._stop.wait(self._every_s):
+            if self._stop.wait(SAMPLE_S):
                 return
 
 

@@ -14,7 +14,6 @@ import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
-from urllib.parse import urlsplit
 
 import aiohttp
 
@@ -67,21 +66,11 @@ def form_fields(model: str, language: str, extra: Mapping[str, object]) -> dict[
     }
 
 
-def endpoint_of(url: str) -> str:
-    """The transcription endpoint of a server's URL, of its `/v1`, or of the endpoint itself."""
-    url = url.rstrip("/")
-    if not urlsplit(url).scheme:
-        url = f"http://{url}"
-    if "/audio/" in urlsplit(url).path:
-        return url
-    return url + (ENDPOINT.removeprefix("/v1") if url.endswith("/v1") else ENDPOINT)
-
-
 class Client:
     """Sends uploads to one endpoint; as many at a time as it is asked to."""
 
     def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 600.0) -> None:
-        self.endpoint = endpoint_of(url)
+        self.endpoint = url.rstrip("/").removesuffix("/v1") + ENDPOINT
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
         self._timeout = aiohttp.ClientTimeout(total=timeout_s)
         self._session: aiohttp.ClientSession | None = None
@@ -96,21 +85,6 @@ class Client:
     async def __aexit__(self, *_: object) -> None:
         if self._session is not None:
             await self._session.close()
-
-    async def first_model(self) -> str:
-        """The first model that the server lists.
-
-        Raises:
-            SystemExit: there is no server, or it lists none.
-        """
-        assert self._session is not None
-        url = self.endpoint.partition("/audio/")[0] + "/models"
-        try:
-            async with self._session.get(url) as answer:
-                answer.raise_for_status()
-                return str((await answer.json())["data"][0]["id"])
-        except (aiohttp.ClientError, TimeoutError, LookupError, ValueError) as error:
-            raise SystemExit(f"no model at {url}: {error!r}; name one with --model") from error
 
     async def send(self, upload: Upload) -> Outcome:
         """One request, whatever comes of it; only a cancellation is raised."""

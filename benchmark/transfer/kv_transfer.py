@@ -31,10 +31,8 @@ os.environ.setdefault("RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO", "0")
 
 import numpy as np
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from benchmark.shared.command import make_parser, print_result
+from benchmark.shared.command import make_parser, print_result, print_table
 from benchmark.shared.machine import median_ratio
 from cluster.common.kv.connect import make_wire
 from cluster.common.kv.exporter import KVExporter
@@ -245,26 +243,6 @@ def measure(layout: PageLayout, rounds: int, encoder: Encoder, ray_encoder: Any)
     return Row(layout.model, layout, transport, times_ms)
 
 
-def print_table(rows: list[Row], console: Console) -> None:
-    contenders = [name for name in COLUMNS if name in rows[0].times_ms]
-    others = [f"of {name}" for name in contenders[1:]]
-    table = Table(
-        *("shape", "MB", "page", "pages", *contenders, *others),
-        title="one window handed off: medians in ms; ours as a share of each one's speed",
-    )
-    for row in rows:
-        layout = row.layout
-        table.add_row(
-            row.shape,
-            f"{row.n_bytes / 1e6:.1f}",
-            str(layout.page_frames),
-            str(layout.pages_per_window),
-            *(f"{row.median_ms(name):.2f}" for name in contenders),
-            *(f"{row.ratio_to(name):.2f}x" for name in contenders[1:]),
-        )
-    console.print(table)
-
-
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--quick", action="store_true", help="two shapes, few rounds")
@@ -283,12 +261,12 @@ def main() -> None:
             rows.append(measure(layout, 7 if args.quick else 25, encoder, ray_encoder))
             print(f"measured {shape[0]}, pages of {layout.page_frames} frames", file=sys.stderr)
     encoder.close()
-    console = Console(width=170)
-    print_table(rows, console)
+    found = [row.as_json() for row in rows]
+    print_table(found, "one window handed off; ours as a share of each one's speed")
     load = os.getloadavg()[0]
     print(f"{os.cpu_count()} cores, load {load:.1f}, transport {rows[0].transport}")
     figures = {"cpus": os.cpu_count(), "load": round(load, 1)}
-    print_result("kv_transfer", {**figures, "rows": [row.as_json() for row in rows]})
+    print_result("kv_transfer", {**figures, "rows": found})
 
 
 if __name__ == "__main__":

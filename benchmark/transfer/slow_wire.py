@@ -20,10 +20,8 @@ from typing import Any
 from unittest.mock import patch
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
-from benchmark.shared.command import make_parser, print_result
+from benchmark.shared.command import make_parser, print_result, print_table
 from benchmark.shared.flops import FRAMES, SHAPES, projection_flops
 from benchmark.shared.machine import cpu_info
 from benchmark.transfer.kv_transfer import CONFIG, Encoder
@@ -117,6 +115,10 @@ def h200_ms() -> dict[str, dict[str, float]]:
     }
 
 
+def by_wire(figures: dict[str, dict[str, float]]) -> list[dict[str, Any]]:
+    return [{"wire": wire, **row} for wire, row in figures.items()]
+
+
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--rounds", type=int, default=5)
@@ -126,7 +128,7 @@ def main() -> None:
         wire: {of: round(per_s / n_bytes, 1) for of, n_bytes in BYTES.items()}
         for wire, per_s in WIRES.items()
     }
-    print_table("ceilings: windows a second that the wire carries", ceilings)
+    print_table(by_wire(ceilings), "ceilings: windows a second that the wire carries")
     encoder, decoder = Encoder(), Decoder()
     times: dict[str, dict[str, list[float]]] = {wire: {"KV": [], "states": []} for wire in WIRES}
     for _ in range(args.rounds):
@@ -140,18 +142,11 @@ def main() -> None:
         for wire, by_payload in times.items()
     }
     projection_ms = round(statistics.median(decoder.projection_ms), 1)
-    print_table(f"ms for {WINDOWS} windows, {projection_ms:g} to project one", taken_ms)
-    print_table("an H200, by arithmetic: ms for a window", h200_ms())
+    print_table(by_wire(taken_ms), f"ms for {WINDOWS} windows, {projection_ms:g} to project one")
+    print_table(by_wire(h200_ms()), "an H200, by arithmetic: ms for a window")
     asked = {**cpu_info(), "windows": WINDOWS, "rounds": args.rounds, "ceilings_per_s": ceilings}
     taken = {"projection_ms": projection_ms, "taken_ms": taken_ms, "h200_ms": h200_ms()}
     print_result("slow_wire", asked | taken, args.out)
-
-
-def print_table(title: str, rows: dict[str, dict[str, float]]) -> None:
-    table = Table("wire", *BYTES, title=title, min_width=60)
-    for wire, row in rows.items():
-        table.add_row(wire, *map(str, row.values()))
-    Console(width=100).print(table)
 
 
 if __name__ == "__main__":

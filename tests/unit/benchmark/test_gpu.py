@@ -12,7 +12,7 @@ from pathlib import Path
 import pytest
 
 from benchmark.gpu import __main__ as gpu
-from benchmark.gpu.__main__ import file_of, keep, print_table
+from benchmark.gpu.__main__ import file_of, keep
 from benchmark.gpu.rig import Served
 from benchmark.gpu.serving import closed_loop, latencies
 from benchmark.shared.flops import H200, SHAPES
@@ -59,9 +59,7 @@ class Scripted(gpu.Sections):
         return [sys.executable, "-c", CHILD, name, str(gpu.rows_file(self._work, name))]
 
 
-def test_a_section_that_fails_or_hangs_costs_only_its_own_rows(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str]
-) -> None:
+def test_a_section_that_fails_or_hangs_costs_only_its_own_rows(tmp_path: Path) -> None:
     """And each row was kept when it came, also of the section that was ended."""
     kept: list[str] = []
     args = gpu.parse(["--sections", "encoder,decoder,e2e", "--minutes", "0.05"])
@@ -78,8 +76,6 @@ def test_a_section_that_fails_or_hangs_costs_only_its_own_rows(
     assert any(json.loads(one).get("encoder", {}) == {"windows/s": 3.0} for one in kept), (
         "the rows of a section that runs were not kept"
     )
-    print_table(results)
-    assert "hung" in capsys.readouterr().out
 
 
 def test_results_are_kept_by_device_date_and_commit(tmp_path: Path) -> None:

@@ -9,7 +9,7 @@ from contextlib import asynccontextmanager
 import pytest
 from aiohttp import web
 
-from benchmark.shared.openai_client import Client, Outcome, Upload, endpoint_of
+from benchmark.shared.openai_client import Client, Outcome, Upload
 
 UPLOAD = Upload.of(b"RIFF", "a.wav", {"model": "m"})
 Answer = Callable[[web.Request], web.StreamResponse]
@@ -72,10 +72,3 @@ async def test_a_server_that_does_not_answer_is_a_timeout() -> None:
 async def test_a_text_answer_is_the_text() -> None:
     outcome = await outcome_of(lambda _: web.Response(text="just words"))
     assert outcome.text == "just words"
-
-
-@pytest.mark.parametrize(
-    "url", ["http://h:1", "http://h:1/", "http://h:1/v1", "http://h:1/v1/audio/transcriptions"]
-)
-def test_a_url_may_be_the_servers_its_v1_or_the_endpoint(url: str) -> None:
-    assert endpoint_of(url) == "http://h:1/v1/audio/transcriptions"
