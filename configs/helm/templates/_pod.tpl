@@ -66,8 +66,16 @@ nodeSelector:
 tolerations:
   {{- toYaml . | nindent 2 }}
 {{- end }}
-{{- if $values.modelCache.pull }}
 initContainers:
+  - name: kernels # of the image, into the volume that will have those of other processors
+    image: {{ $values.image.repository }}:{{ $values.image.tag }}
+    imagePullPolicy: {{ $values.image.pullPolicy }}
+    command: [cp, -r, /home/ray/.cache/., /cache]
+    securityContext:
+      {{- include "splitscribe.security" .root | nindent 6 }}
+    volumeMounts:
+      - {name: cache, mountPath: /cache}
+  {{- if $values.modelCache.pull }}
   - name: pull
     image: {{ $values.image.repository }}:{{ $values.image.tag }}
     imagePullPolicy: {{ $values.image.pullPolicy }}
@@ -85,13 +93,13 @@ initContainers:
       {{- include "splitscribe.env" .root | nindent 6 }}
     volumeMounts:
       {{- include "splitscribe.mounts" .root | nindent 6 }}
-{{- end }}
+  {{- end }}
 volumes:
   - name: tmp # Ray's folder, and uploads while they arrive
     emptyDir: {}
   - name: shm # Ray's objects, and KV between workers of one node
     emptyDir: {medium: Memory, sizeLimit: {{ .pod.shm }}}
-  - name: cache # kernels that were compiled here
+  - name: cache # kernels
     emptyDir: {}
   - name: models
     {{- if $values.modelCache.existingClaim }}

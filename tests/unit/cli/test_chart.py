@@ -168,7 +168,7 @@ def test_files_are_compared_on_the_command_line(tmp_path: Path) -> None:
     said = CliRunner().invoke(config, ["restarts", str(now), str(next_)], catch_exceptions=False)
     assert said.stdout == (
         "StatefulSet/splitscribe: its pod restarts, and nothing serves meanwhile "
-        "(spec.containers.0.image)\n"
+        "(spec.containers.0.image, spec.initContainers.0.image)\n"
     )
     other = CliRunner().invoke(config, ["restarts", str(now), str(shipped_config("kuberay").path)])
     assert other.stdout.splitlines() == [
