@@ -94,6 +94,15 @@ CREATE TABLE webhooks (
     due_at INTEGER NOT NULL
 );
 """
+USAGE = """
+CREATE TABLE IF NOT EXISTS usage (
+    owner TEXT NOT NULL,
+    day INTEGER NOT NULL,
+    lines INTEGER NOT NULL,
+    audio_s REAL NOT NULL,
+    PRIMARY KEY (owner, day)
+)
+"""
 
 Result = TypeVar("Result")
 
@@ -125,6 +134,7 @@ class Database:
                 "BEGIN; ALTER TABLE batches ADD COLUMN checks INTEGER NOT NULL DEFAULT 0;"
                 f" PRAGMA user_version = {VERSION}; COMMIT;"
             )
+        self._connection.execute(USAGE)
         self._connection.execute("PRAGMA journal_mode = WAL")
         self._connection.execute("PRAGMA synchronous = FULL")  # also after the power was lost
         with self.transaction():

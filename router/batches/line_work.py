@@ -72,7 +72,7 @@ class BulkTranscriber(Protocol):
         """Transcribe a file, however long it waits. Raises SplitscribeError.
 
         Returns:
-            what has the endpoint's answer as its `body()`.
+            what has the `transcript`, and the endpoint's answer as its `body()`.
         """
 
 
@@ -84,17 +84,23 @@ class LineWork:
         self._engine = engine
         self._downloads = downloads
 
-    async def run(self, claim: Claim) -> tuple[Outcome, str]:
-        """Run a line to its end. Returns what it came to, and its line of the result's file.
+    async def run(self, claim: Claim) -> tuple[Outcome, str, float]:
+        """Run a line to its end.
+
+        Returns:
+            what it came to, its line of the result's file, and the seconds that were transcribed.
 
         Raises:
             InsufficientStorageError: its audio does not fit onto the disk now.
         """
         name = f"req_{request_id(claim.batch.id, claim.number)}"
         outcome: Outcome
+        audio_s = 0.0
         with request_scope(name):
             try:
-                outcome, status, body = "completed", 200, await self._answer(claim, name)
+                done = await self._answer(claim, name)
+                audio_s = done.transcript.duration_s
+                outcome, status, body = "completed", 200, done.body()
             except InsufficientStorageError:
                 raise
             except Exception as error:
@@ -114,9 +120,10 @@ class LineWork:
                     exc_info=failure is not error,
                 )
                 outcome, status, body = "failed", failure.status, error_body(failure)
-        return outcome, result_of(claim.batch.id, claim.number, claim.custom_id, status, body)
+        result = result_of(claim.batch.id, claim.number, claim.custom_id, status, body)
+        return outcome, result, audio_s
 
-    async def _answer(self, claim: Claim, name: str) -> object:
+    async def _answer(self, claim: Claim, name: str) -> Any:
         if claim.attempts > MAX_CLAIMS:
             raise SplitscribeError(
                 f"The server ended {MAX_CLAIMS} times while it worked on this line.",
@@ -128,12 +135,11 @@ class LineWork:
         params = self._engine.params(pairs, ENDPOINTS[claim.batch.endpoint])
         try:
             async with self._audio(claim, source, body.pop(source)) as path:
-                done = await self._engine.transcribe(path, params, name=name)
+                return await self._engine.transcribe(path, params, name=name)
         except SplitscribeError as error:
             if error.param == AUDIO_PARAM:
                 error.param = source
             raise
-        return done.body()
 
     def _read(self, claim: Claim) -> dict[str, Any]:
         blobs = self._owned.blobs

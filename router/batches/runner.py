@@ -178,8 +178,8 @@ class BatchRunner:
     async def _run_line(self, claim: Claim) -> None:
         queue = self._owned.queue
         try:
-            outcome, result = await self._work.run(claim)
-            await self._store(queue.settle, claim, outcome, result)
+            outcome, result, audio_s = await self._work.run(claim)
+            await self._store(queue.settle, claim, outcome, result, audio_s, self._owned.now)
             self._owned.recorder.add("splitscribe_batch_lines_total", outcome=outcome)
         except InsufficientStorageError as error:
             self._pause(error)

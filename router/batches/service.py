@@ -38,14 +38,14 @@ from router.batches.quota import Quota
 from router.batches.runner import BatchRunner
 from router.batches.store import Order, Store, no_such_file
 from router.batches.webhooks import Webhooks
-from router.batches.work_queue import WorkQueue
+from router.batches.work_queue import Usage, WorkQueue
 
 logger = logging.getLogger(__name__)
 
 ASKED = (  # by routers
     *("begin_upload", "append", "finish_upload", "abort_upload"),
     *("file", "list_files", "delete_file", "read"),
-    *("create_batch", "batch", "list_batches", "cancel_batch"),
+    *("create_batch", "batch", "list_batches", "cancel_batch", "usage"),
 )
 LOCK_NAME = "owner.lock"
 OURS = (LOCK_NAME, *FOLDERS)  # beside the database's files
@@ -179,6 +179,9 @@ class BatchService:
         self._runner.look()
         return batch
 
+    async def usage(self, owner: str) -> list[Usage]:
+        return await self._owned.call(self._owned.queue.usage, owner)
+
     def _shown(self, batch: Batch) -> Batch:
         """With why it waits, where it does."""
         waits = batch.status in ("in_progress", "finalizing")
@@ -208,6 +211,7 @@ class BatchService:
         await call(store.forget_files, gone)
         await asyncio.to_thread(blobs.sweep)
         self._quota.forget()
+        await call(self._owned.queue.forget_usage, now)
         if retention_s := self._owned.settings.retention_s:
             await call(store.forget_batches, now - retention_s)
 

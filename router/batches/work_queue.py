@@ -19,6 +19,9 @@ from router.batches.store import OpenBatch
 Outcome = Literal["completed", "failed"]
 Result = tuple[int, str, str | None]  # number and custom_id of a line, and what came of it
 RESULTS_AT_ONCE = 64
+Usage = tuple[int, int, float]  # day since 1970, lines that ended, seconds of audio
+DAY_S = 86_400
+USAGE_DAYS = 31  # that are kept
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,11 +91,21 @@ class WorkQueue:
                     return Claim(batch, *row)
         return None
 
-    def settle(self, claim: Claim, outcome: Outcome, result: str) -> None:
-        """Store a line's result, unless the claim is not this owner's any more."""
+    def settle(self, claim: Claim, outcome: Outcome, result: str, audio_s: float, now: int) -> None:
+        """Store a line's result, unless the claim is not this owner's any more.
+
+        audio_s: that was transcribed, for the account of its key; 0.0 where it failed.
+        """
         with self._database.transaction():
             if self._change(claim, "state = ?, result = ?", outcome, result):
                 self._count(claim.batch.id, outcome, 1)
+                self._database.run(
+                    "INSERT INTO usage VALUES (?, ?, 1, ?) ON CONFLICT DO UPDATE"
+                    " SET lines = lines + 1, audio_s = audio_s + excluded.audio_s",
+                    claim.batch.owner,
+                    now // DAY_S,
+                    audio_s,
+                )
 
     def release(self, claim: Claim, counts: bool = False) -> None:
         """Give a line back that was not run to its end. counts: the claim does, too."""
@@ -119,6 +132,16 @@ class WorkQueue:
             RESULTS_AT_ONCE,
         )
         return [(row["number"], row["custom_id"], row["result"]) for row in rows]
+
+    def usage(self, owner: str) -> list[Usage]:
+        """What a key's lines have used on each day."""
+        rows = self._database.all(
+            "SELECT day, lines, audio_s FROM usage WHERE owner = ? ORDER BY day", owner
+        )
+        return [(row["day"], row["lines"], row["audio_s"]) for row in rows]
+
+    def forget_usage(self, now: int) -> None:
+        self._database.run("DELETE FROM usage WHERE day <= ?", now // DAY_S - USAGE_DAYS)
 
     def due_webhooks(self, now: int, but: frozenset[str], most: int) -> list[Delivery]:
         """Those whose time has come, apart from those that are being made."""

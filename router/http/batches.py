@@ -40,6 +40,7 @@ from router.batches.store import new_id
 from router.http.bodies import FILE_FIELD, FormReader, form_boundary
 from router.http.keys import KeyRing, key_owner
 from router.http.uploads import check_content_length
+from router.http.usage import UsageAccount
 
 MAX_NAME = 255  # characters of a file's name
 INPUT_PURPOSE = "batch"
@@ -53,11 +54,13 @@ class BatchAccess:
     max_file_bytes: int
 
 
-def add_batches(api: APIRouter, access: BatchAccess | None, keys: KeyRing) -> None:
+def add_batches(
+    api: APIRouter, access: BatchAccess | None, keys: KeyRing, usage: UsageAccount
+) -> None:
     """Add `/v1/files` and `/v1/batches`; without `access`, what says how to turn them on."""
     if access is not None:
         _add_files(api, access, keys)
-        _add_batches(api, access.batches, keys)
+        _add_batches(api, access.batches, keys, usage)
         return
 
     async def refuse() -> None:
@@ -77,7 +80,7 @@ def _key_owner(request: Request, keys: KeyRing) -> str:
     return keys.owner_digest(key_owner(request)).hex()
 
 
-def _add_batches(api: APIRouter, batches: BatchService, keys: KeyRing) -> None:
+def _add_batches(api: APIRouter, batches: BatchService, keys: KeyRing, usage: UsageAccount) -> None:
     schema = {"application/json": {"schema": whole_schema(CreateBatchRequest)}}
 
     @api.post(
@@ -102,6 +105,9 @@ def _add_batches(api: APIRouter, batches: BatchService, keys: KeyRing) -> None:
                 param="input_file_id",
                 code="invalid_purpose",
             )
+        if (key := key_owner(request)) is not None:
+            usage.note_batches(key, await batches.usage(owner))
+            usage.begin(key)
         return await batches.create_batch(owner, new_id("batch_"), asked)
 
     @api.get("/batches", tags=["batches"], summary="List batches")

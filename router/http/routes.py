@@ -173,9 +173,9 @@ def create_app(
     _add_audio(api, service)
     _add_models(api, registry)
     if len(keys):
-        add_usage(api, usage)
+        add_usage(api, usage, keys, batches and batches.batches)
     add_realtime(app, api, realtime)
-    add_batches(api, batches, keys)
+    add_batches(api, batches, keys, usage)
     app.include_router(api)
     if settings.asr_webservice:
         add_asr_routes(app, service, keys)

@@ -1,8 +1,10 @@
 """What each API key uses, and how much it may: requests a minute, hours of audio a day.
 
-Audio counts when its transcript is whole, live audio when its session ends; lines of batches do
-not count. The account is a router's own and begins with it; metrics carry it over restarts. Its
-answer has the shape of OpenAI's usage of audio transcriptions, with a key's name as its id.
+Audio counts when its transcript is whole, live audio when its session ends. The account is a
+router's own and begins with it; metrics carry it over restarts. Lines of batches are counted by
+their owner, which a router asks when a batch is created or the account is read: a batch that was
+taken runs to its end. The answer has the shape of OpenAI's usage of audio transcriptions, with a
+key's name as its id.
 """
 
 from __future__ import annotations
@@ -10,7 +12,7 @@ from __future__ import annotations
 import math
 import time
 from collections import defaultdict
-from collections.abc import Callable
+from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from typing import Annotated, Any, Literal
 
@@ -19,11 +21,11 @@ from fastapi import APIRouter, Query, Request
 from cluster.common.errors import QuotaExceededError, RateLimitError
 from cluster.common.metrics import Recorder
 from cluster.common.settings import RouterSettings
+from router.batches.service import BatchService
+from router.batches.work_queue import DAY_S, USAGE_DAYS, Usage
 from router.http.keys import KeyRing, key_owner
 from router.http.listener import Budget
 
-DAY_S = 86_400
-N_DAYS = 31  # that are kept
 PATH = "/organization/usage/audio_transcriptions"
 
 
@@ -49,6 +51,7 @@ class UsageAccount:
         self._recorder = recorder
         self._unix_time = unix_time
         self._days: dict[int, dict[int, _Used]] = {}  # by the day's number, then by key
+        self._in_batches: dict[int, dict[int, _Used]] = {}  # by key, then by day; as last told
         self._budgets: dict[int, Budget] = defaultdict(
             lambda: Budget(self._a_minute / 60.0, self._a_minute)
         )
@@ -58,7 +61,8 @@ class UsageAccount:
         if owner is None:
             return
         now_s, used = self._unix_time(), self._today(owner)
-        if self._audio_s_a_day and used.audio_s >= self._audio_s_a_day:
+        in_batches = self._in_batches.get(owner, {}).get(int(now_s // DAY_S), _Used())
+        if 0.0 < self._audio_s_a_day <= used.audio_s + in_batches.audio_s:
             raise QuotaExceededError(
                 f"This API key has used its {self._audio_s_a_day / 3600.0:g} hours of audio of "
                 "today; the next day begins at 00:00 UTC.",
@@ -81,16 +85,23 @@ class UsageAccount:
             name = self._keys.name(owner)
             self._recorder.add("splitscribe_key_audio_seconds_total", audio_s, key=name)
 
+    def note_batches(self, owner: int, days: Sequence[Usage]) -> None:
+        """Take what this key's lines of batches have used."""
+        self._in_batches[owner] = {day: _Used(lines, audio_s) for day, lines, audio_s in days}
+
     def buckets(self, owner: int, start: int, end: float) -> list[dict[str, Any]]:
         """One for each day from `start` to before `end`, in Unix seconds, with use of this key."""
         found = []
-        for day, of_keys in self._days.items():
+        in_batches = self._in_batches.get(owner, {})
+        own = {day: used[owner] for day, used in self._days.items() if owner in used}
+        for day in sorted(own.keys() | in_batches.keys()):
             begins, ends = day * DAY_S, (day + 1) * DAY_S
-            if (used := of_keys.get(owner)) and ends > start and begins < end:
+            if ends > start and begins < end:
+                used = [account[day] for account in (own, in_batches) if day in account]
                 result = {
                     "object": "organization.usage.audio_transcriptions.result",
-                    "seconds": math.ceil(used.audio_s),
-                    "num_model_requests": used.requests,
+                    "seconds": math.ceil(sum(one.audio_s for one in used)),
+                    "num_model_requests": sum(one.requests for one in used),
                     "api_key_id": self._keys.name(owner),
                 }
                 bucket = {"object": "bucket", "start_time": begins, "end_time": ends}
@@ -100,12 +111,14 @@ class UsageAccount:
     def _today(self, owner: int) -> _Used:
         today = int(self._unix_time() // DAY_S)
         of_keys = self._days.setdefault(today, {})
-        if len(self._days) > N_DAYS:
+        if len(self._days) > USAGE_DAYS:
             del self._days[min(self._days)]
         return of_keys.setdefault(owner, _Used())
 
 
-def add_usage(api: APIRouter, usage: UsageAccount) -> None:
+def add_usage(
+    api: APIRouter, usage: UsageAccount, keys: KeyRing, batches: BatchService | None
+) -> None:
     """Add the path to `api`, all of whose requests have a key."""
 
     @api.get(PATH, tags=["operations"], summary="What the key that asks has used")
@@ -118,5 +131,7 @@ def add_usage(api: APIRouter, usage: UsageAccount) -> None:
         """Days (UTC) since this router started, of the last 31; a day without use is left out."""
         owner = key_owner(request)
         assert owner is not None
+        if batches is not None:
+            usage.note_batches(owner, await batches.usage(keys.owner_digest(owner).hex()))
         days = usage.buckets(owner, start_time, end_time or math.inf)
         return {"object": "page", "data": days, "has_more": False, "next_page": None}

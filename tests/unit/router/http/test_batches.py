@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import json
 import os
+import time
 from collections.abc import AsyncIterator
 from pathlib import Path
 from typing import Any
@@ -18,9 +19,11 @@ from cluster.common.errors import InsufficientStorageError
 from router.api.batch_bodies import UploadFields
 from router.batches.blobs import ABANDONED_S
 from router.batches.service import PIECE_BYTES
+from router.http.keys import KeyRing
 from tests.support.batches import DEADLINE_S, ENDPOINT, Counter, Desk, Hands, desk, line, served
 from tests.support.router_fakes import make_settings
 
+WAV = {"url": "data:audio/wav;base64,AAAA"}
 AUDIO = os.urandom(2 * PIECE_BYTES + 12_345)
 
 
@@ -290,6 +293,31 @@ async def test_a_line_cannot_read_another_keys_file(at: Desk) -> None:
         batch = await ended(other, (await create(other, file.id)).id)
         [error] = (await results(other, batch.error_file_id)).values()
         assert error["response"]["status_code"] == 404
+
+
+async def test_lines_count_for_the_key_of_their_batch(tmp_path: Path) -> None:
+    hands = Hands()
+    limits = make_settings(api_key=("ann one", "bob two"), max_audio_hours_per_day=0.004)  # 14.4 s
+    async with desk(tmp_path, hands=hands) as at, served(at, limits) as server:
+        client = server.client("one")
+        lines = line("a", **WAV) + line("b", **WAV) + line("c", url="x")
+        file = await client.files.create(file=("in.jsonl", lines), purpose="batch")
+        hands.wall_s = time.time()
+        batch = await ended(client, (await create(client, file.id)).id)
+        assert batch.request_counts is not None
+        assert batch.request_counts.completed == 2
+        usage = await client.get("/organization/usage/audio_transcriptions", cast_to=dict)
+        (day,) = usage["data"]
+        (used,) = day["results"]
+        assert (used["seconds"], used["num_model_requests"], used["api_key_id"]) == (17, 4, "ann")
+        with pytest.raises(openai.RateLimitError, match="hours of audio"):
+            await create(client, file.id)
+        other = server.client("two")
+        file = await other.files.create(file=("in.jsonl", lines), purpose="batch")
+        await create(other, file.id)
+        hands.pass_s(40 * 86_400)
+        await at.service.clean()
+        assert await at.service.usage(KeyRing(("one",)).owner_digest(0).hex()) == []
 
 
 async def test_an_upload_over_the_limit_is_cut_off(at: Desk, tmp_path: Path) -> None:

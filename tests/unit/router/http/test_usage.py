@@ -91,6 +91,22 @@ def test_days_are_told_apart_and_not_kept_for_ever() -> None:
     assert account.usage.buckets(1, 0, 1e12) == []
 
 
+def test_lines_of_batches_count_as_their_owner_tells() -> None:
+    account = Account(max_audio_hours_per_day=1.0)
+    today = int(NOON_S // DAY_S)
+    account.usage.note_batches(0, [(today - 1, 5, 9000.0), (today, 2, 1800.5)])
+    account.usage.begin(0)
+    account.usage.add_audio(0, 1700.0)
+    account.usage.begin(0)
+    account.usage.add_audio(0, 100.0)
+    with pytest.raises(QuotaExceededError):
+        account.usage.begin(0)
+    account.usage.begin(1)
+    before, now = (day["results"][0] for day in account.usage.buckets(0, 0, 1e12))
+    assert (before["seconds"], before["num_model_requests"]) == (9000, 5)
+    assert (now["seconds"], now["num_model_requests"]) == (3601, 4)
+
+
 async def test_each_key_reads_its_own_use_as_openai_tells_it() -> None:
     app = create_app(make_registry(FakeTranscriber()), make_settings(api_key=KEYS))
     async with client_of(app) as client:
