@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 KIT_ARGS ?=
 
-.PHONY: help install demo tools resolve openai-newest gpu-check-install gpu-kernels gpu-kit helm-check-install kernels manifests test test-servers test-references test-unit test-slow test-gpu chaos check format audit demo-model demo-model-eval wheel image clean
+.PHONY: help install demo tools resolve openai-newest gpu-check-install gpu-kernels gpu-kit helm-check-install kernels manifests test test-servers test-references test-unit test-slow fuzz test-gpu chaos check format audit demo-model demo-model-eval wheel image clean
 help:
 	@echo "make demo             install, start a cluster on this machine, transcribe three recordings"
 	@echo "make check            format, lint, types, import rules"
@@ -18,6 +18,7 @@ help:
 	@echo "make test             the fast test suite: unit, parity, contract, end to end"
 	@echo "make kernels          compile the CPU's kernels once, so that no test waits for them"
 	@echo "make test-slow        everything that takes longer; GROUP=live for one group of: $(SLOW_GROUPS)"
+	@echo "make fuzz             whatever clients may send: generated requests, broken bytes and audio, floods"
 	@echo "make test-gpu         what needs a CUDA device (with flashinfer: pip install -e '.[gpu]')"
 	@echo "make resolve          whether the pinned versions resolve from PyPI alone (needs the network)"
 	@echo "make openai-newest    whether the newest openai package can send what nobody here knows (needs the network)"
@@ -129,6 +130,11 @@ GROUP ?= $(SLOW_GROUPS)
 test-slow: gpu-check-install helm-check-install
 	@$(foreach group,$(GROUP),test -n "$(SLOW_$(group))" || { echo "no group $(group): $(SLOW_GROUPS)"; exit 1; };)
 	$(BIN)/python -m pytest -m "slow and not gpu" $(foreach group,$(GROUP),$(SLOW_$(group)))
+
+FUZZ := tests/e2e/http/test_schema_fuzz.py tests/e2e/http/test_fuzz_uploads.py \
+	tests/e2e/http/test_floods.py tests/e2e/archives/test_batch_fuzz.py
+fuzz: install
+	$(BIN)/python -m pytest -m "not gpu" $(FUZZ)
 
 test-gpu: install
 	$(BIN)/python -m pytest -m gpu

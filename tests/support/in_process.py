@@ -6,27 +6,26 @@ a bug in it is a traceback here. KV moves in memory; `conftest.server` has the r
 
 from __future__ import annotations
 
-import asyncio
 import json
 import shutil
-import socket
 from collections.abc import AsyncIterator, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import AsyncExitStack, asynccontextmanager, contextmanager
 from pathlib import Path
 from typing import Any
 
-import uvicorn
 from anyio.from_thread import start_blocking_portal
 
 from cluster.common.model.tensor_files import BUNDLED_FOLDER
 from cluster.common.settings import Settings
 from cluster.common.settings_sources import load_settings
+from cluster.serve.bulk.engine import BulkEngine
 from cluster.serve.in_process import live_engine_over, local_engines, transcriber_over
 from cluster.serve.model_parts import served_model
+from router.batches.service import open_service
+from router.http.batches import BatchAccess
+from router.http.listener import HttpListener
 from router.http.models import ModelRegistry
 from router.http.routes import create_app
-
-STOP_S = 30.0
 
 
 def translating_model(folder: Path) -> str:
@@ -46,29 +45,30 @@ def in_process_server(others: Mapping[str, Any] | None = None, **router: Any) ->
     flags = {**(others or {}), "router": {"audio_workers": 1, **router}}
     settings = load_settings(None, flags, environ={})
     with (
-        socket.create_server(("127.0.0.1", 0)) as listening,
         start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(_serving(settings, listening)),
+        portal.wrap_async_context_manager(_serving(settings)) as port,
     ):
-        yield f"http://127.0.0.1:{listening.getsockname()[1]}"
+        yield f"http://127.0.0.1:{port}"
 
 
 @asynccontextmanager
-async def _serving(settings: Settings, listening: socket.socket) -> AsyncIterator[None]:
-    """Serve while it is entered; clients may connect before, they wait in the socket's queue."""
+async def _serving(settings: Settings) -> AsyncIterator[int]:
+    """Serve by the router's own listener while it is entered. Yields the port."""
     name, own = next(iter(settings.by_model().items()))
     async with (
         local_engines(own) as engines,
         transcriber_over(engines) as transcriber,
         live_engine_over(engines) as live,
+        AsyncExitStack() as closed,
     ):
         registry = ModelRegistry([served_model(settings, name, transcriber, live)])
-        app = create_app(registry, settings.router)
-        server = uvicorn.Server(uvicorn.Config(app, log_level="warning"))
-        serving = asyncio.create_task(server.serve(sockets=[listening]))
-        try:
-            yield
-        finally:
-            server.should_exit = True
-            async with asyncio.timeout(STOP_S):
-                await serving
+        access = None
+        if settings.batches.folder is not None:
+            service = await open_service(settings.batches, BulkEngine(registry))
+            closed.push_async_callback(service.close)
+            access = BatchAccess(service, settings.batches.max_file_bytes)
+        app = create_app(registry, settings.router, batches=access)
+        longest = settings.router.live.max_event_bytes
+        listener = await HttpListener.open(app, "127.0.0.1", 0, longest)
+        closed.push_async_callback(listener.close)
+        yield listener.port

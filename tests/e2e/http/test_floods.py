@@ -128,6 +128,36 @@ def silent(target: Target) -> None:
         connection.close()
 
 
+def sessions(target: Target) -> None:
+    """As many as are let in, and then one refusal after another."""
+    end_s, opened = time.monotonic() + FLOOD_S, []
+    while time.monotonic() < end_s:
+        with contextlib.suppress(OSError, AssertionError):
+            opened.append(target.upgraded())
+    for connection in opened:
+        connection.close()
+
+
+def trickled(target: Target) -> None:
+    """Uploads of many clients that send a byte from time to time."""
+    connections = []
+    for _ in range(200):
+        connections.append(target.connect())
+        connections[-1].sendall(SLOW_HEAD)
+    for _ in range(round(FLOOD_S)):
+        for connection in connections:
+            with contextlib.suppress(OSError):  # refused meanwhile
+                connection.send(b"-")
+        time.sleep(1.0)
+    for connection in connections:
+        connection.close()
+
+
+SLOW_HEAD = (
+    b"POST /v1/audio/transcriptions HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900000\r\n"
+    b"Authorization: Bearer %b\r\nContent-Type: multipart/form-data; boundary=x\r\n\r\n"
+    % KEY.encode()
+)
 SECRET_HEAD = (
     b"POST /v1/realtime/client_secrets HTTP/1.1\r\nHost: localhost\r\nContent-Length: 900000000\r\n"
     b"Content-Type: application/json\r\n"
@@ -148,6 +178,8 @@ FLOODS: dict[str, Callable[[Target], None]] = {
     ),
     "pipelined requests": endless(b"", b"GET /health HTTP/1.1\r\nHost: localhost\r\n\r\n"),
     "half a head of many": silent,
+    "bodies byte by byte": trickled,
+    "sessions": sessions,
     "events": framed(CLEAR, reads=True),
     "events whose answers are not read": framed(CLEAR),
     "pings": framed(frame(PING), reads=True),
@@ -178,7 +210,10 @@ def text_of(target: Target) -> str:
     return client.audio.transcriptions.create(model="demo", file=sample_path("short")).text
 
 
-def test_the_router_lives_on_and_another_client_is_served(target: Target) -> None:
+def test_the_router_lives_on_and_another_client_is_served(
+    target: Target, record_property: Callable[[str, int], None]
+) -> None:
+    record_property("inputs", len(FLOODS))
     before = text_of(target)
     started_s = target.metric("process_start_time_seconds")
     most_bytes = target.metric("process_resident_memory_bytes") + GROWTH_BYTES

@@ -34,6 +34,7 @@ GOOD_EVERY = 12  # of so many uploads one is another caller's good one
 HEAD_BYTES = 512  # where containers keep their sizes and rates
 EXTREMES = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 
+Record = Callable[[str, int], None]
 Mutation = Callable[[bytearray, random.Random], bytes]
 
 
@@ -182,14 +183,18 @@ def test_each_base_file_is_heard(client: httpx.Client) -> None:
         assert upload(client, content).json()["text"] == "", name
 
 
-def test_300_broken_uploads_harm_nobody(client: httpx.Client) -> None:
+def test_300_broken_uploads_harm_nobody(client: httpx.Client, record_property: Record) -> None:
     statuses = send_broken(client, range(300))
     assert min(statuses[200], statuses[400]) > 50, statuses
+    record_property("inputs", statuses.total())
 
 
 @pytest.mark.slow
 @pytest.mark.timeout(3600)
 @pytest.mark.parametrize("part", range(5))
-def test_5000_broken_uploads_harm_nobody(client: httpx.Client, part: int) -> None:
+def test_5000_broken_uploads_harm_nobody(
+    client: httpx.Client, part: int, record_property: Record
+) -> None:
     statuses = send_broken(client, range(1000 * (part + 1), 1000 * (part + 2)))
     assert min(statuses[200], statuses[400]) > 150, statuses
+    record_property("inputs", statuses.total())

@@ -6,19 +6,25 @@ field by field, with nothing beside it but `ADDED`, which `configs/FROM-OPENAI.m
 
 from __future__ import annotations
 
+import base64
 import json
 import subprocess
+import time
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
-from openai.types import audio
-from pydantic import BaseModel
+from openai.types import Batch, FileObject, audio
+from openai.types.realtime import RealtimeServerEvent
+from pydantic import BaseModel, TypeAdapter
 
 from cluster.demo.samples import sample_path
 from tests.e2e.http.test_node_sdk import FOLDER, install
+from tests.e2e.live.test_realtime import MOST_WRONG, pcm_24_khz, wrong_share
+from tests.e2e.live.test_realtime_doors import proxy_in_front
+from tests.e2e.operation.test_tls import certificate
 from tests.support.in_process import in_process_server, translating_model
 from tests.support.programs import needs
 
@@ -26,6 +32,7 @@ pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # the SDK's, of what is withdrawn
 ]
+__all__ = ["certificate"]  # a fixture
 PAGE = Path(__file__).parents[3] / "configs" / "FROM-OPENAI.md"
 CALLS_S = 240
 SHORT = sample_path("short")
@@ -50,17 +57,72 @@ EVENTS: dict[str, type[BaseModel]] = {
     "transcript.text.delta": audio.TranscriptionTextDeltaEvent,
     "transcript.text.done": audio.TranscriptionTextDoneEvent,
 }
-# Fields of ours, by the SDK's type. `task` is in OpenAI's own answers and examples.
+LIVE_EVENT: TypeAdapter[Any] = TypeAdapter(RealtimeServerEvent)
+# Fields of ours, by the SDK's type. `task`, and those of a session, are in OpenAI's own answers.
+LIVE_SESSION = "RealtimeTranscriptionSessionCreateRequest"  # of which the SDK knows what is sent
 ADDED = {
+    *((LIVE_SESSION, name) for name in ("id", "object", "expires_at")),
+    ("Batch", "paused"),
     ("TranscriptionVerbose", "task"),
     ("TranslationVerbose", "task"),
     ("TranscriptionWord", "probability"),
     ("Usage", "seconds"),
 }
+ENDED = ("completed", "failed", "cancelled", "expired")
 Answers = dict[str, Any]
 
 
-def by_python() -> list[Any]:
+@pytest.fixture(scope="module")
+def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two lines of a batch, one of them with a mistake."""
+    content = base64.b64encode(SHORT.read_bytes()).decode()
+    line = {"method": "POST", "url": "/v1/audio/transcriptions"}
+    good = {"model": "whisper-1", "file_url": f"data:audio/flac;base64,{content}"}
+    bodies = {"good": good, "wrong": {**good, "temperature": 7}}
+    path = tmp_path_factory.mktemp("batch") / "lines.jsonl"
+    path.write_text(
+        "".join(f"{json.dumps({**line, 'custom_id': k, 'body': v})}\n" for k, v in bodies.items())
+    )
+    return path
+
+
+def live_by_python(client: openai.OpenAI, pcm: bytes) -> list[Any]:
+    """The events of a session in which one turn is said."""
+    events = []
+    with client.realtime.connect(extra_query={"intent": "transcription"}) as connection:
+        transcription = {"model": "whisper-1", "language": "en"}
+        audio_input = {"transcription": transcription, "turn_detection": None}
+        session: Any = {"type": "transcription", "audio": {"input": audio_input}}
+        connection.session.update(session=session)
+        for start in range(0, len(pcm), 9600):
+            piece = base64.b64encode(pcm[start : start + 9600]).decode()
+            connection.input_audio_buffer.append(audio=piece)
+        connection.input_audio_buffer.commit()
+        for event in connection:
+            events.append(event.to_dict())
+            if event.type.endswith(("error", ".failed", ".completed")):
+                break
+    return events
+
+
+def batch_by_python(client: openai.OpenAI, lines: Path) -> list[Any]:
+    """A file, a batch that has ended, and its two files."""
+    file = client.files.create(file=lines, purpose="batch")
+    batch = client.batches.create(
+        input_file_id=file.id,
+        endpoint="/v1/audio/transcriptions",  # type: ignore[arg-type]
+        completion_window="24h",
+    )
+    while batch.status not in ENDED:
+        time.sleep(0.1)
+        batch = client.batches.retrieve(batch.id)
+    texts = [
+        client.files.content(str(one)).text for one in (batch.output_file_id, batch.error_file_id)
+    ]
+    return [file.to_dict(), batch.to_dict(), *texts]
+
+
+def by_python(lines: Path, pcm: Path) -> list[Any]:
     client, found = openai.OpenAI(), []
     for endpoint, fields in CALLS.values():
         create = getattr(client.audio, endpoint).create
@@ -69,41 +131,62 @@ def by_python() -> list[Any]:
             found.append([event.to_dict() for event in answer])
         else:
             found.append(answer if isinstance(answer, str) else answer.to_dict())
-    return found
+    return [*found, batch_by_python(client, lines), live_by_python(client, pcm.read_bytes())]
 
 
-def by_node() -> list[Any]:
+def by_node(lines: Path, pcm: Path, url: str, certificate: Path) -> list[Any]:
     install()
     calls = [(endpoint, {"model": "whisper-1", **fields}) for endpoint, fields in CALLS.values()]
+    found: list[Any] = run_node("calls.mjs", SHORT, json.dumps(calls), lines)
+    backend = url.removeprefix("http://")
+    with proxy_in_front("haproxy", backend, pcm.parent, certificate) as port:  # it speaks TLS alone
+        address = f"https://localhost:{port}/v1"
+        live = run_node("realtime.mjs", address, "whisper-1", pcm, certificate)
+    return [*found, live["events"]]
+
+
+def run_node(*arguments: str | Path) -> Any:
     done = subprocess.run(
-        ["node", "calls.mjs", str(SHORT), json.dumps(calls)],
+        ["node", *map(str, arguments)],
         cwd=FOLDER,
         capture_output=True,
         text=True,
         timeout=CALLS_S,
     )
     assert done.returncode == 0, done.stderr
-    found: list[Any] = json.loads(done.stdout)
-    return found
+    return json.loads(done.stdout)
 
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     """Of a server whose model translates and has languages to choose from."""
-    model = translating_model(tmp_path_factory.mktemp("model"))
-    with in_process_server({"model": model}) as running:
+    folder = tmp_path_factory.mktemp("model")
+    settings = {"model": translating_model(folder), "batches": {"folder": str(folder / "batches")}}
+    with in_process_server(settings) as running:
         yield running
 
 
-@pytest.fixture(scope="module", params=["python", pytest.param("node", marks=needs("node", "npm"))])
-def answers(request: pytest.FixtureRequest, url: str) -> Answers:
-    """By the names of `CALLS`."""
+NODE = pytest.param("node", marks=needs("node", "npm", "openssl"))
+
+
+@pytest.fixture(scope="module", params=["python", NODE])
+def answers(
+    request: pytest.FixtureRequest,
+    tmp_path_factory: pytest.TempPathFactory,
+    url: str,
+    lines: Path,
+    certificate: Path,
+) -> Answers:
+    """By the names of `CALLS`, and of a batch and a realtime session."""
+    pcm = tmp_path_factory.mktemp("pcm") / "short.pcm"
+    pcm.write_bytes(pcm_24_khz("short"))
     known = {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none"}
     with pytest.MonkeyPatch.context() as patch:
         for name, value in known.items():
             patch.setenv(name, value)
-        found = by_python() if request.param == "python" else by_node()
-    return dict(zip(CALLS, found, strict=True))
+        is_python = request.param == "python"
+        found = by_python(lines, pcm) if is_python else by_node(lines, pcm, url, certificate)
+    return dict(zip((*CALLS, "batch", "realtime"), found, strict=True))
 
 
 @pytest.fixture
@@ -142,6 +225,11 @@ def test_answers_are_what_the_sdk_s_types_say(answers: Answers) -> None:
                 added |= set(beside_the_type(EVENTS[event["type"]].model_validate(event)))
         else:
             added |= set(beside_the_type(type_of(endpoint, fields).model_validate(answer)))
+    file, batch, *_ = answers["batch"]
+    added |= set(beside_the_type(FileObject.model_validate(file)))
+    added |= set(beside_the_type(Batch.model_validate(batch)))
+    for event in answers["realtime"]:
+        added |= set(beside_the_type(LIVE_EVENT.validate_python(event)))
     assert added == ADDED
     page = PAGE.read_text()
     assert all(f"`{field}`" in page for _, field in ADDED)
@@ -192,6 +280,25 @@ def test_log_probabilities_and_deltas_spell_the_text(answers: Answers, said: str
         assert "".join(event["delta"] for event in deltas) == done["text"] == said
     streamed = [one for event in deltas for one in event.get("logprobs", ())]
     assert spelt(streamed) == spelt(done["logprobs"]) == said
+
+
+def test_lines_of_a_batch_are_answered_as_requests(answers: Answers, said: str) -> None:
+    _, batch, output, errors = answers["batch"]
+    assert batch["status"] == "completed"
+    assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
+    good, wrong = (json.loads(text) for text in (output, errors))
+    assert (good["custom_id"], good["response"]["body"]["text"]) == ("good", said)
+    assert (wrong["custom_id"], wrong["response"]["status_code"]) == ("wrong", 400)
+    assert wrong["response"]["body"]["error"]["param"] == "temperature"
+
+
+def test_a_realtime_session_hears_what_is_said(answers: Answers) -> None:
+    events = answers["realtime"]
+    assert [event["type"] for event in events[:2]] == ["session.created", "session.updated"]
+    deltas = [event["delta"] for event in events if event["type"].endswith(".delta")]
+    transcript = events[-1]["transcript"]
+    assert "".join(deltas) == transcript
+    assert wrong_share(transcript) <= MOST_WRONG
 
 
 def test_translations_are_english_in_every_format(answers: Answers) -> None:

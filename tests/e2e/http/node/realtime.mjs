@@ -1,5 +1,5 @@
 // OpenAI's Node SDK on the realtime API: node realtime.mjs BASE_URL MODEL PCM24K CERTIFICATE
-// Pushes the recording (int16, 24 kHz, mono), commits, and prints JSON: transcript, deltas, types.
+// Pushes the recording (int16, 24 kHz, mono), commits, and prints JSON: transcript, deltas, types, events.
 // The SDK always connects by wss, so the address is a TLS proxy's; its socket options trust it.
 import { readFileSync } from "node:fs";
 import OpenAI from "openai";
@@ -9,14 +9,14 @@ const [baseURL, model, file, certificate] = process.argv.slice(2);
 const client = new OpenAI({ baseURL, apiKey: "none" });
 const options = { ca: readFileSync(certificate) };
 const realtime = new OpenAIRealtimeWS({ model, options }, client);
-const types = [];
+const events = [];
 let text = "";
 
 realtime.on("error", (error) => {
   console.error(error);
   process.exit(1);
 });
-realtime.on("event", (event) => types.push(event.type));
+realtime.on("event", (event) => events.push(event));
 realtime.on("session.created", () => {
   const transcription = { model, language: "en" };
   const format = { type: "audio/pcm", rate: 24000 };
@@ -40,6 +40,7 @@ realtime.on("conversation.item.input_audio_transcription.delta", (event) => {
   text += event.delta;
 });
 realtime.on("conversation.item.input_audio_transcription.completed", (event) => {
-  console.log(JSON.stringify({ transcript: event.transcript, deltas: text, types }));
+  const types = events.map((one) => one.type);
+  console.log(JSON.stringify({ transcript: event.transcript, deltas: text, types, events }));
   realtime.close();
 });
