@@ -231,7 +231,9 @@ class HttpProtocol(ReadByClient, HttpToolsProtocol):
             if self._n_small and self._small.spend(self._n_small, self.loop.time()):
                 self._refuse(400, "its body comes in too small chunks")
             self._n_small = 0
-        if not self._in_message and self.timeout_keep_alive_task is None and self._is_idle:
+        if self._is_refused or self._in_message or self.timeout_keep_alive_task is not None:
+            return
+        if self._is_idle:
             self._await_head()  # it sent empty lines
 
     def on_message_begin(self) -> None:
@@ -270,6 +272,7 @@ class HttpProtocol(ReadByClient, HttpToolsProtocol):
         if not self._is_refused:
             super().handle_websocket_upgrade()
             self._is_refused = True  # the rest is the other protocol's
+            self.parser = None  # which has this object, and this has its transport
 
     @property
     def _is_idle(self) -> bool:
@@ -353,6 +356,11 @@ class WebSocketProtocol(ReadByClient, WebSocketsSansIOProtocol):
         super().connection_made(transport)
         self._frames = Budget(FRAMES_PER_S, FRAMES_AT_ONCE)
         self._controls = Budget(CONTROLS_PER_S, CONTROLS_AT_ONCE)
+
+    def connection_lost(self, exc: Exception | None) -> None:
+        super().connection_lost(exc)
+        self._unparsed = b""
+        self.conn.receive_eof()  # or the half of a message stays until Python looks for cycles
 
     def handle_events(self) -> None:
         frames = [event for event in self.conn.events if isinstance(event, Frame)]

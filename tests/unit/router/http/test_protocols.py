@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import gc
 import struct
+import tracemalloc
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import dataclass
@@ -279,6 +281,41 @@ async def test_messages_wait_unparsed_until_they_are_taken_and_none_is_lost(
         await client.rest()
     assert server.messages == texts
     assert server.endings == [1005]
+
+
+async def test_the_time_for_a_head_is_not_that_of_a_websocket(
+    server: Server, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr(listener, "HEAD_S", 0.05)
+    async with upgraded(server) as client:
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(client.frame(), 0.3)
+        await client.flood(frame(TEXT, b"still here") + frame(CLOSE))
+        assert await client.frame() == (CLOSE, b"")
+    assert server.messages == ["still here"]
+
+
+async def test_half_a_message_goes_with_its_connection(server: Server) -> None:
+    """Not when Python looks for cycles, which it does seldom where objects are few and large."""
+    gc.collect()
+    gc.disable()
+    tracemalloc.start()
+    try:
+        async with upgraded(server) as client:
+            head = b"\x81\xff" + struct.pack("!Q", 4_000_001) + bytes(4)
+            await client.flood(head + bytes(4_000_000))
+            async with asyncio.timeout(ANSWER_S):
+                while tracemalloc.get_traced_memory()[0] < 4_000_000:  # noqa: ASYNC110
+                    await asyncio.sleep(0.01)
+            client.writer.transport.abort()
+        async with asyncio.timeout(ANSWER_S):
+            while not server.endings:  # noqa: ASYNC110 - the server's task is waited for
+                await asyncio.sleep(0.01)
+        kept, _ = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+        gc.enable()
+    assert kept < 1_000_000
 
 
 async def test_a_client_that_reads_nothing_gets_no_pongs(server: Server) -> None:
