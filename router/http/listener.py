@@ -272,7 +272,8 @@ class HttpProtocol(ReadByClient, HttpToolsProtocol):
         if not self._is_refused:
             super().handle_websocket_upgrade()
             self._is_refused = True  # the rest is the other protocol's
-            self.parser = None  # which has this object, and this has its transport
+            # It has this object, and this has it: a cycle, which would keep the connection's parts.
+            self.parser = None  # type: ignore[assignment]
 
     @property
     def _is_idle(self) -> bool:

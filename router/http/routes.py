@@ -173,7 +173,7 @@ def create_app(
     _add_audio(api, service)
     _add_models(api, registry)
     if len(keys):
-        add_usage(api, usage, keys, batches and batches.batches)
+        add_usage(api, usage, keys, None if batches is None else batches.batches)
     add_realtime(app, api, realtime)
     add_batches(api, batches, keys, usage)
     app.include_router(api)
