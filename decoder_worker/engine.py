@@ -24,8 +24,9 @@ from cluster.common.kv.importer import KVImporter
 from cluster.common.kv.pool import PagePool
 from cluster.common.messages import DecodeOptions, DecodeRequest, DecodeResult, OnToken, WorkerLoad
 from cluster.common.model.checkpoint import Checkpoint
-from cluster.common.model.device import let_encoder_go_first, use_step_threads
+from cluster.common.model.device import use_step_threads
 from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.priorities import let_encoder_go_first
 from cluster.common.settings import DecoderSettings
 from decoder_worker.build import EngineParts, auto_batch, build_parts, warm_up
 from decoder_worker.loop import IDLE_S, Call, DecodeLoop

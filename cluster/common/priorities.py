@@ -15,6 +15,7 @@ from __future__ import annotations
 
 import os
 import sys
+import threading
 from collections.abc import Collection, Mapping
 from contextlib import suppress
 from typing import get_args
@@ -27,6 +28,8 @@ URGENT: frozenset[Priority] = frozenset(("live", "interactive"))  # somebody wai
 PASSED_BY: dict[Priority, int] = {"interactive": 8, "later": 8, "bulk": 16}
 # Of pages or rows: where more would be taken, by whomever, no window of the class begins.
 SHARES: dict[Priority, float] = {"later": 0.875, "bulk": 0.5}
+
+BEHIND_ENCODER = 5  # nice values, some three times less of a core that both want
 
 
 class Turns:
@@ -63,6 +66,23 @@ def leaves_room(used: int, wanted: int, total: int, share: float) -> bool:
     One always may where nothing is used.
     """
     return used + wanted <= max(wanted, share * total)
+
+
+def let_encoder_go_first() -> None:
+    """Give the calling thread a lower priority than that of an encoder on a CPU.
+
+    A decoder's: where windows wait for the encoder, a decode step is for the one or two that are
+    encoded, and reads all weights for them. While the encoder goes first, more of them come to
+    share a step. One that decodes audio: else it cuts long files into windows that nobody takes
+    yet, while a short one waits in both pools. Threads that the caller starts have its priority.
+    Does nothing where the system refuses.
+    """
+    if sys.platform != "linux":  # elsewhere a thread has no priority of its own
+        return
+    thread = threading.get_native_id()
+    with suppress(OSError):
+        now = os.getpriority(os.PRIO_PROCESS, thread)
+        os.setpriority(os.PRIO_PROCESS, thread, now + BEHIND_ENCODER)  # 19 at most
 
 
 def run_when_idle() -> None:

@@ -15,7 +15,7 @@ from typing import Any
 
 import numpy as np
 
-from cluster.common.model.device import let_encoder_go_first
+from cluster.common.priorities import let_encoder_go_first
 
 # Counters that a team shares, int64: places, each in a cache line of its own.
 CLAIMED, DONE, WAITED = 0, 16, 32  # units; and phases whose end the leader waited long for

@@ -32,7 +32,7 @@ from cluster.common.kernels.cpu.cache import ensure_jit_cache
 from cluster.common.messages import HOP_LENGTH, SAMPLE_RATE, Pcm
 from cluster.common.model.checkpoint import N_FFT
 from cluster.common.model.mel_filters import mel_filters
-from cluster.common.priorities import run_when_idle
+from cluster.common.priorities import let_encoder_go_first, run_when_idle
 from router.api.params import Chunking
 from router.audio.audio_file import AudioFile
 from router.audio.channels import ChannelSurvey
@@ -306,6 +306,8 @@ def main() -> None:
     worker.warm_up()
     if limits.when_idle:  # not before: on a busy machine it would take long to come up
         run_when_idle()
+    else:
+        let_encoder_go_first()
     limit_memory(limits.memory_bytes)
     with suppress(BrokenPipeError, ConnectionResetError):  # the router is gone
         worker.run()

@@ -4,9 +4,6 @@ from __future__ import annotations
 
 import math
 import os
-import sys
-import threading
-from contextlib import suppress
 from pathlib import Path
 
 import torch
@@ -15,7 +12,6 @@ from cluster.common.errors import ConfigurationError
 from cluster.common.settings import Device, EncoderDType
 
 MOST_STEP = 8  # threads that read as fast as the memory gives
-BEHIND_ENCODER = 5  # nice values, some three times less of a core that both want
 
 
 def resolve_device(device: Device) -> str:
@@ -77,21 +73,6 @@ def use_step_threads(threads: int) -> None:
     Those of few rows are short: waking threads for each costs more than these save.
     """
     use_threads(threads or max(1, usable_cores() // 2))
-
-
-def let_encoder_go_first() -> None:
-    """Give the calling thread, one of a decoder on a CPU, a lower priority than an encoder's.
-
-    Where windows wait for the encoder, a decode step is for the one or two that are encoded, and
-    reads all weights for them. While the encoder goes first, more of them come to share a step.
-    Threads that the caller starts have its priority. Does nothing where the system refuses.
-    """
-    if sys.platform != "linux":  # elsewhere a thread has no priority of its own
-        return
-    thread = threading.get_native_id()
-    with suppress(OSError):
-        now = os.getpriority(os.PRIO_PROCESS, thread)
-        os.setpriority(os.PRIO_PROCESS, thread, now + BEHIND_ENCODER)  # 19 at most
 
 
 def step_threads(threads: int) -> int:

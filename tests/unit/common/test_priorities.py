@@ -2,9 +2,15 @@
 
 from __future__ import annotations
 
+import os
 import random
+import sys
+import threading
 from collections import deque
 
+import pytest
+
+from cluster.common import priorities
 from cluster.common.messages import Priority
 from cluster.common.priorities import PASSED_BY, SHARES, URGENCY, Turns, leaves_room
 
@@ -72,3 +78,19 @@ def test_bulk_leaves_half_of_the_room_and_later_windows_an_eighth() -> None:
     assert not leaves_room(4, 1, 8, SHARES["bulk"])
     assert leaves_room(6, 1, 8, SHARES["later"])
     assert not leaves_room(7, 1, 8, SHARES["later"])
+
+
+@pytest.mark.skipif(sys.platform != "linux", reason="a thread has a priority of its own on Linux")
+def test_a_thread_lets_the_encoder_go_first_and_no_other_thread_does() -> None:
+    before = os.getpriority(os.PRIO_PROCESS, 0)
+    found: list[int] = []
+
+    def decode() -> None:
+        priorities.let_encoder_go_first()
+        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
+
+    thread = threading.Thread(target=decode)
+    thread.start()
+    thread.join()
+    assert found == [min(19, before + priorities.BEHIND_ENCODER)]
+    assert os.getpriority(os.PRIO_PROCESS, 0) == before

@@ -5,9 +5,6 @@ A container limited to two must not start 64 threads.
 
 from __future__ import annotations
 
-import os
-import sys
-import threading
 from pathlib import Path
 
 import pytest
@@ -37,19 +34,3 @@ def test_a_container_s_limit_counts(tmp_path: Path, files: dict[str, str], n: in
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert device.usable_cores(tmp_path) == n
-
-
-@pytest.mark.skipif(sys.platform != "linux", reason="a thread has a priority of its own on Linux")
-def test_a_decoders_thread_lets_the_encoder_go_first_and_no_other_thread_does() -> None:
-    before = os.getpriority(os.PRIO_PROCESS, 0)
-    found: list[int] = []
-
-    def decode() -> None:
-        device.let_encoder_go_first()
-        found.append(os.getpriority(os.PRIO_PROCESS, threading.get_native_id()))
-
-    thread = threading.Thread(target=decode)
-    thread.start()
-    thread.join()
-    assert found == [min(19, before + device.BEHIND_ENCODER)]
-    assert os.getpriority(os.PRIO_PROCESS, 0) == before
