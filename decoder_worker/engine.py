@@ -318,16 +318,17 @@ class DecoderEngine(DecoderCore):
         use_step_threads(self._settings.threads)
         try:
             if self.device == "cpu":  # on a GPU graphs were captured, which is a first call too
+                hurry = threading.Thread(target=self._hurry, name="decoder-hurry", daemon=True)
+                hurry.start()  # it would have the lower priority, too
                 let_encoder_go_first()
                 if waits:
                     wait_for_builds()
                 warm_up(parts.runner, self._prompts, parts.cross_pool, parts.self_pool)
         except Exception as error:
+            self._end_turns(f"it did not start: {error}")
             started.set_exception(error)
             return
         started.set_result(None)
-        if self.device == "cpu":
-            threading.Thread(target=self._hurry, name="decoder-hurry", daemon=True).start()
         self._take_turns(hurries=False)
         reason = "was closed" if self._fault is None else f"failed: {self._fault}"
         self._shut_down(WorkerDrainingError(f"this decoder {reason}"))
@@ -353,11 +354,14 @@ class DecoderEngine(DecoderCore):
                         self._turn.notify()
         except Exception as error:  # no sequence's: of those `step` takes care
             logger.exception("the decoder failed")
-            with self._changed:
-                self._fault = f"{type(error).__name__}: {error}"
-        finally:
-            with self._turn:
-                self._turn.notify()
+            self._end_turns(f"{type(error).__name__}: {error}")
+        with self._turn:
+            self._turn.notify()
+
+    def _end_turns(self, fault: str) -> None:
+        with self._turn, self._changed:
+            self._fault = fault
+            self._turn.notify()
 
     def _sleep(self, seconds: float) -> None:
         self._wake.wait(seconds)

@@ -28,11 +28,16 @@ Job = Callable[[Any, int, bool], Any]  # counters, first unit, whether this thre
 
 
 class StepTeam:
-    """One leader, the thread that calls `run`, and `n_helpers` threads."""
+    """One leader, the first thread that calls `run`, and `n_helpers` threads.
+
+    Any other one does its jobs alone: a decoder's thread in a hurry has a higher priority than the
+    helpers, and would wait for them.
+    """
 
     def __init__(self, n_helpers: int) -> None:
         self._n_helpers = n_helpers
         self._helpers: list[_Helper] = []
+        self._leader: int | None = None
         weakref.finalize(self, _end, self._helpers)
         self._begin_anew()
 
@@ -53,7 +58,10 @@ class StepTeam:
 
         What the job raises on this thread ends it half done; helpers may be within it a while yet.
         """
-        helpers = self._helpers if time.monotonic() >= self._rests_until else []
+        thread = threading.get_ident()
+        self._leader = self._leader or thread
+        is_helped = thread == self._leader and time.monotonic() >= self._rests_until
+        helpers = self._helpers if is_helped else []
         waited = self._counters[WAITED]
         self._lead(job, n_units, helpers)
         if not helpers:
