@@ -16,7 +16,7 @@ from cluster.common.errors import InvalidAudioError, InvalidRequestError
 from router.interface import RequestContext, Update
 from router.pipeline import RequestRun
 from router.speakers.merged import ChannelMerge, SpokenText
-from router.speakers.turns import SpeakerTurn, attribute
+from router.speakers.turns import Attribution, SpeakerTurn
 from router.transcript import Channel, Segment, Transcript
 
 TranscribeChannel = Callable[[int | None, RequestRun], Awaitable[Transcript]]  # None: their mix
@@ -110,22 +110,43 @@ async def transcribe_voices(
     *,
     words: bool,
 ) -> Transcript:
-    """The transcript with the speakers of `turns`. words: keep those."""
-    context = run.context
-    listener, context.on_update = context.on_update, None  # labels are final at the end
+    """The transcript with the speakers of `turns`. words: keep those.
+
+    Segments are held until the turns are there, and go on as they come from then on.
+    """
+    context, text = run.context, SpokenText()
+    waiting: list[Segment] = []
+    done: list[Segment] = []
+    listener, attribution = context.on_update, None
+
+    def release(attribution: Attribution) -> None:
+        segments = attribution.add(waiting)
+        waiting.clear()
+        if not words:
+            segments = tuple(replace(segment, words=()) for segment in segments)
+        done.extend(segments)
+        told = Update(text.add(segments), segments)
+        if listener is not None and segments:
+            listener(told)
+
+    def take(update: Update) -> None:
+        waiting.extend(update.segments)
+        if attribution is not None:
+            release(attribution)
+
+    async def label() -> None:
+        nonlocal attribution
+        attribution = Attribution(await turns)
+        release(attribution)
+
+    context.on_update = take
     try:
         async with asyncio.TaskGroup() as group:
-            finding = group.create_task(_awaited(turns))
+            group.create_task(label())
             transcript = await transcribe(None, run)
     finally:
         context.on_update = listener
-    segments = await asyncio.to_thread(attribute, transcript.segments, finding.result())
-    if not words:
-        segments = tuple(replace(segment, words=()) for segment in segments)
-    text = SpokenText()
-    if segments:
-        context.update(Update(text.add(segments), segments))
-    return replace(transcript, text=text.whole, segments=segments)
+    return replace(transcript, text=text.whole, segments=tuple(done))
 
 
 def _part_of(whole: RequestContext) -> RequestContext:
@@ -140,10 +161,6 @@ def _part_of(whole: RequestContext) -> RequestContext:
     part = replace(whole, share=None, on_update=None, on_progress=finished, finished_s=0.0)
     part.started_s = whole.started_s
     return part
-
-
-async def _awaited(turns: Awaitable[list[SpeakerTurn]]) -> list[SpeakerTurn]:
-    return await turns
 
 
 def _spoken_s(transcript: Transcript) -> float:

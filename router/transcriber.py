@@ -9,7 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import math
-from collections.abc import Awaitable, Callable, Collection, Sequence
+from collections.abc import Callable, Collection, Sequence
 from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
@@ -36,6 +36,7 @@ from router.alignment import AlignmentRun
 from router.api.params import TranscriptionParams
 from router.audio.pool import AudioPool
 from router.audio.stream import AudioStream, WholeAudio
+from router.diarization import find_turns
 from router.interface import PoolHealth, RequestContext, TranscriptionResult
 from router.known_text import aligned_transcript, given_words, said_parts
 from router.parallel import ParallelRun
@@ -43,8 +44,6 @@ from router.pipeline import Pipeline, RequestRun, WindowAudio
 from router.pools import DecoderClient, EncoderClient
 from router.seeking import Seeker, TextContext
 from router.sequential import SequentialRun
-from router.speakers.options import SpeakerOptions
-from router.speakers.turns import SpeakerTurn
 from router.speaking import channels_of, transcribe_channels, transcribe_voices
 from router.transcript import HeardPart, Transcript
 from router.transcript_builder import TranscriptBuilder
@@ -55,8 +54,6 @@ NO_SPEAKER_MODEL = (
     "'speakers.model' to the ONNX file of a speaker embedding network. Where each speaker has a "
     "channel of the file, send 'channels=separate', which needs none"
 )
-
-FindTurns = Callable[[Path, SpeakerOptions, RequestContext], Awaitable[list[SpeakerTurn]]]
 
 
 class RequestTranscriber:
@@ -77,14 +74,11 @@ class RequestTranscriber:
         clock: Clock = SYSTEM_CLOCK,
         may_sleep: Collection[Role] = (),
         reuses_kv: bool = True,
-        find_turns: FindTurns | None = None,
     ) -> None:
         """context_for: as of `WindowAudio.of_samples`. reuses_kv: as in `Pipeline`.
 
-        may_sleep: pools that are healthy without a worker, since a request starts one. find_turns:
-        tells the speakers of an upload by their voices; None: that is refused.
+        may_sleep: pools that are healthy without a worker, since a request starts one.
         """
-        self._find_turns = find_turns
         self._may_sleep = may_sleep
         self._audio = audio
         self._encoders = encoders
@@ -127,11 +121,11 @@ class RequestTranscriber:
         if speakers.by is None:
             return await one(None, run)
         if speakers.by == "voice":
-            if self._find_turns is None:
+            if not self._audio.tells_voices_apart:
                 asked = params.response_format == "diarized_json"
                 param = "response_format" if asked else "diarize"
                 raise UnsupportedValueError(NO_SPEAKER_MODEL, param=param)
-            turns = self._find_turns(upload, speakers, context)
+            turns = find_turns(self._audio, upload, speakers, context)
             return await transcribe_voices(run, one, turns, words=params.words)
         found = await self._audio.survey(
             upload,

@@ -22,6 +22,7 @@ from rich.table import Table
 from cluster.common.errors import SplitscribeError
 from cluster.common.extras import install_command
 from cluster.common.settings import DType
+from cluster.common.settings_sources import load_settings
 from cluster.serve.distribution import build_id, package_root
 
 Row = tuple[str, str, bool]  # what, finding, whether it is well
@@ -36,7 +37,17 @@ def check_machine(console: Console, *, compile_kernels: bool = False) -> int:
     compile_kernels: compile those of a CPU's workers, in every precision; they are kept.
     """
     rows: list[Row] = []
-    probes = [_system, _packages, _torch, _attention, _transport, _placement, _model, _memory]
+    probes = [
+        _system,
+        _packages,
+        _torch,
+        _attention,
+        _transport,
+        _placement,
+        _model,
+        _speakers,
+        _memory,
+    ]
     for probe in [*probes, _kernels] if compile_kernels else probes:
         try:
             rows.extend(probe())
@@ -120,6 +131,17 @@ def _model() -> list[Row]:
     dims = open_checkpoint("demo").dims
     layers = f"{dims.n_audio_layer}+{dims.n_text_layer} layers, width {dims.n_audio_state}"
     return [("bundled model", layers, True)]
+
+
+def _speakers() -> list[Row]:
+    """The network that tells voices apart, loaded and tried."""
+    from router.speakers.embedding import SpeakerNetwork, fingerprint
+
+    model = load_settings().speaker_network().model
+    if model is None:
+        return [("speakers by voice", "no: speakers.model names no network", True)]
+    SpeakerNetwork(Path(model))
+    return [("speakers by voice", f"{model} (sha256 {fingerprint(Path(model))})", True)]
 
 
 def _memory() -> list[Row]:

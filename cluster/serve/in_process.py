@@ -150,7 +150,7 @@ async def local_transcriber(settings: Settings) -> AsyncIterator[RequestTranscri
 @asynccontextmanager
 async def transcriber_over(engines: LocalEngines) -> AsyncIterator[RequestTranscriber]:
     """Audio workers in front of engines in this process."""
-    audio = AudioPool(engines.settings.router)
+    audio = AudioPool(engines.settings.router, speakers=engines.settings.speaker_network())
     await audio.start()
     try:
         yield make_transcriber(

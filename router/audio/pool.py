@@ -32,9 +32,16 @@ from cluster.common.errors import (
     WorkerDrainingError,
     WorkerError,
 )
-from cluster.common.settings import RouterSettings
+from cluster.common.settings import RouterSettings, SpeakerSettings
 from router.api.params import Chunking
-from router.audio.protocol import Alive, AudioLimits, OpenUpload, Report, UploadReport
+from router.audio.protocol import (
+    Alive,
+    AudioLimits,
+    OpenUpload,
+    Report,
+    SpeakerSearch,
+    UploadReport,
+)
 from router.audio.stream import AudioStream, WholeAudio
 from router.audio.worker_handle import AudioProcess
 
@@ -63,9 +70,17 @@ class AudioPool:
     """
 
     def __init__(
-        self, settings: RouterSettings, clock: Clock = SYSTEM_CLOCK, *, when_idle: bool = False
+        self,
+        settings: RouterSettings,
+        clock: Clock = SYSTEM_CLOCK,
+        *,
+        speakers: SpeakerSettings | None = None,
+        when_idle: bool = False,
     ) -> None:
-        """when_idle: of the workers' processes, as in `AudioLimits`."""
+        """when_idle: of the workers' processes, as in `AudioLimits`.
+
+        speakers: as of `Settings.speaker_network`; None: speakers are not told apart.
+        """
         self._settings = settings
         self._clock = clock
         self._limits = AudioLimits(
@@ -75,6 +90,8 @@ class AudioPool:
             max_busy_s=settings.audio_timeout_s,
             memory_bytes=settings.audio_memory_mb * 2**20,
             when_idle=when_idle,
+            speaker_model=speakers.model if speakers else None,
+            speaker_threshold=(speakers and speakers.threshold) or 0.0,
         )
         self._upload_ids = itertools.count(1)
         self._workers: list[AudioProcess] = []
@@ -151,15 +168,28 @@ class AudioPool:
         async with self._opened(AudioStream(upload, request_id, client), timeout_s) as stream:
             yield stream
 
+    @property
+    def tells_voices_apart(self) -> bool:
+        """Whether there is a network for a survey's `speakers`."""
+        return self._limits.speaker_model is not None
+
     async def survey(
-        self, path: Path, *, request_id: str, timeout_s: float, client: bytes = b""
+        self,
+        path: Path,
+        *,
+        request_id: str,
+        timeout_s: float,
+        client: bytes = b"",
+        speakers: SpeakerSearch | None = None,
     ) -> AudioStream:
-        """Hear a file once for its channels and its length, which the stream then has.
+        """Hear a file once for its length, and its channels or `speakers`: the stream has them.
 
         Raises:
-            SplitscribeError: as from `open`; InvalidRequestError where it has one channel.
+            SplitscribeError: as from `open`; InvalidRequestError where it has one channel;
+                InvalidAudioError for the recording of a known voice.
         """
-        upload = OpenUpload(next(self._upload_ids), str(path), survey=True)
+        survey = speakers is None
+        upload = OpenUpload(next(self._upload_ids), str(path), survey=survey, speakers=speakers)
         async with self._opened(AudioStream(upload, request_id, client), timeout_s) as stream:
             async for _ in stream:
                 raise AssertionError("a survey has no windows")

@@ -38,6 +38,7 @@ MAX_MESSAGE_BYTES = 65_536
 MAX_PCM_BYTES = 2 * WINDOW_SAMPLES
 _PREFIX = struct.Struct("<II")  # bytes of JSON, bytes of PCM
 PREFIX_BYTES = _PREFIX.size
+MAX_TURNS = 1_000  # in one message
 _LARGEST = 2**40  # no count and no length comes near to it, and sums stay exact
 
 Count = Annotated[int, Field(ge=0, le=_LARGEST)]
@@ -49,6 +50,8 @@ class AudioLimits:
     """max_busy_s: processor time for decoding and finding windows.
     memory_bytes: what an audio worker may allocate beyond what it takes when idle.
     when_idle: its process computes only while nobody else on the machine wants its core.
+    speaker_model: the file of the network that tells voices apart; None: there is none.
+    speaker_threshold: the cosine distance between two voices.
     """
 
     max_upload_bytes: int
@@ -57,6 +60,8 @@ class AudioLimits:
     max_busy_s: float
     memory_bytes: int
     when_idle: bool = False
+    speaker_model: str | None = None
+    speaker_threshold: float = 0.5
 
     def too_short(self) -> AudioTooShortError:
         least = f"Minimum audio length is {self.min_audio_s:g} seconds."
@@ -93,6 +98,19 @@ def too_large(limit_bytes: int, read_bytes: int) -> PayloadTooLargeError:
 
 
 @dataclass(frozen=True, slots=True)
+class SpeakerSearch:
+    """Whose voices an upload is searched for.
+
+    references: of each voice that is known, its name and the file that it is heard in.
+    least, most: how many voices there may be.
+    """
+
+    references: tuple[tuple[str, str], ...] = ()
+    least: int = 1
+    most: int | None = None
+
+
+@dataclass(frozen=True, slots=True)
 class OpenUpload:
     """Decode the file at `path`.
 
@@ -102,6 +120,7 @@ class OpenUpload:
     early: cut as `router.audio.windows.EARLY_CUTS` has it, where the client has no wish.
     channel: the one that is wanted; None: their mix. survey: no windows, but what the channels are.
     credit: windows that the router will take; skip: windows that it has already.
+    speakers: what is wanted are the turns of speakers, and no windows.
     """
 
     upload_id: int
@@ -113,6 +132,7 @@ class OpenUpload:
     survey: bool = False
     credit: int = 0
     skip: int = 0
+    speakers: SpeakerSearch | None = None
     kind: Literal["open"] = "open"
 
 
@@ -154,6 +174,17 @@ class WindowFound:
 
 
 @dataclass(frozen=True, slots=True)
+class TurnsFound:
+    """Turns of speakers in time order: first sample, end, and the number of the speaker.
+
+    The voices of the references come first, in their order; then the others as they appear.
+    """
+
+    turns: Annotated[tuple[tuple[Count, Count, Count], ...], Field(max_length=MAX_TURNS)]
+    kind: Literal["turns"] = "turns"
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The upload is decoded to its end. log_max: of an upload that was asked for whole.
 
@@ -187,7 +218,7 @@ class Failed:
         return found(self.message, param=self.param, code=self.code)
 
 
-UploadEvent = Opened | WindowFound | Finished | Failed
+UploadEvent = Opened | WindowFound | TurnsFound | Finished | Failed
 
 
 @dataclass(frozen=True, slots=True)

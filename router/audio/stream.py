@@ -16,7 +16,15 @@ import numpy as np
 
 from cluster.common.errors import OverloadedError, SplitscribeError
 from cluster.common.messages import SAMPLE_RATE, Pcm
-from router.audio.protocol import Failed, Finished, Opened, OpenUpload, UploadReport, WindowFound
+from router.audio.protocol import (
+    Failed,
+    Finished,
+    Opened,
+    OpenUpload,
+    TurnsFound,
+    UploadReport,
+    WindowFound,
+)
 from router.audio.windows import Window
 
 CREDIT = 2  # windows of one upload that may wait in the router for their consumer
@@ -45,6 +53,7 @@ class AudioStream:
         self.decode_s = 0.0
         self.log_max = 0.0
         self.channels: tuple[int | None, ...] = ()
+        self.turns: list[tuple[int, int, int]] = []
         self.n_received = 0  # windows
         self.path = Path(upload.path)
         self.is_long = False  # set by the pool
@@ -100,6 +109,7 @@ class AudioStream:
     def opening(self) -> OpenUpload:
         """What a worker is asked for: the windows that have not come yet."""
         credit = CREDIT - len(self._waiting)
+        self.turns.clear()  # of a worker that died: they come again
         return replace(self._upload, credit=credit, skip=self.n_received)
 
     def take(self, report: UploadReport, pcm: bytes) -> None:
@@ -113,6 +123,8 @@ class AudioStream:
                 samples = np.frombuffer(pcm, np.int16)
                 self._waiting.append(Window(index, start_sample, samples, is_faint, speech))
                 self.n_received += 1
+            case TurnsFound(turns):
+                self.turns += turns
             case Finished(n_samples, log_max, channels):
                 self.finished = True
                 self.duration_s = n_samples / SAMPLE_RATE

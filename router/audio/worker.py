@@ -46,6 +46,7 @@ from router.audio.protocol import (
     Opened,
     OpenUpload,
     Order,
+    TurnsFound,
     UploadEvent,
     UploadReport,
     UploadSlot,
@@ -53,7 +54,9 @@ from router.audio.protocol import (
     WorkerSocket,
 )
 from router.audio.vad import SpeechDetector
+from router.audio.voices import Voices
 from router.audio.windows import EARLY_CUTS, CutOptions, Pieces, Window
+from router.speakers.embedding import SpeakerNetwork
 
 MAX_MESSAGE_CHARS = 500
 FRAME_GRID_S = 0.01  # by which a pause may look shorter on the detector's grid
@@ -61,18 +64,20 @@ OLDEST_EVERY = 4  # steps; the share that short uploads cannot take from long on
 MEL_FLOOR = 1e-10  # power below which the logarithm is cut
 HALF_FFT = N_FFT // 2
 
-Steps = Generator[Opened | Window | Finished | None]
+Steps = Generator[Opened | Window | TurnsFound | Finished | None]
 
 
 @dataclass(slots=True)
 class Upload:
     """One upload in work. `credit`: windows that the router will still take; `skip`: windows
-    that it has from a worker that died; `busy_s`: processor time so far."""
+    that it has from a worker that died; `busy_s`: processor time so far, at most
+    `max_busy_s`."""
 
     id: int
     steps: Steps
     credit: int
     skip: int = 0
+    max_busy_s: float = math.inf
     busy_s: float = 0.0
     last_step: int = 0
 
@@ -85,6 +90,8 @@ class AudioWorker:
         self._slot = slot
         self._limits = limits
         self._detector = SpeechDetector()
+        model = limits.speaker_model
+        self._network = None if model is None else SpeakerNetwork(Path(model))
         self._uploads: dict[int, Upload] = {}
         self._step_count = 0
 
@@ -120,6 +127,12 @@ class AudioWorker:
 
     def _obey(self, command: Command) -> None:
         match command:
+            case OpenUpload(upload_id) if command.speakers is not None:
+                assert self._network is not None, "the router asks only where there is one"
+                heard = Voices(self._detector, self._network, self._limits)
+                turns = heard.turns_of(Path(command.path), command.speakers)
+                # Only the request's own deadline ends it: a large network may take hours.
+                self._uploads[upload_id] = Upload(upload_id, turns, command.credit)
             case OpenUpload(upload_id, path, n_mels):
                 pieces: Pieces | WindowCutter = Pieces()
                 if n_mels is None:
@@ -128,7 +141,10 @@ class AudioWorker:
                 steps = transcode(Path(path), self._limits, pieces, peak, command.channel)
                 if command.survey:
                     steps = survey(Path(path), self._limits)
-                self._uploads[upload_id] = Upload(upload_id, steps, command.credit, command.skip)
+                limit_s = self._limits.max_busy_s
+                self._uploads[upload_id] = Upload(
+                    upload_id, steps, command.credit, command.skip, max_busy_s=limit_s
+                )
             case Order("ping"):
                 self._connection.send(Alive())
             case Order("credit", upload_id) if upload_id in self._uploads:
@@ -141,7 +157,7 @@ class AudioWorker:
         upload.last_step = self._step_count
         self._slot.set(upload.id)
         began_s = time.thread_time()
-        result: Opened | Window | Finished | Failed | None
+        result: Opened | Window | TurnsFound | Finished | Failed | None
         try:
             result = next(upload.steps)
         except SplitscribeError as error:
@@ -155,7 +171,7 @@ class AudioWorker:
             result = Failed.of(WorkerError(message))
         upload.busy_s += time.thread_time() - began_s
         self._slot.clear()
-        if not isinstance(result, Failed) and upload.busy_s > self._limits.max_busy_s:
+        if not isinstance(result, Failed) and upload.busy_s > upload.max_busy_s:
             result = Failed.of(self._limits.too_slow())
         if isinstance(result, Window):
             self._send_window(upload, result)

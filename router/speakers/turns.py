@@ -37,22 +37,35 @@ def attribute(segments: Sequence[Segment], turns: Sequence[SpeakerTurn]) -> tupl
     A speaker is None where no turn is near. A segment without words has one speaker. Of one that is
     cut, the first piece has the tokens.
     """
-    finder = _Finder(turns)
-    spans: list[Segment | Word] = []
-    for segment in segments:
-        spans.extend(segment.words or (segment,))
-    speakers = [finder.speaker_of(span.start, span.end) for span in spans]
-    for first, end in _sentences(spans):
-        speakers[first:end] = _smoothed(spans[first:end], speakers[first:end])
-    found: list[Segment] = []
-    left = iter(speakers)
-    for segment in segments:
-        if not segment.words:
-            found.append(replace(segment, speaker=next(left)))
-            continue
-        words = [replace(word, speaker=next(left)) for word in segment.words]
-        found += _cut(segment, words)
-    return tuple(replace(segment, id=number) for number, segment in enumerate(found))
+    return Attribution(turns).add(segments)
+
+
+class Attribution:
+    """Brings the turns of a file to its segments, as they come; sentences end where these do."""
+
+    def __init__(self, turns: Sequence[SpeakerTurn]) -> None:
+        self._finder = _Finder(turns)
+        self._n_segments = 0
+
+    def add(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
+        """The next segments, as of `attribute`."""
+        spans: list[Segment | Word] = []
+        for segment in segments:
+            spans.extend(segment.words or (segment,))
+        speakers = [self._finder.speaker_of(span.start, span.end) for span in spans]
+        for first, end in _sentences(spans):
+            speakers[first:end] = _smoothed(spans[first:end], speakers[first:end])
+        found: list[Segment] = []
+        left = iter(speakers)
+        for segment in segments:
+            if not segment.words:
+                found.append(replace(segment, speaker=next(left)))
+                continue
+            words = [replace(word, speaker=next(left)) for word in segment.words]
+            found += _cut(segment, words)
+        first_id = self._n_segments
+        self._n_segments += len(found)
+        return tuple(replace(one, id=number) for number, one in enumerate(found, first_id))
 
 
 class _Finder:

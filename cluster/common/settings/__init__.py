@@ -28,12 +28,15 @@ from cluster.common.settings.roles import (
     LogLevel,
     PlacementName,
     RayDashboard,
+    SpeakerSettings,
     Texts,
     Transport,
 )
 from cluster.common.settings.router import LiveSettings, RouterSettings
 
 BUNDLED_MODEL = "demo"
+BUNDLED_SPEAKERS = Path(__file__).resolve().parents[2] / "demo" / "speakers.onnx"
+BUNDLED_THRESHOLD, USUAL_THRESHOLD = 0.5, 0.6  # of `SpeakerSettings`
 BUNDLED_MODEL_IS = "a toy that knows 553 English words in synthetic voices"
 
 
@@ -153,6 +156,7 @@ class Settings(FrozenModel):
     )
     router: RouterSettings = RouterSettings()
     batches: BatchSettings = BatchSettings()
+    speakers: SpeakerSettings = SpeakerSettings()
     encoder: EncoderSettings = EncoderSettings()
     decoder: DecoderSettings = DecoderSettings()
     scaling: ScalingSettings = ScalingSettings()
@@ -188,6 +192,16 @@ class Settings(FrozenModel):
             )
             for name, one in self.models.items()
         }
+
+    def speaker_network(self) -> SpeakerSettings:
+        """`speakers` with a file in place of what stands for one, and with a threshold."""
+        model, threshold = self.speakers.model, self.speakers.threshold
+        if model is None and not self.models and self.model == BUNDLED_MODEL:
+            model = BUNDLED_MODEL if BUNDLED_SPEAKERS.is_file() else None
+        usual = USUAL_THRESHOLD
+        if model == BUNDLED_MODEL:
+            model, usual = str(BUNDLED_SPEAKERS), BUNDLED_THRESHOLD
+        return SpeakerSettings(model=model, threshold=threshold or usual)
 
     def aliases_of(self, name: str) -> tuple[str, ...]:
         """Further names of the model called `name`."""

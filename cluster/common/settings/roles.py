@@ -112,6 +112,24 @@ class BatchSettings(FrozenModel):
         return self
 
 
+class SpeakerSettings(FrozenModel):
+    """What tells speakers apart by their voices."""
+
+    model: str | None = Field(
+        None,
+        description="ONNX file of a network of speaker embeddings: 80 log-mel energies in, a "
+        "vector out, as WeSpeaker's ResNet34 and 3D-Speaker's CAM++ have it; or 'demo', the "
+        "bundled toy; unset: the toy where the model is 'demo', else none",
+    )
+    threshold: float | None = Field(
+        None,
+        gt=0,
+        lt=2,
+        description="cosine distance from which on two voices are two speakers; unset: 0.6, and "
+        "what was measured for the toy",
+    )
+
+
 class PoolSettings(FrozenModel):
     """One role's workers: how many, where, on what device."""
 

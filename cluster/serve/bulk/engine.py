@@ -97,7 +97,7 @@ class BulkEngine:
         recorder = recorder or silent_recorder(ROUTER_METRICS)
         patient = {"audio_timeout_s": max(DECODE_S, settings.router.audio_timeout_s)}
         own_router = settings.router.model_copy(update={**patient, **router})
-        audio = AudioPool(own_router, when_idle=True)
+        audio = AudioPool(own_router, speakers=settings.speaker_network(), when_idle=True)
         starting = asyncio.create_task(audio.start())
         models = []
         try:

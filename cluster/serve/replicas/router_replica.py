@@ -67,7 +67,7 @@ class Router:
         self._settings, self._build = settings, build
         tracer = make_tracer(settings, "router", replica)
         self._opened.push_async_callback(asyncio.to_thread, tracer.close)
-        audio = AudioPool(settings.router)
+        audio = AudioPool(settings.router, speakers=settings.speaker_network())
         self._opened.push_async_callback(audio.close)
         await audio.start()
         activity, warm_up = VoiceActivity(), WarmUp()

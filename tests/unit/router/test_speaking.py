@@ -122,25 +122,50 @@ def test_more_names_than_channels_are_refused() -> None:
     assert refused.value.param == "channel_names"
 
 
-async def test_voices_are_told_at_the_end() -> None:
+async def test_segments_wait_for_the_turns_and_go_on_as_they_come() -> None:
     updates: list[Update] = []
-    run = run_of(on_update=updates.append)
-    heard = (make_segment(0, " How are you?"), make_segment(1, " Fine.", 2.0))
+    found, told, third = asyncio.Event(), asyncio.Event(), make_segment(2, " Good.", 4.0)
+    heard = (make_segment(0, " How are you?"), make_segment(1, " Fine.", 2.0), third)
 
     async def transcribe(channel: int | None, run: RequestRun) -> Transcript:
         assert channel is None
-        assert run.context.on_update is None, "who speaks is not known yet"
+        for segment in heard[:2]:
+            run.context.update(Update(segment.text, (segment,)))
+        assert not updates, "who speaks is not known yet"
+        found.set()
+        await told.wait()
+        assert len(updates[0].segments) == 2
+        run.context.update(Update(third.text, (third,)))
+        assert len(updates) == 2
+        return Transcript("transcribe", "en", 6.0, "How are you? Fine. Good.", heard)
+
+    async def turns() -> list[SpeakerTurn]:
+        await found.wait()
+        return [SpeakerTurn(0.0, 1.8, "A"), SpeakerTurn(1.9, 4.0, "B"), SpeakerTurn(4.0, 6.0, "A")]
+
+    def tell(update: Update) -> None:
+        updates.append(update)
+        told.set()
+
+    run = run_of(on_update=tell)
+    transcript = await transcribe_voices(run, transcribe, turns(), words=False)
+    assert transcript.text == "A: How are you?\nB: Fine.\nA: Good."
+    assert "".join(update.text for update in updates) == transcript.text
+    assert [segment.id for segment in transcript.segments] == [0, 1, 2]
+    assert sum((update.segments for update in updates), ()) == transcript.segments
+    assert all(not segment.words for segment in transcript.segments)
+
+
+async def test_words_keep_their_speakers_where_they_are_wanted() -> None:
+    heard = (make_segment(0, " How are you?"), make_segment(1, " Fine.", 2.0))
+
+    async def transcribe(_: int | None, run: RequestRun) -> Transcript:
+        run.context.update(Update("How are you? Fine.", heard))
         return Transcript("transcribe", "en", 4.0, "How are you? Fine.", heard)
 
     async def turns() -> list[SpeakerTurn]:
         return [SpeakerTurn(0.0, 1.8, "A"), SpeakerTurn(1.9, 4.0, "B")]
 
-    transcript = await transcribe_voices(run, transcribe, turns(), words=False)
-    assert transcript.text == "A: How are you?\nB: Fine."
-    assert "".join(update.text for update in updates) == transcript.text
-    assert updates[0].segments == transcript.segments
-    assert all(not segment.words for segment in transcript.segments)
-    assert run.context.on_update is not None
     kept = await transcribe_voices(run_of(), transcribe, turns(), words=True)
     assert [word.speaker for word in kept.words] == ["A", "A", "A", "B"]
 

@@ -1,0 +1,197 @@
+"""The speakers of an upload, found step by step in an audio worker beside the voice detector.
+
+The detector gives stretches of speech, the network a vector for each 1.5 s of them, and
+`router.speakers.clustering` the turns. No vector leaves this process.
+"""
+
+from __future__ import annotations
+
+from collections.abc import Generator, Iterator
+from contextlib import closing
+from dataclasses import dataclass, replace
+from pathlib import Path
+
+import numpy as np
+
+from cluster.common.errors import AudioTooShortError, InvalidAudioError, InvalidRequestError
+from cluster.common.messages import SAMPLE_RATE, Pcm
+from router.audio.audio_file import AudioFile
+from router.audio.protocol import (
+    MAX_TURNS,
+    AudioLimits,
+    Finished,
+    Opened,
+    SpeakerSearch,
+    TurnsFound,
+)
+from router.audio.vad import BLOCK_SAMPLES, FRAME_SAMPLES, SpeechDetector, runs, speech_mask
+from router.speakers.clustering import Count, Stretch, find_turns
+from router.speakers.embedding import (
+    BATCH,
+    HOP_SAMPLES,
+    Features,
+    SpeakerNetwork,
+    Vectors,
+    windows_of,
+)
+
+MAX_STRETCH_FRAMES = 20 * HOP_SAMPLES // FRAME_SAMPLES  # 15 s: a longer one is cut
+# Of speech that has a speaker: stricter than where no word may be lost, so that pauses part turns.
+THRESHOLD, RELEASE = 0.5, 0.35
+REFERENCE_S = (1.2, 10.0)  # length of a known voice's recording, as OpenAI has it
+
+Event = Opened | TurnsFound | Finished | None
+
+
+class SpeechStretches:
+    """Takes PCM block by block and gives each stretch of speech as soon as its end is certain."""
+
+    def __init__(self, detector: SpeechDetector) -> None:
+        self._stream = detector.stream()
+        self._vad = replace(detector.options, threshold=THRESHOLD, release=RELEASE)
+        self._pcm: Pcm = np.empty(0, np.int16)
+        self._probabilities = np.empty(0, np.float32)  # of the first frames of `_pcm`
+        self._base = 0  # sample at which `_pcm` begins
+
+    def feed(self, pcm: Pcm) -> Iterator[tuple[int, Pcm]]:
+        """Yield the stretches that these samples complete: their first sample, and themselves."""
+        self._pcm = np.concatenate((self._pcm, pcm))
+        while self._pcm.shape[0] - self._known >= BLOCK_SAMPLES:
+            self._detect(BLOCK_SAMPLES)
+            yield from self._complete(is_end=False)
+
+    def finish(self) -> Iterator[tuple[int, Pcm]]:
+        """Yield what is left, after the last `feed`."""
+        if left := self._pcm.shape[0] - self._known:
+            self._detect(left)
+        yield from self._complete(is_end=True)
+
+    @property
+    def _known(self) -> int:
+        return self._probabilities.shape[0] * FRAME_SAMPLES
+
+    def _detect(self, n_samples: int) -> None:
+        fresh = self._stream.feed(self._pcm[self._known : self._known + n_samples])
+        self._probabilities = np.concatenate((self._probabilities, fresh))
+
+    def _complete(self, *, is_end: bool) -> Iterator[tuple[int, Pcm]]:
+        n_frames = self._probabilities.shape[0]
+        done = n_frames
+        if not is_end:  # what follows may belong to speech that may go on
+            quiet = np.flatnonzero(self._probabilities < self._vad.release)
+            done = int(quiet[-1]) + 1 if quiet.size else 0
+            if n_frames - done > MAX_STRETCH_FRAMES:
+                done = n_frames
+        for first, last in runs(speech_mask(self._probabilities[:done], self._vad)):
+            for at in range(first, last, MAX_STRETCH_FRAMES):
+                end = min(last, at + MAX_STRETCH_FRAMES)
+                piece = self._pcm[at * FRAME_SAMPLES : end * FRAME_SAMPLES]
+                yield self._base + at * FRAME_SAMPLES, piece
+        self._pcm = self._pcm[done * FRAME_SAMPLES :]
+        self._probabilities = self._probabilities[done:]
+        self._base += done * FRAME_SAMPLES
+
+
+class Heard:
+    """The vectors of what was fed, and the stretches of speech that they stand in."""
+
+    def __init__(self, detector: SpeechDetector, network: SpeakerNetwork) -> None:
+        self.stretches: list[Stretch] = []
+        self.n_samples = 0
+        self._speech = SpeechStretches(detector)
+        self._network = network
+        self._waiting: list[Features] = []
+        self._vectors: list[Vectors] = []
+
+    def feed(self, pcm: Pcm) -> Iterator[None]:
+        """Take the next samples; yields between steps."""
+        self.n_samples += pcm.shape[0]
+        for start, speech in self._speech.feed(pcm):
+            yield from self._add(start, speech)
+
+    def finish(self) -> Generator[None, None, Vectors]:
+        """Return the vectors, in the stretches' order, [n, size]."""
+        for start, speech in self._speech.finish():
+            yield from self._add(start, speech)
+        if self._waiting:
+            self._embed()
+        return np.concatenate(self._vectors) if self._vectors else np.empty((0, 1), np.float32)
+
+    def _add(self, start: int, speech: Pcm) -> Iterator[None]:
+        middles = []
+        for middle, features in windows_of(speech):
+            middles.append(start + middle)
+            self._waiting.append(features)
+            if len(self._waiting) == BATCH:
+                self._embed()
+                yield None
+        self.stretches.append(Stretch(start, start + speech.shape[0], tuple(middles)))
+
+    def _embed(self) -> None:
+        self._vectors.append(self._network.embed(self._waiting))
+        self._waiting.clear()
+
+
+@dataclass(frozen=True, slots=True)
+class Voices:
+    """Finds the speakers of uploads. Belongs to one audio worker."""
+
+    detector: SpeechDetector
+    network: SpeakerNetwork
+    limits: AudioLimits
+
+    def turns_of(self, path: Path, search: SpeakerSearch) -> Generator[Event]:
+        """Work on one upload, step by step: `Opened`, its turns, `Finished`; None between steps.
+
+        Raises:
+            SplitscribeError: what `AudioFile` raises; InvalidAudioError for a reference.
+        """
+        known = []
+        for name, reference in search.references:
+            known.append((yield from self._reference(name, Path(reference))))
+        heard = Heard(self.detector, self.network)
+        with closing(AudioFile(path, self.limits)) as file:
+            yield Opened(file.declared_s)
+            for pcm in file.blocks():
+                yield from heard.feed(pcm)
+                yield None
+        vectors = yield from heard.finish()
+        count = Count(search.least, search.most, self.limits.speaker_threshold)
+        turns = yield from find_turns(vectors, heard.stretches, count, known)
+        for at in range(0, len(turns), MAX_TURNS):
+            yield TurnsFound(tuple(turns[at : at + MAX_TURNS]))
+        yield Finished(heard.n_samples)
+
+    def _reference(self, name: str, path: Path) -> Generator[None, None, Vectors]:
+        """The vector of a known voice, [size].
+
+        Raises:
+            InvalidAudioError: no audio, of a wrong length, or nobody speaks.
+        """
+        heard = Heard(self.detector, self.network)
+        longest = round(REFERENCE_S[1] * SAMPLE_RATE)
+        try:
+            with closing(AudioFile(path, self.limits)) as file:
+                for pcm in file.blocks():
+                    if heard.n_samples <= longest:
+                        yield from heard.feed(pcm)
+        except AudioTooShortError:
+            pass  # told below
+        except InvalidRequestError as error:
+            raise _refused(name, f"cannot be read: {error.message}") from error
+        if not REFERENCE_S[0] * SAMPLE_RATE <= heard.n_samples <= longest:
+            least, most = REFERENCE_S
+            raise _refused(name, f"must have {least:g} to {most:g} s of audio")
+        vectors = yield from heard.finish()
+        if not vectors.shape[0]:
+            raise _refused(name, "has no speech in it")
+        voice: Vectors = vectors.mean(axis=0)
+        return voice / np.linalg.norm(voice)
+
+
+def _refused(name: str, why: str) -> InvalidAudioError:
+    return InvalidAudioError(
+        f"The reference of the speaker '{name}' {why}.",
+        param="known_speaker_references",
+        code="invalid_value",
+    )

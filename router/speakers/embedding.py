@@ -1,0 +1,127 @@
+"""A voice as a vector: the features of 1.5 s of speech, and a network from a file over them.
+
+Takes any ONNX network of the form in which WeSpeaker's ResNet34 and 3D-Speaker's CAM++ come:
+80 log-mel energies [batch, frames, 80] in, vectors [batch, size] out. Runs inside the audio
+workers, on one thread. Knows samples and vectors, nothing of files with speech or of who speaks.
+"""
+
+from __future__ import annotations
+
+import hashlib
+from collections.abc import Sequence
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.common.errors import ConfigurationError
+from cluster.common.messages import SAMPLE_RATE, Pcm
+
+Features = NDArray[np.float32]  # [frames, 80]
+Vectors = NDArray[np.float32]  # [n, size], each of length 1
+
+N_MELS = 80
+WINDOW_SAMPLES = 24_000  # 1.5 s
+HOP_SAMPLES = 12_000  # 0.75 s
+FRAME_SAMPLES, FRAME_HOP = 400, 160  # 25 ms every 10 ms
+FRAMES = 148  # whole ones in a window
+HOP_FRAMES = HOP_SAMPLES // FRAME_HOP  # 75
+BATCH = 8  # windows at a time: a step stays short with large networks too
+SHORTEST_SAMPLES = 4_800  # 0.3 s: less tells nothing of a voice
+PROBES = 3  # windows of noise that a network is tried on
+
+
+def fbank(pcm: Pcm | NDArray[np.float32]) -> Features:
+    """pcm: (n,) at 16 kHz, in the range of int16, n >= 400.
+
+    Returns log-mel energies [(n - 400) // 160 + 1, 80], as Kaldi has them without dither.
+    """
+    import kaldi_native_fbank as knf  # not at the top: the router imports this module's names only
+
+    options = knf.FbankOptions()
+    options.frame_opts.dither = 0
+    options.frame_opts.window_type = "hamming"
+    options.mel_opts.num_bins = N_MELS
+    computer = knf.OnlineFbank(options)
+    computer.accept_waveform(SAMPLE_RATE, pcm.astype(np.float32))
+    return np.stack([computer.get_frame(i) for i in range(computer.num_frames_ready)])
+
+
+def windows_of(pcm: Pcm) -> list[tuple[int, Features]]:
+    """The windows of one stretch of speech: each one's middle, in samples, and its features.
+
+    The last one ends where the speech does. Shorter speech than a window is repeated to its length.
+    """
+    if pcm.shape[0] < SHORTEST_SAMPLES:
+        return []
+    features = fbank(pcm)
+    last = features.shape[0] - FRAMES
+    if last <= 0:
+        return [(pcm.shape[0] // 2, np.resize(features, (FRAMES, N_MELS)))]
+    starts = [*range(0, last - HOP_FRAMES // 3, HOP_FRAMES), last]
+    middle = WINDOW_SAMPLES // 2
+    return [(at * FRAME_HOP + middle, features[at : at + FRAMES]) for at in starts]
+
+
+def fingerprint(file: Path) -> str:
+    """The first 12 digits of the file's SHA-256.
+
+    Raises:
+        ConfigurationError: it cannot be read.
+    """
+    try:
+        return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
+    except OSError as error:
+        raise ConfigurationError(f"speakers.model: {error}") from error
+
+
+class SpeakerNetwork:
+    """The network, loaded once in each audio worker."""
+
+    def __init__(self, file: Path) -> None:
+        """Load and try the network.
+
+        Raises:
+            ConfigurationError: the file is none, or no network of this form.
+        """
+        import onnxruntime
+
+        options = onnxruntime.SessionOptions()
+        options.intra_op_num_threads = options.inter_op_num_threads = 1
+        options.log_severity_level = 3
+        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+        try:
+            self._session = onnxruntime.InferenceSession(
+                str(file), options, providers=["CPUExecutionProvider"]
+            )
+            self._check(self._session.get_inputs(), self._session.get_outputs())
+            self._probe()
+        except Exception as error:  # onnxruntime has many of its own
+            raise ConfigurationError(f"speakers.model: {file}: {error}") from error
+
+    @staticmethod
+    def _check(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
+        shapes = [list(one.shape) for one in (*inputs, *outputs)]
+        n_mels = shapes[0][-1] if [len(shape) for shape in shapes] == [3, 2] else 0
+        if n_mels != N_MELS and isinstance(n_mels, int):  # a name stands for any length
+            raise ValueError(f"it is not [batch, frames, {N_MELS}] -> [batch, size]: {shapes}")
+
+    def _probe(self) -> None:
+        """One window alone gives what it gives among others, and two give two vectors."""
+        noise = np.random.default_rng(0).standard_normal((PROBES, FRAMES, N_MELS))
+        windows = list(noise.astype(np.float32))
+        together, alone = self.embed(windows), self.embed(windows[:1])
+        if not np.isfinite(together).all() or np.abs(together[:1] - alone).max() > 1e-3:
+            raise ValueError("a window's vector is not finite, or depends on other windows")
+        if np.abs(together[0] - together[1]).max() < 1e-6:
+            raise ValueError("every window has the same vector")
+
+    def embed(self, windows: Sequence[Features]) -> Vectors:
+        """windows: at most `BATCH`, each [FRAMES, 80]; their means over the frames do not count."""
+        features = np.stack(windows)
+        features -= features.mean(axis=1, keepdims=True)
+        (name,) = (one.name for one in self._session.get_inputs())
+        (vectors,) = self._session.run(None, {name: features})
+        found: Vectors = vectors / np.maximum(1e-9, np.linalg.norm(vectors, axis=1, keepdims=True))
+        return found

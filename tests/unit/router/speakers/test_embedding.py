@@ -1,0 +1,62 @@
+"""Which files are networks of speaker embeddings, and what goes into them."""
+
+from __future__ import annotations
+
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+import pytest
+
+from cluster.common.errors import ConfigurationError
+from router.speakers.embedding import FRAMES, N_MELS, SpeakerNetwork, fbank, windows_of
+from tests.support.speaker_networks import write_network
+
+
+def test_a_network_gives_vectors_of_length_one(tmp_path: Path) -> None:
+    network = SpeakerNetwork(write_network(tmp_path / "voices.onnx", size=24))
+    windows = np.random.default_rng(0).standard_normal((3, FRAMES, N_MELS)).astype(np.float32)
+    vectors = network.embed(list(windows))
+    assert vectors.shape == (3, 24)
+    assert np.allclose(np.linalg.norm(vectors, axis=1), 1, atol=1e-5)
+    louder = network.embed([windows[0] + 2])
+    assert np.allclose(louder, vectors[:1], atol=1e-4), "a gain must not change a voice"
+
+
+@pytest.mark.parametrize(
+    ("form", "reason"),
+    [({"n_mels": 40}, "80"), ({"inputs": 2}, "frames"), ({"scale": 0.0}, "same vector")],
+)
+def test_another_network_is_refused(tmp_path: Path, form: dict[str, Any], reason: str) -> None:
+    with pytest.raises(ConfigurationError, match=rf"speakers\.model.*{reason}"):
+        SpeakerNetwork(write_network(tmp_path / "other.onnx", **form))
+
+
+def test_what_is_no_network_is_refused(tmp_path: Path) -> None:
+    (tmp_path / "text.onnx").write_text("hello")
+    for name in ("text.onnx", "missing.onnx"):
+        with pytest.raises(ConfigurationError, match=name):
+            SpeakerNetwork(tmp_path / name)
+
+
+@pytest.mark.parametrize(
+    ("seconds", "n_windows"), [(0.2, 0), (0.5, 1), (1.5, 1), (2.0, 2), (3.0, 3), (3.1, 3), (10, 12)]
+)
+def test_windows_cover_a_stretch_to_its_end(seconds: float, n_windows: int) -> None:
+    pcm = np.random.default_rng(0).normal(0, 1000, round(16_000 * seconds)).astype(np.int16)
+    windows = windows_of(pcm)
+    assert len(windows) == n_windows
+    assert all(features.shape == (FRAMES, N_MELS) for _, features in windows)
+    if seconds > 1.5:
+        middles = [middle for middle, _ in windows]
+        assert middles[0] == 12_000
+        assert abs(middles[-1] - (pcm.shape[0] - 12_000)) <= 400
+        assert max(np.diff(middles)) <= 16_000
+
+
+def test_features_are_kaldis() -> None:
+    """Values of torchaudio.compliance.kaldi.fbank for a tone, by their largest band."""
+    t = np.arange(16_000) / 16_000
+    features = fbank((8000 * np.sin(2 * np.pi * 1000 * t)).astype(np.int16))
+    assert features.shape == (98, N_MELS)
+    assert set(features.argmax(axis=1)) <= {27, 28}
