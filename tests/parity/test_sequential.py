@@ -245,20 +245,14 @@ def long_silences() -> Pcm:
 LADDERED = {"fallback": True, "best_of": 5}
 CASES: dict[str, tuple[dict[str, Any], Callable[[], Pcm]]] = {
     "short": ({}, lambda: sample("short")),
-    "medium": ({}, lambda: sample("medium")),
     "long": ({}, lambda: sample("long")),
     "ten seconds from inside a recording": ({}, lambda: sample("long")[333_333:493_333]),
     "0.1 s": ({}, lambda: sample("short")[8_000:9_600]),
-    "0.11 s": ({}, lambda: sample("short")[8_000:9_759]),
-    "1 s": ({}, lambda: sample("short")[8_000:24_000]),
     "a prompt that is carried": (prompt(True), chat),
     "a prompt": (prompt(False), chat),
-    "to the end": (clips(10.0), lambda: sample("medium")),
     "a clip": (clips(5.0, 20.5), lambda: sample("medium")),
     "two clips": (clips(3.0, 9.99, 20.0, 23.0), lambda: sample("medium")),
     "backwards": (clips(20.0, 23.5, 10.0), lambda: sample("medium")),
-    "an empty clip": (clips(8.0, 8.0, 12.0), lambda: sample("medium")),
-    "the language of the short": ({"language": None}, lambda: sample("short")),
     "the language of the first window": ({"language": None}, lambda: sample("long")),
     "everything is silence": ({"gates": QualityGates(None, None, 0.0)}, long_silences),
     "what is unsure is silence": (
@@ -286,14 +280,8 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], Pcm]]] = {
 
 
 MORE_OF_THE_SAME = {name for name in CASES if name.startswith("two minutes")} | {
-    "medium",
-    "0.11 s",
-    "1 s",
     "a prompt",
-    "to the end",
     "a clip",
-    "an empty clip",
-    "the language of the short",
     "what is unsure is silence",
     "nothing is silence",
     "long beams",
@@ -308,7 +296,7 @@ MORE_OF_THE_SAME = {name for name in CASES if name.startswith("two minutes")} | 
 async def test_it_equals_the_reference(demo: RequestTranscriber, tmp_path: Path, name: str) -> None:
     changes, make = CASES[name]
     segments = await assert_equal(demo, replace(PARAMS, **changes), make(), tmp_path)
-    assert segments or name not in ("short", "medium", "long")
+    assert segments or name not in ("short", "long")
 
 
 @pytest.mark.parametrize("conditioned", [True, pytest.param(False, marks=SLOW)])
@@ -394,21 +382,6 @@ async def test_a_model_that_says_anything(
     await assert_equal(micro, params, pcm, tmp_path, MICRO)
 
 
-async def test_hotwords_are_in_front_of_what_was_said(
-    demo: RequestTranscriber, tmp_path: Path
-) -> None:
-    """As an initial prompt is that is carried: the reference has no hotwords."""
-    hotwords = replace(PARAMS, hotwords="her silver captain")
-    carried = replace(
-        PARAMS,
-        prompt="her silver captain",
-        sequential=SequentialOptions(carry_initial_prompt=True),
-    )
-    first, _ = await ours(demo, hotwords, sample("long"), tmp_path)
-    second, _ = await ours(demo, carried, sample("long"), tmp_path)
-    assert first == second
-
-
 async def test_both_sides_suppress_the_same_tokens_and_encode_alike() -> None:
     """What the other tests rest on."""
     tokenizer = tokenizer_of(DEMO)
@@ -421,22 +394,3 @@ async def test_both_sides_suppress_the_same_tokens_and_encode_alike() -> None:
         for text in (f" {sample_text('long')}", " Don't, he said: 12 of 5!  Ça va?\n"):
             assert task.tokenizer.encode(text) == tokenizer.encode(text)
         assert task.tokenizer.sot_sequence == tokenizer.sot_sequence("en", "transcribe", True)
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1800)
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {"fallback": True},
-        {"words": True},
-        {"sequential": SequentialOptions(condition_on_previous_text=False)},
-    ],
-)
-async def test_ten_minutes_equal_the_reference(
-    demo: RequestTranscriber, tmp_path: Path, changes: dict[str, Any]
-) -> None:
-    pcm = np.concatenate([talk()[n * 5_333 :] for n in range(6)])
-    assert pcm.shape[0] > 600 * SAMPLE_RATE
-    segments = await assert_equal(demo, replace(PARAMS, **changes), pcm, tmp_path)
-    assert len({segment["seek"] for segment in segments}) >= 12

@@ -62,7 +62,7 @@ def test_the_benchmark_helps(tmp_path: Path) -> None:
 @pytest.mark.timeout(600)
 def test_engines_and_benchmark_run(tmp_path: Path) -> None:
     """On the CPU, as far as that goes: the worker of both roles, and two sections in small."""
-    colocated = "tests/unit/serve/test_colocated.py"
+    colocated = "tests/unit/serve/test_replicas.py"
     assert "passed" in run_bare(tmp_path, "-m", "pytest", "-q", colocated, seconds=280.0)
     sections = ("--smoke", "--device", "cpu", "--sections", "correct,overlap")
     run_bare(tmp_path, "-m", "benchmark.gpu", *sections, seconds=280.0)

@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-import json
-import re
 from collections.abc import Iterator
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -19,9 +16,9 @@ from tests.support.programs import needs
 from tests.support.router_fakes import FakeTranscriber, make_registry, make_settings, running_server
 
 playwright = pytest.importorskip("playwright.sync_api")
-from playwright.sync_api import Browser, Locator, Page, WebSocketRoute, expect  # noqa: E402
+from playwright.sync_api import Browser, Locator, Page, expect  # noqa: E402
 
-from tests.support.browsers.page import drop, opened, violations  # noqa: E402
+from tests.support.browsers.page import drop, opened  # noqa: E402
 from tests.support.browsers.transcribing import WAIT_MS, answered_with  # noqa: E402
 
 pytestmark = [pytest.mark.slow, needs("chromium", "npm")]
@@ -30,10 +27,6 @@ STREAM = "**/v1/audio/transcriptions"
 WIDE: dict[str, Any] = {}
 PHONE = {"viewport": {"width": 390, "height": 800}, "has_touch": True, "is_mobile": True}
 TIMING = 'upload;dur=10, queue;dur=3000, encode;dur=0.0;desc="3 windows", transfer;dur=121, total;'
-COLOURS = """(tag) => {
-    const style = getComputedStyle(tag);
-    return [style.color, style.backgroundColor, style.borderTopColor];
-}"""
 
 
 @pytest.fixture(scope="module")
@@ -60,18 +53,6 @@ def box(place: Locator) -> dict[str, float]:
     found = place.bounding_box()
     assert found is not None
     return dict(found)
-
-
-def contrast(one: str, other: str) -> float:
-    """WCAG's ratio of two colours as a browser computes them: `rgb(0, 0, 0)`."""
-
-    def luminance(colour: str) -> float:
-        parts = [int(part) / 255 for part in re.findall(r"\d+", colour)[:3]]
-        linear = [p / 12.92 if p <= 0.04045 else ((p + 0.055) / 1.055) ** 2.4 for p in parts]
-        return 0.2126 * linear[0] + 0.7152 * linear[1] + 0.0722 * linear[2]
-
-    low, high = sorted((luminance(one), luminance(other)))
-    return (high + 0.05) / (low + 0.05)
 
 
 @pytest.mark.parametrize("device", [WIDE, PHONE], ids=["wide", "phone"])
@@ -180,46 +161,3 @@ def test_pools_of_a_server_that_is_gone_are_not_shown(browser: Browser, url: str
         expect(page.locator(".pool")).to_have_count(0)
         page.unroute("**/health")
         expect(page.locator(".pool")).to_have_count(2)
-
-
-@pytest.mark.parametrize("scheme", ["light", "dark"])
-def test_the_button_that_listens_is_seen_and_says_how_to_stop(
-    browser: Browser, url: str, axe: Path, scheme: Any
-) -> None:
-    sent: list[dict[str, Any]] = []
-
-    def answer(socket: WebSocketRoute) -> None:
-        def take(message: str | bytes) -> None:
-            event = json.loads(message)
-            if event["type"] == "session.update":
-                sent.append(event["session"])
-                socket.send(json.dumps({"type": "session.updated"}))
-
-        socket.on_message(take)
-
-    with opened(browser, url, color_scheme=scheme) as page:
-        page.route_web_socket(re.compile("/v1/realtime"), answer)
-        page.reload()
-        page.locator("#options").get_by_label("Language").select_option("ja")  # of files
-        page.get_by_role("tab", name="Live").click()
-        expect(page.locator(".icon-stop")).to_be_hidden()
-        page.locator("#live-options").get_by_label("Language").select_option("de")
-        button = page.locator("#live-button")
-        button.click()
-        button.hover()
-        expect(page.locator("#live-state")).to_have_text("Listening", timeout=WAIT_MS)
-        expect(page.locator("#live-clock")).to_have_text(re.compile(r"0:0[1-9], press to stop"))
-        expect(page.locator(".icon-stop")).to_be_visible()
-        expect(page.locator(".icon-mic")).to_be_hidden()
-        expect(page.locator("#live-options").get_by_label("Language")).to_be_disabled()
-        symbol, ground, edge = button.evaluate(COLOURS)
-        assert contrast(symbol, ground) > 4.5
-        assert contrast(edge, ground) > 3.0
-        _, _, edge = page.locator("#level").evaluate(COLOURS)
-        assert contrast(edge, ground) > 3.0
-        assert violations(page, axe) == []
-        button.click()
-        expect(page.locator("#live-state")).to_have_text("Press to speak", timeout=WAIT_MS)
-        expect(page.locator("#live-clock")).to_have_text("")
-        expect(page.locator("#live-options").get_by_label("Language")).to_be_enabled()
-    assert sent[0]["audio"]["input"]["transcription"]["language"] == "de"

@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import threading
 from dataclasses import dataclass
 from typing import Any
 
@@ -61,42 +60,6 @@ def test_what_was_released_longest_ago_is_evicted_first() -> None:
         assert exporter.publish_again(key, **NAMES) is None
         assert exporter.n_evicted == n_evicted
     exporter.check_integrity(n_reserved=N_PAGES)
-    exporter.close()
-
-
-def test_who_waits_for_pages_gets_those_that_become_evictable() -> None:
-    exporter = make_exporter()
-    read = [publish(exporter, key, 1.0) for key in (b"a", b"b", b"c")]
-    got: list[tuple[int, ...] | None] = []
-    # It would find them in the end without being told, but not while this test looks.
-    waiter = threading.Thread(
-        target=lambda: got.append(exporter.reserve(2, timeout_s=600.0)), daemon=True
-    )
-    waiter.start()
-    release(exporter, read[1])
-    waiter.join(30.0)
-    assert got, "it waits still"
-    assert got[0] is not None
-    assert exporter.publish_again(b"b", **NAMES) is None
-    exporter.close()
-
-
-def test_a_window_encoded_anew_replaces_what_was_kept() -> None:
-    """A retry after lost KV must not be given the same pages; who reads the old ones may go on."""
-    exporter = make_exporter()
-    old = publish(exporter, b"a", 1.0)
-    release(exporter, old)
-    read = publish(exporter, b"a", 2.0)
-    assert found(exporter, old)[0] != old.generation
-    new = publish(exporter, b"a", 3.0)
-    assert found(exporter, read) == (read.generation, 2.0)
-    release(exporter, new)
-    again = exporter.publish_again(b"a", **NAMES)
-    assert again is not None
-    assert again.addresses == new.addresses
-    release(exporter, read)
-    assert found(exporter, read)[0] != read.generation, "nothing can find it any more"
-    exporter.check_integrity(n_leases=1)
     exporter.close()
 
 

@@ -4,13 +4,17 @@ from __future__ import annotations
 
 import math
 from collections.abc import Sequence
+from dataclasses import replace
 
 import pytest
 import torch
+from hypothesis import given, settings
+from hypothesis import strategies as st
+from torch import Tensor
 
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.text.tokenizer import WhisperTokenizer
-from decoder_worker.sampling.logit_rules import LogitRules
+from decoder_worker.sampling.logit_rules import History, LogitRules
 from decoder_worker.sampling.sampler import Sampled, TorchSampler, best_of, noise_key
 from decoder_worker.sampling.slots import SlotOptions, SlotTable
 from tests.support.checkpoints import cached_checkpoint
@@ -96,3 +100,119 @@ def test_best_of_looks_at_the_allowed_tokens_only() -> None:
     assert best.tokens.tolist() == [2, 1]
     torch.testing.assert_close(best.logprobs[0].exp(), torch.tensor([1.0, 2.0]).softmax(0)[1])
     assert not best_of(logits, torch.tensor([1, 3])).logprobs[1].isfinite()
+
+
+# ---- The batched logit rules equal the plain algorithm, row by row, on any logits and history.
+
+
+MAX_INITIAL = 50
+NEVER = -math.inf
+
+
+def plain_rules(
+    tokenizer: WhisperTokenizer, logits: Tensor, sampled: list[int], timed: bool
+) -> Tensor:
+    """The algorithm of openai/whisper for one sequence, one rule after the other."""
+    special = tokenizer.special
+    begin = special.timestamp_begin
+    logits = logits.clone()
+    if not sampled:
+        logits[list(tokenizer.begin_suppress_tokens)] = NEVER
+    logits[list(tokenizer.suppress_tokens)] = NEVER
+    for token in (special.sot, special.sot_prev, special.sot_lm, special.no_speech):
+        logits[token] = NEVER
+    logits[[special.transcribe, special.translate]] = NEVER
+    if not timed:
+        return logits
+    logits[special.no_timestamps] = NEVER
+    last = bool(sampled) and sampled[-1] >= begin
+    penultimate = len(sampled) < 2 or sampled[-2] >= begin
+    if last and penultimate:
+        logits[begin:] = NEVER
+    elif last:
+        logits[: special.eot] = NEVER
+    stamps = [token for token in sampled if token >= begin]
+    if stamps:
+        lowest = stamps[-1] if last and not penultimate else stamps[-1] + 1
+        logits[begin:lowest] = NEVER
+    if not sampled:
+        logits[:begin] = NEVER
+        logits[begin + MAX_INITIAL + 1 :] = NEVER
+    logprobs = logits.log_softmax(-1)
+    if logprobs[begin:].logsumexp(-1) > logprobs[:begin].max():
+        logits[:begin] = NEVER
+    return logits
+
+
+@st.composite
+def rows(draw: st.DrawFn) -> tuple[list[tuple[bool, int]], bool, float, int]:
+    """A history as (is timestamp, value) pairs, timed or not, a lift of timestamps, a seed."""
+    history = draw(
+        st.lists(st.tuples(st.booleans(), st.integers(0, 400)), max_size=8)
+        | st.lists(st.tuples(st.just(True), st.integers(1495, 1500)), max_size=3)
+    )
+    lift = draw(st.sampled_from([-20.0, -6.0, -4.0, 0.0, 20.0]))
+    return history, draw(st.booleans()), lift, draw(st.integers(0, 2**31))
+
+
+@settings(max_examples=150, deadline=None)
+@given(batch=st.lists(rows(), min_size=1, max_size=5))
+def test_equals_the_plain_algorithm(
+    batch: list[tuple[list[tuple[bool, int]], bool, float, int]], tokenizer: WhisperTokenizer
+) -> None:
+    begin = tokenizer.special.timestamp_begin
+    rules = LogitRules(tokenizer, MAX_INITIAL, "cpu")
+    slots = SlotTable(len(batch), "cpu")
+    logits, expected = [], []
+    for slot, (history, timed, lift, seed) in enumerate(batch):
+        sampled = [begin + value if stamp else value for stamp, value in history]
+        slots.load([slot], [SlotOptions(timed, 0.0, 0, 99)], [sampled], [3], begin)
+        row = 3 * torch.randn(tokenizer.n_vocab, generator=torch.Generator().manual_seed(seed))
+        row[begin:] += lift
+        logits.append(row)
+        expected.append(plain_rules(tokenizer, row, sampled, timed))
+    result = rules.apply(torch.stack(logits), slots.rows(torch.arange(len(batch))).history)
+    for slot, row in enumerate(expected):
+        assert torch.equal(result[slot], row), f"row {slot}: {batch[slot]}"
+
+
+def no_history() -> History:
+    return SlotTable(1, "cpu").rows(torch.tensor([0])).history
+
+
+@settings(max_examples=100, deadline=None)
+@given(history=st.lists(st.tuples(st.booleans(), st.integers(0, 400)), max_size=8))
+def test_history_step_by_step_equals_history_at_once(
+    history: list[tuple[bool, int]], tokenizer: WhisperTokenizer
+) -> None:
+    """What each step notes on the device is what a retry restores from the tokens."""
+    begin = tokenizer.special.timestamp_begin
+    sampled = [begin + value if stamp else value for stamp, value in history]
+    slots = SlotTable(2, "cpu")
+    slots.load([1], [SlotOptions(True, 0.0, 0, 99)], [sampled], [3], begin)
+    loaded = slots.rows(torch.tensor([1])).history
+    steps = no_history()
+    steps.timed[:] = True
+    for token in sampled:
+        steps = steps.after(torch.tensor([token]), begin)
+    for name in ("n_sampled", "last_is_timestamp", "before_is_timestamp", "last_timestamp"):
+        assert getattr(steps, name)[0] == getattr(loaded, name)[0], name
+
+
+def test_first_timestamp_is_unlimited_without_a_limit(tokenizer: WhisperTokenizer) -> None:
+    rules = LogitRules(tokenizer, None, "cpu")
+    history = no_history()
+    history.timed[:] = True
+    logits = rules.apply(torch.zeros(1, tokenizer.n_vocab), history)
+    assert logits[0, tokenizer.special.timestamp_begin :].isfinite().all()
+    assert not logits[0, : tokenizer.special.timestamp_begin].isfinite().any()
+
+
+def test_prompt_only_tokens_are_never_sampled(tokenizer: WhisperTokenizer) -> None:
+    """Also where a checkpoint's own list is empty, as after much fine-tuning."""
+    bare = replace(tokenizer, suppress_tokens=(), begin_suppress_tokens=())
+    logits = LogitRules(bare, MAX_INITIAL, "cpu").apply(torch.zeros(1, bare.n_vocab), no_history())
+    special = bare.special
+    for token in (special.sot, special.sot_prev, special.no_speech, special.translate):
+        assert logits[0, token] == NEVER
+    assert logits[0, special.eot].isfinite()
