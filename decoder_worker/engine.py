@@ -17,7 +17,6 @@ from dataclasses import asdict
 from functools import partial
 from weakref import ref
 
-from cluster.common.backlogs import Backlogs
 from cluster.common.errors import OverloadedError, UnsupportedValueError, WorkerDrainingError
 from cluster.common.kernels.cpu.background import wait_for_builds
 from cluster.common.kv.importer import KVImporter
@@ -28,6 +27,7 @@ from cluster.common.model.device import use_step_threads
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.priorities import let_encoder_go_first
 from cluster.common.settings import DecoderSettings
+from cluster.common.signals import Backlogs
 from decoder_worker.build import EngineParts, auto_batch, build_parts, warm_up
 from decoder_worker.loop import IDLE_S, Call, DecodeLoop
 from decoder_worker.prompts import PromptBuilder

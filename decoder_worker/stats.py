@@ -4,7 +4,8 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.common.messages import DecoderSignals, WorkerLoad, WorkerStatus
+from cluster.common.messages import WorkerLoad, WorkerStatus
+from cluster.common.signals import DecoderSignals
 
 
 @dataclass(slots=True)
@@ -33,7 +34,7 @@ class DecoderStats(Counters):
     waiting, loading, running: sequences in each state (arrivals not yet taken are waiting, and so
         are those whose KV is read before there are rows for them).
     bulk_*: of bulk work, which the others include.
-    backlog, bulk_backlog: rows that wait in routers, as in `cluster.common.backlogs`.
+    backlog, bulk_backlog: rows that wait in routers, as in `cluster.common.signals`.
     pages_*: of the cross-attention pool.
     """
 

@@ -15,22 +15,20 @@ from weakref import ref
 
 import numpy as np
 
-from cluster.common.backlogs import Backlogs
 from cluster.common.errors import InvalidAudioError, WorkerDrainingError
 from cluster.common.messages import (
     HOP_LENGTH,
     MEL_CONTEXT_SAMPLES,
-    NO_SLACK_S,
     WINDOW_SAMPLES,
     CrossKVHandle,
     EncodeReply,
     EncodeRequest,
-    EncoderSignals,
     Priority,
     WorkerLoad,
     WorkerStatus,
 )
 from cluster.common.model.encoder_context import SAMPLES_PER_POSITION
+from cluster.common.signals import NO_SLACK_S, Backlogs, EncoderSignals
 from encoder_worker.batcher import Batcher, QueuedWindow
 from encoder_worker.loop import EncodeLoop
 from encoder_worker.publisher import Publisher

@@ -1,14 +1,14 @@
 """Every dataclass that crosses a process boundary. No torch, no behaviour beyond checks.
 
-First how audio is counted and what several messages need, then what workers report of themselves,
-what goes to an encoder and comes back, and the same of a decoder. Times that cross hosts are
-remaining seconds: each receiver turns them into a deadline on its own monotonic clock on arrival.
+First how audio is counted and what several messages need, then what goes to an encoder and comes
+back, and the same of a decoder. Times that cross hosts are remaining seconds: each receiver turns
+them into a deadline on its own monotonic clock on arrival.
 """
 
 from __future__ import annotations
 
 from collections.abc import Callable
-from dataclasses import dataclass, field, replace
+from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
 if TYPE_CHECKING:  # the command line has this module, and no use for NumPy
@@ -32,9 +32,6 @@ Payload = Literal["cross_kv", "encoder_states"]  # what an encoder hands to a de
 # How urgent a window is, the most urgent first; "later" are those of interactive requests that are
 # longer than one window.
 Priority = Literal["live", "interactive", "later", "bulk"]
-
-NO_SLACK_S = 3600.0  # of a queue without windows
-UNREAD = 0.5  # of an export pool: from here on its encoder waits for decoders
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,70 +93,17 @@ class WorkerLoad:
 
 
 @dataclass(frozen=True, slots=True)
-class EncoderSignals:
-    """What one encoder reports to the autoscaler.
+class WindowRequest:
+    """What both roles are told of a window: whose it is, and when it is its turn.
 
-    busy: share of the last seconds that it worked. queue_s: seconds of its work that wait, there
-    and in routers. slack_s: the least time that a waiting window has left. unread: share of its
-    export pool that no decoder has read yet. bulk_busy, bulk_queue_s: of bulk work, which the
-    others leave out.
-    """
-
-    busy: float = 0.0
-    queue_s: float = 0.0
-    slack_s: float = NO_SLACK_S
-    unread: float = 0.0
-    bulk_busy: float = 0.0
-    bulk_queue_s: float = 0.0
-
-    def with_bulk(self) -> EncoderSignals:
-        """The same where bulk work counts as any other."""
-        busy, queue_s = self.busy + self.bulk_busy, self.queue_s + self.bulk_queue_s
-        return replace(self, busy=busy, queue_s=queue_s, bulk_busy=0.0, bulk_queue_s=0.0)
-
-    @property
-    def is_starved(self) -> bool:
-        """Its windows wait because no decoder reads what it has published."""
-        return self.queue_s > 0 and self.unread >= UNREAD
-
-
-@dataclass(frozen=True, slots=True)
-class DecoderSignals:
-    """What one decoder reports to the autoscaler, as shares of its capacity.
-
-    used: pages or rows in use; waiting: what does not fit beside them, there and in routers.
-    bulk_used, bulk_waiting: of bulk work, which the others leave out.
-    """
-
-    used: float = 0.0
-    waiting: float = 0.0
-    bulk_used: float = 0.0
-    bulk_waiting: float = 0.0
-
-    def with_bulk(self) -> DecoderSignals:
-        """The same where bulk work counts as any other."""
-        return DecoderSignals(self.used + self.bulk_used, self.waiting + self.bulk_waiting)
-
-
-@dataclass(frozen=True, slots=True)
-class EncodeRequest:
-    """One window of audio on its way to an encoder.
-
-    pcm: int16 [n_samples], 16 kHz mono, 1 <= n_samples <= WINDOW_SAMPLES (unpadded); with
-        `file_mel` its context comes on top, at most MEL_CONTEXT_SAMPLES on each side.
-    attempt: number of this encode among all of the request's windows, from 1 on: unique within the
+    attempt: number of its encode among all of the request's windows, from 1 on: unique within the
         request, and passed on with the handle. A decoder's attempts at temperatures are others.
     tries: of this window, this one included: what people are told.
     traceparent: W3C Trace Context of the caller's span; empty where nothing is traced.
-    context: encoder positions of 20 ms to compute, from the window's start on; 0 means all that the
-        checkpoint has (1500). A batch holds windows of one context.
-    audio_key: names `pcm` and `file_mel` for whoever sent them: equal for the same audio of the
-        same owner, and nothing that another owner could make. Empty: its KV is not kept for reuse.
-    fresh: encode it even if its KV is kept, because that could not be used; the new KV replaces it.
     key: of the request, as no other's is, whatever its client calls it in `request_id`. Empty: that
         is unique.
     owner, rank: as in `common.fair_order`.
-    sender, backlog: as in `common.backlogs`.
+    sender, backlog: as in `common.signals`.
     unwell: Serve's id of a worker that failed windows which others then did; empty: of none. Who
         reads it of itself is to be replaced.
     """
@@ -167,13 +111,8 @@ class EncodeRequest:
     request_id: str
     window: int
     attempt: int
-    pcm: Pcm
-    remaining_s: float
-    file_mel: FileMel | None = None
+    _: KW_ONLY
     traceparent: str = ""
-    context: int = 0
-    audio_key: bytes = b""
-    fresh: bool = False
     priority: Priority = "interactive"
     key: str = ""
     owner: bytes = b""
@@ -183,18 +122,37 @@ class EncodeRequest:
     unwell: str = ""
     tries: int = 1
 
+
+@dataclass(frozen=True, slots=True)
+class EncodeRequest(WindowRequest):
+    """One window of audio on its way to an encoder.
+
+    pcm: int16 [n_samples], 16 kHz mono, 1 <= n_samples <= WINDOW_SAMPLES (unpadded); with
+        `file_mel` its context comes on top, at most MEL_CONTEXT_SAMPLES on each side.
+    context: encoder positions of 20 ms to compute, from the window's start on; 0 means all that the
+        checkpoint has (1500). A batch holds windows of one context.
+    audio_key: names `pcm` and `file_mel` for whoever sent them: equal for the same audio of the
+        same owner, and nothing that another owner could make. Empty: its KV is not kept for reuse.
+    fresh: encode it even if its KV is kept, because that could not be used; the new KV replaces it.
+    """
+
+    pcm: Pcm
+    remaining_s: float
+    file_mel: FileMel | None = None
+    context: int = 0
+    audio_key: bytes = b""
+    fresh: bool = False
+
     @property
     def n_samples(self) -> int:
         return int(self.pcm.shape[0])
 
     @property
     def work(self) -> float:
-        """What it costs an encoder, in windows of all positions."""
         return work_of(self.context)
 
     @property
     def kept_key(self) -> bytes:
-        """Names the KV that is made of it; empty where that is not kept."""
         return kept_key(self.audio_key, self.context)
 
 
@@ -338,37 +296,18 @@ class DecodeOptions:
 
 
 @dataclass(frozen=True, slots=True)
-class DecodeRequest:
+class DecodeRequest(WindowRequest):
     """One window's KV handle and options on its way to a decoder.
 
     content_frames: mel frames of the window that are audio and not padding, 1 to 3000.
-    tries, traceparent, priority, key, owner, rank, sender, backlog, unwell: as in
-        `EncodeRequest`.
     kv_location: where the KV is, for whoever chooses a decoder; `handle` is the right to read it.
     """
 
-    request_id: str
-    window: int
-    attempt: int
     handle: CrossKVHandle
     options: DecodeOptions
     remaining_s: float
     content_frames: int = WINDOW_FRAMES
-    traceparent: str = ""
     kv_location: Location = Location()
-    priority: Priority = "interactive"
-    key: str = ""
-    owner: bytes = b""
-    rank: int = 0
-    sender: str = ""
-    backlog: float = 0.0
-    unwell: str = ""
-    tries: int = 1
-
-
-def request_key(request: EncodeRequest | DecodeRequest) -> str:
-    """The same for all windows of a request, and for no other request in the cluster."""
-    return request.key or request.request_id
 
 
 @dataclass(frozen=True, slots=True)
@@ -391,7 +330,6 @@ class DecodeTimings:
 
     @property
     def waited_s(self) -> float:
-        """For pages and for rows."""
         return self.queue_s + self.batch_wait_s
 
 

@@ -23,7 +23,8 @@ from ray.serve.request_router import (
     RunningReplica,
 )
 
-from cluster.common.messages import DecoderSignals, EncoderSignals, Location, Role
+from cluster.common.messages import Location, Role
+from cluster.common.signals import DecoderSignals, EncoderSignals
 from cluster.serve import own_calls, replica_count  # looked up in: by value these would be copies
 from cluster.serve.own_calls import OwnCalls, key_of
 from cluster.serve.replica_count import Balancer, Decision, PoolView, ScalingRules

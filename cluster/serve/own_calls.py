@@ -22,7 +22,7 @@ from collections.abc import Callable, Hashable
 from dataclasses import dataclass, field, replace
 from typing import Any, NamedTuple
 
-from cluster.common.messages import DecodeRequest, EncodeRequest, WorkerLoad, request_key
+from cluster.common.messages import DecodeRequest, EncodeRequest, WorkerLoad
 
 logger = logging.getLogger(__name__)
 
@@ -252,7 +252,7 @@ class OwnCalls:
 
 def key_of(request: EncodeRequest | DecodeRequest) -> Hashable:
     """One call of a worker; Serve's own id is shared by all calls of one HTTP request."""
-    return type(request), request_key(request), request.window, request.attempt
+    return type(request), request.key or request.request_id, request.window, request.attempt
 
 
 def _window(call: Hashable) -> Hashable:

@@ -21,9 +21,10 @@ from collections.abc import Iterable
 from dataclasses import dataclass, field, replace
 from functools import cache
 
-from cluster.common.messages import NO_SLACK_S, DecoderSignals, EncoderSignals, Role
+from cluster.common.messages import Role
 from cluster.common.metrics import CONTROLLER_METRICS, Recorder, ray_recorder
 from cluster.common.settings import ScalingSettings
+from cluster.common.signals import NO_SLACK_S, DecoderSignals, EncoderSignals
 
 FULL = 0.8  # of a pool's demand over its workers: above it workers are added
 EMPTY = 0.6  # a worker is removed only if the demand over the others stays below this

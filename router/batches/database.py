@@ -10,6 +10,7 @@ from __future__ import annotations
 import asyncio
 import errno
 import os
+import secrets
 import sqlite3
 from collections.abc import Callable, Iterable, Iterator
 from concurrent.futures import ThreadPoolExecutor
@@ -105,6 +106,11 @@ CREATE TABLE IF NOT EXISTS usage (
 """
 
 Result = TypeVar("Result")
+
+
+def new_id(kind: str) -> str:
+    """An id that nobody guesses, such as `file-` with 24 hexadecimal digits."""
+    return f"{kind}{secrets.token_hex(12)}"
 
 
 class Database:

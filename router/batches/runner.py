@@ -16,10 +16,11 @@ from typing import Any, Literal
 
 from cluster.common.errors import InsufficientStorageError
 from router.api.batch_bodies import BatchError, FileObject, Status
+from router.batches.database import new_id
 from router.batches.line_work import LineWork
 from router.batches.lines import CheckedInput, Models, check_input, file_lines
 from router.batches.owned import Owned
-from router.batches.store import OpenBatch, new_id
+from router.batches.store import OpenBatch
 from router.batches.work_queue import Claim, Outcome, Result
 
 logger = logging.getLogger(__name__)

@@ -14,7 +14,6 @@ written again.
 from __future__ import annotations
 
 import json
-import secrets
 import sqlite3
 from collections.abc import Collection, Iterable, Sequence
 from dataclasses import dataclass
@@ -31,7 +30,7 @@ from router.api.batch_bodies import (
     Status,
     expiry_s,
 )
-from router.batches.database import Database
+from router.batches.database import Database, new_id
 
 Order = Literal["asc", "desc"]
 
@@ -42,11 +41,6 @@ OPEN = "('validating', 'in_progress', 'finalizing', 'cancelling')"
 EXISTS = "NOT deleted AND (expires_at IS NULL OR expires_at > ?)"
 
 BatchModel = TypeVar("BatchModel", bound=Batch)
-
-
-def new_id(kind: str) -> str:
-    """An id that nobody guesses, such as `file-` with 24 hexadecimal digits."""
-    return f"{kind}{secrets.token_hex(12)}"
 
 
 class OpenBatch(Batch):

@@ -35,8 +35,8 @@ from router.api.batch_bodies import (
 )
 from router.api.documents import parse_document
 from router.api.openapi import whole_schema
+from router.batches.database import new_id
 from router.batches.service import PIECE_BYTES, BatchService
-from router.batches.store import new_id
 from router.http.bodies import FILE_FIELD, FormReader, form_boundary
 from router.http.keys import KeyRing, key_owner
 from router.http.uploads import check_content_length

@@ -15,8 +15,9 @@ import openai
 from cluster.common.settings import BatchSettings, RouterSettings
 from cluster.serve.bulk.engine import BulkEngine
 from router.api.batch_bodies import Batch, CreateBatchRequest, ExpiresAfter, Purpose, UploadFields
+from router.batches.database import new_id
 from router.batches.service import BatchService, open_service
-from router.batches.store import ENDED, new_id
+from router.batches.store import ENDED
 from router.http.batches import BatchAccess
 from router.http.listener import HttpListener
 from router.http.routes import create_app

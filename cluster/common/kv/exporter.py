@@ -3,11 +3,9 @@
 The same for every transport. One table under one lock, the page pool's, holds what is published: a
 window has as many readers as leases, and a lease ends once.
 
-Each page has a counter, its generation, which readers READ: it is bumped when the page is reserved,
-before anything is written to it, and when it is freed, before its next owner can write to it. While
-a window is published its counters stay as they are. So the counter of a window's first page, read
-after the payload, still has the handle's value only if no page of it changed hands in between: they
-are freed together.
+A page's counter, its generation, is bumped when it is reserved and when it is freed. While a window
+is published its counters stay as they are. So the counter of a window's first page, read after the
+payload, still has the handle's value only if no page of it changed hands in between.
 
 One thread owns the wire: it takes releases and renewals, and ends leases that ran out. Lease ids
 come from the network: one that is unknown or has ended is ignored and counted.
@@ -19,15 +17,13 @@ import threading
 import time
 from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
-
-import numpy as np
-from numpy.typing import NDArray
+from functools import partial
 
 from cluster.common.errors import WorkerDrainingError
 from cluster.common.kv.handles import parse_notification, sign
 from cluster.common.kv.layout import PageLayout
 from cluster.common.kv.pool import PagePool, Pages
-from cluster.common.kv.wire import COUNTER_BYTES, MakeThread, TransferConfig, Wire, WireThread
+from cluster.common.kv.wire import Generations, MakeThread, TransferConfig, Wire, WireThread
 from cluster.common.messages import CrossKVHandle
 
 POLL_S = 0.005  # between two looks for notifications while a lease is open
@@ -65,9 +61,8 @@ class KVExporter:
 
     All methods may be called from any thread; none waits for a transfer.
 
-    counters: uint64, the generation of each page, in host memory also where the pool is on a GPU.
-        They start at random, so that another process's memory found at the same address does not
-        pass for ours.
+    counters: the generation of each page. They start at random, so that another process's memory
+        found at the same address does not pass for ours.
     n_evicted: windows whose pages were needed for others, since the start.
     n_expired: leases that ended because nobody renewed or released them.
     """
@@ -98,8 +93,7 @@ class KVExporter:
         self._clock, self._randbits = config.clock, config.randbits
         self._wire = wire
         self._lock = self.pool.lock
-        start = [config.randbits(62) for _ in range(n_pages)]
-        self.counters: NDArray[np.uint64] = np.array(start, dtype=np.uint64)
+        self.counters = Generations(config.randbits(62) for _ in range(n_pages))
         self._by_page: dict[int, _Window] = {}  # each under all of its pages
         self._by_key: dict[bytes, _Window] = {}
         self._kept: dict[bytes, _Window] = {}  # without readers, oldest release first
@@ -108,7 +102,8 @@ class KVExporter:
         self._closing = threading.Event()
         self._woken = threading.Event()
         wire.on_notification = self._woken.set
-        self._thread = make_thread("exporter", self._open, self._run, self._end_all)
+        start = partial(wire.open, self.pool, self.counters.values)
+        self._thread = make_thread("exporter", start, self._run, self._end_all)
 
     @property
     def n_leases(self) -> int:
@@ -137,10 +132,7 @@ class KVExporter:
             return self.pool.n_free + self.n_kept_pages
 
     def refused(self) -> Mapping[str, int]:
-        """Notifications that were not acted on, by reason: "malformed" or "unknown_lease".
-
-        A few of the latter are nobody's fault: a release that comes after the lease's end.
-        """
+        """Notifications not acted on, by reason; a release may come after its lease's end."""
         return {"malformed": self._n_malformed, "unknown_lease": self._n_unknown}
 
     def reserve(self, n_pages: int, timeout_s: float = 0.0) -> Pages | None:
@@ -154,7 +146,8 @@ class KVExporter:
         self._refuse_closed()
         pages = self.pool.allocate(n_pages, timeout_s, self._evict)
         if pages is not None:
-            self._bump(pages)
+            with self._lock:
+                self.counters.bump(pages)
         return pages
 
     def abandon(self, pages: Sequence[int]) -> None:
@@ -193,11 +186,7 @@ class KVExporter:
     def publish_again(
         self, key: bytes, *, request_id: str, window: int, attempt: int
     ) -> CrossKVHandle | None:
-        """A further lease on what was published under `key`; None where nothing is.
-
-        Raises:
-            WorkerDrainingError: the exporter is closed.
-        """
+        """A further lease on what was published under `key`, or None. Raises as `reserve`."""
         self._refuse_closed()
         with self._lock:
             if (found := self._by_key.get(key)) is None:
@@ -276,9 +265,6 @@ class KVExporter:
                 self.n_expired += 1
                 self._end(lease)
 
-    def _open(self) -> None:
-        self._wire.open(self.pool, self.counters)
-
     def _run(self) -> None:
         looked = time.monotonic()
         while not self._closing.is_set():
@@ -326,7 +312,7 @@ class KVExporter:
             addresses=self.pool.addresses(pages),
             page_bytes=self.pool.page_bytes,
             frames=lease.window.frames,
-            counter_address=int(self.counters.ctypes.data) + pages[0] * COUNTER_BYTES,
+            counter_address=self.counters.address(pages[0]),
             generation=lease.generation,
             lease=lease.id,
             remaining_s=self.lease_s,
@@ -358,7 +344,7 @@ class KVExporter:
     def _lease(self, window: _Window) -> _Lease:
         window.readers += 1
         self._kept.pop(window.key, None)
-        generation, deadline = int(self.counters[window.pages[0]]), self._clock() + self.lease_s
+        generation, deadline = self.counters[window.pages[0]], self._clock() + self.lease_s
         lease = _Lease(f"{self._randbits(128):032x}", window, generation, deadline)
         self._leases[lease.id] = lease
         return lease
@@ -399,16 +385,8 @@ class KVExporter:
     def _free(self, pages: Sequence[int]) -> None:
         """The one way back. Counters go first: a free page may be written by its next owner."""
         self.pool.check_used(pages)
-        self._bump(pages)
+        self.counters.bump(pages)
         self.pool.release(pages)
-
-    def _bump(self, pages: Sequence[int]) -> None:
-        """Begin another generation of these pages."""
-        which: slice | list[int] = list(pages)
-        if pages and which == list(range(pages[0], pages[0] + len(pages))):
-            which = slice(pages[0], pages[0] + len(pages))  # neighbours: several times as quick
-        with self._lock:
-            self.counters[which] += np.uint64(1)
 
     def _refuse_published(self, pages: Sequence[int]) -> None:
         if not self._by_page.keys().isdisjoint(pages):

@@ -4,8 +4,8 @@ from __future__ import annotations
 
 import numpy as np
 
-from cluster.common.backlogs import HEARD_S, Backlogs
 from cluster.common.messages import EncodeRequest, Priority
+from cluster.common.signals import HEARD_S, Backlogs
 
 
 def request(sender: str, backlog: float, priority: Priority = "interactive") -> EncodeRequest:
