@@ -128,13 +128,15 @@ class Outputs:
             return
         try:
             Path(where.path).mkdir(parents=True, exist_ok=True)
-            with open((where / LOCK).path, "w") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                yield cls(archive, only_looks=only_looks)
-        except BlockingIOError as error:
-            raise InvalidRequestError(f"another run is writing to {where.name}") from error
-        except (FileExistsError, NotADirectoryError, PermissionError) as error:
+            file = open((where / LOCK).path, "w")  # noqa: SIM115 - it is closed below
+        except OSError as error:
             raise InvalidRequestError(f"cannot write to {where.name}: {error.strerror}") from error
+        with file:
+            try:
+                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
+            except BlockingIOError as error:
+                raise InvalidRequestError(f"another run is writing to {where.name}") from error
+            yield cls(archive, only_looks=only_looks)
 
     def look(self, items: Sequence[Item]) -> list[Pending | Left]:
         """What is to be done of each of these items; the formats that are missing are written.

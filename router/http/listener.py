@@ -231,9 +231,8 @@ class HttpProtocol(ReadByClient, HttpToolsProtocol):
             if self._n_small and self._small.spend(self._n_small, self.loop.time()):
                 self._refuse(400, "its body comes in too small chunks")
             self._n_small = 0
-        if self._is_refused or self._in_message or self.timeout_keep_alive_task is not None:
-            return
-        if self._is_idle:
+        may_ask = not (self._is_refused or self._in_message)
+        if may_ask and self.timeout_keep_alive_task is None and self._is_idle:
             self._await_head()  # it sent empty lines
 
     def on_message_begin(self) -> None:
@@ -272,8 +271,7 @@ class HttpProtocol(ReadByClient, HttpToolsProtocol):
         if not self._is_refused:
             super().handle_websocket_upgrade()
             self._is_refused = True  # the rest is the other protocol's
-            # It has this object, and this has it: a cycle, which would keep the connection's parts.
-            self.parser = None  # type: ignore[assignment]
+            self.parser = None  # type: ignore[assignment]  # it has this object: a cycle
 
     @property
     def _is_idle(self) -> bool:
@@ -360,7 +358,6 @@ class WebSocketProtocol(ReadByClient, WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self._unparsed = b""
         self.conn.receive_eof()  # or the half of a message stays until Python looks for cycles
 
     def handle_events(self) -> None:

@@ -127,7 +127,8 @@ def test_a_path_that_is_not_there_is_told_before_anything_large_is_imported(
 
 def test_an_output_that_cannot_be_written_is_told(engine: FakeEngine, talks: Path) -> None:
     (talks.parent / "file").write_text("")
-    assert "cannot write to" in refused(talks, "-o", talks.parent / "file")
+    for place in (talks.parent / "file", "/proc/none"):
+        assert "cannot write to" in refused(talks, "-o", place)
 
 
 # ------------------------------------------------------------------- which application
