@@ -3,18 +3,15 @@
 from __future__ import annotations
 
 import gzip
-import json
 import threading
 from collections import Counter
 from collections.abc import Iterator
 from dataclasses import dataclass, field
 from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
-from pathlib import Path
 from typing import Any
 
 import pytest
 
-from cluster.demo.samples import sample_path
 from tests.e2e.conftest import Server, start_server, stop_server, wait_until
 from tests.support.audio.recordings import delayed
 
@@ -183,32 +180,3 @@ def test_a_request_is_one_trace_over_all_roles(
     assert all(one["splitscribe.transport"].startswith("nixl") for one in moved)
     assert all(one["splitscribe.bytes"] > 0 for one in moved)
     assert b"unheard-of" not in collector.raw
-
-
-@pytest.mark.slow
-def test_lines_are_json_with_request_window_attempt_and_peer(watched: Server) -> None:
-    """Every line of the terminal and of Serve's files."""
-    request_id = "logged-as-json"
-    watched.client().audio.transcriptions.create(
-        model="whisper-1",
-        file=sample_path("short"),
-        extra_headers={"x-request-id": request_id},
-    )
-
-    def lines() -> dict[str, dict[str, Any]]:
-        found = [json.loads(line) for line in watched.output().splitlines()]
-        return {line["role"]: line for line in found if line["request_id"] == request_id}
-
-    wait_until(lambda: {"router", "encoder", "decoder"} <= lines().keys(), 20.0, "a line of each")
-    told = lines()
-    assert all(line["request_id"] == request_id for line in told.values())
-    assert (told["encoder"]["window"], told["encoder"]["attempt"]) == (0, 1)
-    assert (told["decoder"]["window"], told["decoder"]["attempt"]) == (0, 1)
-    assert told["decoder"]["peer"].startswith("encoder-")
-    assert told["router"]["windows"] == 1
-    serve_id = told["encoder"]["replica"].split("-")[1]
-    (file,) = Path("/tmp/ray").glob(f"session_2*/logs/serve/replica_*_{serve_id}.log")
-    filed = [json.loads(line) for log in file.parent.iterdir() for line in log.open()]
-    assert told["encoder"].items() <= next(
-        one.items() for one in filed if one.get("message") == told["encoder"]["message"]
-    )

@@ -18,9 +18,7 @@ from safetensors.torch import load_file, save_file
 from cluster.common.errors import SequenceFailedError, WorkerDrainingError
 from cluster.common.messages import DecodeResult, SampledToken
 from decoder_worker.gpu.graphs import bucket_sizes, few_sizes
-from decoder_worker.scheduling.sequence import DecodeSequence
-from decoder_worker.step import Launched
-from tests.support.checkpoints import cached_checkpoint, make_checkpoint
+from tests.support.checkpoints import make_checkpoint
 from tests.support.workers.decoder_engines import (
     ANSWER_S,
     REQUESTS,
@@ -173,41 +171,6 @@ def test_a_lost_device_is_no_sequences_fault(
 
 
 # At fixed sizes.
-
-
-def test_the_language_of_one_makes_no_other_wait(monkeypatch: pytest.MonkeyPatch) -> None:
-    """A decode step of those that run is launched before the language's forward is waited for."""
-    with make_stand(cached_checkpoint(), steps_ahead=1, bucketed=True) as stand:
-        runner = stand.engine._loop._runner
-        events: list[tuple[str, int]] = []
-        launches: dict[int, int] = {}
-
-        def noting(name: str, launch: Any) -> Any:
-            def called(sequences: list[DecodeSequence]) -> Launched:
-                result: Launched = launch(sequences)
-                launches[id(result)] = len(events)
-                events.append((name, len(events)))
-                return result
-
-            return called
-
-        def collect(launched: Launched, collect: Any = runner.collect) -> Any:
-            events.append(("collect", launches[id(launched)]))
-            return collect(launched)
-
-        for name in ("detect_language", "prefill", "decode"):
-            monkeypatch.setattr(runner, name, noting(name, getattr(runner, name)))
-        monkeypatch.setattr(runner, "collect", collect)
-        running = stand.engine.submit(stand.request(0, max_new_tokens=200))
-        wait_until(lambda: any(name == "decode" for name, _ in tuple(events)), "not decoding")
-        unknown = stand.engine.submit(stand.request(1, language=None))
-        assert unknown.result(ANSWER_S).language
-        assert running.result(ANSWER_S).tokens
-        stand.assert_all_returned()
-    asked = next(i for i, (name, _) in enumerate(events) if name == "detect_language")
-    told = events.index(("collect", asked))
-    between = [name for name, _ in events[asked + 1 : told]]
-    assert "decode" in between
 
 
 def test_sizes_of_buckets() -> None:

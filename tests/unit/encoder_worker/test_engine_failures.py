@@ -15,7 +15,7 @@ from cluster.common.errors import (
     WorkerDrainingError,
     WorkerError,
 )
-from cluster.common.messages import CrossKVHandle, EncodeRequest, FileMel
+from cluster.common.messages import CrossKVHandle, FileMel
 from tests.support.kv.ends import wait_until
 from tests.support.references.hugging_face import make_pcm
 from tests.support.workers.encoder_engines import PATIENCE_S, MakeBench
@@ -158,32 +158,3 @@ def test_a_death_in_the_middle_of_a_batch_fails_its_windows_too(
         with pytest.raises(WorkerError, match="no more counting"):
             future.result(PATIENCE_S)
     assert "no more counting" in (b.engine.healthy() or "")
-
-
-def test_a_bug_where_published_windows_are_looked_for_ends_no_more_than_its_window(
-    bench: MakeBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """Neither one that was popped is forgotten, nor one that waited for the KV of another."""
-    b = bench()
-    again = b.exporter.publish_again
-
-    def broken(key: bytes, **names: Any) -> CrossKVHandle | None:
-        if names["request_id"] == "bad" and threading.current_thread() is b.engine._thread:
-            raise MemoryError("a bug")
-        return again(key, **names)
-
-    monkeypatch.setattr(b.exporter, "publish_again", broken)
-    held, pcm = b.hold(), make_pcm(0.2)
-    first, *others = (
-        b.engine.submit(EncodeRequest(name, 0, 0, pcm, 60.0, audio_key=key))
-        for name, key in (("first", b"same"), ("bad", b"same"), ("good", b"same"), ("bad", b"own"))
-    )
-    b.gate.set()
-    shared_badly, shared, popped = others
-    for future in (shared_badly, popped):
-        with pytest.raises(SequenceFailedError, match="a bug"):
-            future.result(PATIENCE_S)
-    assert b.engine.healthy() is None
-    for future in (held, first, shared):
-        b.engine.revoke(future.result(PATIENCE_S).handle)
-    assert b.engine.drain(PATIENCE_S)
