@@ -277,9 +277,11 @@ function check(file) {
 
 function formOf(job) {
   const form = new FormData();
-  const { task, save, ...fields } = job.fields; // what is not the API's
+  const { task, save, speakers, ...fields } = job.fields; // what is not the API's
   for (const [name, value] of Object.entries(fields)) if (value !== "") form.append(name, value);
   form.append("response_format", "verbose_json");
+  if (speakers === "channels") form.append("channels", "separate");
+  if (speakers === "voices") form.append("diarize", "true");
   if (task !== "translate") {
     form.append("stream", "true");
     form.append("timestamp_granularities[]", "word");

@@ -18,6 +18,7 @@ export class Reader {
   #lit = -1;
   #current = 0; // the segment that Tab reaches
   #drawnDone = false; // the rows are those of the finished answer
+  #speakers = []; // by their first words; a place is a colour, also under another name
   #player;
 
   constructor() {
@@ -74,7 +75,7 @@ export class Reader {
 
   #clear() {
     byId("transcript").replaceChildren();
-    [this.#rows, this.#words, this.#lit, this.#current] = [[], [], -1, 0];
+    [this.#rows, this.#words, this.#lit, this.#current, this.#speakers] = [[], [], -1, 0, []];
     this.#drawnDone = false;
   }
 
@@ -109,9 +110,10 @@ export class Reader {
     }, clock(segment.start));
     const text = make("p", { class: "words", dir: "auto" });
     const item = make("li", { class: "segment", "data-index": index }, time, text);
-    if (segment.speaker !== undefined && segment.speaker !== null) {
-      const colour = [...String(segment.speaker)].reduce((sum, char) => sum + char.codePointAt(0), 0) % N_SPEAKER_COLOURS;
-      text.before(make("span", { class: `speaker speaker-${colour}` }, String(segment.speaker)));
+    if (segment.speaker) {
+      if (!this.#speakers.includes(segment.speaker)) this.#speakers.push(segment.speaker);
+      const colour = this.#speakers.indexOf(segment.speaker) % N_SPEAKER_COLOURS;
+      text.before(make("span", { class: `speaker speaker-${colour}`, title: "Rename" }, segment.speaker));
       item.classList.add("spoken-by");
     }
     const row = { item, time, text, spans: [] };
@@ -211,6 +213,10 @@ export class Reader {
     if (!item || event.target.closest("[contenteditable]")) return;
     const index = Number(item.dataset.index);
     this.#choose(index, false);
+    if (event.target.closest(".speaker")) {
+      this.#rename(index);
+      return;
+    }
     if (event.target.closest(".time")) {
       this.#seek(this.#job.segments[index].start, { play: true });
       return;
@@ -221,7 +227,7 @@ export class Reader {
 
   #onDoubleClick(event) {
     const item = event.target.closest(".segment");
-    if (item && !event.target.closest(".time, [contenteditable]")) this.#edit(Number(item.dataset.index));
+    if (item && !event.target.closest(".time, .speaker, [contenteditable]")) this.#edit(Number(item.dataset.index));
   }
 
   #onKey(event) {
@@ -239,6 +245,8 @@ export class Reader {
       ArrowLeft: () => this.#step(-1),
       e: () => this.#edit(this.#current),
       E: () => this.#edit(this.#current),
+      n: () => this.#rename(this.#current),
+      N: () => this.#rename(this.#current),
       " ": () => this.#player.toggle(),
     };
     const move = moves[event.key];
@@ -279,30 +287,61 @@ export class Reader {
     const row = this.#rows[index];
     const before = job.segments[index].text.trim();
     row.text.textContent = before;
-    row.text.setAttribute("contenteditable", "plaintext-only");
-    row.text.setAttribute("role", "textbox");
-    row.text.setAttribute("aria-label", `Text at ${clock(job.segments[index].start)}`);
-    row.text.focus();
-    let over = false;
-    const end = (keep) => {
-      if (over) return;
-      over = true;
-      const after = row.text.textContent.replace(/\s+/g, " ").trim();
-      for (const name of ["contenteditable", "role", "aria-label"]) row.text.removeAttribute(name);
-      row.text.onkeydown = row.text.onblur = null;
-      if (keep && after !== before) {
+    this.#write(row.text, index, `Text at ${clock(job.segments[index].start)}`, (after) => {
+      if (after !== before) {
         job.segments[index] = withText(job.segments[index], after ? ` ${after}` : "");
-        job.edited = true;
-        announce("Changed");
+        this.#changed(job);
       }
       this.#fill(row, job.segments[index]);
       this.#index();
+    });
+  }
+
+  /** Let somebody name the speaker of a segment, everywhere. An empty name changes nothing. */
+  #rename(index) {
+    const label = this.#rows[index]?.item.querySelector(".speaker");
+    if (!label || this.#job.state !== "done") return;
+    const job = this.#job;
+    const before = job.segments[index].speaker;
+    this.#write(label, index, `Name of ${before}`, (after) => {
+      if (after && after !== before) {
+        for (const segment of job.segments) if (segment.speaker === before) segment.speaker = after;
+        this.#changed(job);
+      }
+      if (this.#speakers.includes(before)) this.#speakers[this.#speakers.indexOf(before)] = after || before;
+      this.#rows.forEach(({ item }, i) => {
+        const { speaker } = job.segments[i];
+        if (!speaker) return;
+        const colour = this.#speakers.indexOf(speaker) % N_SPEAKER_COLOURS;
+        item.querySelector(".speaker").className = `speaker speaker-${colour}`;
+        item.querySelector(".speaker").textContent = speaker;
+      });
+    });
+  }
+
+  #changed(job) {
+    job.edited = true;
+    announce("Changed");
+  }
+
+  /** Let somebody write into an element of a segment. `end` gets what is there at last. */
+  #write(place, index, label, end) {
+    const before = place.textContent;
+    place.setAttribute("contenteditable", "plaintext-only");
+    place.setAttribute("role", "textbox");
+    place.setAttribute("aria-label", label);
+    place.focus();
+    const over = (keep) => {
+      if (!place.hasAttribute("contenteditable")) return;
+      for (const name of ["contenteditable", "role", "aria-label"]) place.removeAttribute(name);
+      place.onkeydown = place.onblur = null;
+      end(keep ? place.textContent.replace(/\s+/g, " ").trim() : before);
     };
-    row.text.onblur = () => end(true);
-    row.text.onkeydown = (event) => {
+    place.onblur = () => over(true);
+    place.onkeydown = (event) => {
       if (event.key !== "Enter" && event.key !== "Escape") return;
       event.preventDefault();
-      end(event.key === "Enter");
+      over(event.key === "Enter");
       this.#choose(index, true);
     };
   }

@@ -1,7 +1,7 @@
 // The text of a transcript: which word stands where, and the files that are made of it. Pure
 // functions; a test compares the files with those that the server writes.
 //
-// A segment is {start, end, text, words, speaker}; its words are {text, start, end, probability},
+// A segment is {start, end, text, words, speaker}, where `speaker` may be missing; its words are {text, start, end, probability},
 // where `text` keeps the space before the word, so that the joined words are the segment's text.
 
 /**
@@ -63,29 +63,36 @@ export const FORMATS = {
 
 const oneLine = (text) => text.trim().replace(/\s*[\r\n]\s*/g, " ");
 const cueText = (text) => oneLine(text).replace(/-{2,}>/g, "->"); // a player would read it as times
+const name = ({ speaker }) => (speaker ? `${speaker}: ` : "");
+const escaped = (text) => text.replaceAll("&", "&amp;").replaceAll("<", "&lt;").replaceAll(">", "&gt;");
+const voice = ({ speaker }) => (speaker ? `<v ${escaped(speaker)}>` : "");
 
 /** One line per segment. */
-export const txt = (segments) => segments.map((segment) => `${oneLine(segment.text)}\n`).join("");
+export const txt = (segments) => segments.map((one) => `${name(one)}${oneLine(one.text)}\n`).join("");
 
 /** A SubRip file, one cue per segment. */
 export const srt = (segments) => segments
-  .map((one, i) => `${i + 1}\n${stamp(one.start, ",", true)} --> ${stamp(one.end, ",", true)}\n${cueText(one.text)}\n\n`)
+  .map((one, i) => `${i + 1}\n${stamp(one.start, ",", true)} --> ${stamp(one.end, ",", true)}\n${cueText(name(one) + one.text.trim())}\n\n`)
   .join("");
 
 /** A WebVTT file, one cue per segment. */
 export const vtt = (segments) => "WEBVTT\n\n" + segments
-  .map((one) => `${stamp(one.start, ".", false)} --> ${stamp(one.end, ".", false)}\n${cueText(one.text)}\n\n`)
+  .map((one) => `${stamp(one.start, ".", false)} --> ${stamp(one.end, ".", false)}\n${voice(one)}${cueText(one.text)}\n\n`)
   .join("");
 
 /** As `verbose_json` has it, with the text as it was edited. */
 function json(transcript) {
   const { segments, language, duration, task } = transcript;
-  const words = segments.flatMap((segment) => segment.words);
+  const words = segments.flatMap(({ words, speaker }) => words.map((word) => ({ ...word, speaker })));
+  const turn = (segment, i) => {
+    if (i && segment.speaker === segments[i - 1].speaker) return segment.text;
+    return `${i && segment.speaker ? "\n" : ""}${name(segment)}${segment.speaker ? segment.text.trim() : segment.text}`;
+  };
   return JSON.stringify({
     task,
     language,
     duration,
-    text: segments.map((segment) => segment.text).join("").trim(),
+    text: segments.map(turn).join("").trim(),
     segments: segments.map(({ start, end, text, speaker }, id) => ({ id, start, end, text, speaker })),
     words: words.map((word) => ({ ...word, text: undefined, word: word.text.trim() })),
   }, null, 2) + "\n";

@@ -82,6 +82,21 @@ def test_speakers_have_a_colour_each(page: Page) -> None:
     colour = "(tags) => tags.map((tag) => getComputedStyle(tag).borderLeftColor)"
     first, second, third = page.locator(".speaker").evaluate_all(colour)
     assert first == third != second
+    page.locator(".speaker").nth(2).click()
+    page.keyboard.press("ControlOrMeta+A")
+    page.keyboard.type("Ann & <i>Co</i>")
+    page.keyboard.press("Enter")
+    expect(page.locator(".speaker")).to_have_text(["Ann & <i>Co</i>", "B", "Ann & <i>Co</i>"])
+    assert page.locator(".speaker").evaluate_all(colour) == [first, second, third]
+    page.locator(".time").nth(1).focus()
+    page.keyboard.press("n")
+    page.keyboard.type("X")
+    page.keyboard.press("Escape")
+    expect(page.locator(".speaker").nth(1)).to_have_text("B")
+    text = downloaded(page, page.get_by_role("button", name="Export as txt").click)
+    assert text.splitlines()[0] == "Ann & <i>Co</i>: yes it is"
+    cues = downloaded(page, page.get_by_role("button", name="Export as vtt").click)
+    assert "<v Ann &amp; &lt;i&gt;Co&lt;/i&gt;>yes it is" in cues
 
 
 def test_the_policy_stops_what_would_come_from_elsewhere(browser: Browser, server: Server) -> None:

@@ -5,6 +5,7 @@ from __future__ import annotations
 import json
 import shutil
 import subprocess
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -16,6 +17,7 @@ from router.api.formats import document_of, segment_bodies
 from router.api.params import TranscriptionParams
 from router.api.subtitles import srt, txt, vtt
 from router.http.page import FOLDER
+from router.speakers.merged import SpokenText
 from router.transcript import Segment, Transcript
 from tests.support.programs import needs
 from tests.support.router_fakes import make_segment, make_words
@@ -40,6 +42,10 @@ const told = {};
 const { segments, words } = asked.answer;
 told.segments = text.wordsIntoSegments(segments, words);
 for (const format of ["txt", "srt", "vtt"]) told[format] = text[format](told.segments);
+const spoken = text.wordsIntoSegments(asked.spoken.segments, asked.spoken.words);
+told.spoken = {};
+for (const format of ["txt", "srt", "vtt"]) told.spoken[format] = text[format](spoken);
+told.spoken.json = JSON.parse(text.FORMATS.json.write({ ...asked.spoken, segments: spoken }));
 told.json = JSON.parse(text.FORMATS.json.write({ ...asked.answer, segments: told.segments }));
 told.edits = asked.edits.map((edit) => text.withText(told.segments[0], edit));
 told.languages = languages();
@@ -63,6 +69,19 @@ RATES = [
 ]
 
 
+def spoken_by(*said: tuple[str | None, str]) -> Transcript:
+    segments = tuple(
+        replace(make_segment(i, text, 2.0 * i), words=(), speaker=speaker)
+        for i, (speaker, text) in enumerate(said)
+    )
+    text = SpokenText()
+    text.add(segments)
+    return Transcript("transcribe", "en", 9.0, text.whole, segments)
+
+
+SPOKEN = spoken_by(("A <b> & --> C", " One."), ("A <b> & --> C", " Two."), ("Bob", " Three."))
+
+
 def segments_of(texts: tuple[str, ...]) -> tuple[Segment, ...]:
     return tuple(make_segment(i, text, 3599.0 + 1.001 * i) for i, text in enumerate(texts))
 
@@ -78,6 +97,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
     params = TranscriptionParams("", response_format="verbose_json", words=True)
     asked = {
         "answer": document_of(transcript, params),
+        "spoken": document_of(SPOKEN, params),
         "edits": ["Hello there.", "Hello dear there.", "Bye.", "", "Hello"],
         "timing": 'upload;dur=1.5, encode;dur=20.0;desc="2 windows", total;dur=30.2',
         "rates": RATES,
@@ -101,6 +121,17 @@ def test_files_are_byte_for_byte_those_of_the_server(told: dict[str, Any]) -> No
     assert told["txt"] == txt(bare)
     assert told["srt"] == srt(bare)
     assert told["vtt"] == vtt(bare)
+
+
+def test_files_name_the_speakers_as_the_server_does(told: dict[str, Any]) -> None:
+    spoken, segments = told["spoken"], SPOKEN.segments
+    assert (spoken["txt"], spoken["srt"], spoken["vtt"]) == (
+        txt(segments),
+        srt(segments),
+        vtt(segments),
+    )
+    assert spoken["json"]["text"] == SPOKEN.text
+    assert [one["speaker"] for one in spoken["json"]["segments"]] == [s.speaker for s in segments]
 
 
 def test_words_joined_are_their_segment_and_keep_their_times(told: dict[str, Any]) -> None:
