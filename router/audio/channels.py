@@ -20,8 +20,8 @@ from router.audio.protocol import AudioLimits
 CHANNELS_FIELD = "channels"
 BLOCK_S = 0.5
 SILENT_PEAK = 16 / 32_768  # G.711's smallest steps are 8
-# Mean square from which on a block tells: 30 dB below the channel's loudest, within -63 and -54 dB.
-LOUD_SHARE, LEAST_LOUD, MOST_LOUD = 1e-3, (24 / 32_768) ** 2, (64 / 32_768) ** 2
+# Mean square from which on a block tells: 30 dB below the channel's loudest, within -69 and -54 dB.
+LOUD_SHARE, LEAST_LOUD, MOST_LOUD = 1e-3, (12 / 32_768) ** 2, (64 / 32_768) ** 2
 LEFT = 0.05  # of the energy may be left of equal channels: -13 dB, as of mp3 with few bits
 
 
@@ -67,8 +67,9 @@ class ChannelSurvey:
         self._block_s = 0.0
         self._peaks: NDArray[np.float32] = np.zeros(0, np.float32)
         self._loudest: NDArray[np.float64] = np.zeros(0)  # mean squares of blocks
-        self._equal: NDArray[np.bool_] = np.zeros((0, 0), np.bool_)
-        self._products: NDArray[np.float64] = np.zeros((0, 0))  # summed over loud blocks
+        # Of blocks in which channel j is not channel i: the loudest of j, [j, i].
+        self._unlike: NDArray[np.float64] = np.zeros((0, 0))
+        self._products: NDArray[np.float64] = np.zeros((0, 0))  # summed over blocks
 
     def feed(self, frame: AudioFrame) -> bool:
         """Take the next frame. Returns whether a block is complete.
@@ -89,7 +90,7 @@ class ChannelSurvey:
             self._n_channels = n_channels
             self._peaks = np.zeros(n_channels, np.float32)
             self._loudest = np.zeros(n_channels)
-            self._equal = np.ones((n_channels, n_channels), np.bool_)
+            self._unlike = np.zeros((n_channels, n_channels))
             self._products = np.zeros((n_channels, n_channels))
         elif n_channels != self._n_channels:
             raise changed()
@@ -111,7 +112,9 @@ class ChannelSurvey:
         if self.seconds < limits.min_audio_s:
             raise limits.too_short()
         heard = self._peaks > SILENT_PEAK
-        same = self._equal & (self._products.diagonal() > 0) & heard
+        least = np.clip(LOUD_SHARE * self._loudest, LEAST_LOUD, MOST_LOUD)
+        tells = self._unlike > least[:, None]
+        same = ~(tells | tells.T) & heard & (self._loudest > LEAST_LOUD)
         return tuple(
             int(np.flatnonzero([*same[c, :c], True])[0]) if heard[c] else None
             for c in range(self._n_channels)
@@ -128,13 +131,12 @@ class ChannelSurvey:
         powers = products.diagonal()
         squares = powers / block.shape[1]
         self._loudest = np.maximum(self._loudest, squares)
-        is_loud = squares > np.clip(LOUD_SHARE * self._loudest, LEAST_LOUD, MOST_LOUD)
-        if not is_loud.any():
-            return
         self._products += products
         totals = self._products.diagonal()
         gains = self._products / np.maximum(totals, 1e-12)  # [j, i]: from i to j
         of_others = gains**2 * powers  # energy that channel j would have by i
         left = powers[:, None] - 2 * gains * products + of_others
         limit = LEFT * np.maximum(powers[:, None], of_others)
-        self._equal &= (left <= limit) | ~(is_loud[:, None] | is_loud)
+        unlike = left > limit
+        unlike |= unlike.T  # from whichever side
+        self._unlike = np.maximum(self._unlike, unlike * squares[:, None])

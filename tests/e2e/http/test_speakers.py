@@ -71,7 +71,7 @@ def test_each_channel_reads_as_when_it_is_alone(
     asked = {**fields, "channels": "separate", "timestamp_granularities[]": ["segment", "word"]}
     whole = verbose(server, write(tmp_path / "call.wav", np.stack(both), codec), **asked)
     starts = [segment["start"] for segment in whole["segments"]]
-    assert len(starts) >= 4
+    assert len(starts) >= 3
     for i, pcm in enumerate(both):
         name = f"channel {i + 1}"
         del asked["channels"]
@@ -153,7 +153,7 @@ def test_what_cannot_be_done_is_told(server: Server, call: Path, tmp_path: Path)
     create = server.client(max_retries=0).audio.transcriptions.create
     mono = write(tmp_path / "mono.wav", pcm_of("short"), "pcm")
     garbage = tmp_path / "garbage.wav"
-    garbage.write_bytes(call.read_bytes()[:44] + bytes(range(256)) * 3)
+    garbage.write_bytes(call.read_bytes()[:20_000])
     for file, more, param, code in (
         (mono, {"channels": "separate"}, "channels", "single_channel"),
         (call, {"channels": "both"}, "channels", "invalid_value"),
