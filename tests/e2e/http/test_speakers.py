@@ -164,9 +164,6 @@ def test_what_cannot_be_done_is_told(server: Server, call: Path, tmp_path: Path)
             with pytest.raises(openai.BadRequestError) as refused:
                 create(model="whisper-1", file=file, stream=stream, extra_body=more)
             assert (refused.value.param, refused.value.code) == (param, code)
-    with pytest.raises(openai.BadRequestError, match="channels=separate") as refused:
-        create(model="whisper-1", file=call, response_format="diarized_json")
-    assert (refused.value.param, refused.value.code) == ("response_format", "unsupported_value")
 
 
 def test_the_command_line_has_channels(server: Server, call: Path, tmp_path: Path) -> None:
