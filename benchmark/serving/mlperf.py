@@ -34,9 +34,10 @@ from benchmark.shared.clips import CACHE
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.flops import SHAPES, window_flops
 from benchmark.shared.forced_length import forced_checkpoint
-from benchmark.shared.machine import cpu_info, product_flops, usable_cores, versions
+from benchmark.shared.machine import cpu_info, product_flops, versions
 from benchmark.shared.openai_client import Client, Upload
 from benchmark.shared.speech.wav import wav_bytes
+from cluster.common.model.device import usable_cores
 
 WINDOW_S, TOKENS = 24.0, 64
 INTEL_PER_CORE = 29.0 / 256  # windows/s: 2 x Xeon 6980P, MLPerf Inference v6.0, Offline
@@ -156,7 +157,9 @@ def main() -> None:
         console.print(f"{len(failures)} requests failed, such as: {failures[0]}")
     machine = {**cpu_info(), **versions("torch"), "cores": cores}
     kept = {name: value for name, value in vars(args).items() if name in ("shape", "dtype")}
-    figures = {"scenarios": scenarios, "ceiling": ceiling, "failed": len(failures)}
+    figures = {"scenarios": scenarios, "ceiling": ceiling, "failed": len(failures)} | {
+        "intel": INTEL_PER_CORE
+    }
     print_result("mlperf", {**machine, **kept, **figures}, args.out)
 
 

@@ -1,0 +1,228 @@
+"""The scoreboard: each row of README.md's table anew, by the program that measures it.
+
+    python -m benchmark.scoreboard                    # about 70 minutes on two cores
+    python -m benchmark.scoreboard --only mixed live  # these parts again
+    python -m benchmark.scoreboard --show             # runs nothing: the table, and what is stale
+
+A part is one benchmark. Its figures go into `--to` as soon as it ends, with the CPU, the commit and
+the date, so an interrupted run goes on where it stopped; `--again` measures what is there anew. A
+row whose code has changed since its commit is marked as stale, and stays. Every row stands beside
+its rival or its ceiling in the same run; ratios are of the medians that are printed.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Callable, Iterable
+from dataclasses import dataclass
+from datetime import date
+from pathlib import Path
+from typing import Any
+
+import numpy as np
+
+from benchmark.shared.command import make_parser, print_table
+from benchmark.shared.machine import cpu_info, versions
+
+ROOT = Path(__file__).parents[2]
+ENGINES = ("cluster/common", "encoder_worker", "decoder_worker")
+SERVER = (*ENGINES, "router", "cluster/serve")
+SYSTEMS = (
+    *("=splitscribe int8", "=splitscribe bfloat16", "=splitscribe int8 trimmed"),
+    *("faster-whisper int8", "transformers", "openai-whisper"),
+)
+LIBRARIES = ("faster-whisper", "transformers", "openai-whisper")
+
+Figures = dict[str, Any]
+Line = dict[str, str]
+
+
+@dataclass(frozen=True, slots=True)
+class Part:
+    """command: module and arguments. code: folders whose change makes its rows stale."""
+
+    command: tuple[str, ...]
+    code: tuple[str, ...]
+    lines: Callable[[Figures], Iterable[Line]]
+
+
+def line(what: str, ours: str, beside: str) -> Line:
+    return {"what": what, "splitscribe": ours, "beside it": beside}
+
+
+def of_engines(figures: Figures) -> Iterable[Line]:
+    """Files per second, one and eight in flight; trimmed rows compute less, and say so."""
+    for in_flight in ("1", "8"):
+        rates = {row["system"]: round(row["files_per_s"][in_flight], 2) for row in figures["rows"]}
+        ours = {name: rate for name, rate in rates.items() if name.startswith("splitscribe")}
+        best = {of: _best(rates, of) for of in LIBRARIES}
+        for is_trimmed in (False, True):
+            names = [name for name in ours if name.endswith("trimmed") == is_trimmed]
+            if not names:
+                continue
+            name = max(names, key=ours.__getitem__)
+            beside = (
+                f"{rate:.2f} {of} (x {ours[name] / rate:.2f})" for of, rate in best.items() if rate
+            )
+            shape, n_tokens = figures["rows"][0]["shape"], figures["rows"][0]["n_tokens"]
+            what = f"files/s, {shape}'s shape, {n_tokens} tokens, {in_flight} in flight"
+            what += ", computing only the audio" if is_trimmed else ""
+            yield line(what, f"{ours[name]:.2f} ({name.split(' ', 1)[1]})", "; ".join(beside))
+
+
+def _best(rates: dict[str, float], library: str) -> float:
+    return max((rate for name, rate in rates.items() if library in name), default=0.0)
+
+
+def of_errors(figures: Figures) -> Iterable[Line]:
+    rates = {row["system"]: row["wer"] for row in figures["rows"] if row["wer"] is not None}
+    ours = [f"{rate:.2f} % {name}" for name, rate in rates.items() if "float32" not in name]
+    yield line("word error rate of the bundled model", "; ".join(ours), _float32(rates))
+
+
+def _float32(rates: dict[str, float]) -> str:
+    return "; ".join(f"{rate:.2f} % {name}" for name, rate in rates.items() if "float32" in name)
+
+
+def of_mixed(figures: Figures) -> Iterable[Line]:
+    (found,) = figures["commands"].values()
+    for kind, alone in (
+        ("clip beside files", "clip alone"),
+        ("turn beside files", "turn alone"),
+        ("clip beside archive", "clip alone"),
+    ):
+        yield line(f"{kind}, p95", _p95(found, kind), f"{_p95(found, alone)} alone")
+    spans = {name: float(np.median(seconds)) for name, seconds in found["spans_s"].items()}
+    if "archive alone" in spans:
+        over_http = spans["the same over HTTP"]
+        yield line("an archive", f"{spans['archive alone']:.0f} s", f"{over_http:.0f} s over HTTP")
+
+
+def _p95(found: Figures, kind: str) -> str:
+    return f"{np.percentile(found['waits_s'][kind], 95):.2f} s"
+
+
+def of_live(figures: Figures) -> Iterable[Line]:
+    last = figures["rows"][-1]
+    word, n = last["word_p95_s"], last["sessions"]
+    rate = f"{last['wer']:.2f} % wrong words beside {figures['file_wer']:.2f} % of whole files"
+    yield line(f"a word of {n} live sessions of the bundled model, p95", f"{word:.2f} s", rate)
+
+
+def of_transfer(figures: Figures) -> Iterable[Line]:
+    largest = max(figures["rows"], key=lambda row: float(row["mb"]))
+    times = dict(largest["median_ms"])
+    ours = times.pop("ours")
+    beside = "; ".join(f"{value:.1f} ms {name}" for name, value in times.items())
+    yield line(f"hand-off of {largest['mb']:.0f} MB", f"{ours:.1f} ms", beside)
+
+
+def of_rest(figures: Figures) -> Iterable[Line]:
+    ours = f"{figures['pss_mb']:.0f} MB, {figures['busy_cores']:.3f} of a core"
+    first = f"ready after {figures['ready_s']:.1f} s, first answer {figures['first_ms']:.0f} ms"
+    yield line("at rest, the bundled model", ours, first)
+
+
+def of_mlperf(figures: Figures) -> Iterable[Line]:
+    for scenario, found in figures["scenarios"].items():
+        rate = float(found.get("Samples per second") or found["Completed samples per second"])
+        yield line(
+            f"MLPerf's load by LoadGen, {scenario}, {figures['shape']}'s shape: windows/s and core",
+            f"{rate / figures['cores']:.4f}",
+            f"{figures['intel']:.4f} Intel's submission, with AMX",
+        )
+
+
+CPU = "benchmark.cpu"
+CLIPS = ("--rounds", "2", "--files", "12", "--wer-utterances", "0", "--systems", *SYSTEMS)
+PARTS = {
+    "base": Part((CPU, "--shapes", "base", *CLIPS), ENGINES, of_engines),
+    "small": Part(
+        (CPU, "--shapes", "small", "--recording", "medium", "--tokens", "64", *CLIPS[2:]),
+        ENGINES,
+        of_engines,
+    ),
+    "errors": Part(
+        (
+            *(CPU, "--rounds", "1", "--files", "4", "--wer-utterances", "500", "--systems"),
+            *("=splitscribe int8", "=splitscribe bfloat16", "=splitscribe float32"),
+        ),
+        ENGINES,
+        of_errors,
+    ),
+    "mixed": Part(
+        ("benchmark.serving.mixed", "--only", "alone", "files", "archive", "ways"),
+        SERVER,
+        of_mixed,
+    ),
+    "live": Part(("benchmark.serving.live", "--sessions", "4", "20"), SERVER, of_live),
+    "transfer": Part(("benchmark.transfer.kv_transfer",), ("cluster/common/kv",), of_transfer),
+    "rest": Part(("benchmark.serving.at_rest",), SERVER, of_rest),
+    "mlperf": Part(("benchmark.serving.mlperf",), SERVER, of_mlperf),
+}
+
+
+def measure(name: str, part: Part) -> Figures:
+    """Raises SystemExit where the program fails."""
+    print(f"{name}: python -m {' '.join(part.command)}", flush=True)
+    began = time.monotonic()
+    done = subprocess.run(
+        [sys.executable, "-m", *part.command], cwd=ROOT, stdout=subprocess.PIPE, text=True
+    )
+    if done.returncode:
+        raise SystemExit(f"{name} failed:\n{done.stdout[-2000:]}")
+    print(f"{name}: {(time.monotonic() - began) / 60:.1f} minutes", flush=True)
+    figures: Figures = json.loads(done.stdout.strip().splitlines()[-1])
+    return figures
+
+
+def is_stale(part: Part, commit: str) -> bool:
+    """Whether its code is another than at that commit, or that commit is unknown here."""
+    asked = ["git", "diff", "--quiet", commit.removesuffix("-dirty"), "--", *part.code]
+    return subprocess.run(asked, cwd=ROOT, stderr=subprocess.DEVNULL).returncode != 0
+
+
+def rows_of(found: dict[str, Figures]) -> list[Line]:
+    rows = []
+    for name, part in PARTS.items():
+        if (entry := found.get(name)) is None:
+            continue
+        stale = " (stale)" if is_stale(part, entry["commit"]) else ""
+        told = {
+            "command": f"python -m {' '.join(part.command)}",
+            "run": f"{entry['date']} {entry['commit'][:8]}{stale}, {entry['cpu']}",
+        }
+        rows += [each | told for each in part.lines(entry["figures"])]
+    return rows
+
+
+def main() -> None:
+    parser = make_parser(__doc__)
+    add = parser.add_argument
+    add("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=str([*PARTS]))
+    add("--again", action="store_true", help="also what is there already")
+    add("--show", action="store_true", help="run nothing")
+    add("--to", type=Path, default=ROOT / "benchmark/results/scoreboard.json", metavar="FILE")
+    args = parser.parse_args()
+    found = json.loads(args.to.read_text()) if args.to.is_file() else {}
+    for name in [] if args.show else args.only:
+        known = found.get(name)
+        if known and not args.again and not is_stale(PARTS[name], known["commit"]):
+            continue
+        figures = measure(name, PARTS[name])
+        machine = cpu_info() | versions()
+        found[name] = {
+            "date": date.today().isoformat(),
+            "commit": machine["commit"],
+            "cpu": f"{machine['cores']} cores of {machine['cpu']}",
+            "figures": figures,
+        }
+        args.to.write_text(json.dumps(found, indent=1) + "\n")
+    print_table(rows_of(found))
+
+
+if __name__ == "__main__":
+    main()
