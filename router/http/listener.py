@@ -161,8 +161,7 @@ class Budget:
 class ReadByClient(asyncio.Protocol):
     """Cuts a client that reads nothing of what waits for it, so that none holds an answer for ever.
 
-    The application can only close a connection, which waits for the client to read what was sent
-    before.
+    The application can only close a connection, which waits for the client to read the rest.
     """
 
     loop: asyncio.AbstractEventLoop
@@ -311,9 +310,8 @@ class HttpProtocol(ReadByClient, HttpToolsProtocol):
             return
         if self._in_head:
             text = why.encode()
-            head = b"content-type: text/plain; charset=utf-8\r\nconnection: close\r\n"
-            length = b"content-length: %d\r\n\r\n" % len(text)
-            self.transport.write(STATUS_LINE[status] + head + length + text)
+            head = b"content-type: text/plain\r\nconnection: close\r\ncontent-length: %d\r\n\r\n"
+            self.transport.write(STATUS_LINE[status] + head % len(text) + text)
         _end(self.loop, self.transport)
 
 
@@ -349,6 +347,7 @@ class WebSocketProtocol(ReadByClient, WebSocketsSansIOProtocol):
     async def send(self, message: ASGISendEvent) -> None:
         await super().send(message)
         if self.close_sent:
+            self.handshake_complete = True  # by a refusal too, of which uvicorn logs an error else
             self._parse()  # the client's close may be there already
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:

@@ -55,6 +55,13 @@ async def test_unknown_models_and_intents_are_refused_before_the_upgrade(door: D
     assert not door.app.state.realtime.sessions
 
 
+async def test_a_refusal_is_no_error_in_the_log(caplog: pytest.LogCaptureFixture) -> None:
+    """Or whoever has no key fills the log."""
+    async with opened(make_settings(api_key="one")) as door:
+        assert (await refused_upgrade(door))[0] == 401
+    assert not [record for record in caplog.records if record.levelname == "ERROR"]
+
+
 async def test_too_many_sessions_get_a_429_before_the_upgrade() -> None:
     live = LiveSettings(max_sessions=2, max_sessions_per_key=1)
     async with opened(make_settings(api_key=("one", "two", "three"), live=live)) as door:
