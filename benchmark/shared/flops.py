@@ -28,15 +28,15 @@ SHAPES = {
 }
 
 
-def encoder_flops(shape: ModelShape, positions: int = FRAMES) -> float:
-    d, t = shape.d_model, positions
+def encoder_flops(shape: ModelShape) -> float:
+    d, t = shape.d_model, FRAMES
     conv = 2 * 3 * (2 * t * shape.n_mels * d + t * d * d)
     return float(conv + shape.encoder_layers * (24 * d * d * t + 4 * t * t * d))
 
 
-def projection_flops(shape: ModelShape, positions: int = FRAMES) -> float:
+def projection_flops(shape: ModelShape) -> float:
     """Of cross-attention's keys and values."""
-    return float(4 * shape.decoder_layers * positions * shape.d_model**2)
+    return float(4 * shape.decoder_layers * FRAMES * shape.d_model**2)
 
 
 def window_flops(shape: ModelShape, n_tokens: int) -> float:

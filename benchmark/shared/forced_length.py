@@ -28,9 +28,7 @@ HALF_VOLUME = 1.0  # the layers still choose among the tokens of text
 VOICE = 2.0  # norm of what a token's embedding answers with
 
 
-def forced_checkpoint(
-    folder: Path, shape: ModelShape, n_tokens: int, dtype: str = "float32"
-) -> Path:
+def forced_checkpoint(folder: Path, shape: ModelShape, n_tokens: int) -> Path:
     """Write a checkpoint that samples `n_tokens` (<|0.00|>, then text) and then ends its window.
 
     An earlier one in `folder` is kept. Returns `folder`.
@@ -39,7 +37,7 @@ def forced_checkpoint(
     if done.is_file() and json.loads(done.read_text()) == {"n_tokens": n_tokens}:
         return folder
     shutil.rmtree(folder, ignore_errors=True)
-    make_checkpoint(folder, shape, dtype=dtype)
+    make_checkpoint(folder, shape, dtype="float32")
     file = folder / "model.safetensors"
     tensors = load_file(file)
     prefix = "model." if f"model.{EMBED_TOKENS}" in tensors else ""

@@ -35,11 +35,10 @@ class Talk:
         return len(self.pcm) / SAMPLE_RATE
 
 
-def make_talks(n: int, seconds: float, seed: int = 0, voices: tuple[str, ...] = ()) -> list[Talk]:
-    """`n` talks of about `seconds`; the same for the same arguments.
+def make_talks(n: int, seconds: float, seed: int = 0) -> list[Talk]:
+    """`n` talks of about `seconds`, the same for the same arguments.
 
-    Args:
-        voices: taken by turns; empty: two that training never had, and the corpus's.
+    By turns in voices of which training never had the first two.
 
     Raises:
         SystemExit: espeak-ng is missing.
@@ -52,9 +51,9 @@ def make_talks(n: int, seconds: float, seed: int = 0, voices: tuple[str, ...] = 
     )
 
     synthesizer, rng = Synthesizer(), Random(seed)
-    chosen = voices or (*UNHEARD_VOICES, *ESPEAK_VOICES)
+    voices = (*UNHEARD_VOICES, *ESPEAK_VOICES)
     try:
-        return [_talk(synthesizer, rng, seconds, chosen[i % len(chosen)]) for i in range(n)]
+        return [_talk(synthesizer, rng, seconds, voices[i % len(voices)]) for i in range(n)]
     except SynthesisError as error:
         raise SystemExit(str(error)) from error
 

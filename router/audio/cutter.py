@@ -49,15 +49,13 @@ class WindowCutter:
         self,
         detector: SpeechDetector,
         options: CutOptions | None = None,
-        max_samples: int = WINDOW_SAMPLES,
         vad: VadOptions | None = None,
     ) -> None:
         self._detector = detector
         self._vad = vad or detector.options
         self._stream = detector.stream()
         self._options = options or CutOptions()
-        self._max_samples = max_samples
-        self._clip_samples = min(max_samples, samples(self._options.clip_s))
+        self._clip_samples = min(WINDOW_SAMPLES, samples(self._options.clip_s))
         self._incoming: list[Pcm] = []  # fed, and not yet in `_pcm`
         self._n_incoming = 0
         self._pcm: Pcm = np.empty(0, np.int16)
@@ -142,7 +140,7 @@ class WindowCutter:
             silence = self._ending_silence(mask)
             if silence is not None:
                 yield self._cut_silence(*silence)
-            elif min(self._known_end, self._pcm_end) - self._start >= self._max_samples:
+            elif min(self._known_end, self._pcm_end) - self._start >= WINDOW_SAMPLES:
                 yield self._cut_full(mask)
             else:
                 return
@@ -172,7 +170,7 @@ class WindowCutter:
             silence = self._sample(end), self._sample(next_start)
             fill_s = (silence[0] - self._start) / SAMPLE_RATE
             silence_s = (next_start - end) * FRAME_SAMPLES / SAMPLE_RATE
-            if fill_s * SAMPLE_RATE > self._max_samples:
+            if fill_s * SAMPLE_RATE > WINDOW_SAMPLES:
                 break
             half_full = fill_s >= options.half_full_s
             if silence_s >= (options.long_silence_s if half_full else options.skip_silence_s):
@@ -191,7 +189,7 @@ class WindowCutter:
         options = self._options
         if end - start < samples(options.drop_s):
             return self._cut((start + end) // 2)
-        limit = self._start + self._max_samples
+        limit = self._start + WINDOW_SAMPLES
         window = self._cut(min(start + samples(options.pad_after_s), limit))
         self._move_start(max(self._start, end - samples(options.pad_before_s)))
         return window
@@ -199,8 +197,8 @@ class WindowCutter:
     def _cut_full(self, mask: NDArray[np.bool_]) -> Window:
         """End a window that is full, in the best pause of its last seconds."""
         options = self._options
-        limit = self._start + self._max_samples
-        earliest = limit - min(samples(options.search_s), self._max_samples // 2)
+        limit = self._start + WINDOW_SAMPLES
+        earliest = limit - min(samples(options.search_s), WINDOW_SAMPLES // 2)
         best, best_score = None, 0.0
         for first, last in runs(~mask):
             start, end = max(self._sample(first), earliest), min(self._sample(last), limit)
@@ -231,7 +229,7 @@ class WindowCutter:
 
     def _cut(self, end: int) -> Window:
         """Make the window from `_start` to `end`; the next one begins there."""
-        assert 0 < end - self._start <= self._max_samples, (self._start, end)
+        assert 0 < end - self._start <= WINDOW_SAMPLES, (self._start, end)
         pcm = self._pcm[self._start - self._base : end - self._base]
         first, last = (at - self._base for at in (self._start, end))
         probabilities = self._probabilities[first // FRAME_SAMPLES : -(-last // FRAME_SAMPLES)]

@@ -57,10 +57,10 @@ class VadOptions:
 class SpeechDetector:
     """The model, loaded once in each audio worker and shared by its streams."""
 
-    def __init__(self, options: VadOptions | None = None) -> None:
+    def __init__(self) -> None:
         import onnxruntime  # not at the top: the router imports this module's names only
 
-        self.options = options or VadOptions()
+        self.options = VadOptions()
         session_options = onnxruntime.SessionOptions()
         session_options.intra_op_num_threads = 1
         session_options.inter_op_num_threads = 1
@@ -150,15 +150,15 @@ def runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
-def model_path(file: str = MODEL_FILE) -> Path:
-    """Where the installed package keeps the model, or another export of it.
+def model_path() -> Path:
+    """Where the installed package keeps the model.
 
     Raises:
         ConfigurationError: the package or the file is missing.
     """
     spec = find_spec("silero_vad")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
-        path = Path(folder) / "data" / file
+        path = Path(folder) / "data" / MODEL_FILE
         if path.is_file():
             return path
-    raise ConfigurationError(f"{file} not found: install the package silero-vad 6.2 or later")
+    raise ConfigurationError(f"{MODEL_FILE} not found: install the package silero-vad 6.2 or later")

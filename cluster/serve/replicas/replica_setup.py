@@ -33,6 +33,7 @@ from cluster.serve.ray_internals import bind_replica_port
 logger = logging.getLogger(__name__)
 
 DOMAIN_LABEL = "nvlink-domain"  # a label of Ray nodes, set by whoever starts them
+BUSY_OVER_S = 5.0  # seconds of which a worker tells how busy it was
 DEVICES = "UCX_NET_DEVICES"
 RDMA = Path("/sys/class/infiniband")
 
@@ -102,10 +103,9 @@ def own_location() -> Location:
 
 
 class BusyShare:
-    """Made from a total of seconds worked that somebody else counts."""
+    """Made from a total of seconds worked that somebody else counts, of the last seconds."""
 
-    def __init__(self, over_s: float = 5.0, clock: Callable[[], float] = time.monotonic) -> None:
-        self._over_s = over_s
+    def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._totals: deque[tuple[float, float]] = deque()  # when, total
 
@@ -113,7 +113,7 @@ class BusyShare:
         """total_s: worked by now, since the start."""
         now_s = self._clock()
         self._totals.append((now_s, total_s))
-        while len(self._totals) > 2 and now_s - self._totals[1][0] >= self._over_s:
+        while len(self._totals) > 2 and now_s - self._totals[1][0] >= BUSY_OVER_S:
             self._totals.popleft()
         since_s, before_s = self._totals[0]
         return min(1.0, (total_s - before_s) / (now_s - since_s)) if now_s > since_s else 0.0
