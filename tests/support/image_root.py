@@ -36,6 +36,7 @@ set -e
 mount --make-rprivate /
 mount -t proc proc {root}/proc
 mount --rbind /dev {root}/dev
+mount --rbind /sys {root}/sys
 mount -t tmpfs tmpfs {root}/dev/shm
 mount -t tmpfs tmpfs {root}/run
 {binds}
