@@ -119,23 +119,36 @@ def hosts(folder: Path, *names: str) -> Iterator[list[Host]]:
 
     The first is where an operator sits: his key is ~/.ssh/id_ed25519, and no sshd runs there.
     """
-    mark = f"{os.getpid() % 100000}"
-    bridge = f"ssb{mark}"
     keys = folder / "keys"
     keys.mkdir(parents=True)
     for key in ("id_ed25519", "host_key"):
         _call("ssh-keygen", "-q", "-t", "ed25519", "-N", "", "-f", str(keys / key))
     with ExitStack() as stack:
+        bridge, spaces = stack.enter_context(networks(len(names)))
+        made = []
+        for number, (name, (space, address)) in enumerate(zip(names, spaces, strict=True)):
+            host = _start(
+                folder / name, name, address, (space, bridge), keys, is_operator=number == 0
+            )
+            stack.callback(_end, host)
+            made.append(host)
+        yield made
+
+
+@contextmanager
+def networks(number: int) -> Iterator[tuple[str, list[tuple[str, str]]]]:
+    """A bridge, and network namespaces that it joins, each with its address: NETWORK.10 and on."""
+    mark = f"{os.getpid() % 100000}"
+    bridge = f"ssb{mark}"
+    with ExitStack() as stack:
         _call("ip", "link", "add", bridge, "type", "bridge")
         stack.callback(_call, "ip", "link", "del", bridge)
         _call("ip", "link", "set", bridge, "up")
         made = []
-        for number, name in enumerate(names):
-            space = f"ss{mark}-{number}"
-            address = f"{NETWORK}.{10 + number}"
+        for one in range(number):
+            space, cable, address = f"ss{mark}-{one}", f"ssv{mark}-{one}", f"{NETWORK}.{10 + one}"
             _call("ip", "netns", "add", space)
             stack.callback(_call, "ip", "netns", "del", space)
-            cable = f"ssv{mark}-{number}"
             _call(
                 *("ip", "link", "add", cable, "master", bridge, "up", "type", "veth"),
                 *("peer", "name", "eth0", "netns", space),
@@ -147,12 +160,8 @@ def hosts(folder: Path, *names: str) -> Iterator[list[Host]]:
                 f"addr add {address}/24 dev eth0",
             ):
                 _call("ip", "-n", space, *command.split())
-            host = _start(
-                folder / name, name, address, (space, bridge), keys, is_operator=number == 0
-            )
-            stack.callback(_end, host)
-            made.append(host)
-        yield made
+            made.append((space, address))
+        yield bridge, made
 
 
 def _start(

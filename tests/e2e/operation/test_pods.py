@@ -1,0 +1,257 @@
+"""The pods of the chart as processes: a cluster by KubeRay's manifest, under load.
+
+A head, a router's pod, an encoder's and two of decoders; what KubeRay would do is done by hand.
+"""
+
+from __future__ import annotations
+
+import json
+import subprocess
+import sys
+import time
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
+from dataclasses import dataclass
+from pathlib import Path
+from typing import Any
+
+import pytest
+import yaml
+
+from cluster.cli.operate.restarts import restarts
+from cluster.demo.samples import sample_path, sample_text
+from tests.e2e.conftest import wait_until
+from tests.support.helm import documents, missing_for_helm, rendered
+from tests.support.hosts import missing_for_hosts, networks
+from tests.support.pods import TOKEN, Container, Pod, of_group, start
+
+MISSING = missing_for_hosts() or missing_for_helm()
+pytestmark = [
+    pytest.mark.slow,
+    pytest.mark.timeout(1200),
+    pytest.mark.skipif(MISSING is not None, reason=str(MISSING)),
+]
+HEAD = "splitscribe-head-svc.default.svc.cluster.local"
+VALUES = """\
+kuberay: true
+autoscaling: false
+model: demo
+drainSeconds: 45
+settings: {log_level: INFO}
+router: {settings: {audio_workers: 1}, shm: 512Mi}
+head: {shm: 512Mi}
+encoder:
+  settings: {device: cpu, gpus: 0, threads: 1}
+  resources: {limits: {nvidia.com/gpu: null}}
+  shm: 1Gi
+decoder:
+  pods: {replicas: 2}
+  settings: {device: cpu, gpus: 0, replicas: 2, threads: 1, max_batch: MAX_BATCH}
+  resources: {limits: {nvidia.com/gpu: null}}
+  shm: 1Gi
+"""
+START_S = 480.0
+UP = "will now block forever"
+# Requests one after another to the addresses of a file, as a Service has them; a line for each.
+CLIENT = """\
+import itertools, json, pathlib, sys, httpx
+endpoints, audio, stop = map(pathlib.Path, sys.argv[1:])
+headers = {"authorization": "Bearer s3cret-ann"}
+for number in itertools.count():
+    if stop.exists():
+        break
+    hosts = endpoints.read_text().split()
+    url = f"http://{hosts[number % len(hosts)]}:8000/v1/audio/transcriptions"
+    try:
+        files = {"file": audio.read_bytes()}
+        fields = {"model": "whisper-1"}
+        said = httpx.post(url, headers=headers, data=fields, files=files, timeout=120)
+        line = [said.status_code, said.json().get("text", said.text), url]
+    except Exception as error:
+        line = [0, repr(error), url]
+    print(json.dumps(line), flush=True)
+"""
+
+
+def service(folder: Path, max_batch: int = 8) -> dict[str, Any]:
+    values = folder / "values.yaml"
+    values.write_text(VALUES.replace("MAX_BATCH", str(max_batch)))
+    found = documents(rendered("--values", str(values)))
+    (one,) = [one for one in found if one["kind"] == "RayService"]
+    return one
+
+
+@dataclass(slots=True)
+class Cluster:
+    """The pods by their names, and what it takes to start another one."""
+
+    folder: Path
+    service: dict[str, Any]
+    client: str
+    free: list[tuple[str, str]]
+    pods: dict[str, Pod]
+
+    def start(self, name: str, group: str = "") -> Pod:
+        spec = self.service["spec"]["rayClusterConfig"]
+        groups = {one["groupName"]: one for one in spec["workerGroupSpecs"]}
+        container: Container = of_group(
+            self.service, groups[group] if group else spec["headGroupSpec"], HEAD
+        )
+        network = self.free.pop(0)
+        head = self.pods["head"].address if group else network[1]
+        deadline_s = time.monotonic() + START_S
+        while True:  # kubelet starts what has ended again
+            pod = start(self.folder / name, name, network, container, {HEAD: head})
+            self.pods[name] = pod
+            while pod.process.poll() is None:
+                if UP in pod.log:
+                    return pod
+                time.sleep(0.5)
+            assert time.monotonic() < deadline_s, pod.log[-3000:]
+            time.sleep(1.0)
+
+    def in_network(self, *command: str) -> list[str]:
+        return ["ip", "netns", "exec", self.client, *command]
+
+    def call(self, path: str, *flags: str, port: int = 8000, pod: str = "head") -> Any:
+        """The answer of a pod, decoded from JSON."""
+        url = f"http://{self.pods[pod].address}:{port}{path}"
+        run = subprocess.run(
+            self.in_network("curl", "-sS", "--max-time", "20", *flags, url),
+            capture_output=True,
+            text=True,
+            check=True,
+        )
+        return json.loads(run.stdout) if run.stdout.strip() else None
+
+    def deploy(self, content: dict[str, Any]) -> None:
+        """As KubeRay's operator gives the text of a RayService to the head."""
+        config = json.dumps(yaml.safe_load(content["spec"]["serveConfigV2"]))
+        self.call(
+            "/api/serve/applications/",
+            *("-X", "PUT", "-H", f"Authorization: Bearer {TOKEN}"),
+            *("-H", "Content-Type: application/json", "-d", config),
+            port=8265,
+        )
+
+    def workers(self, role: str) -> set[str]:
+        """The replicas that are healthy, as a router sees them."""
+        pool = self.call("/health")["pools"][role]["workers"]
+        return {one["replica"] for one in pool if one["healthy"]}
+
+    def is_ready(self, name: str) -> bool:
+        """By the probe that KubeRay gives to workers; the operator asks the head's proxy itself."""
+        paths = (
+            ["8000/-/healthz"]
+            if name == "head"
+            else ["52365/api/local_raylet_healthz", "8000/-/healthz"]
+        )
+        asked = [
+            f"wget --tries 1 -T 9 -q -O- http://localhost:{path} | grep success" for path in paths
+        ]
+        return self.pods[name].run("bash", "-c", " && ".join(asked)).returncode == 0
+
+    def endpoints(self, *names: str) -> None:
+        """What the Service has: pods that are ready; one that is to end is taken out first."""
+        for name in names:
+            wait_until(lambda name=name: self.is_ready(name), 60, f"{name} to be ready", 1.0)
+        text = " ".join(self.pods[name].address for name in names)
+        new = self.folder / "new"
+        new.write_text(text)
+        new.replace(self.folder / "endpoints")
+
+    @contextmanager
+    def load(self) -> Iterator[Path]:
+        """Two clients; afterwards each request must have been answered with the whole text."""
+        stop = self.folder / "stop"
+        stop.unlink(missing_ok=True)
+        audio = str(sample_path("short"))
+        command = [sys.executable, "-c", CLIENT, str(self.folder / "endpoints"), audio, str(stop)]
+        said = self.folder / "said"
+        with said.open("w") as file:
+            clients = [subprocess.Popen(self.in_network(*command), stdout=file) for _ in range(2)]
+        try:
+            yield said
+        finally:
+            stop.touch()
+            for one in clients:
+                one.wait(130)
+        answers = [json.loads(line) for line in said.read_text().splitlines()]
+        assert answers
+        wrong = [one for one in answers if one[:2] != [200, sample_text("short")]]
+        assert not wrong, f"{len(wrong)} of {len(answers)}: {wrong[:3]}"
+
+
+@pytest.fixture(scope="module")
+def cluster(kernels: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
+    folder = tmp_path_factory.mktemp("pods")
+    folder.chmod(0o755)
+    with ExitStack() as stack:
+        _, (client, *others) = stack.enter_context(networks(8))
+        made = Cluster(folder, service(folder), client[0], others, {})
+        stack.callback(lambda: [one.kill() for one in made.pods.values()])
+        made.start("head")  # one after another, on the few cores of one machine
+        for name in ("router", "encoder", "decoder-0", "decoder-1"):
+            made.start(name, name.partition("-")[0])
+        try:
+            wait_until(lambda: made.deploy(made.service) or True, START_S, "the dashboard", 1.0)
+            wait_until(
+                lambda: len(made.workers("decoder")) == 2 and len(made.workers("encoder")) == 1,
+                START_S,
+                "every worker",
+                1.0,
+            )
+        except AssertionError:
+            print(*(f"{one.name}:\n{one.log[-3000:]}" for one in made.pods.values()), sep="\n")
+            raise
+        made.endpoints("head", "router")
+        yield made
+
+
+def test_it_serves_from_read_only_roots_and_kubelet_finds_it_ready(cluster: Cluster) -> None:
+    with cluster.load() as said:
+        wait_until(lambda: said.read_text().count("\n") > 3, 60, "some requests")
+    for name, pod in cluster.pods.items():
+        assert pod.run("touch", "/home/ray/file").returncode, "the root can be written to"
+        assert pod.run("id", "-u").stdout == "1000\n"
+        assert "SPLITSCRIBE_PORT" not in pod.run("env").stdout
+        assert cluster.is_ready(name)
+
+
+def test_a_killed_worker_costs_no_request(cluster: Cluster) -> None:
+    with cluster.load() as said:
+        wait_until(lambda: said.read_text().count("\n") > 3, 60, "some requests")
+        cluster.pods["decoder-0"].kill()
+        cluster.start("decoder-2", "decoder")
+        del cluster.pods["decoder-0"]
+        wait_until(lambda: len(cluster.workers("decoder")) == 2, START_S, "another worker", 1.0)
+
+
+def test_a_drained_worker_costs_no_request(cluster: Cluster) -> None:
+    cluster.endpoints("head", "router", "decoder-1")
+    before = cluster.workers("decoder")
+    with cluster.load() as said:
+        wait_until(lambda: said.read_text().count("\n") > 3, 60, "some requests")
+        cluster.endpoints("head", "router")
+        cluster.pods.pop("decoder-1").delete()
+    assert cluster.workers("decoder") & before
+    cluster.start("decoder-3", "decoder")
+    wait_until(lambda: len(cluster.workers("decoder")) == 2, START_S, "both decoders", 1.0)
+
+
+def test_a_new_version_rolls_under_load_and_says_so_before(cluster: Cluster) -> None:
+    new = service(cluster.folder, max_batch=4)
+    (line,) = restarts([cluster.service], [new])
+    assert "all workers (router, encoder, decoder) restart one at a time" in line
+    before = {role: cluster.workers(role) for role in ("encoder", "decoder")}
+    with cluster.load():
+        cluster.deploy(new)
+
+        def rolled() -> bool:
+            return all(
+                len(now := cluster.workers(role)) == len(old) and not now & old
+                for role, old in before.items()
+            )
+
+        wait_until(rolled, START_S, "every worker to be new", 1.0)
+        time.sleep(2.0)
