@@ -191,19 +191,21 @@ def without_hallucinations(
 
 
 def unheard_from(part: WindowTranscript, window: Window) -> float | None:
-    """Where speech begins that the decoder stopped before, in seconds of the upload.
+    """Where speech begins behind the last text of a part, in seconds of the upload.
 
-    None where there is less than `MIN_UNHEARD_S` of it, or where it is the whole part.
+    The decoder stopped before it, or its text was taken away (`without_hallucinations`). None where
+    there is less than `MIN_UNHEARD_S` of it, or where it is the whole part.
     """
     if window.speech is None or not part.segments:
         return None
     limit_s = part.offset_s + part.duration_s
-    end_s = min(limit_s, max(segment.end for segment in part.segments))
-    left = [
+    ends = (segment.end for segment in part.segments if segment.text)
+    end_s = min(limit_s, max(ends, default=part.offset_s))
+    spans = [
         (max(end_s, first / SAMPLE_RATE), min(limit_s, last / SAMPLE_RATE))
         for first, last in window.speech
-        if end_s < last / SAMPLE_RATE and first / SAMPLE_RATE < limit_s
     ]
+    left = [span for span in spans if span[1] - span[0] >= LEAD_S]  # else it is the text's own end
     if sum(last_s - first_s for first_s, last_s in left) < MIN_UNHEARD_S:
         return None
     start_s = max(end_s, left[0][0] - LEAD_S)

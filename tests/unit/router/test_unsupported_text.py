@@ -75,6 +75,22 @@ def test_the_rest_begins_shortly_before_the_speech_that_was_not_heard() -> None:
     assert unheard_from(part, make_window((103.1, 103.7), (110, 110.5))) == pytest.approx(103.0)
 
 
+def test_the_end_of_the_text_itself_is_no_speech_that_was_not_heard() -> None:
+    """Decoded from there, the pause would come first, and what follows it would be doubted."""
+    part = make_part((101, 103, -0.3))
+    assert unheard_from(part, make_window((101, 103.1), (110, 112))) == pytest.approx(109.7)
+
+
+def test_speech_whose_text_was_left_out_is_heard_again() -> None:
+    window = make_window((101, 103), (110, 112))
+    part = without_hallucinations(make_part((101, 103, -0.3), (103, 116, -1.4)), window, GATES)
+    assert kept(part) == [True, False]
+    assert unheard_from(part, window) == pytest.approx(109.7)
+    nothing = without_hallucinations(make_part((103, 116, -1.4)), window, GATES)
+    again = replace(nothing, offset_s=109.7)
+    assert unheard_from(again, window) is None, "that was decoded from its beginning"
+
+
 def test_a_short_rest_is_a_matter_of_exactness() -> None:
     part = make_part((101, 103, -0.3))
     assert unheard_from(part, make_window((101, 103.9))) is None
