@@ -11,6 +11,7 @@ from __future__ import annotations
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import accumulate, pairwise
+from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,8 +21,8 @@ from scipy.optimize import linear_sum_assignment
 from router.speakers.embedding import Vectors
 
 MOST_AT_ONCE = 800  # of which a linkage takes 20 ms; all of 10 hours would need 9 GB
-THRESHOLD = 0.5  # cosine distance between two voices, where a model has no other
-LEAST_SHARE, LEAST_WINDOWS = 0.02, 3  # of a voice: fewer windows are noise, or an overlap
+LEAST_SHARE, LEAST_WINDOWS = 0.06, 5  # of a voice: fewer windows are noise, or two at once
+MOST_SMALL = 16  # clusters beside the voices, where their count is given
 ROUNDS = 3  # of the second pass
 NEIGHBOUR = 0.5  # weight of a window's neighbours in its own stretch of speech
 
@@ -34,7 +35,7 @@ class Count:
 
     least: int = 1
     most: int | None = None
-    threshold: float = THRESHOLD
+    threshold: float = 0.65
 
 
 @dataclass(frozen=True, slots=True)
@@ -54,35 +55,53 @@ def cluster(vectors: Vectors, count: Count) -> Generator[None, None, Labels]:
     pieces = max(1, -(-n // MOST_AT_ONCE))
     for piece in np.array_split(np.arange(n), pieces):
         alone = count if pieces == 1 else Count(threshold=count.threshold)
-        found = _agglomerate(vectors[piece], alone)
+        found = _agglomerate(vectors[piece], np.ones(piece.shape[0]), alone)
         labels[piece] = found + len(means)
         means += list(_means(vectors[piece], found))
         yield None
     if pieces > 1:
-        labels = _agglomerate(np.stack(means), count)[labels]
+        labels = _agglomerate(np.stack(means), np.bincount(labels), count)[labels]
     return labels
 
 
-def _agglomerate(vectors: Vectors, count: Count) -> Labels:
-    """Of at most a few thousand vectors."""
-    if vectors.shape[0] < 2:
-        return np.zeros(vectors.shape[0], np.int64)
+def _agglomerate(vectors: Vectors, weights: NDArray[Any], count: Count) -> Labels:
+    """Of at most a few thousand vectors; weights: the windows that each stands for, [n].
+
+    Where the count has bounds, the fewest clusters of which so many have enough windows.
+    """
+    n = vectors.shape[0]
+    if n < 2:
+        return np.zeros(n, np.int64)
     tree = linkage(vectors, "average", "cosine")
-    labels = fcluster(tree, count.threshold, "distance")
-    n_found = int(labels.max())
-    wanted = min(max(n_found, count.least), count.most or vectors.shape[0])
-    if wanted != n_found:
-        labels = fcluster(tree, wanted, "maxclust")
-    found: Labels = labels.astype(np.int64) - 1
+    found: Labels = fcluster(tree, count.threshold, "distance").astype(np.int64) - 1
+    n_large = _n_large(np.bincount(found, weights))
+    wanted = min(max(n_large, count.least), count.most or n)
+    if wanted == n_large:
+        return found
+    for n_clusters in (*range(wanted, min(n, wanted + MOST_SMALL) + 1), wanted):
+        found = fcluster(tree, n_clusters, "maxclust").astype(np.int64) - 1
+        if _n_large(np.bincount(found, weights)) == wanted:
+            break
     return found
+
+
+def _n_large(sizes: NDArray[Any]) -> int:
+    """How many clusters have windows enough for a voice."""
+    fewest = min(LEAST_WINDOWS, max(1, round(LEAST_SHARE * sizes.sum())))
+    return max(1, int((sizes >= fewest).sum()))
 
 
 def _means(vectors: Vectors, labels: Labels) -> Vectors:
     """The direction of each voice, [n_voices, size]."""
     sums = np.zeros((int(labels.max()) + 1, vectors.shape[1]), np.float32)
     np.add.at(sums, labels, vectors)
-    sums /= np.maximum(1e-9, np.linalg.norm(sums, axis=1, keepdims=True))
-    return sums
+    return _directions(sums)
+
+
+def _directions(sums: NDArray[np.float32]) -> Vectors:
+    """Each of length 1."""
+    found: Vectors = sums / np.maximum(1e-9, np.linalg.norm(sums, axis=1, keepdims=True))
+    return found
 
 
 Turn = tuple[int, int, int]  # first sample, end, number of the speaker
@@ -98,8 +117,11 @@ def find_turns(
     """
     if not vectors.shape[0]:
         return [(stretch.start, stretch.end, len(known)) for stretch in stretches]
-    labels = yield from cluster(vectors, count)
-    scores, voices = settle(vectors, labels, stretches, count)
+    begins = np.zeros(vectors.shape[0], bool)  # of a stretch: what is before is no neighbour
+    begins[[at for at in _starts(stretches) if at < begins.shape[0]]] = True
+    smoothed = _with_neighbours(vectors, begins)
+    labels = yield from cluster(_directions(smoothed), count)
+    scores, voices = settle(vectors, labels, begins, count)
     yield None
     numbers = _recognised(voices, known, 1 - count.threshold)
     turns: list[Turn] = []
@@ -148,28 +170,28 @@ def _numbered(turns: Sequence[Turn], numbers: dict[int, int], n_known: int) -> l
 
 
 def settle(
-    vectors: Vectors, labels: Labels, stretches: Sequence[Stretch], count: Count
+    vectors: Vectors, labels: Labels, begins: NDArray[np.bool_], count: Count
 ) -> tuple[NDArray[np.float32], Vectors]:
     """The second pass. Returns how near each window is to each voice [n, k], and the voices [k].
 
     A voice with hardly any windows goes to the others, unless there may be no fewer.
     """
-    n = vectors.shape[0]
-    begins = np.zeros(n, bool)  # of a stretch, whose neighbours do not count
-    begins[[at for at in _starts(stretches) if at < n]] = True
-    sizes = np.bincount(labels)
-    order = np.argsort(-sizes, kind="stable")
-    fewest = min(LEAST_WINDOWS, max(1, round(LEAST_SHARE * n)))
-    n_kept = max(1, count.least, int((sizes >= fewest).sum()))
-    first = voices = _means(vectors, labels)[order[:n_kept]]
-    for _ in range(ROUNDS):
+    first = voices = _large(vectors, labels, count)
+    for i in range(ROUNDS):
         scores = _with_neighbours(vectors @ voices.T, begins)
-        kept, nearest = np.unique(scores.argmax(axis=1), return_inverse=True)
-        if kept.shape[0] < min(voices.shape[0], count.least):  # so many there must be
-            own = np.argsort(order)[labels][:, None] == np.arange(first.shape[0])
-            return vectors @ first.T + 2 * own.astype(np.float32), first
-        voices = _means(vectors, nearest)
+        nearest = np.unique(scores.argmax(axis=1), return_inverse=True)[1]
+        if nearest.max() + 1 < min(voices.shape[0], count.least):  # so many there must be
+            return vectors @ first.T, first
+        is_last = i == ROUNDS - 1
+        voices = _large(vectors, nearest, count) if is_last else _means(vectors, nearest)
     return _with_neighbours(vectors @ voices.T, begins), voices
+
+
+def _large(vectors: Vectors, labels: Labels, count: Count) -> Vectors:
+    """The directions of the voices that have enough windows, the largest first."""
+    sizes = np.bincount(labels)
+    n_kept = min(max(_n_large(sizes), count.least), count.most or vectors.shape[0])
+    return _means(vectors, labels)[np.argsort(-sizes, kind="stable")[:n_kept]]
 
 
 def _starts(stretches: Sequence[Stretch]) -> Iterator[int]:

@@ -36,7 +36,7 @@ from cluster.common.settings.router import LiveSettings, RouterSettings
 
 BUNDLED_MODEL = "demo"
 BUNDLED_SPEAKERS = Path(__file__).resolve().parents[2] / "demo" / "speakers.onnx"
-BUNDLED_THRESHOLD, USUAL_THRESHOLD = 0.5, 0.6  # of `SpeakerSettings`
+SPEAKER_THRESHOLD = 0.65  # of `SpeakerSettings`; measured for the bundled network alone
 BUNDLED_MODEL_IS = "a toy that knows 553 English words in synthetic voices"
 
 
@@ -197,11 +197,10 @@ class Settings(FrozenModel):
         """`speakers` with a file in place of what stands for one, and with a threshold."""
         model, threshold = self.speakers.model, self.speakers.threshold
         if model is None and not self.models and self.model == BUNDLED_MODEL:
-            model = BUNDLED_MODEL if BUNDLED_SPEAKERS.is_file() else None
-        usual = USUAL_THRESHOLD
+            model = BUNDLED_MODEL
         if model == BUNDLED_MODEL:
-            model, usual = str(BUNDLED_SPEAKERS), BUNDLED_THRESHOLD
-        return SpeakerSettings(model=model, threshold=threshold or usual)
+            model = str(BUNDLED_SPEAKERS)
+        return SpeakerSettings(model=model, threshold=threshold or SPEAKER_THRESHOLD)
 
     def aliases_of(self, name: str) -> tuple[str, ...]:
         """Further names of the model called `name`."""

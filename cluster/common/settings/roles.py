@@ -125,8 +125,8 @@ class SpeakerSettings(FrozenModel):
         None,
         gt=0,
         lt=2,
-        description="cosine distance from which on two voices are two speakers; unset: 0.6, and "
-        "what was measured for the toy",
+        description="cosine distance from which on two voices are two speakers; unset: 0.65, which "
+        "was measured for the toy alone",
     )
 
 

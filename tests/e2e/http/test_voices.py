@@ -1,0 +1,69 @@
+"""Two bundled voices in one file through the real server: who said what, streamed and by name."""
+
+from __future__ import annotations
+
+import base64
+from pathlib import Path
+from typing import Any
+
+import pytest
+
+from benchmark.shared.speech.wav import wav_bytes
+from cluster.common.messages import SAMPLE_RATE
+from tests.e2e.conftest import Server
+from tests.support.audio.sounds import joined, silence, write_wav
+from tests.support.audio.speech import pcm_of
+
+PARTS = ("medium", 0, 10), ("long", 0, 10), ("medium", 10, 20), ("long", 10, 20)  # from, to, in s
+PART_S = 10.5
+
+
+@pytest.fixture(scope="module")
+def talk(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """Two voices by turns, 10 s each, with half a second between them."""
+    pcm = [
+        joined(pcm_of(name)[first * SAMPLE_RATE : last * SAMPLE_RATE], silence(0.5))
+        for name, first, last in PARTS
+    ]
+    return write_wav(tmp_path_factory.mktemp("talk") / "talk.wav", joined(*pcm))
+
+
+def by_part(segments: list[Any]) -> list[set[str]]:
+    """The speakers of the segments that are mostly in each of the parts."""
+    found: list[set[str]] = [set() for _ in PARTS]
+    for segment in segments:
+        middle_s = (segment.start + segment.end) / 2
+        found[min(len(PARTS) - 1, int(middle_s / PART_S))].add(segment.speaker)
+    return found
+
+
+def test_two_voices_are_two_speakers(server: Server, talk: Path) -> None:
+    answer: Any = server.client().audio.transcriptions.create(
+        model="gpt-4o-transcribe-diarize", file=talk, response_format="diarized_json"
+    )
+    assert by_part(answer.segments) == [{"A"}, {"B"}, {"A"}, {"B"}]
+
+
+def test_a_stream_has_the_segments_of_the_whole_answer(server: Server, talk: Path) -> None:
+    def ask(**more: Any) -> Any:
+        return server.client().audio.transcriptions.create(
+            model="whisper-1", file=talk, response_format="diarized_json", **more
+        )
+
+    events = list(ask(stream=True))
+    segments = [event for event in events if event.type == "transcript.text.segment"]
+    assert [(one.text, one.speaker) for one in segments] == [
+        (one.text, one.speaker) for one in ask().segments
+    ]
+
+
+def test_a_known_voice_has_its_name(server: Server, talk: Path) -> None:
+    sound = wav_bytes(pcm_of("long")[20 * SAMPLE_RATE : 28 * SAMPLE_RATE])
+    reference = f"data:audio/wav;base64,{base64.b64encode(sound).decode()}"
+    answer: Any = server.client().audio.transcriptions.create(
+        model="whisper-1",
+        file=talk,
+        response_format="diarized_json",
+        extra_body={"known_speaker_names": ["Ann"], "known_speaker_references": [reference]},
+    )
+    assert by_part(answer.segments) == [{"A"}, {"Ann"}, {"A"}, {"Ann"}]
