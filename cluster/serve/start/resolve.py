@@ -9,10 +9,13 @@ from __future__ import annotations
 import secrets
 import socket
 from pathlib import Path
+from typing import TypeVar
 
 from cluster.common.errors import ConfigurationError
 from cluster.common.settings import Listener, Settings
 from cluster.common.settings_sources import read_api_keys
+
+_Name = TypeVar("_Name", str, str | None)
 
 
 def resolve_settings(settings: Settings, address: str | None = None) -> Settings:
@@ -62,6 +65,9 @@ def resolved(settings: Settings, *, cluster_key: str, port: int, listener: Liste
             "batches": settings.batches.model_copy(
                 update={"folder": _absolute_path(settings.batches.folder)}
             ),
+            "speakers": settings.speakers.model_copy(
+                update={"model": _absolute(settings.speakers.model)}
+            ),
             "router": settings.router.model_copy(
                 update={"port": port, "listener": listener, "api_key_file": key_file}
             ),
@@ -80,10 +86,12 @@ def _listener(asked: Listener, address: str | None) -> Listener:
     return asked
 
 
-def _absolute(model: str) -> str:
-    """The model's folder, if it is one, from wherever a process looks."""
-    folder = Path(model).expanduser()
-    return str(folder.resolve()) if folder.is_dir() else model
+def _absolute(model: _Name) -> _Name:
+    """The model's folder, or the network's file, if it is one, from wherever a process looks."""
+    if model is None:
+        return None
+    path = Path(model).expanduser()
+    return str(path.resolve()) if path.exists() else model
 
 
 def _absolute_path(folder: Path | None) -> Path | None:

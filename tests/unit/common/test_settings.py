@@ -314,3 +314,13 @@ def test_the_shipped_settings_file_tells_the_defaults() -> None:
     file = package_root() / "configs" / "settings.yaml"
     assert file.read_text() == reference_config()
     assert load_settings(file, environ={}) == Settings()
+
+
+def test_the_network_of_speakers_is_found_from_every_folder(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    (tmp_path / "voices").write_bytes(b"")
+    monkeypatch.chdir(tmp_path)
+    for named, found in (("voices", str(tmp_path / "voices")), ("demo", "demo"), (None, None)):
+        settings = Settings.model_validate({"speakers": {"model": named}, "router": {"port": 0}})
+        assert resolve_settings(settings).speakers.model == found

@@ -9,6 +9,7 @@ import numpy as np
 import pytest
 
 from cluster.common.errors import ConfigurationError
+from cluster.common.settings import Settings, SpeakerSettings
 from router.speakers.embedding import FRAMES, N_MELS, SpeakerNetwork, fbank, windows_of
 from tests.support.speaker_networks import write_network
 
@@ -60,3 +61,16 @@ def test_features_are_kaldis() -> None:
     features = fbank((8000 * np.sin(2 * np.pi * 1000 * t)).astype(np.int16))
     assert features.shape == (98, N_MELS)
     assert set(features.argmax(axis=1)) <= {27, 28}
+
+
+def test_the_bundled_network_is_small_and_goes_with_the_bundled_model_alone() -> None:
+    bundled = Settings().speaker_network().model
+    assert bundled is not None
+    assert Path(bundled).stat().st_size < 2_000_000
+    SpeakerNetwork(Path(bundled))
+    assert Settings(model="turbo").speaker_network().model is None
+    asked = SpeakerSettings(model="demo", threshold=0.4)
+    found = Settings(model="turbo", speakers=asked).speaker_network()
+    assert (found.model, found.threshold) == (bundled, 0.4)
+    own = Settings(speakers=SpeakerSettings(model="/own.onnx")).speaker_network()
+    assert own.model == "/own.onnx"
