@@ -49,7 +49,8 @@ def curl_line(path: str, form: Mapping[str, str]) -> str:
     """An example as a command; `-N` shows a stream as it comes."""
     fields = "".join(f" -F {quote(f'{name}={value}')}" for name, value in form.items())
     option = " -N" if form.get("stream") == "true" else ""
-    return f"curl{option} http://localhost:8000{path}{fields} -F file=@speech.wav"
+    file = "call.wav" if "channels" in form else "speech.wav"
+    return f"curl{option} http://localhost:8000{path}{fields} -F file=@{file}"
 
 
 def _examples(path: str, examples: Mapping[str, Mapping[str, str]]) -> str:

@@ -9,6 +9,7 @@ import sys
 import psutil
 import pytest
 
+from cluster.common.priorities import BEHIND_ENCODER
 from tests.e2e.conftest import Server
 
 WORKERS = re.compile(r"ray::ServeReplica:splitscribe:(encoder|decoder|router)")
@@ -17,7 +18,7 @@ AUDIO = "router.audio.worker"
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere cores are shared otherwise")
 def test_workers_have_a_usual_priority_and_one_session(server: Server) -> None:
-    """What runs when cores are idle shall get nothing beside them: `common.idle_threads`."""
+    """What runs when cores are idle shall get nothing beside them: `common.priorities`."""
     processes = {
         process.pid: " ".join(process.cmdline())
         for process in psutil.Process(server.process.pid).children(recursive=True)
@@ -26,6 +27,7 @@ def test_workers_have_a_usual_priority_and_one_session(server: Server) -> None:
     audio = [pid for pid, line in processes.items() if AUDIO in line]
     assert len(workers) == 5  # two encoders, two decoders, a router
     assert audio
-    assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in (*workers, *audio)} == {0}
+    assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in workers} == {0}
+    assert {os.getpriority(os.PRIO_PROCESS, pid) for pid in audio} == {BEHIND_ENCODER}
     assert len({os.getsid(pid) for pid in (*workers, *audio)}) == 1
     assert all(os.getpgid(pid) == pid for pid in audio)  # no Ctrl-C of a terminal's

@@ -14,6 +14,7 @@ import sys
 from pathlib import Path
 
 import httpx
+import numpy as np
 import pytest
 import soxr
 
@@ -64,6 +65,8 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """Where a reader would be, with the recordings that the examples name."""
     folder = tmp_path_factory.mktemp("examples")
     write_wav(folder / "speech.wav", pcm_of("short"))
+    call = np.stack([pcm_of("short"), pcm_of("medium")[: len(pcm_of("short"))]])
+    encode_as("wav", folder, call, "stereo").rename(folder / "call.wav")
     encode_as("mp3", folder, pcm_of("medium")).rename(folder / "talk.mp3")
     (folder / "talk.txt").write_text(sample_text("medium"))
     (folder / "speech-24khz.pcm").write_bytes(
