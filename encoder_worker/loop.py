@@ -232,9 +232,9 @@ class EncodeLoop:
 
     def _publish_all(self, batch: _Batch) -> None:
         n_windows, now = len(batch.windows), self._clock()
-        # Not while it stood behind another.
-        encode_s = now - max(batch.started_s, self._found.done_s)
-        self._found.done_s = now
+        # Not while it stood behind another, which a loop beside this one may have found done later.
+        encode_s = max(0.0, now - max(batch.started_s, self._found.done_s))
+        self._found.done_s = max(self._found.done_s, now)
         work = sum(window.work for window in batch.windows)
         bulk = sum(window.work for window in batch.windows if window.priority == "bulk")
         window_s = encode_s / work

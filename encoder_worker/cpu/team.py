@@ -150,7 +150,7 @@ class TeamEncoder:
                 self._changed.wait()
 
     def _able(self) -> list[_Window]:
-        """Those that may have this thread: others than an urgent one if it needs none for long."""
+        """Those that a thread may work on: others only with threads that no urgent unit needs."""
         if not self._windows or not self._windows[0].is_urgent:
             return self._windows
         urgent = [window for window in self._windows if window.is_urgent]

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import time
 from concurrent.futures import wait
 
 import pytest
@@ -64,3 +65,15 @@ def test_a_bulk_window_can_be_cancelled_and_its_lane_ended(bench: MakeBench) -> 
     b.close()
     with pytest.raises(WorkerDrainingError):
         b.submit(make_pcm(0.3), priority="bulk")
+
+
+def test_no_batch_takes_less_than_nothing_where_another_lane_was_done_later(
+    bench: MakeBench,
+) -> None:
+    """The seconds are summed up into a counter, which must not fall."""
+    b = bench()
+    b.engine._loops[0]._found.done_s = time.monotonic() + 100.0
+    reply = b.submit(make_pcm(0.3)).result(PATIENCE_S)
+    assert reply.timings.encode_s == 0.0
+    b.engine.revoke(reply.handle)
+    assert b.engine.stats().encode_s == 0.0
