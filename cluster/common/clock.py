@@ -1,7 +1,6 @@
 """Time and chance, handed to whatever needs them, so that policies can run on a virtual clock.
 
-Timeouts (`asyncio.timeout`, `asyncio.wait`, `loop.call_later`) follow the time of the event loop:
-a virtual clock needs an event loop whose time is the same virtual one.
+Its event loop needs the same virtual time: asyncio's timeouts follow the loop's.
 """
 
 from __future__ import annotations

@@ -42,11 +42,9 @@ from typing import Any, ClassVar
 
 
 class SplitscribeError(Exception):
-    """Base of the tree.
-
-    `status`, `type`, `code` and `param` are the fields of OpenAI's error envelope;
-    `should_retry` becomes the `x-should-retry` header when it is not None, and
-    `retry_after_s` the `Retry-After` header.
+    """`status`, `type`, `code` and `param` are the fields of OpenAI's error envelope;
+    `should_retry` becomes the `x-should-retry` header when it is not None, `retry_after_s` the
+    `Retry-After` header.
     """
 
     status: ClassVar[int] = 500
@@ -84,7 +82,7 @@ class InvalidRequestError(SplitscribeError):
 
 
 class InvalidAudioError(InvalidRequestError):
-    """The upload is not audio that this server can decode, or is over a limit."""
+    pass
 
 
 class AudioTooShortError(InvalidRequestError):
@@ -103,8 +101,6 @@ class AuthenticationError(SplitscribeError):
 
 
 class NotFoundError(SplitscribeError):
-    """This client has no such object. The error does not say whether another client has it."""
-
     status = 404
     type = "invalid_request_error"
     default_code = "not_found"
@@ -143,8 +139,6 @@ class QuotaExceededError(RateLimitError):
 
 
 class OverloadedError(SplitscribeError):
-    """There is no room now; `retry_after_s` says when to try again."""
-
     status = 503
     should_retry = True
 
@@ -168,65 +162,57 @@ class DeadlineExceededError(SplitscribeError):
 
 
 class ConfigurationError(SplitscribeError):
-    """Settings, checkpoint or platform do not fit; raised before serving begins."""
-
     should_retry = False
 
 
 class CheckpointError(ConfigurationError):
-    """The model folder or Hub id is not a Whisper checkpoint that can be loaded."""
+    pass
 
 
 class WorkerError(SplitscribeError):
-    """Something failed inside the cluster while working on one window."""
+    pass
 
 
 class KVLostError(WorkerError):
-    """The KV of a handle can no longer be read: the window must be encoded again."""
+    pass
 
 
 class StaleGenerationError(KVLostError):
-    """The generation counter differs from the handle's: the pages hold something else."""
+    pass
 
 
 class PeerLostError(KVLostError):
-    """The exporting worker is gone or unreachable."""
+    pass
 
 
 class TransferTimeoutError(KVLostError):
-    """A READ did not end in time; its target pages are quarantined until it does."""
+    """The READ's target pages are quarantined until it does end."""
 
 
 class HandleRefusedError(WorkerError):
-    """The handle is not from this cluster, or names memory that does not exist."""
-
     should_retry: ClassVar[bool | None] = False
 
 
 class LayoutMismatchError(HandleRefusedError):
-    """The encoder of the handle has other settings, as during a change of versions."""
-
     should_retry = None
 
 
 class WorkerDrainingError(WorkerError):
-    """The replica is shutting down and takes no new work."""
+    pass
 
 
 class WorkerGoneError(WorkerError):
-    """The replica that had the window died or cannot be reached: ask another."""
+    pass
 
 
 class WorkerDiedError(WorkerGoneError):
-    """The replica's process ended while it had the window, which may be what ended it."""
+    pass
 
 
 class WindowRefusedError(WorkerError):
-    """Workers died of this audio, so that no further one gets it for a while."""
-
     should_retry: ClassVar[bool | None] = False
     default_code = "window_refused"
 
 
 class SequenceFailedError(WorkerError):
-    """One sequence failed; its neighbours in the batch did not."""
+    pass

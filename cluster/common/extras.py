@@ -9,7 +9,7 @@ from pathlib import Path
 
 
 def install_command(extra: str = "") -> str:
-    """For a shell: of this checkout, in any folder, or of the wheel, in its folder."""
+    """The command that installs this checkout, or the wheel in its folder, with an extra."""
     root = Path(__file__).resolve().parents[2]
     flags, source = ["-e"], str(root)
     if not (root / "pyproject.toml").is_file():

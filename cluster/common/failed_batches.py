@@ -1,7 +1,6 @@
 """What becomes of a batch that raised: each of its items runs again alone, and only culprits fail.
 
-A device that is lost is no item's fault. That error is raised on, so that it ends the worker's
-thread, and Serve replaces the replica.
+A lost device is no item's fault: that error ends the worker's thread, and Serve replaces it.
 """
 
 from __future__ import annotations
@@ -25,11 +24,7 @@ def run_batch(
     run: Callable[[Sequence[T]], Sequence[R]],
     fail: Callable[[T, Exception], None],
 ) -> list[tuple[T, R]]:
-    """Run items together; should that raise, each alone.
-
-    Returns:
-        Each item that ran, with its result. `fail` got every other one, with what it raised.
-    """
+    """Run items together, or each alone should that raise; `fail` gets those that raised alone."""
     if not items:
         return []
     try:
@@ -44,10 +39,7 @@ def run_alone(
     run: Callable[[T], R],
     fail: Callable[[T, Exception], None],
 ) -> Iterator[tuple[T, R]]:
-    """Run each item of a batch that raised `error` alone; returns and `fail` as in `run_batch`.
-
-    An item runs when the iterator comes to it.
-    """
+    """As `run_batch`, of a batch that raised `error`; items run as the iterator comes to them."""
     if isinstance(error, DeviceLostError):
         raise error
     logger.warning("a batch of %d raised: each runs alone", len(items), exc_info=error)

@@ -1,10 +1,9 @@
 """Which of several waiting windows goes next: the one order of work, wherever windows wait.
 
-By class first (`common.priorities`), where windows of long requests are less urgent than the one of
-a short request; then fair between owners, whoever of them was given less work; then fair between
-requests: the first windows of one before the later windows of another; then by deadline. So that
-nothing starves, every `OLDEST_EVERY`-th window of a class is the one that has waited longest. A
-router orders by it what it sends, and workers what came from all routers. Not thread-safe.
+By class first (`common.priorities`); then fair between owners, whoever was given less work; then
+fair between requests: the first windows of one before the later windows of another; then by
+deadline. So that nothing starves, every `OLDEST_EVERY`-th window of a class is the one that has
+waited longest. Not thread-safe.
 """
 
 from __future__ import annotations
@@ -21,14 +20,13 @@ MOST_OWNERS = 1024  # of whom it is known what they were given
 
 
 class Waiting(Protocol):
-    """A window that waits. Times are of one clock, work is that of `EncodeRequest.work`."""
+    """Times are of one clock; `owner` is opaque, `work` that of `EncodeRequest.work`."""
 
     @property
     def priority(self) -> Priority: ...
 
     @property
-    def owner(self) -> bytes:
-        """Opaque: whose windows share one part of the workers."""
+    def owner(self) -> bytes: ...
 
     @property
     def rank(self) -> int: ...
@@ -47,18 +45,14 @@ W = TypeVar("W", bound=Waiting)
 
 
 def place_of(window: int, priority: Priority, audio_s: float) -> tuple[Priority, int]:
-    """Class and rank of a window, from its number within a request of a class.
-
-    That of a live session's update says nothing. audio_s: of the whole request, as far as known:
-    one that is longer than a window is a long one.
-    """
+    """Class and rank of a window, from its number within a request and the audio known of that."""
     if priority == "interactive" and (window or audio_s > WINDOW_S):
         priority = "later"
     return priority, 0 if priority == "live" else min(window, LAST_RANK)
 
 
 class FairOrder:
-    """Of one queue. Owners share by start-time fair queueing, each class by itself."""
+    """The order of one queue. Owners share by start-time fair queueing, each class by itself."""
 
     def __init__(self) -> None:
         self.turns = Turns()
@@ -67,7 +61,6 @@ class FairOrder:
         self._gone: dict[Priority, int] = {}
 
     def next(self, able: Iterable[W]) -> W:
-        """The one whose turn it is of those that may go now: at least one."""
         by_class: dict[Priority, list[W]] = {}
         for window in able:
             by_class.setdefault(window.priority, []).append(window)
@@ -78,7 +71,7 @@ class FairOrder:
         return min(some, key=lambda one: (self._tag(one), one.rank, one.deadline_s))
 
     def went(self, window: Waiting, behind: Collection[Priority]) -> None:
-        """Note that it goes. behind: classes of all that wait on, whether they may go or not."""
+        """Note that a window goes; `behind`: classes of all that wait on."""
         priority, tag = window.priority, self._tag(window)
         if not self._is_oldest_s_turn(priority):
             self._now[priority] = tag

@@ -1,10 +1,7 @@
 """What settings make of a worker's end of the hand-off: its layout, its transport, its pools.
 
-Both roles derive layouts from checkpoint and settings, to agree to the byte.
-
-"auto" is NIXL where it loads (Linux), else the transport within one process. What a worker exports
-or imports is `settings.handoff`: cross-attention KV, or encoder states, which a decoder projects
-into a pool of its own. To ask which transport there is imports no wire, and so not torch.
+Both roles derive layouts from checkpoint and settings, to agree to the byte. To ask which transport
+there is imports no wire, and so not torch.
 """
 
 from __future__ import annotations
@@ -29,14 +26,7 @@ LANDING_WINDOWS = 32  # states in flight at most; they land in milliseconds and 
 
 
 def served_kv_layout(checkpoint: Checkpoint, settings: Settings, device: str) -> PageLayout:
-    """Layout of the KV that decoders of a cluster with these settings read.
-
-    Args:
-        device: resolved; both roles are on the same kind.
-
-    Raises:
-        ConfigurationError: as `kv_layout`.
-    """
+    """Layout of the KV that decoders read; `device` is both roles'. Raises as `kv_layout`."""
     dtype: str = FLOAT8 if settings.kv_dtype == "float8" else settings.kv_dtype
     if dtype == "auto":
         dtype = _encoder_dtype(settings, device)
@@ -44,7 +34,6 @@ def served_kv_layout(checkpoint: Checkpoint, settings: Settings, device: str) ->
 
 
 def served_layout(checkpoint: Checkpoint, settings: Settings, device: str) -> PageLayout:
-    """Layout of what a cluster with these settings hands over."""
     if settings.handoff == "cross_kv":
         return served_kv_layout(checkpoint, settings, device)
     return states_layout(checkpoint, _encoder_dtype(settings, device))
@@ -57,7 +46,6 @@ def _encoder_dtype(settings: Settings, device: str) -> str:
 
 
 def states_layout(checkpoint: Checkpoint, dtype: str = "float32") -> PageLayout:
-    """Layout of one window's encoder states; `dtype` is the encoder's, resolved."""
     dims = checkpoint.dims
     return PageLayout.of_states(checkpoint.fingerprint, dims.n_audio_state, dims.n_audio_ctx, dtype)
 
@@ -68,8 +56,8 @@ def kv_layout(
     """Layout of one window's cross-attention KV.
 
     Args:
-        page_frames: encoder frames in a page; 0 takes the whole window on a CPU, so that
-            attention reads a view without a gather, and `GPU_PAGE_FRAMES` on a GPU.
+        page_frames: encoder frames in a page; 0: the whole window on a CPU, so that attention reads
+            a view without a gather, and `GPU_PAGE_FRAMES` on a GPU.
         dtype: of the KV, resolved (not "auto"); both roles must be given the same.
 
     Raises:
@@ -95,7 +83,6 @@ def kv_layout(
 
 
 def available_transport() -> Literal["nixl", "memory"]:
-    """The best transport that works on this machine."""
     try:
         load_api()
     except ConfigurationError:
@@ -104,11 +91,7 @@ def available_transport() -> Literal["nixl", "memory"]:
 
 
 def make_wire(config: TransferConfig) -> Wire:
-    """A wire of the configured transport, not open yet.
-
-    Raises:
-        ConfigurationError: the GPU's allocator does not suit the transport.
-    """
+    """A wire, not open yet; ConfigurationError where the GPU's allocator does not suit it."""
     chosen = available_transport() if config.transport == "auto" else config.transport
     if chosen == "memory":
         from cluster.common.kv.memory_wire import MemoryWire
@@ -122,8 +105,7 @@ def make_wire(config: TransferConfig) -> Wire:
 def make_exporter(checkpoint: Checkpoint, settings: Settings, device: str, name: str) -> KVExporter:
     """The exporter of an encoder; `name` is role and replica, as in "encoder-0".
 
-    Raises:
-        ConfigurationError: the transport does not work here, or the pages do not fit.
+    Raises ConfigurationError where the transport does not work, or the pages do not fit.
     """
     from cluster.common.kv.exporter import KVExporter
 
@@ -144,7 +126,7 @@ def make_importer(checkpoint: Checkpoint, settings: Settings, device: str, name:
 
 
 def make_kv_pool(checkpoint: Checkpoint, settings: Settings, device: str) -> PagePool | None:
-    """Where a decoder projects the states that its importer reads; None where it reads KV."""
+    """Where a decoder projects the states that it reads; None where it reads KV."""
     from cluster.common.kv.pool import PagePool
 
     if settings.handoff == "cross_kv":

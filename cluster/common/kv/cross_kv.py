@@ -1,9 +1,8 @@
 """Cross-attention K and V of every decoder layer, from encoder states into pages.
 
-With a page per window (CPU) each product is copied to its place in the page; a window of fewer
-frames lies packed in the page's beginning, so that one READ moves it. With smaller pages one
-product for all layers is scattered. It runs in the encoder worker, or in the decoder
-worker where the states themselves travelled. Knows the page layout, not who owns a page.
+With a page per window (CPU) each product is copied to its place; a window of fewer frames lies
+packed in the page's beginning, so that one READ moves it. With smaller pages one product for all
+layers is scattered. It runs in the encoder worker, or where the states travelled in the decoder's.
 """
 
 from __future__ import annotations
@@ -29,10 +28,8 @@ class CrossKVProjection:
     """K's and V's products of all layers, K then V of each layer.
 
     On a GPU one fused product, weight [L * 2 * d, n_audio_state]; on a CPU one for each of K and V,
-    packed, since their results lie apart in a page.
-
-    store_float8: stores bfloat16 rows [n, d] in a block [n, d] of 8 bits, where something is
-        quicker at it than torch.
+    packed, since their results lie apart in a page. store_float8: stores bfloat16 rows [n, d] in a
+    block [n, d] of 8 bits where something is quicker at it than torch.
     """
 
     store_float8: Callable[[Tensor, Tensor], None] | None = None
@@ -44,7 +41,6 @@ class CrossKVProjection:
         device: torch.device | str = "cpu",
         scales: KVScales | None = None,
     ) -> None:
-        """scales: of what is stored (`kv_scales`), for pools of 8 bits."""
         dims = checkpoint.dims
         self._n_audio_ctx = dims.n_audio_ctx
         self._shape = (dims.n_text_layer, 2, dims.n_text_head, dims.text_head_dim)
@@ -60,12 +56,11 @@ class CrossKVProjection:
         return joined.view(*states.shape[:2], *self._shape)
 
     def write(self, states: Tensor, pool: Tensor, pages: Sequence[Sequence[int]]) -> None:
-        """Project states into the pages of each window. Mutates `pool`.
+        """Project states into the pages of each window.
 
         Args:
             states: [B, T, n_audio_state]; T may be less than the checkpoint's positions.
-            pool: [n_pages, L, 2, page_frames, H, Dh] on the same device, any float dtype; an
-                8-bit one saturates.
+            pool: [n_pages, L, 2, page_frames, H, Dh] of any float dtype (8 bits saturate); mutated.
             pages: per window its pages in frame order, as many as T frames take.
         """
         if is_packed(pool, self._n_audio_ctx):
@@ -79,17 +74,11 @@ class CrossKVProjection:
             scatter_pages(self.project(states[part]), pool, table[part])
 
     def fused(self) -> Linear:
-        """The one product of a GPU."""
         (product,) = self._products
         return as_loaded(product)
 
     def write_rows(self, page: Tensor, states: Tensor, begin: int) -> None:
-        """Project some frames into a page that holds all of a window's. Mutates `page`.
-
-        Args:
-            page: [L, 2, T, H, Dh] of `packed_page`.
-            states: [n, n_audio_state], of the frames from `begin` on.
-        """
+        """Project states [n, n_audio_state], frames from `begin` on, to page [L, 2, T, H, Dh]."""
         blocks = page.flatten(0, 1).flatten(2)[:, begin : begin + len(states)]  # [L * 2, n, d]
         for block, one in zip(blocks, self._products, strict=True):
             rows = one(states)
@@ -105,7 +94,7 @@ def cross_kv_parts(
     device: torch.device | str,
     scales: KVScales | None = None,
 ) -> list[Linear]:
-    """The products of K and V, K then V of each layer; arguments as `CrossKVProjection`'s."""
+    """The products, K then V of each layer; `scales` are for pools of 8 bits."""
     dims, parts = checkpoint.dims, []
     tensors = load_tensors(checkpoint, cross_kv_shapes(dims), dtype, device)
     for layer, name in product(range(dims.n_text_layer), ("k_proj", "v_proj")):
@@ -115,10 +104,7 @@ def cross_kv_parts(
 
 
 class Unprojected:
-    """Stands for a `CrossKVProjection` where states travel as they are: one layer, block and head.
-
-    `write` and what `project` gives are for a pool that `as_kv_pool` made.
-    """
+    """Stands for a `CrossKVProjection` where states travel; its pools are those of `as_kv_pool`."""
 
     def project(self, states: Tensor) -> Tensor:
         """states [B, T, n_audio_state] -> [B, T, 1, 1, 1, n_audio_state], a view."""
@@ -129,21 +115,15 @@ class Unprojected:
 
 
 def is_packed(pool: Tensor, n_audio_ctx: int) -> bool:
-    """Whether windows of fewer than all positions lie packed in the beginning of their page.
+    """Whether shorter windows lie packed in a pool [n_pages, L, 2, page_frames, H, Dh].
 
-    So it is on a CPU with a page per window. A GPU's kernels read all pages by the same strides.
-
-    Args:
-        pool: [n_pages, L, 2, page_frames, H, Dh].
+    On a CPU with a page per window; a GPU's kernels read all pages by the same strides.
     """
     return pool.device.type == "cpu" and pool.shape[3] == n_audio_ctx
 
 
 def packed_page(page: Tensor, n_frames: int) -> Tensor:
-    """The beginning of a page as the KV of so many frames, contiguous.
-
-    page [L, 2, page_frames, H, Dh] -> [L, 2, n_frames, H, Dh], a view; of all frames the page.
-    """
+    """The beginning [L, 2, n_frames, H, Dh] of page [L, 2, page_frames, H, Dh], a view."""
     n_layer, two, _, n_head, head_dim = page.shape
     shape = (n_layer, two, n_frames, n_head, head_dim)
     return page.flatten()[: math.prod(shape)].view(shape)

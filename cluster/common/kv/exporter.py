@@ -1,11 +1,9 @@
 """The encoder's end of a transfer: pages are reserved, published, read under leases, and freed.
 
-The same for every transport. One table under one lock, the page pool's, holds what is published: a
-window has as many readers as leases, and a lease ends once.
-
-A page's counter, its generation, is bumped when it is reserved and when it is freed. While a window
-is published its counters stay as they are. So the counter of a window's first page, read after the
-payload, still has the handle's value only if no page of it changed hands in between.
+One table under one lock, the page pool's, holds what is published: a window has as many readers as
+leases, and a lease ends once. A page's counter, its generation, is bumped when it is reserved and
+when it is freed: the counter of a window's first page, read after the payload, still has the
+handle's value only if no page of it changed hands in between.
 
 One thread owns the wire: it takes releases and renewals, and ends leases that ran out. Lease ids
 come from the network: one that is unknown or has ended is ignored and counted.
@@ -33,7 +31,7 @@ STALL_S = 1.0  # between two looks: longer only where this thread or its process
 
 @dataclass(slots=True, eq=False)
 class _Window:
-    """A published window; `key` is empty where nothing may find it again."""
+    """`key` is empty where nothing may find it again."""
 
     pages: Pages
     frames: int
@@ -54,17 +52,13 @@ class _Lease:
 class KVExporter:
     """Owns a pool, publishes filled pages under a lease, and frees them on release.
 
-    Life of a page set: `reserve`, then the engine writes, then `publish`; now the pages are leased,
-    until the reader's release, the lease's expiry or `revoke`. Without a key they are free then.
-    With one they are kept, and `publish_again` leases them to further readers, until `reserve`
-    evicts them. `abandon` gives back reserved pages that were never published.
-
-    All methods may be called from any thread; none waits for a transfer.
+    Life of pages: `reserve`, the engine writes, `publish`; then they are leased, until the reader's
+    release, the lease's expiry or `revoke`. Without a key they are free then; with one they are
+    kept, and `publish_again` leases them again, until `reserve` evicts them. `abandon` gives back
+    reserved pages. All methods may be called from any thread; none waits for a transfer.
 
     counters: the generation of each page. They start at random, so that another process's memory
         found at the same address does not pass for ours.
-    n_evicted: windows whose pages were needed for others, since the start.
-    n_expired: leases that ended because nobody renewed or released them.
     """
 
     def __init__(
@@ -75,13 +69,10 @@ class KVExporter:
         wire: Wire,
         make_thread: MakeThread = WireThread,
     ) -> None:
-        """Takes over `wire`: opens it now, and closes it.
+        """Takes over `wire`: opens it now, and closes it; ConfigurationError where it does not
+        work.
 
-        make_thread: what runs the wire; where it runs nothing, its maker calls
-            `handle_notifications` and `expire` itself.
-
-        Raises:
-            ConfigurationError: the transport does not work on this machine.
+        make_thread: where it runs nothing, its maker calls `handle_notifications` and `expire`.
         """
         self.layout = layout
         self.pool = PagePool(layout, n_pages, config.device)
@@ -111,7 +102,6 @@ class KVExporter:
 
     @property
     def n_kept(self) -> int:
-        """Windows that nobody reads."""
         return len(self._kept)
 
     @property
@@ -121,13 +111,12 @@ class KVExporter:
 
     @property
     def n_read_pages(self) -> int:
-        """Pages of windows that somebody may read."""
         with self._lock:
             return sum(window.readers > 0 for window in self._by_page.values())
 
     @property
     def n_free_pages(self) -> int:
-        """Pages that `reserve` would give: free ones, and kept ones that nobody reads."""
+        """Free pages, and kept ones that nobody reads: those that `reserve` can give."""
         with self._lock:
             return self.pool.n_free + self.n_kept_pages
 
@@ -136,12 +125,9 @@ class KVExporter:
         return {"malformed": self._n_malformed, "unknown_lease": self._n_unknown}
 
     def reserve(self, n_pages: int, timeout_s: float = 0.0) -> Pages | None:
-        """Take `n_pages` free pages, waiting up to `timeout_s`; None when they are not free.
+        """Take free pages, waiting up to `timeout_s`; None when they are not free.
 
-        Kept windows are evicted for them, the one that was released longest ago first.
-
-        Raises:
-            WorkerDrainingError: the exporter is closed.
+        Kept windows are evicted for them, oldest release first. WorkerDrainingError when closed.
         """
         self._refuse_closed()
         pages = self.pool.allocate(n_pages, timeout_s, self._evict)
@@ -151,7 +137,7 @@ class KVExporter:
         return pages
 
     def abandon(self, pages: Sequence[int]) -> None:
-        """Give back pages that `reserve` returned and that were not published."""
+        """Give back reserved pages that were not published."""
         with self._lock:
             self._refuse_published(pages)
             self._free(pages)
@@ -168,11 +154,8 @@ class KVExporter:
     ) -> CrossKVHandle:
         """Lease written pages to whoever holds the returned, signed handle.
 
-        The caller has finished (and on a GPU synchronised) its writes.
-
-        Args:
-            key: under which `publish_again` finds them; it takes the place of what was published
-                under it before, which goes with its last reader. Empty: nothing finds them.
+        The caller has finished (and on a GPU synchronised) its writes. key: for `publish_again`;
+        what was published under it before goes with its last reader. Empty: nothing finds them.
 
         Raises:
             ValueError: pages and frames do not fit each other, or the pages are published already.
@@ -186,7 +169,7 @@ class KVExporter:
     def publish_again(
         self, key: bytes, *, request_id: str, window: int, attempt: int
     ) -> CrossKVHandle | None:
-        """A further lease on what was published under `key`, or None. Raises as `reserve`."""
+        """A further lease on what was published under `key`, or None; raises as `reserve`."""
         self._refuse_closed()
         with self._lock:
             if (found := self._by_key.get(key)) is None:
@@ -195,7 +178,7 @@ class KVExporter:
         return self._handle(lease, request_id, window, attempt)
 
     def keep(self, pages: Sequence[int], *, frames: int, key: bytes) -> None:
-        """Publish written pages without a reader, for `publish_again`; raises as `publish`."""
+        """Publish written pages without a reader, for `publish_again`. Raises as `publish`."""
         if not key:
             raise ValueError("a window that is kept needs a key: nothing could free its pages")
         with self._lock:
@@ -213,10 +196,7 @@ class KVExporter:
             return True
 
     def check_integrity(self, n_leases: int = 0, n_reserved: int = 0) -> None:
-        """Raise RuntimeError unless so many leases and reserved pages are out, and all else agrees.
-
-        With the defaults this holds whenever a worker is idle: every page is free or kept.
-        """
+        """Raise RuntimeError unless so many leases and reserved pages are out."""
         with self._lock:
             windows = set(self._by_page.values())
             readers = sum(window.readers for window in windows)
@@ -236,7 +216,6 @@ class KVExporter:
             self.pool.check_integrity(pages + n_reserved)
 
     def healthy(self) -> str | None:
-        """None when well, else why not."""
         closed = "the KV exporter is closed" if self._closing.is_set() else None
         return self._thread.failure or closed
 
@@ -258,7 +237,6 @@ class KVExporter:
                 self.revoke(message.leases[0])
 
     def expire(self) -> None:
-        """End the leases that ran out. On the wire's thread."""
         now = self._clock()
         with self._lock:
             for lease in [lease for lease in self._leases.values() if lease.deadline <= now]:
@@ -370,7 +348,7 @@ class KVExporter:
         return True
 
     def _forget(self, window: _Window) -> None:
-        """Take a window's key away: nobody finds it then, and it goes with its last reader."""
+        """Take a window's key away: it goes with its last reader."""
         self._by_key.pop(window.key, None)
         self._kept.pop(window.key, None)
         window.key = b""

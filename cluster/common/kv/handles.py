@@ -1,12 +1,9 @@
 """Signed handles, and what is told about their leases.
 
 A handle names memory that a peer will read, so nothing in it may be used before its signature is
-checked: HMAC-SHA256 over every other field, as JSON in a fixed order, integers and floats as Python
-writes them, bytes as hex.
-
-A decoder tells an encoder about leases by short texts that ride on the transport. `REL:<lease>`:
-the handle was read, or is not wanted. `REN:<lease>,<lease>`: keep these alive. Whoever knows a
-lease's nonce may send it; everything else in a notification is untrusted.
+checked: HMAC-SHA256 over every other field, as JSON in a fixed order. A decoder tells an encoder
+about leases by texts that ride on the transport: `REL:<lease>`, read or not wanted;
+`REN:<lease>,<lease>`, keep alive. Whoever knows a lease's nonce may send it.
 """
 
 from __future__ import annotations
@@ -31,7 +28,6 @@ _RELEASE = re.compile(rb"REL:([0-9a-f]{32})")
 
 
 def canonical_bytes(handle: CrossKVHandle) -> bytes:
-    """What is signed: every field but the signature, unambiguous and stable across processes."""
     fields = [
         handle.request_id,
         int(handle.window),
@@ -52,16 +48,11 @@ def canonical_bytes(handle: CrossKVHandle) -> bytes:
 
 
 def sign(handle: CrossKVHandle, cluster_key: bytes) -> CrossKVHandle:
-    """A copy of `handle` with its signature filled in."""
     return replace(handle, signature=_mac(handle, cluster_key))
 
 
 def verify(handle: CrossKVHandle, cluster_key: bytes) -> None:
-    """Check the signature in constant time.
-
-    Raises:
-        HandleRefusedError: it was signed with another key, altered, or is no handle at all.
-    """
+    """Raise HandleRefusedError where it was altered, signed with another key, or is none."""
     try:
         genuine = hmac.compare_digest(_mac(handle, cluster_key), handle.signature)
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
@@ -78,8 +69,6 @@ def _mac(handle: CrossKVHandle, cluster_key: bytes) -> bytes:
 
 
 class Notification(NamedTuple):
-    """What a peer asks for; a release has one lease."""
-
     kind: Literal["REL", "REN"]
     leases: list[str]
 
@@ -89,7 +78,6 @@ def release_message(lease: str) -> bytes:
 
 
 def renewal_messages(leases: Sequence[str]) -> Iterator[bytes]:
-    """Renewals of all `leases`, in as few notifications as their size allows."""
     for start in range(0, len(leases), _LEASES_PER_NOTIFICATION):
         batch = leases[start : start + _LEASES_PER_NOTIFICATION]
         yield b"REN:" + ",".join(batch).encode()

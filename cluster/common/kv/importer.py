@@ -1,7 +1,6 @@
 """The decoder's end of a transfer: handles are verified, their leases held, their pages fetched.
 
-The same for every transport. Callers' threads verify handles and queue commands here;
-`cluster.common.kv.reader` carries them out on the one thread that owns the wire.
+Callers' threads verify handles and queue commands; `Reader` runs them on the wire's thread.
 """
 
 from __future__ import annotations
@@ -35,20 +34,15 @@ _Command = Callable[[], None]
 class KVImporter:
     """Verifies handles of one payload, keeps their leases alive, READs their pages into its pool.
 
-    Life of a handle: `accept` verifies it, and its lease is renewed from then on; `fetch` reads it
-    into pages of the pool and releases the lease; `drop` releases the lease at any point.
-
-    All methods may be called from any thread; none waits for a transfer.
+    `accept` verifies a handle, whose lease is renewed from then on; `fetch` reads it into pages of
+    the pool and releases the lease; `drop` releases it at any point. All methods may be called from
+    any thread; none waits for a transfer.
     """
 
     def __init__(
         self, layout: PageLayout, n_pages: int, config: TransferConfig, wire: Wire
     ) -> None:
-        """Takes over `wire`: opens it now, and closes it.
-
-        Raises:
-            ConfigurationError: the transport does not work on this machine.
-        """
+        """Takes over `wire`: opens it now, and closes it. Raises ConfigurationError."""
         self.layout = layout
         self.pool = PagePool(layout, n_pages, config.device)
         self._layout_hash = self.pool.layout_hash
@@ -72,8 +66,7 @@ class KVImporter:
         Raises:
             HandleRefusedError: its signature is wrong; this is checked first.
             LayoutMismatchError: it is of another layout.
-            PeerLostError: its exporter is known to be gone, or is suspect: an earlier READ from it
-                is overdue.
+            PeerLostError: its exporter is known to be gone, or an earlier READ from it is overdue.
             WorkerDrainingError: the importer is closed.
         """
         try:
@@ -94,11 +87,11 @@ class KVImporter:
         future resolves, also when the handle is dropped meanwhile.
 
         Returns:
-            A future that cannot be cancelled. It raises KVLostError (the handle is not held: never
-            accepted, or fetched or dropped before), StaleGenerationError, PeerLostError,
-            TransferTimeoutError or WorkerDrainingError (closed meanwhile). After a
-            TransferTimeoutError the importer keeps `pages` in quarantine, and gives them back to
-            the pool once nothing can write to them; after anything else they are the caller's.
+            A future that cannot be cancelled. It raises KVLostError (the handle is not held),
+            StaleGenerationError, PeerLostError, TransferTimeoutError or WorkerDrainingError (closed
+            meanwhile). After a TransferTimeoutError `pages` stay in quarantine until nothing can
+            write
+            to them; after anything else they are the caller's.
 
         Raises:
             ValueError: `pages` are not as many as the handle's.
@@ -124,20 +117,17 @@ class KVImporter:
         return fetch.future
 
     def drop(self, handle: CrossKVHandle) -> None:
-        """Stop renewing and release the lease; harmless when already fetched or dropped."""
+        """Release the lease; harmless when already fetched or dropped."""
         if self._held.let_go(handle.lease):
             self._submit(partial(self._reader.release, handle))
 
     def refused(self) -> Mapping[str, int]:
-        """Handles that were not taken, by reason.
-
-        "signature": forged, altered or of another cluster; "layout": of another model or setting;
-        "replayed": fetched or dropped before; "stale": its pages had changed hands.
+        """Handles that were not taken, by reason: forged ("signature"), of another "layout",
+        fetched or dropped before ("replayed"), or "stale": their pages had changed hands.
         """
         return self._held.refused()
 
     def healthy(self) -> str | None:
-        """None when well, else why not: closed, thread dead, too many pages in quarantine."""
         if self._thread.failure is not None:
             return self._thread.failure
         if self._closed:

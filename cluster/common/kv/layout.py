@@ -1,10 +1,9 @@
-"""What lies in a page, for each payload: cross-attention KV, or encoder states.
+"""What lies in a page, for each payload: cross-attention KV, or encoder states. No torch.
 
 A page of KV is page-major, `[layer, 2, page_frames, head, head_dim]` with all layers' K and V,
 contiguous, so that one page is one descriptor for a transfer and neighbouring pages coalesce. A
-page of states is a whole window, `[n_frames, n_state]`. Nothing here needs torch or a transport.
-
-Example: 1500 frames in pages of 64 frames take 24 pages; the last holds 28 frames.
+page of states is a whole window, `[n_frames, n_state]`. 1500 frames in pages of 64 take 24 pages;
+the last holds 28.
 """
 
 from __future__ import annotations
@@ -21,10 +20,7 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, FLOAT8: 1}
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
-    """On which both ends must agree to the byte.
-
-    model: fingerprint of the checkpoint, so that equal shapes of other weights are refused.
-    """
+    """What both ends must agree on to the byte; `model` is the checkpoint's fingerprint."""
 
     model: str
     n_layer: int
@@ -37,7 +33,6 @@ class PageLayout:
 
     @classmethod
     def of_states(cls, model: str, n_state: int, n_frames: int, dtype: str) -> PageLayout:
-        """The encoder's final states of one window, in the encoder's dtype."""
         return cls(model, 1, 1, n_state, n_frames, n_frames, dtype, "encoder_states")
 
     def __post_init__(self) -> None:
@@ -61,16 +56,13 @@ class PageLayout:
         return self.pages_for(self.n_frames)
 
     def pages_for(self, frames: int) -> int:
-        """Pages that `frames` encoder frames take, the last one perhaps partly filled."""
         return -(-frames // self.page_frames)
 
     @property
     def hash(self) -> str:
-        """Hex digest that differs whenever any field differs."""
         text = repr(sorted(asdict(self).items()))
         return hashlib.sha256(text.encode()).hexdigest()[:32]
 
 
 def window_bytes(layout: PageLayout) -> int:
-    """Bytes that one window takes, with the unfilled end of its last page."""
     return layout.pages_per_window * layout.page_bytes

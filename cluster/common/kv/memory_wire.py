@@ -1,13 +1,11 @@
 """The transport within one process: a wire whose reads are copies.
 
-It serves unit tests, offline transcription, platforms without NIXL, and workers with both roles.
-There KV is copied once, from one pool of the process to the other: 246 MB for a window of large-v3,
-0.11 ms at an H200's bandwidth beside some 12 ms of encode and decode. Reading it in place would
-save that, and keep the encoder's pages until the window is decoded; and since one call of the
-attention kernels takes one pool, all KV of other workers would have to land in the encoder's pool.
-
-`freeze` and `close` act as if the peer's process had been stopped or killed, so that whatever is
-written against NIXL's failures can be tried without it.
+For tests, offline transcription, platforms without NIXL, and workers with both roles. There KV is
+copied once: 246 MB for a window of large-v3, 0.11 ms at an H200's bandwidth beside some 12 ms of
+encode and decode. Reading it in place would keep the encoder's pages until the window is decoded;
+and since one call of the attention kernels takes one pool, all KV of other workers would have to
+land in the encoder's pool. `freeze` and `close` act as if the peer's process had been stopped or
+killed.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ from cluster.common.model.streams import DECODE_PRIORITY, new_event, new_stream,
 
 @dataclass(eq=False, slots=True)
 class _Copy:
-    """A posted read: `copy` is called when it is polled, and the peer is notified afterwards."""
+    """`copy` is called when it is polled, and the peer is notified afterwards."""
 
     peer: MemoryWire
     copy: Callable[[], None]
@@ -62,7 +60,6 @@ class MemoryWire:
         self._is_frozen = True
 
     def thaw(self) -> None:
-        """Go on after `freeze`."""
         self._is_frozen = False
 
     def drain(self) -> Sequence[bytes]:

@@ -1,14 +1,13 @@
 """KV by NIXL: one-sided READ over InfiniBand, RoCE, NVLink, shared memory or TCP.
 
-The pool is one registered region, the counters are another, in host memory. What NIXL raises
-becomes PeerLostError or HandleRefusedError here. A pool on a GPU is registered as "VRAM" with its
-device's index, and that device is made current on the thread that opens the wire; that path has
-not been run on a GPU yet.
+The pool is one registered region, the counters are another, in host memory. A pool on a GPU is
+registered as "VRAM" with its device's index, and that device is made current on the thread that
+opens the wire; that path has not been run on a GPU yet.
 
 UCX and NIXL read the environment when they are loaded, so it is set before the import. The Python
-API hard-codes a progress delay of 0, which spins a core per agent; the agent is therefore made
-with a configuration class that keeps our delay. A progress thread must exist all the same: without
-one on both sides no connection comes about. To ask whether NIXL loads imports no torch.
+API hard-codes a progress delay of 0, which spins a core per agent; the agent is therefore made with
+a configuration class that keeps our delay. A progress thread must exist all the same: without one
+on both sides no connection comes about.
 """
 
 from __future__ import annotations
@@ -60,11 +59,7 @@ _load_lock = threading.Lock()
 
 
 def load_api() -> ModuleType:
-    """Import NIXL's Python API, with the environment set first.
-
-    Raises:
-        ConfigurationError: none of its packages is installed, or it does not load here.
-    """
+    """Import NIXL's Python API; raises ConfigurationError where no package loads."""
     with _load_lock:
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
@@ -85,9 +80,8 @@ def load_api() -> ModuleType:
 def _logging_left_alone() -> Iterator[None]:
     """While open, nobody configures Python's logging.
 
-    NIXL does so when it is imported, which closes the handlers of everybody else: the replica's log
-    file got nothing more, and a restarted Serve controller, which asks for that file, took the
-    replica for broken and replaced it.
+    NIXL does so when imported, which closes everybody's handlers: a replica's log file got nothing
+    more, and a restarted Serve controller, which asks for that file, replaced the replica.
     """
     real = logging.config.dictConfig
     logging.config.dictConfig = lambda config: None
@@ -109,7 +103,6 @@ def make_agent(name: str) -> Any:
 
 @contextlib.contextmanager
 def _progress_delay(api: ModuleType) -> Iterator[None]:
-    """While open, agents are made with PROGRESS_DELAY_US, whatever the API assigns."""
     bindings = api.nixlBind
     real = bindings.nixlAgentConfig
 
@@ -145,7 +138,7 @@ class UcxLog:
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Point UCX at the file while UCX is loaded, which the first agent does.
+        """Point UCX at the file while the first agent loads it.
 
         Not longer: a child process that inherits the variables would open a file of its parent.
         """
@@ -217,11 +210,7 @@ _UNREADABLE = {  # modes whose memory has no address that another process could 
 
 
 def check_allocator(environ: Mapping[str, str] = os.environ) -> None:
-    """Refuse allocators whose memory cannot be registered once and read by others for good.
-
-    Raises:
-        ConfigurationError: says which variable to change.
-    """
+    """Raise ConfigurationError where memory cannot be registered once and stay readable."""
     for variable in _VARIABLES:
         for pattern, mode in _UNREADABLE.items():
             if pattern.search(environ.get(variable, "")):
@@ -243,7 +232,7 @@ class _PoolMemory:
 
     @classmethod
     def split(cls, prefixed: bytes) -> tuple[_PoolMemory, bytes]:
-        """The memory and NIXL's metadata; ValueError when no memory is named in front."""
+        """ValueError when no memory is named in front."""
         head, newline, metadata = prefixed.partition(b"\n")
         memory, _, device_id = head.decode().partition(":")
         if not newline or memory not in ("DRAM", "VRAM"):
@@ -391,7 +380,6 @@ class NixlWire:
 
 
 def _guard(peer: str, operation: Callable[[], _T]) -> _T:
-    """Run a call of NIXL; what it raises becomes one of our errors."""
     try:
         return operation()
     except Exception as error:

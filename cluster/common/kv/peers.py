@@ -1,11 +1,10 @@
 """What an importer knows of exporters: the handles of theirs that it holds, and its connections.
 
-A handle is held from `KVImporter.accept` until it is fetched or dropped. Leases of all handles held
-are renewed per peer, many to a notification. A peer is added on first contact, warmed, and kept. It
-is lost when an operation on it raises PeerLostError, refused for a while, and removed once nothing
-of it is in flight; one that is suspect (a READ from it is overdue) is refused until that READ ends.
-What is done often looks at peers of which something is held, never at all of them: a decoder may
-know thousands. Knows nothing of pages.
+A handle is held from `KVImporter.accept` until it is fetched or dropped; leases are renewed per
+peer, many to a notification. A peer is added on first contact, warmed, and kept. It is lost when an
+operation on it raises PeerLostError, refused for a while, and removed once nothing of it is in
+flight; one from which a READ is overdue is refused until that READ ends. What is done often looks
+at peers of which something is held, never at all: a decoder may know thousands.
 """
 
 from __future__ import annotations
@@ -56,11 +55,7 @@ class HeldHandles:
         return len(self._held)
 
     def hold(self, handle: CrossKVHandle) -> None:
-        """Hold `handle`; harmless when it is held already.
-
-        Raises:
-            PeerLostError: its exporter was just lost, or is suspect.
-        """
+        """Raises PeerLostError when its exporter was just lost, or is suspect."""
         with self._lock:
             self._refuse_suspect(handle.agent)
             if handle.lease not in self._held:
@@ -68,12 +63,7 @@ class HeldHandles:
                 self._by_agent.setdefault(handle.agent, {})[handle.lease] = None
 
     def begin_fetch(self, handle: CrossKVHandle) -> None:
-        """Mark a held handle as being fetched.
-
-        Raises:
-            PeerLostError: its exporter was lost since it was accepted, or is suspect.
-            KVLostError: it is not held, or is being fetched already.
-        """
+        """Raise as `hold`, or KVLostError where it is not held, or is being fetched already."""
         with self._lock:
             self._refuse_suspect(handle.agent)
             if handle.lease not in self._held:
@@ -96,7 +86,6 @@ class HeldHandles:
             return True
 
     def let_go_of_all(self, *, but_fetching: bool = False) -> list[CrossKVHandle]:
-        """Stop holding every handle, or each that is not being fetched, and return them."""
         with self._lock:
             kept = self._fetching if but_fetching else ()
             handles = [handle for lease, handle in self._held.items() if lease not in kept]
@@ -105,17 +94,14 @@ class HeldHandles:
             return handles
 
     def leases_of(self, agent: str) -> list[str]:
-        """All leases held of one exporter."""
         with self._lock:
             return list(self._by_agent.get(agent, ()))
 
     def agents(self) -> set[str]:
-        """The exporters of all handles held."""
         with self._lock:
             return set(self._by_agent)
 
     def lose(self, agent: str) -> None:
-        """Remember that a peer was lost, and let go of every handle of it."""
         now = self._clock()
         with self._lock:
             self._lost = {name: at for name, at in self._lost.items() if now - at < LOST_S}
@@ -124,7 +110,6 @@ class HeldHandles:
                 self.let_go(lease)
 
     def refuse_lost(self, agent: str) -> None:
-        """Raise PeerLostError when `agent` was lost less than LOST_S ago."""
         with self._lock:
             lost_at = self._lost.get(agent)
         if lost_at is not None and self._clock() - lost_at < LOST_S:
@@ -135,7 +120,6 @@ class HeldHandles:
             self._suspect.add(agent)
 
     def trust(self, agent: str) -> None:
-        """End the suspicion."""
         with self._lock:
             self._suspect.discard(agent)
 
@@ -144,7 +128,6 @@ class HeldHandles:
             self._refused[reason] += 1
 
     def refused(self) -> Mapping[str, int]:
-        """Refusals so far, by reason: a copy."""
         with self._lock:
             return dict(self._refused)
 
@@ -158,8 +141,7 @@ class HeldHandles:
 class Peer:
     """An exporter that this importer is connected to. All times are of the importer's clock.
 
-    renew_s: between two renewals of its leases.
-    overdue: how many of its reads in flight timed out; above 0 the peer is suspect.
+    renew_s: between two renewals. overdue: reads in flight that timed out; above 0 it is suspect.
     lost: an operation on it failed; it is removed once nothing of it is in flight.
     """
 
@@ -220,21 +202,16 @@ class Peers:
             self._remove(peer)
 
     def release(self, handle: CrossKVHandle) -> None:
-        """Tell the exporter that a handle is not wanted any more, if it can be told."""
         if peer := self._peers.get(handle.agent):
             self._notify(peer, release_message(handle.lease))
 
     def renew_soon(self, peer: Peer, lease_s: float) -> None:
-        """Bring the next renewal forward, for a handle of this peer that was just accepted.
-
-        lease_s: how long its exporter leases for; for a shorter time all renewals are closer.
-        """
+        """Renew soon what was just accepted; `lease_s` of its exporter may be shorter than ours."""
         peer.renew_s = min(peer.renew_s, max(FIRST_RENEWAL_S, lease_s / RENEWALS_PER_LEASE))
         peer.next_renewal = min(peer.next_renewal, self._clock() + FIRST_RENEWAL_S)
         self._next_renewal = min(self._next_renewal, peer.next_renewal)
 
     def renew(self, now: float) -> None:
-        """Renew the leases of each peer whose renewal is due."""
         if now < self._next_renewal:
             return
         for peer in self._with_handles():
@@ -251,7 +228,6 @@ class Peers:
         return max(0.0, due - self._clock()) if due < math.inf else None
 
     def clear(self) -> None:
-        """Forget all, before the wire is closed."""
         self._peers.clear()
 
     def _notify(self, peer: Peer, message: bytes) -> None:

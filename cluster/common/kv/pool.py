@@ -1,15 +1,10 @@
 """A worker's page pool: one block of memory, and a table of which page is in use.
 
-A page is free, used (one owner took it by `allocate`) or quarantined (its owner gave it up, but
-a transfer may still write to it). `release` is the only way back to free; lifting a quarantine
-goes through it too. A pool knows nothing of leases, transfers or sequences. It is thread-safe.
-
-On a CPU the memory is an anonymous mapping (page-aligned, advised to use huge pages, committed on
-first touch); on a GPU it is one torch allocation. It lives as long as the pool object does.
-
-How many windows a GPU has room for is worked out before anything is allocated, from the shapes of
-weights and batches, so that what cannot fit is refused at start, with the figures. On a CPU a pool
-is as large as the settings say.
+A page is free, used (one owner took it by `allocate`) or quarantined (its owner gave it up, but a
+transfer may still write to it). `release` is the only way back to free. On a CPU the memory is an
+anonymous mapping (page-aligned, advised to use huge pages, committed on first touch); on a GPU one
+torch allocation. How many windows a GPU has room for is worked out from shapes before anything is
+allocated, so that what cannot fit is refused at start, with the figures.
 """
 
 from __future__ import annotations
@@ -41,13 +36,13 @@ _TORCH_DTYPE = {
 
 
 class PagePool:
-    """`n_pages` pages of `layout`, as one tensor and one table of states.
+    """`n_pages` pages of `layout`, as one tensor and one table of states. Thread-safe.
 
-    tensor: [n_pages, *layout.page_shape], `layout.dtype`, on `device`, contiguous. Of KV that is
+    tensor: [n_pages, *layout.page_shape], contiguous. Of KV that is
         [n_pages, layer, 2, page_frames, head, head_dim]; on axis 2, index 0 is K and 1 is V.
     lock: guards the table; an exporter's own table is under it too.
     packs: a window of fewer frames than a page has lies contiguous in the page's beginning. So do
-        states, and KV on a CPU with a page per window (`cluster.common.kv.cross_kv.packed_page`).
+        states, and KV on a CPU with a page per window (`cross_kv.packed_page`).
     """
 
     def __init__(self, layout: PageLayout, n_pages: int, device: str = "cpu") -> None:
@@ -76,10 +71,7 @@ class PagePool:
 
     @property
     def layout_hash(self) -> str:
-        """What both ends must agree on: the layout's, and how a short window lies in its page.
-
-        Only where a page is a whole window do a CPU and a GPU of one layout differ in that.
-        """
+        """What both ends must agree on: the layout, and how a short window lies in a whole page."""
         is_whole = self.layout.page_frames == self.layout.n_frames
         return f"{self.layout.hash}-unpacked" if is_whole and not self.packs else self.layout.hash
 
@@ -96,7 +88,6 @@ class PagePool:
         return tuple([base + page * page_bytes for page in pages])
 
     def page_at(self, address: int) -> int:
-        """The page that begins at `address`; ValueError when none does."""
         page, rest = divmod(address - self.base_address, self.page_bytes)
         if rest or not 0 <= page < self.n_pages:
             raise ValueError(f"no page of this pool begins at {address:#x}")
@@ -109,11 +100,7 @@ class PagePool:
         return self.page_bytes // self.layout.n_frames * frames
 
     def bytes_at(self, address: int, n_bytes: int) -> torch.Tensor:
-        """So much of the pool from a page's beginning on, as uint8, a view.
-
-        Raises:
-            ValueError: no page begins there, or the pool ends before.
-        """
+        """So much of the pool from a page's beginning on, a view as uint8; raises ValueError."""
         begin = self.page_at(address) * self.page_bytes
         if not 0 < n_bytes <= self.n_bytes - begin:
             raise ValueError(f"the pool has no {n_bytes} bytes at {address:#x}")
@@ -127,14 +114,10 @@ class PagePool:
     ) -> Pages | None:
         """Take `n_pages` free pages, neighbours where possible, so that transfers coalesce.
 
-        Waits up to `timeout_s` for pages to come back, or for `wake`.
+        Waits up to `timeout_s` for pages, or for `wake`; None when there were not enough in time.
 
-        Args:
-            make_room: called as long as there are too few: releases some pages that can be done
-                without, or returns False. It runs under the pool's lock.
-
-        Returns:
-            Page indices in ascending order, or None when there were not enough in time.
+        make_room: called under the pool's lock while there are too few: releases some pages that
+        can be done without, or returns False.
         """
         if not 1 <= n_pages <= self.n_pages:
             raise ValueError(f"cannot take {n_pages} pages of a pool of {self.n_pages}")
@@ -153,11 +136,7 @@ class PagePool:
             return pages
 
     def release(self, pages: Sequence[int]) -> None:
-        """Give used pages back: either all of them or, when this raises, none.
-
-        Raises:
-            RuntimeError: a page is not in use (freed twice, quarantined, or named twice).
-        """
+        """Give all of these used pages back, or none: RuntimeError where one is not in use."""
         with self.lock:
             self._release(pages)
 
@@ -167,14 +146,13 @@ class PagePool:
             self._freed.notify_all()
 
     def quarantine(self, pages: Sequence[int]) -> None:
-        """Take used pages from their owner without freeing them: they may still be written."""
+        """Take used pages from their owner, but do not free them: they may still be written."""
         with self.lock:
             self._check(pages, _USED)
             self._mark(pages, _QUARANTINED)
             self.n_quarantined += len(pages)
 
     def lift(self, pages: Sequence[int]) -> None:
-        """End the quarantine of `pages` and release them."""
         with self.lock:
             self._check(pages, _QUARANTINED)
             self._mark(pages, _USED)
@@ -182,15 +160,11 @@ class PagePool:
             self._release(pages)
 
     def check_used(self, pages: Sequence[int]) -> None:
-        """Raise RuntimeError unless every one of `pages` is in use and named once."""
         with self.lock:
             self._check(pages, _USED)
 
     def check_integrity(self, n_used: int = 0) -> None:
-        """Raise RuntimeError unless exactly `n_used` pages are out and every count agrees.
-
-        With the default this holds whenever a worker is idle: no page is in use.
-        """
+        """Raise RuntimeError unless exactly `n_used` pages are out and every count agrees."""
         with self.lock:
             free = self._state.count(_FREE)
             quarantined = self._state.count(_QUARANTINED)
@@ -266,13 +240,10 @@ def _make_tensor(layout: PageLayout, n_pages: int, device: torch.device) -> torc
 
 @dataclass(frozen=True, slots=True)
 class GpuBudget:
-    """What one worker may still take of its GPU."""
-
     name: str
     free_bytes: int
 
     def less(self, n_bytes: int) -> GpuBudget:
-        """What is left when so much is taken."""
         return GpuBudget(self.name, max(0, self.free_bytes - n_bytes))
 
 
@@ -298,11 +269,10 @@ def pool_windows(
 
     Args:
         field: the setting's name, for messages.
-        asked: the setting's value; 0 leaves the number open.
-        most: how many are of use, where the number is open.
+        asked: the setting's value; 0 leaves the number open; most: how many are of use then.
         window_bytes: of one window, in this pool or in all pools that hold equally many.
         needs: bytes that the worker's other parts will take, by the name of the part.
-        portion: of the room left, for this pool, where the number is open and other pools follow.
+        portion: of the room left, where the number is open and other pools follow.
 
     Raises:
         ConfigurationError: so many do not fit; with the figures.

@@ -1,10 +1,9 @@
 """The importer's thread: posts reads on the wire, polls them, and sees each fetch to its end.
 
-Everything here runs on the one thread that owns the wire, and nothing waits for a peer, so a slow
-or frozen one delays nobody else. Two rules hold. The lease of a fetch that ends well is
-released by the notification of its counter's read, so never before the counter was read; a fetch
-that fails has no use for its pages, and releases the lease at once. Pages of a read that timed out
-stay in quarantine until that read ends.
+Nothing here waits for a peer, so a slow or frozen one delays nobody else. The lease of a fetch that
+ends well is released by the notification of its counter's read, so never before the counter was
+read; a fetch that fails releases it at once. Pages of a read that timed out stay in quarantine
+until that read ends.
 """
 
 from __future__ import annotations
@@ -41,10 +40,7 @@ CLOSE_GRACE_S = 1.0  # how long close waits for reads in flight
 
 @dataclass(eq=False, slots=True)
 class Fetch:
-    """One handle on its way into `pages`: its payload is read first, then its counter.
-
-    posted: by the importer's clock; filled by the reader when it posts the payload's read.
-    """
+    """One handle on its way into `pages`; the reader fills `posted`, by the importer's clock."""
 
     handle: CrossKVHandle
     pages: tuple[int, ...]
@@ -54,11 +50,9 @@ class Fetch:
 
 @dataclass(eq=False, slots=True)
 class Read:
-    """A posted read. Once `overdue`, its fetch has failed and it only keeps pages quarantined.
+    """Once `overdue`, its fetch has failed and it only keeps pages quarantined.
 
-    deadline: by the importer's clock.
-    fetch: None for the read that warms a connection.
-    then: what to do when it is done in time.
+    fetch: None for the read that warms a connection. then: what to do when it is done in time.
     """
 
     token: object
@@ -101,7 +95,6 @@ class Reader:
             logger.warning("cannot connect to %s: %s", handle.agent, error, extra=fields)
 
     def start(self, fetch: Fetch) -> None:
-        """Post the payload's read."""
         fetch.posted = self._clock()
         self._fetches.add(fetch)
         try:
@@ -119,11 +112,9 @@ class Reader:
             self._fail(fetch, error)
 
     def release(self, handle: CrossKVHandle) -> None:
-        """Tell the exporter that a handle is not wanted any more."""
         self._peers.release(handle)
 
     def step(self) -> None:
-        """Poll what is in flight, and renew what is due."""
         self._poll_all()
         self._peers.renew(self._clock())
 
@@ -174,7 +165,6 @@ class Reader:
             self._give_up(read)
 
     def _read_counter(self, fetch: Fetch, peer: Peer) -> None:
-        """After the payload: read the counter, which releases the lease."""
         handle, slot = fetch.handle, fetch.pages[0]
         self._landing[slot] = handle.generation ^ 0xFFFF  # anything but what is expected
         message = release_message(handle.lease)
@@ -187,7 +177,6 @@ class Reader:
             self._fail(fetch, error)
 
     def _finish(self, fetch: Fetch) -> None:
-        """After the counter: its value is the verdict."""
         found = int(self._landing[fetch.pages[0]])
         if found != fetch.handle.generation:
             self._held.count_refusal("stale")
@@ -236,7 +225,6 @@ class Reader:
         self._poll(read)
 
     def _end(self, read: Read) -> None:
-        """Nothing of `read` is in flight any more."""
         peer = read.peer
         self._reads.remove(read)
         peer.in_flight -= 1

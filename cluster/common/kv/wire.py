@@ -1,9 +1,7 @@
 """The seam between KV and what moves it: a transport implements `Wire`, and nothing else.
 
-`memory_wire` copies within one process, `nixl_wire` uses RDMA, NVLink, shared memory or TCP;
-`connect.make_wire` chooses between them. All transports pass the same tests, those in
-`tests/contract`. One thread owns a wire, for an exporter (the encoder's end) or an importer (the
-decoder's). A wire knows nothing of handles, leases and generations. No torch.
+All transports pass the same tests, in `tests/contract`. One thread owns a wire, for an exporter or
+an importer. A wire knows nothing of handles, leases and generations. No torch.
 """
 
 from __future__ import annotations
@@ -40,11 +38,9 @@ RENEW_S = 3.0  # how often a decoder renews all its leases of a peer
 class TransferConfig:
     """What all exporters and importers of one worker are made with, whatever their payload.
 
-    cluster_key: signs handles; it is the same in all workers of a cluster, and not empty.
-    name: role and replica, as in "encoder-0"; an agent's name begins with it.
-    device: where the pools lie, "cpu" or "cuda".
-    clock: monotonic seconds, for leases, deadlines and reports.
-    randbits: a random integer of so many bits, for lease ids, agent names and first generations.
+    cluster_key: signs handles; it is the same in all workers of a cluster, and not empty. name:
+    role and replica, as in "encoder-0"; an agent's name begins with it. clock: monotonic seconds.
+    randbits: a random integer of so many bits.
     """
 
     cluster_key: bytes = field(repr=False)
@@ -88,9 +84,8 @@ def descriptors(local: Sequence[int], remote: Sequence[int], page_bytes: int) ->
     """Pair the pages at these addresses, and merge pages that are neighbours on both sides.
 
     page_bytes: to be read of each page from its beginning on; less than a page of the only one.
-
-    Example: local pages at 0, 100, 200 and remote at 500, 600, 900, of 100 bytes: two descriptors,
-    200 bytes from 500 to 0 and 100 bytes from 900 to 200.
+    Pages of 100 bytes, local at 0, 100, 200 and remote at 500, 600, 900, make two: 200 bytes from
+    500 to 0 and 100 bytes from 900 to 200.
     """
     merged: list[Descriptor] = []
     for here, there in zip(local, remote, strict=True):
@@ -106,9 +101,9 @@ def descriptors(local: Sequence[int], remote: Sequence[int], page_bytes: int) ->
 class Wire(Protocol):
     """One worker's end of a transport: an agent with one pool and one array of counters.
 
-    An exporter opens it, drains notifications and closes it; an importer does everything else.
-    All methods are called by one thread, the one that called `open`, and none waits for a peer.
-    Those that take an agent's name, and `poll`, raise PeerLostError when that peer is gone, and
+    An exporter opens it, drains notifications and closes it; an importer does everything else. All
+    methods are called by one thread, the one that called `open`, and none waits for a peer. Those
+    that take an agent's name, and `poll`, raise PeerLostError when that peer is gone, and
     HandleRefusedError when it has no such memory.
 
     transport: what moves the bytes; may become more precise once a peer was read from.
@@ -124,19 +119,15 @@ class Wire(Protocol):
     on_notification: Callable[[], object]
 
     def open(self, pool: PagePool, counters: NDArray[np.uint64]) -> None:
-        """Make pool and counters what peers read (exporter), or where reads land (importer).
+        """Make pool and counters (in host memory) what peers read, or where reads land.
 
-        counters: [any length], in host memory also where the pool is on a GPU.
-
-        Raises:
-            ConfigurationError: the transport does not work on this machine.
+        Raises ConfigurationError: the transport does not work on this machine.
         """
 
     def drain(self) -> Sequence[bytes]:
         """Notifications that came in since the last call. They are untrusted."""
 
-    def connect(self, agent: str, metadata: bytes) -> None:
-        """Add a peer."""
+    def connect(self, agent: str, metadata: bytes) -> None: ...
 
     def disconnect(self, agent: str) -> None:
         """Forget a peer of which nothing is in flight."""
@@ -166,8 +157,8 @@ class Wire(Protocol):
 class Generations:
     """The generation of each page, which readers READ, in host memory also where the pool is not.
 
-    It is bumped when a page is reserved, before anything is written to it, and when it is freed,
-    before its next owner can write to it. Callers hold the pool's lock.
+    Bumped when a page is reserved, before anything is written to it, and when it is freed, before
+    its next owner can write to it. Callers hold the pool's lock.
     """
 
     def __init__(self, first: Iterable[int]) -> None:
@@ -177,7 +168,6 @@ class Generations:
         return int(self.values[page])
 
     def address(self, page: int) -> int:
-        """Where a peer finds it."""
         return int(self.values.ctypes.data) + page * COUNTER_BYTES
 
     def bump(self, pages: Sequence[int]) -> None:
@@ -200,11 +190,7 @@ class WireThread:
         run: Callable[[], None],
         end: Callable[[], None],
     ) -> None:
-        """Return when `start` has returned; `owner` is for messages.
-
-        Raises:
-            ConfigurationError: `start` raised; a SplitscribeError comes as it is.
-        """
+        """Return when `start` has returned; what it raises comes as a SplitscribeError."""
         self.failure: str | None = None
         self._owner = owner
         self._started: Future[None] = Future()

@@ -1,7 +1,4 @@
-"""Functions that numba inlines into kernels: bfloat16 bits to numbers and back, powers of two.
-
-Imports numba, so only what `common.kernels.cpu.background` builds in the background imports this.
-"""
+"""Functions that numba inlines into kernels: bfloat16 bits to numbers and back, powers of two."""
 
 from __future__ import annotations
 
@@ -19,8 +16,6 @@ FLOAT8_UNIT = np.float32(256)  # a float8_e4m3fn's exponent has a bias of 7, a f
 
 @intrinsic
 def as_float(_context: Any, _bits: Any) -> Any:
-    """The float32 that has these bits, uint32."""
-
     def bitcast(_: Any, builder: Any, __: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.FloatType())
 
@@ -29,8 +24,6 @@ def as_float(_context: Any, _bits: Any) -> Any:
 
 @intrinsic
 def as_bits(_context: Any, _number: Any) -> Any:
-    """The bits of a float32, as uint32."""
-
     def bitcast(_: Any, builder: Any, __: Any, args: Any) -> Any:
         return builder.bitcast(args[0], ir.IntType(32))
 
@@ -39,8 +32,6 @@ def as_bits(_context: Any, _number: Any) -> Any:
 
 @intrinsic
 def half_number(_context: Any, _bits: Any) -> Any:
-    """float32 of the bits of a float16, held as uint16."""
-
     def extend(_: Any, builder: Any, __: Any, args: Any) -> Any:
         return builder.fpext(builder.bitcast(args[0], ir.HalfType()), ir.FloatType())
 
@@ -55,10 +46,8 @@ def _half_bits(float8: Any) -> Any:
 
 
 def number(stored: Any) -> Any:
-    """A stored element as float32.
-
-    uint16 holds the bits of a bfloat16, int16 those of a float16, int8 an integer, and uint8 the
-    bits of a float8_e4m3fn that is not NaN.
+    """A stored element as float32: uint16 holds the bits of a bfloat16, int16 those of a float16,
+    int8 an integer, and uint8 the bits of a float8_e4m3fn that is not NaN.
     """
     raise NotImplementedError("only inside a kernel")
 

@@ -1,10 +1,8 @@
 """Machine code for this CPU without a C++ compiler: numba's, built in the background, cached.
 
-A role asks for its kernels at start, and computes by torch's own operations until `get` has them,
-or for good where they do not compile. Torch rounds in another way, so that a worker gives one text
-for one audio it calls `wait_for_builds` before it says that it is ready. Numba keeps what it built
-in its cache folder (NUMBA_CACHE_DIR): one process of a machine compiles, the others and later ones
-only load it. Numba is imported only when something is built.
+A role computes by torch's operations until `get` has its kernels, or for good where they do not
+compile. Torch rounds in another way, so a worker calls `wait_for_builds` before it says that it is
+ready: one text for one audio. One process of a machine compiles, the others load.
 
 Before it loads a kernel from its cache, numba imports all that it could compile with, and scipy:
 most of a second and 17 MB in each worker. There is no setting for this, so what is not public in
@@ -38,17 +36,14 @@ _begun: weakref.WeakSet[InBackground[Any]] = weakref.WeakSet()
 
 
 class InBackground(Generic[T]):
-    """What `build` returns, once it has: `InBackground("encoder", build).get()`."""
+    """What `build` returns, once it has: `InBackground("encoder", build).get()`.
+
+    sources: of the kernels, as `ensure_jit_cache` takes them; variant: what `build` compiles for.
+    """
 
     def __init__(
         self, name: str, build: Callable[[], T], sources: Sequence[Path] = (), variant: str = ""
     ) -> None:
-        """Begin to build.
-
-        Args:
-            sources: of the kernels, as `common.kernels.cpu.cache.ensure_jit_cache` takes them.
-            variant: what `build` compiles them for, such as dtypes.
-        """
         self.name = name
         self.variant = variant
         self._sources = sources
@@ -63,12 +58,10 @@ class InBackground(Generic[T]):
         return self._built
 
     def wait(self, timeout_s: float) -> T | None:
-        """The same, after at most `timeout_s`."""
         self._done.wait(timeout_s)
         return self._built
 
     def is_done(self, timeout_s: float) -> bool:
-        """Whether the build has ended after at most `timeout_s`, well or not."""
         return self._done.wait(timeout_s)
 
     def _main(self) -> None:
@@ -88,7 +81,7 @@ class InBackground(Generic[T]):
 
 
 def wait_for_builds() -> None:
-    """Wait until all that this process has begun to build is there, or has failed; says how far."""
+    """Wait until each build of this process has ended, well or not; tells how far they are."""
     builds, begun = list(_begun), time.monotonic()
     for build in builds:
         while not build.is_done(TELL_S):
@@ -143,10 +136,7 @@ def _import_sums_without_scipy() -> None:
 
 
 def _load_overload(self: Any, signature: Any, target_context: Any) -> Any:
-    """In place of `Cache.load_overload`: the compiled function, or None where it is not cached.
-
-    Machine code calls numba's runtime, and nothing else that numba would set up.
-    """
+    """In place of `Cache.load_overload`: machine code needs numba's runtime alone."""
     from numba.core.runtime import nrt
 
     runtime: Any = nrt.rtsys

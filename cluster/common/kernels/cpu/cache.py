@@ -1,10 +1,9 @@
 """What numba keeps of machine code: where, and when it is out of date.
 
-Where neither the install nor a home can be written numba refuses to load what is to be cached:
-librosa does not import, and our own kernels are missing. Such are containers with a read-only file
-system and services without a home. And numba compares a kernel with its own file only, not with
-those of what it calls, nor with constants from elsewhere: so all of it goes when one of them
-changes.
+Where neither the install nor a home can be written (read-only containers, services) numba refuses
+to load what is to be cached: librosa does not import, and our kernels are missing. And numba
+compares a kernel with its own file only, not with what it calls or constants from elsewhere: so all
+of it goes when one of them changes.
 """
 
 from __future__ import annotations
@@ -40,11 +39,7 @@ MARK = "kernels-"  # and a digest of their sources: the name of an empty file be
 
 
 def ensure_jit_cache(sources: Sequence[Path] = ()) -> None:
-    """Call before numba, or what imports it, is imported.
-
-    sources: the caller's own files whose functions numba compiles, or whose constants it compiles
-        in; those that both roles share are known here.
-    """
+    """Call before numba, or what imports it, is imported. sources: files of the kernels."""
     forget_stale_kernels(SHARED_SOURCES)
     if sources:
         forget_stale_kernels(sources, SHARED_SOURCES)
@@ -66,9 +61,8 @@ def ensure_jit_cache(sources: Sequence[Path] = ()) -> None:
 
 
 def forget_stale_kernels(sources: Sequence[Path], called: Sequence[Path] = ()) -> None:
-    """Remove what numba keeps of `sources` unless it was compiled from what they hold now.
-
-    called: further sources whose functions and constants those of `sources` use.
+    """Remove what numba keeps of `sources` unless it was compiled from them and `called` as they
+    are.
 
     A process that is compiling meanwhile loses nothing but what it kept for later ones.
     """
@@ -89,12 +83,8 @@ def forget_stale_kernels(sources: Sequence[Path], called: Sequence[Path] = ()) -
 def one_builder(what: str, sources: Sequence[Path]) -> Iterator[None]:
     """While open, no other process of this machine builds `what`, unless it was built before.
 
-    Who comes second waits, and then loads what the first has compiled. What was compiled once is
-    noted by a file, so that later starts load side by side. Where nothing can be kept nobody waits.
-
-    Args:
-        what: names the kernels and what they are compiled for.
-        sources: of the kernels, as of `ensure_jit_cache`; none: nobody else builds this.
+    The second waits, then loads. What was compiled once is noted by a file, so that later starts
+    load side by side. Without sources, or where nothing can be kept, nobody waits.
     """
     lock = None
     note = _note_of(what, sources) if sources else None
@@ -115,10 +105,7 @@ def one_builder(what: str, sources: Sequence[Path]) -> Iterator[None]:
 
 
 def _note_of(what: str, sources: Sequence[Path]) -> Path:
-    """A file that is there once `what` was compiled from these sources by this numba for this CPU.
-
-    `forget_stale_kernels` removes it with the kernels.
-    """
+    """A file that is there once `what` was compiled from these sources, by this numba, here."""
     import llvmlite.binding as llvm
     import numba
 
@@ -148,7 +135,6 @@ def _user_cache() -> Path:
 
 
 def _packages() -> list[Path]:
-    """The folders of code that numba caches beside itself."""
     spec = importlib.util.find_spec("librosa")
     found = [Path(__file__).parent]
     if spec is not None and spec.origin is not None:

@@ -17,7 +17,7 @@ _EPS = np.float32(LAYER_NORM_EPS)
 
 @njit(fastmath=SUMS, nogil=True, cache=True)
 def add_norm_row(row: Any, added: Any, weight: Any, bias: Any, normed: Any) -> None:
-    """row += added, then normed = LayerNorm(row); of one row, as `add_norm`."""
+    """row += added, then normed = LayerNorm(row)."""
     d = len(row)
     share = np.float32(1) / np.float32(d)
     total = np.float32(0)

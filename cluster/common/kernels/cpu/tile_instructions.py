@@ -1,10 +1,8 @@
 """The instructions of a CPU's tiles, of bfloat16 and of 8 bits, for numba's kernels.
 
-A kernel calls `begin_tiles` first and `end_tiles` last, both on the calling thread; between them
-the tile registers belong to it. What a kernel does with them is one intrinsic of its own, made of
-the functions below, which write LLVM's instructions: their names there begin with `llvm.x86`.
-
-Compiled only where `cluster.common.kernels.cpu.tile_registers.has_bfloat16_tiles`. Imports numba.
+A kernel calls `begin_tiles` first and `end_tiles` last, both on the calling thread, which owns the
+tile registers between them. Names in LLVM begin with `llvm.x86`. Compiled only where
+`has_bfloat16_tiles`.
 """
 
 from __future__ import annotations
@@ -45,7 +43,7 @@ def store_tile(builder: Any, tile: int, address: Any) -> None:
 def multiply_tiles(builder: Any, sums: int, left: int, right: int) -> None:
     """sums [16, 16] float32 += left [16, 32] @ right [32, 16], both bfloat16.
 
-    A row of `right` has two inputs: of each column the one, then the other.
+    A row of `right` has two inputs of each column, one after the other.
     """
     _emit(builder, "tdpbf16ps", _number(sums), _number(left), _number(right))
 
@@ -59,10 +57,7 @@ def multiply_int8_tiles(builder: Any, sums: int, left: int, right: int) -> None:
 
 
 def procedure(write: Any, n_addresses: int) -> Any:
-    """What an intrinsic of numba returns that takes addresses (int64) and gives nothing.
-
-    write: takes the builder and as many addresses, and writes the instructions.
-    """
+    """What an intrinsic returns that takes addresses (int64), for `write`, and gives nothing."""
 
     def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
         write(builder, *args)
@@ -98,10 +93,7 @@ def end_tiles(_context: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def begin_tiles(config: Any) -> None:
-    """Set up the calling thread's tiles; it must call `end_tiles` before torch computes there.
-
-    config: `cluster.common.kernels.cpu.tile_registers.tile_config()`.
-    """
+    """Set up the calling thread's tiles, by `tile_config()`."""
     _configure(address(config))
 
 
@@ -110,6 +102,5 @@ def _number(tile: int) -> Any:
 
 
 def _emit(builder: Any, name: str, *args: Any) -> None:
-    """Call one of LLVM's intrinsics, which gives nothing."""
     signature = ir.FunctionType(ir.VoidType(), [arg.type for arg in args])
     builder.call(builder.module.declare_intrinsic(f"llvm.x86.{name}", (), signature), args)

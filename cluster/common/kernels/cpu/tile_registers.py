@@ -1,9 +1,8 @@
-"""Whether this CPU multiplies in tiles (Intel's AMX), and how it is told their sizes.
+"""Whether this CPU multiplies in tiles (Intel's AMX), and how it is told their sizes. No numba.
 
-A tile register holds 16 rows of 64 bytes, and one instruction multiplies two of them: 16 outputs
-by 16 columns over 32 inputs of bfloat16, or 64 of 8 bits. `tile_instructions` uses it;
-this module does not import numba.
-Source: Intel 64 and IA-32 Architectures Software Developer's Manual, volume 1, chapter 18.
+A tile register holds 16 rows of 64 bytes, and one instruction multiplies two of them: 16 outputs by
+16 columns over 32 inputs of bfloat16, or 64 of 8 bits. Source: Intel 64 and IA-32 Architectures
+Software Developer's Manual, volume 1, chapter 18.
 """
 
 from __future__ import annotations
@@ -24,10 +23,7 @@ CONFIG_BYTES = 64
 
 
 def has_bfloat16_tiles() -> bool:
-    """Whether the CPU has them and this process may use them: the system is asked once.
-
-    They come with those of 8 bits, which the same kernels use.
-    """
+    """Whether the CPU has them, and those of 8 bits, and the system lets this process use them."""
     capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     has_both = bool(capabilities.get("amx_bf16")) and bool(capabilities.get("amx_int8"))
     return has_both and bool(torch.cpu._init_amx())

@@ -1,7 +1,6 @@
 """Vectors of 16 float32 numbers, as instructions of LLVM that numba's intrinsics are made of.
 
-For what numba's own loops do not reach: they take vectors of half that width, and convert through
-more steps. Of CPUs with AVX-512, which all have that have tiles. Imports numba's llvmlite.
+Numba's own loops take vectors of half that width, and convert through more steps. For AVX-512.
 """
 
 from __future__ import annotations
@@ -24,14 +23,13 @@ _EXP2 = (0.00958285, 0.05590643, 0.24024099, 0.69312419, 1.0)
 
 
 def load(builder: Any, address: Any) -> Any:
-    """16 numbers from an address, whatever its alignment."""
+    """Whatever the alignment."""
     loaded = builder.load(builder.inttoptr(address, FLOATS.as_pointer()))
     loaded.align = 4
     return loaded
 
 
 def load_bfloat16(builder: Any, address: Any) -> Any:
-    """16 bfloat16 from an address, in their order."""
     loaded = builder.load(builder.inttoptr(address, _SHORTS.as_pointer()))
     loaded.align = 2
     wide = builder.zext(loaded, INTS)
@@ -43,7 +41,6 @@ def store(builder: Any, vector: Any, address: Any) -> None:
 
 
 def everywhere(builder: Any, number: Any) -> Any:
-    """A float32 in every lane."""
     first = builder.insert_element(ir.Constant(FLOATS, ir.Undefined), number, _INT(0))
     return builder.shuffle_vector(
         first, ir.Constant(FLOATS, ir.Undefined), ir.Constant(INTS, [0] * LANES)
@@ -68,18 +65,16 @@ def bfloat16_halves(builder: Any, address: Any) -> tuple[Any, Any]:
 
 
 def float8_halves(builder: Any, address: Any) -> list[Any]:
-    """64 float8_e4m3fn from an address, each 256 times smaller.
-
-    Those at even places and those at odd ones of the first 32, then of the last 32.
+    """64 float8_e4m3fn, each 256 times smaller: at even and odd places of the first 32, of the
+    last.
     """
     return in_order(builder, *float8_as_float16(builder, address))
 
 
 def float8_as_float16(builder: Any, address: Any) -> tuple[Any, Any]:
-    """64 float8_e4m3fn from an address, each 256 times smaller: at even places, and at odd ones.
+    """64 float8_e4m3fn, each 256 times smaller: 32 float16 at even places, and at odd ones.
 
-    Two vectors of 32 float16, made by a shift, since that has the same bits behind one more of
-    exponent.
+    Made by a shift, since float16 has the same bits behind one more of exponent.
     """
     words = builder.load(builder.inttoptr(address, _WORDS.as_pointer()))
     words.align = 1
@@ -106,7 +101,6 @@ def widened(builder: Any, halves: Any) -> list[Any]:
 
 
 def load_halves(builder: Any, address: Any) -> Any:
-    """32 float16 from an address, whatever its alignment."""
     loaded = builder.load(builder.inttoptr(address, _HALVES.as_pointer()))
     loaded.align = 2
     return loaded
@@ -121,7 +115,6 @@ def half_everywhere(builder: Any, number: Any) -> Any:
 
 
 def multiply_add_halves(builder: Any, x: Any, y: Any, z: Any) -> Any:
-    """x * y + z of 32 float16."""
     signature = ir.FunctionType(_HALVES, [_HALVES] * 3)
     fma = builder.module.declare_intrinsic("llvm.fma.v32f16", (), signature)
     return builder.call(fma, [x, y, z])
@@ -135,7 +128,6 @@ def _widened(builder: Any, halves: Any, lanes: Any) -> Any:
 
 
 def lanes_sum(builder: Any, vector: Any) -> Any:
-    """The sum of all lanes, float32, in any order."""
     number = ir.FloatType()
     signature = ir.FunctionType(number, [number, FLOATS])
     reduce = builder.module.declare_intrinsic("llvm.vector.reduce.fadd.v16f32", (), signature)
@@ -160,7 +152,6 @@ def four_sums(builder: Any, summands: Sequence[Any]) -> Any:
 
 
 def _added(builder: Any, first: Any, second: Any, *lanes: list[int]) -> Any:
-    """The sum of two choices of lanes of two vectors."""
     one, other = (
         builder.shuffle_vector(first, second, ir.Constant(ir.VectorType(_INT, len(chosen)), chosen))
         for chosen in lanes
@@ -173,7 +164,6 @@ def constant(number: float) -> Any:
 
 
 def multiply_add(builder: Any, x: Any, y: Any, z: Any) -> Any:
-    """x * y + z."""
     return _call(builder, "llvm.fma.v16f32", x, y, z)
 
 
@@ -186,35 +176,29 @@ def lesser(builder: Any, x: Any, y: Any) -> Any:
 
 
 def nearest_integer(builder: Any, x: Any) -> Any:
-    """As float32; halves to even ones."""
     return _call(builder, "llvm.rint.v16f32", x)
 
 
 def load_integers(builder: Any, address: Any) -> Any:
-    """16 int32 from an address as float32."""
     loaded = builder.load(builder.inttoptr(address, INTS.as_pointer()))
     loaded.align = 4
     return builder.sitofp(loaded, FLOATS)
 
 
 def store_in_8_bits(builder: Any, whole: Any, address: Any) -> None:
-    """16 whole numbers of -128 to 127, as int8."""
+    """Whole numbers of -128 to 127."""
     narrow = builder.trunc(builder.fptosi(whole, INTS), _BYTES)
     builder.store(narrow, builder.inttoptr(address, _BYTES.as_pointer())).align = 1
 
 
 def highest_lane(builder: Any, integers: Any) -> Any:
-    """The largest of 16 int32."""
     signature = ir.FunctionType(_INT, [INTS])
     reduce = builder.module.declare_intrinsic("llvm.vector.reduce.smax.v16i32", (), signature)
     return builder.call(reduce, [integers])
 
 
 def exp2(builder: Any, x: Any) -> Any:
-    """2 ** x within 3e-6 of it, which is far less than bfloat16's step.
-
-    0 where it is too small; NaN where x is.
-    """
+    """2 ** x within 3e-6, far less than bfloat16's step; 0 where too small, NaN where x is."""
     whole = nearest_integer(builder, x)
     part = builder.fsub(x, whole)
     power = constant(_EXP2[0])
