@@ -1,9 +1,9 @@
 """A text that is known, aligned with an upload: when each of its words is said.
 
-The upload is transcribed with words first, as any other; by these the text is matched with the
-audio (`router.known_text`). Then its windows are read once more, and with each part of one the
-decoder aligns what is said in it, without sampling anything. Where KV is kept for reuse the second
-encode costs nothing.
+The upload is transcribed with words first, and by these the text is matched with the audio
+(`router.known_text`). Then its windows are read once more, and with each part of one the decoder
+aligns what is said in it, without sampling. Where KV is kept for reuse the second encode costs
+nothing.
 """
 
 from __future__ import annotations
@@ -25,21 +25,18 @@ from router.words import add_words
 
 @dataclass(slots=True)
 class AlignmentRun:
-    """One upload, read for the second time, with what is said in its parts.
-
-    options: of the first time. times: of the text's words, by number, as far as they are known.
-    """
+    """One upload, read for the second time."""
 
     pipeline: Pipeline
     run: RequestRun
-    options: DecodeOptions
+    options: DecodeOptions  # of the first time
     tokenizer: WhisperTokenizer
-    times: dict[int, Word] = field(default_factory=dict)
+    times: dict[int, Word] = field(default_factory=dict)  # of the text's words, by number
 
     async def align_all(
         self, stream: AudioStream, parts: Iterable[SaidPart], max_in_flight: int
     ) -> None:
-        """Align every part; the stream has the windows that it had the first time."""
+        """The stream has the windows that it had the first time."""
         waiting: defaultdict[int, list[SaidPart]] = defaultdict(list)
         for part in parts:
             waiting[part.heard.window].append(part)

@@ -1,5 +1,3 @@
-"""The name of a window's audio, by which encoders know that they have its KV already."""
-
 from __future__ import annotations
 
 import hashlib
@@ -17,11 +15,8 @@ def audio_key(pcm: Pcm, file_mel: FileMel | None, owner: bytes) -> bytes:
     """What names a window's audio, so that encoders can tell when they have its KV already.
 
     A digest of [n] samples and of what makes them a slice of their file, in 1 ms for 30 s. It is
-    keyed by who sent them, so that nobody can learn that another owner sent the same.
-
-    Args:
-        owner: opaque, at most 64 bytes; empty where the API needs no key, as all clients are one
-            owner then.
+    keyed by `owner`, opaque and at most 64 bytes, so that nobody can learn that another sent the
+    same.
     """
     digest = hashlib.blake2b(digest_size=KEY_BYTES, key=owner, person=b"window's audio")
     digest.update(b"alone" if file_mel is None else b"slice")

@@ -25,7 +25,6 @@ class DeadlyAudio:
         self._refused: dict[bytes, tuple[float, str]] = {}  # until when and why, by audio
 
     def __bool__(self) -> bool:
-        """Whether any audio is refused."""
         return bool(self._refused)
 
     def check(self, audio_key: bytes) -> None:
@@ -50,5 +49,4 @@ class DeadlyAudio:
         raise WindowRefusedError(reason) from error
 
     def forget(self, window: int) -> None:
-        """It is done, or given up."""
         self._deaths.pop(window, None)

@@ -1,7 +1,5 @@
-"""What `router.http` and the command line ask of a request, and what they are told of it.
-
-They call a `Transcriber`, one for each model: that of `router.transcriber`, or a test's. Through
-its `RequestContext` a running request learns how long it may take and says what it found.
+"""What `router.http` and the command line ask of a request, and what they are told of it: a
+`Transcriber` for each model, and the `RequestContext` of each running request.
 """
 
 from __future__ import annotations
@@ -25,33 +23,23 @@ RECENT = 0.1  # what the newest window counts for in `Progress.pace_s`
 
 @dataclass(slots=True)
 class StageTimings:
-    """Where a request's time went, so far. Seconds are summed over its windows, which overlap.
+    """Where a request's time went, so far. Seconds are summed over its windows, which overlap."""
 
-    audio_s: the upload's decoding and cutting; queue_s: waiting in queues; first_queue_s: of it the
-    first window's, which waits for none of its own request; encode_s: encoder batches; transfer_s
-    and transfer_bytes: reading the KV; decode_s: prefill and decode steps; steps: decode steps;
-    windows: windows decoded; attempts: encodes sent, more than `windows` where a worker failed, or
-    where a trimmed context did not suffice; failures: tries of a window that a worker failed;
-    cache_hits, cache_misses: of them those that were answered with KV that was there, and those
-    that were not; both 0 where nothing is kept.
-    """
-
-    audio_s: float = 0.0
-    queue_s: float = 0.0
-    first_queue_s: float = 0.0
-    encode_s: float = 0.0
-    transfer_s: float = 0.0
-    decode_s: float = 0.0
+    audio_s: float = 0.0  # the upload's decoding and cutting
+    queue_s: float = 0.0  # waiting in queues
+    first_queue_s: float = 0.0  # of it the first window's, which waits for none of its own request
+    encode_s: float = 0.0  # encoder batches
+    transfer_s: float = 0.0  # reading the KV
+    decode_s: float = 0.0  # prefill and decode steps
     transfer_bytes: int = 0
     steps: int = 0
-    windows: int = 0
-    attempts: int = 0
-    failures: int = 0
-    cache_hits: int = 0
-    cache_misses: int = 0
+    windows: int = 0  # decoded
+    attempts: int = 0  # encodes sent: more than `windows` after failures and trimmed contexts
+    failures: int = 0  # tries of a window that a worker failed
+    cache_hits: int = 0  # windows whose KV was there already
+    cache_misses: int = 0  # the others; both 0 where nothing is kept
 
     def waited(self, window: int, seconds: float) -> None:
-        """A window of the request, by its number, was in a queue."""
         self.queue_s += seconds
         if window == 0 and not self.windows:  # what was left of it may come again, behind others
             self.first_queue_s += seconds
@@ -59,36 +47,26 @@ class StageTimings:
 
 @dataclass(frozen=True, slots=True)
 class TranscriptionResult:
-    """A finished request."""
-
     transcript: Transcript
     timings: StageTimings
 
 
 @dataclass(frozen=True, slots=True)
 class PoolHealth:
-    """One role's replicas. `ready`: one of them is healthy, or the pool may sleep.
+    """One role's replicas."""
 
-    workers: of a large pool some, chosen anew each time.
-    """
-
-    ready: bool
+    ready: bool  # one of them is healthy, or the pool may sleep
     replicas: int
-    workers: Sequence[WorkerStatus] = ()
+    workers: Sequence[WorkerStatus] = ()  # of a large pool some, chosen anew each time
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What a running request is now certain of, in time order; nothing of it changes later.
+    """What a running request is now certain of, in time order; nothing of it changes later."""
 
-    text: what follows the text of all updates before; joined, they are the transcript's text.
-    segments: closed since, with their final ids; a text may come before its segment is closed.
-    logprobs: of the tokens behind `text`, empty unless they were asked for.
-    """
-
-    text: str = ""
-    segments: tuple[Segment, ...] = ()
-    logprobs: tuple[TokenLogprob, ...] = ()
+    text: str = ""  # follows the text of all updates before; joined, they are the transcript's
+    segments: tuple[Segment, ...] = ()  # closed since, with final ids; often after their text
+    logprobs: tuple[TokenLogprob, ...] = ()  # of the tokens behind `text`, where asked for
 
 
 class AudioShare(Protocol):
@@ -103,16 +81,11 @@ class AudioShare(Protocol):
 
 @dataclass(slots=True)
 class Progress:
-    """What this router has seen of one model's pools; times are the clock's.
+    """What this router has seen of one model's pools; times are the clock's."""
 
-    ended_s: when a window ended last, of any request. asleep_s: when a pool had no worker last.
-    pace_s: a long file's seconds for each of its windows, as workers took of late, by so many as it
-    may have in flight and without waiting; 0.0 before there was one.
-    """
-
-    ended_s: float = -math.inf
-    asleep_s: float = -math.inf
-    pace_s: float = 0.0
+    ended_s: float = -math.inf  # when a window ended last, of any request
+    asleep_s: float = -math.inf  # when a pool had no worker last
+    pace_s: float = 0.0  # of a long file's window, as workers took of late and without waiting
 
 
 @dataclass(slots=True)
@@ -122,28 +95,21 @@ class RequestContext:
     A request lives while windows end, its own or others' before which it waits: it is over when
     none has for `stall_s`, or `timeout_s` after `started_s` (the clock's, when the upload was
     complete), whichever comes first.
-
-    share: None where nobody admits it.
-    progress: what it shares with the requests that it may have to wait for.
-    owner: whose audio it is, for those who keep its KV: opaque, and never an API key; empty where
-        the API needs none.
-    client: who shares the workers fairly with others: opaque; empty: with nobody.
-    priority: the class of all its windows.
     """
 
     request_id: str
-    share: AudioShare | None
+    share: AudioShare | None  # None where nobody admits it
     stall_s: float = math.inf
     timeout_s: float = math.inf
     clock: Clock = SYSTEM_CLOCK
-    progress: Progress = field(default_factory=Progress)
+    progress: Progress = field(default_factory=Progress)  # of those it may wait for, too
     audio_s: float = 0.0
     started_s: float = field(init=False)
     finished_s: float = 0.0
     span: Span = NO_SPAN  # of the whole request
-    owner: bytes = field(default=b"", repr=False)
-    client: bytes = field(default=b"", repr=False)
-    priority: Priority = "interactive"
+    owner: bytes = field(default=b"", repr=False)  # of the KV: opaque, never an API key
+    client: bytes = field(default=b"", repr=False)  # who shares the workers fairly
+    priority: Priority = "interactive"  # of all its windows
     on_progress: Callable[[float, float], None] | None = None  # gets (finished_s, audio_s)
     on_update: Callable[[Update], None] | None = None  # gets, in order, what is certain
 
@@ -156,18 +122,16 @@ class RequestContext:
         self.started_s = self.clock.monotonic()
 
     def window_ended(self, pace_s: float) -> None:
-        """Call when workers have answered with a window's text; `pace_s` as in `Progress`."""
+        """`pace_s`: as in `Progress`."""
         progress = self.progress
         progress.ended_s = self.clock.monotonic()
         progress.pace_s += (pace_s - progress.pace_s) * (RECENT if progress.pace_s else 1.0)
 
     def update(self, update: Update) -> None:
-        """Call, in time order, with what can no longer change."""
         if self.on_update is not None:
             self.on_update(update)
 
     def finished_audio(self, audio_s: float) -> None:
-        """Call as windows are done, with the seconds of audio in each."""
         self.finished_s += audio_s
         if self.on_progress is not None:
             self.on_progress(self.finished_s, self.audio_s)
@@ -205,7 +169,6 @@ class RequestContext:
         return end_s - self.clock.monotonic()
 
     def too_late(self) -> DeadlineExceededError:
-        """What is to be raised when no time remains."""
         if self.clock.monotonic() - self.started_s < self.timeout_s:
             return DeadlineExceededError(f"no window was finished for {self.stall_s:.0f} s")
         return DeadlineExceededError(
@@ -230,13 +193,7 @@ class Transcriber(Protocol):
         """
 
     async def detect_language(self, upload: Path, context: RequestContext) -> tuple[str, float]:
-        """Return the code and the probability of the language of 30 s of the file at `upload`.
-
-        They begin where the speech does. All else is as with `transcribe`.
-        """
+        """Code and probability of the language of 30 s, from the first speech on."""
 
     async def health(self) -> dict[Role, PoolHealth]:
-        """Return the state of both pools, within a second or two.
-
-        A request can go all the way through when both are ready.
-        """
+        """The state of both pools, within a second or two."""

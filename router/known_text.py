@@ -44,19 +44,15 @@ class GivenWord:
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """What is said at one place: a word of the text by its number, or None: it was only heard."""
-
     tokens: tuple[int, ...]
     text: str
-    given: int | None
+    given: int | None  # a word of the text by its number; None: it was only heard
 
 
 @dataclass(frozen=True, slots=True)
 class SaidPart:
-    """What is to be aligned with one part of the audio: of each of its segments what is said."""
-
     heard: HeardPart
-    said: tuple[tuple[Said, ...], ...]
+    said: tuple[tuple[Said, ...], ...]  # of each segment of the part
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -126,7 +122,7 @@ def said_parts(
 
 
 def segments_to_align(part: SaidPart) -> list[Segment]:
-    """The part's segments with the tokens that are aligned, as `router.words` takes them."""
+    """The part's segments with the tokens that are aligned."""
     raw = part.heard.part.segments
     return [
         replace(segment, tokens=tuple(token for one in said for token in one.tokens), words=())
@@ -135,9 +131,8 @@ def segments_to_align(part: SaidPart) -> list[Segment]:
 
 
 def words_said(part: SaidPart, aligned: Sequence[Segment]) -> dict[int, Word]:
-    """The times of the text's words in a part, by their numbers.
-
-    aligned: its segments with words, whose texts are, joined, that of what is said in them.
+    """The times of the text's words in a part, by their numbers. aligned: its segments with words,
+    whose texts are, joined, that of what is said in them.
     """
     found = {}
     for said, segment in zip(part.said, aligned, strict=True):
@@ -163,9 +158,8 @@ def aligned_transcript(
     times: Mapping[int, Word],
     alone: Sequence[HeardAlone],
 ) -> Transcript:
-    """The text with its times: all of its words, and a segment for each line that has some.
-
-    heard: what was transcribed. times: of words, by their numbers.
+    """`heard` with the text in place of its own: all words, and a segment for each line that has
+    times. times: of words, by their numbers.
     """
     words = [AlignedWord(word.text, word.line, times.get(i)) for i, word in enumerate(given)]
     timed: list[list[Word]] = [[] for _ in lines]
@@ -206,12 +200,8 @@ def _left_out(segment: Segment, tokenizer: WhisperTokenizer) -> Said:
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    """said: in order, words of the text by number, or None, and the heard word that each is said
-    at. alone: heard words that the text does not have.
-    """
-
-    said: list[tuple[int | None, int]]
-    alone: list[int]
+    said: list[tuple[int | None, int]]  # in order: number in the text, heard word
+    alone: list[int]  # heard words that the text does not have
 
 
 def _places(given: Sequence[GivenWord], heard: Sequence[Word]) -> _Places:
@@ -235,7 +225,7 @@ def _places(given: Sequence[GivenWord], heard: Sequence[Word]) -> _Places:
 
 
 def _place(stretch: Sequence[Step], last: int, places: _Places) -> None:
-    """Say where the words between two ties are said. last: the heard word of the first tie."""
+    """last: the heard word of the first of two ties, between which the stretch lies."""
     n_given = sum(step.left is not None for step in stretch)
     n_heard = sum(step.right is not None for step in stretch)
     is_said = n_given <= LIKE * n_heard + FEW and n_heard <= LIKE * n_given + FEW

@@ -35,25 +35,19 @@ MAX_SENT_TAIL = 200  # tokens that the rest can begin with, behind the longest p
 
 @dataclass(slots=True)
 class ParallelRun:
-    """One request in parallel mode.
-
-    options: their language is set once it is known. logprobs: send those of the tokens as well.
-    by_token: send each token's text at once; only where each window is decoded at one temperature.
-    context_for: from a window's content, in mel frames, to the encoder positions that it gets at
-        first; None: all.
-    """
+    """One request in parallel mode."""
 
     pipeline: Pipeline
     run: RequestRun
-    options: DecodeOptions
+    options: DecodeOptions  # their language is set once it is known
     tokenizer: WhisperTokenizer
     builder: TranscriptBuilder
-    logprobs: bool = False
-    by_token: bool = False
+    logprobs: bool = False  # send those of the tokens as well
+    by_token: bool = False  # send each token at once; only at one temperature
     context_for: Callable[[int], int] | None = None
 
     async def decode_all(self, stream: AudioStream, slots: asyncio.Semaphore) -> None:
-        """Decode every window of the stream. slots: of the request's windows at once."""
+        """slots: of the request's windows at once."""
         async with asyncio.TaskGroup() as group:
             async for window in stream:
                 self.run.context.found_audio(window.end_s)
@@ -85,7 +79,7 @@ class ParallelRun:
             self.run.context.update(Update(text, segments, logprobs))
 
     def _send_token(self, index: int, gates: QualityGates, token: SampledToken) -> None:
-        """Send a token's text at once, unless the window may yet turn out to hold no speech."""
+        """Not sent where the window may yet turn out to hold no speech."""
         limit = gates.no_speech_prob
         if limit is not None and token.no_speech_prob > limit:
             return
@@ -99,10 +93,7 @@ class ParallelRun:
         before: Sequence[WindowTranscript],
         tail: Segment | None,
     ) -> WindowTranscript:
-        """Decode the window from `start_s` on, behind the parts `before`.
-
-        tail: what it is forced to begin with, as it was sent already.
-        """
+        """tail: text that the part is forced to begin with, as it was sent already."""
         pcm = window.pcm[round(start_s * SAMPLE_RATE) - window.start_sample :]
         gates = gates_for(window, self.options.gates)
         prefix = () if tail is None else self._moved(tail, start_s)
@@ -130,25 +121,22 @@ class ParallelRun:
         return without_hallucinations(part, window, gates)
 
     def _moved(self, tail: Segment, start_s: float) -> tuple[int, ...]:
-        """The tail's tokens, with the timestamp that it begins with counted from `start_s`."""
         begin = self.tokenizer.special.timestamp_begin
         later = round((tail.start - start_s) / self.tokenizer.timestamp_step_s)
         return (begin + later, *tail.tokens[1:])
 
 
 def _sent_tail(part: WindowTranscript) -> Segment | None:
-    """The text behind the part's last closed segment, if it may have been sent."""
     return part.segments[-1] if part.is_sent and part.has_tail else None
 
 
 def _is_withheld(part: WindowTranscript, gates: QualityGates) -> bool:
-    """Whether its text was not sent by token, so that what follows it has to wait, too."""
+    """Whether its text was not sent by token, so that what follows has to wait, too."""
     limit = gates.no_speech_prob
     return limit is not None and any(s.no_speech_prob > limit for s in part.segments)
 
 
 def _rest(part: WindowTranscript, window: Window) -> float | None:
-    """Where to go on after `part`; None when the window is done."""
     if part.undecoded_s is None:
         return unheard_from(part, window)
     tail = _sent_tail(part)
@@ -174,9 +162,8 @@ def gates_for(window: Window, gates: QualityGates) -> QualityGates:
 def without_hallucinations(
     part: WindowTranscript, window: Window, gates: QualityGates
 ) -> WindowTranscript:
-    """Take the text from segments that the decoder doubts and that are mostly without speech.
-
-    The segments stay, since the words of the others are aligned beside theirs.
+    """Take the text from doubted segments that are mostly without speech; they stay, as the words
+    of the others are aligned beside theirs.
     """
     if window.speech is None or gates.avg_logprob is None or part.is_sent:
         return part
@@ -191,10 +178,9 @@ def without_hallucinations(
 
 
 def unheard_from(part: WindowTranscript, window: Window) -> float | None:
-    """Where speech begins behind the last text of a part, in seconds of the upload.
-
-    The decoder stopped before it, or its text was taken away (`without_hallucinations`). None where
-    there is less than `MIN_UNHEARD_S` of it, or where it is the whole part.
+    """Where speech begins behind the last text of a part, in seconds of the upload, as the decoder
+    stopped before it or its text was taken away. None where there is less than `MIN_UNHEARD_S` of
+    it, or where it is the whole part.
     """
     if window.speech is None or not part.segments:
         return None
@@ -218,7 +204,6 @@ def _avg_logprob(segment: Segment) -> float:
 
 
 def _speech_share(segment: Segment, speech: tuple[tuple[int, int], ...]) -> float:
-    """How much of the segment's time the detector took for speech."""
     start, end = (round(at_s * SAMPLE_RATE) for at_s in (segment.start, segment.end))
     heard = sum(max(0, min(end, last) - max(start, first)) for first, last in speech)
     return heard / max(1, end - start)

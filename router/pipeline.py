@@ -1,12 +1,10 @@
 """The one place that knows how a window is encoded, handed over, decoded, and tried again.
 
-What fails is tried again here and nowhere else, by one policy for all classes of work: lost KV is
-encoded again, and another worker is asked in the place of one that died or failed, up to
-`max_attempts` times for each window; full and draining workers do not count, and are asked until
-the request's deadline. A window that ends workers is refused, and for a while its audio is, too. A
-window whose encoder context was trimmed, and whose decoder doubts what came of it, is encoded
-once more in full. This module does not know where windows come from or what becomes of their
-tokens.
+One policy for all classes of work: lost KV is encoded again, and another worker is asked in place
+of one that died or failed, up to `max_attempts` times for each window; full and draining workers do
+not count, and are asked until the request's deadline. A window that ends workers is refused, and
+for a while its audio is, too. A window whose encoder context was trimmed, and whose decoder doubts
+its text, is encoded once more in full.
 """
 
 from __future__ import annotations
@@ -70,19 +68,13 @@ WAITED_FOR = (OverloadedError, WorkerDrainingError)  # these tries do not count
 
 @dataclass(frozen=True, slots=True)
 class WindowAudio:
-    """What an encoder gets of one window.
+    """What an encoder gets of one window."""
 
-    index: its number within the request, which orders it in queues and seeds its sampling.
-    pcm: int16 [n], as in `cluster.common.messages.EncodeRequest`.
-    content_frames: mel frames of audio, the rest of the window is padding.
-    context: encoder positions to begin with, as in `cluster.common.messages.EncodeRequest`.
-    """
-
-    index: int
-    pcm: Pcm
-    content_frames: int
+    index: int  # within the request: orders it in queues and seeds its sampling
+    pcm: Pcm  # int16 [n], as in `EncodeRequest`
+    content_frames: int  # mel frames of audio; the rest of the window is padding
     file_mel: FileMel | None = None
-    context: int = FULL
+    context: int = FULL  # encoder positions to begin with
 
     @classmethod
     def of_samples(
@@ -90,8 +82,8 @@ class WindowAudio:
     ) -> WindowAudio:
         """A window that stands for itself, with its own log-mel maximum.
 
-        context_for: from mel frames of audio to the context, which must hold every sample, so it
-            is given the frames that are begun; None: full.
+        context_for: from mel frames that are begun to the context, which must hold every sample;
+            None: full.
         """
         frames = max(1, round(pcm.shape[0] * FRAMES_PER_S / SAMPLE_RATE))
         begun = -(-pcm.shape[0] // HOP_LENGTH)
@@ -100,7 +92,7 @@ class WindowAudio:
 
 @dataclass(slots=True)
 class RequestRun:
-    """One request on its way: its context, its key, and where its time has gone so far.
+    """One request on its way, and where its time has gone so far.
 
     key: as in `EncodeRequest`: two clients, or one twice, may have given the same id.
     """
@@ -118,37 +110,27 @@ class RequestRun:
 
 @dataclass(slots=True)
 class WindowRun:
-    """One window on its way.
-
-    turn: its place in the order of work, the same for all of its tries.
-    on_token: gets each token once, however often the window is decoded; n_sent: tokens it got.
-    context: encoder positions that it gets; from a doubt on all.
-    attempt: number of its last encode among all of the request's, as in `EncodeRequest`.
-    encoded: the encoder's answer, while its KV may still be there.
-    audio_key: as in `EncodeRequest`; made with the first encode.
-    is_lost: its KV could not be decoded, so that it has to be encoded anew, kept or not.
-    """
+    """One window on its way through all of its tries."""
 
     request: RequestRun
     audio: WindowAudio
     options: DecodeOptions
-    on_token: OnToken | None
+    on_token: OnToken | None  # gets each token once, however often the window is decoded
     span: Span
-    context: int
+    context: int  # encoder positions that it gets; from a doubt on all
     turn: Turn
-    n_sent: int = 0
-    attempt: int = 0
-    encoded: EncodeReply | None = None
+    n_sent: int = 0  # tokens that `on_token` got
+    attempt: int = 0  # its last encode's number among all of the request's
+    encoded: EncodeReply | None = None  # while its KV may still be there
     failures: int = 0
-    audio_key: bytes = b""
-    is_lost: bool = False
+    audio_key: bytes = b""  # made with the first encode
+    is_lost: bool = False  # its KV could not be decoded: it is encoded anew, kept or not
 
     @property
     def tries(self) -> int:
         return self.failures + 1
 
     def token_sink(self) -> OnToken | None:
-        """Takes the tokens of one more decode, which begins with the first again."""
         if self.on_token is None:
             return None
         on_token, n_seen = self.on_token, 0
@@ -198,9 +180,9 @@ class Pipeline:
     ) -> DecodeResult:
         """Encode and decode one window.
 
-        on_token is called once for each token. When a window is decoded again, its first tokens
-        are not sent again: they are taken for the same, as sampling depends on nothing but the
-        request. Below float32 another batch or device may round to another token.
+        When a window is decoded again, its first tokens are not sent again: they are taken for the
+        same, as sampling depends on nothing but the request. Below float32 another batch or device
+        may round to another token.
 
         Raises:
             DeadlineExceededError: the request's time is over.

@@ -1,8 +1,5 @@
-"""How the pipeline reaches the two pools: the protocols, and engines in the same process.
-
-Who has windows for a pool keeps them in `router.window_queue` and asks for the pool's `Room`.
-
-Through Ray Serve it is `cluster.serve.serve_pool.ServePool`.
+"""How the pipeline reaches the two pools: the protocols, and engines in the same process. Through
+Ray Serve it is `cluster.serve.serve_pool.ServePool`.
 """
 
 from __future__ import annotations
@@ -24,13 +21,10 @@ from cluster.common.messages import (
 
 
 class Room(NamedTuple):
-    """How much work one process may have at a pool's workers at a time, in `WorkerLoad.work`.
+    """How much work one process may have at a pool's workers at a time, in `WorkerLoad.work`."""
 
-    workers: as far as this process knows. each: for each of them.
-    """
-
-    workers: int = 1
-    each: float = math.inf
+    workers: int = 1  # as far as this process knows
+    each: float = math.inf  # for each of them
 
     @property
     def total(self) -> float:
@@ -39,8 +33,6 @@ class Room(NamedTuple):
 
 
 class Pool(Protocol):
-    """What both pools are asked."""
-
     async def status(self) -> list[WorkerStatus]: ...
 
     def room(self) -> Room: ...
@@ -50,16 +42,12 @@ class Pool(Protocol):
 
 
 class EncoderClient(Pool, Protocol):
-    """The encoder pool, whichever of its workers answers."""
-
     async def encode(self, request: EncodeRequest) -> EncodeReply: ...
 
 
 class DecoderClient(Pool, Protocol):
-    """The decoder pool, whichever of its workers answers."""
-
     async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
-        """Decode one window; `on_token` is called in the event loop, in order, before the end."""
+        """`on_token` is called in the event loop, in order, before the end."""
 
 
 class Unbounded:

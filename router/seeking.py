@@ -1,11 +1,9 @@
 """Sequential mode as a state machine: which window is next, and what becomes of its tokens.
 
 openai/whisper's long-form algorithm (`transcribe.py`), to the letter: each window begins where the
-timestamps, or the words, of the one before ended, and sees its text. Without I/O: `next_window`
-and `take` alternate, called by `router.sequential`.
-
-Text that a model makes up over silence is found by its words: very short, very long or improbable
-words make a segment anomalous, and an anomalous one amid silence, or amid others, is made up.
+timestamps, or the words, of the one before ended, and sees its text. Text that a model makes up
+over silence is found by its words: very short, very long or improbable words make a segment
+anomalous, and an anomalous one amid silence, or amid others, is made up.
 """
 
 from __future__ import annotations
@@ -34,8 +32,6 @@ HIGHEST_CONTEXT_TEMPERATURE = 0.5  # text sampled above it misleads the windows 
 
 @dataclass(frozen=True, slots=True)
 class PlannedWindow:
-    """`n_frames` mel frames of the file from frame `seek` on, with the text before them."""
-
     index: int
     seek: int
     n_frames: int
@@ -51,10 +47,9 @@ class PlannedWindow:
 
 
 class Seeker:
-    """Goes through a file of `content_frames` mel frames.
+    """Goes through a file of `content_frames` mel frames, by alternate `next_window` and `take`.
 
-    gates: by which windows are decoded. aligned: results come with their words' alignment, which
-        then decides where windows begin.
+    aligned: results come with their words' alignment, which then decides where windows begin.
     """
 
     def __init__(
@@ -103,11 +98,7 @@ class Seeker:
         return None
 
     def take(self, result: DecodeResult) -> tuple[Segment, ...]:
-        """Take the tokens of the window that `next_window` gave, and move on.
-
-        Returns:
-            The segments closed by it, with their final ids; none of them is empty.
-        """
+        """The segments that the window's tokens close, with their final ids; none is empty."""
         window = self._window
         self._seek = window.seek + window.n_frames
         if is_silence(self._gates, result.avg_logprob, result.no_speech_prob):
@@ -131,7 +122,6 @@ class Seeker:
         return tuple(map(self._numbered, kept))
 
     def _segments(self, window: PlannedWindow, result: DecodeResult) -> Sequence[Segment]:
-        """All of the window's segments, empty ones too, with words if they are aligned."""
         transcript = gather_window(
             result,
             self._gates,
@@ -201,7 +191,6 @@ class Seeker:
             self._seek = window.seek + window.n_frames
 
     def _numbered(self, segment: Segment) -> Segment:
-        """The segment with its final id and rounded times; its words end with the audio."""
         self._n_segments += 1
         rounded = within(segment, 0.0, math.inf, self._n_segments - 1)
         last_s = self._content_frames / FRAMES_PER_S
@@ -212,9 +201,8 @@ class Seeker:
 
 
 def clips_of(timestamps: Sequence[float], content_frames: int) -> list[tuple[int, int]]:
-    """Start and end of each stretch to transcribe, in mel frames.
-
-    A clip ends with the file at the latest; openai/whisper does not end where one is longer.
+    """Start and end of each stretch to transcribe, in mel frames; openai/whisper does not end where
+    a clip is longer than the file.
     """
     points = [round(seconds * FRAMES_PER_S) for seconds in timestamps] or [0]
     if len(points) % 2:
@@ -235,21 +223,16 @@ PUNCTUATION = PREPENDED + APPENDED
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Where a window stands in its file; seconds of the upload.
-
-    limit_s: 30 s after its start; end_s: where its audio ends; last_speech_s: where the speech of
-    the windows before it ended; silence_s: how much of it a made-up text has around it.
-    """
+    """Where a window stands in its file; seconds of the upload."""
 
     start_s: float
-    end_s: float
-    limit_s: float
-    last_speech_s: float
-    silence_s: float
+    end_s: float  # where its audio ends
+    limit_s: float  # 30 s after its start
+    last_speech_s: float  # end of the speech in the windows before
+    silence_s: float  # how much of it a made-up text has around it
 
 
 def silence_before_hallucination(segments: Sequence[Segment], around: Surroundings) -> float | None:
-    """Seconds of silence in front of the window's text, if its beginning seems made up."""
     first = _first_spoken(segments)
     if first is None or not is_anomalous(first):
         return None
@@ -273,7 +256,6 @@ def first_hallucination(segments: Sequence[Segment], around: Surroundings) -> in
 
 
 def is_anomalous(segment: Segment) -> bool:
-    """Whether the segment's first words are unlike words that somebody speaks."""
     words = [word for word in segment.words if word.word not in PUNCTUATION][:FIRST_WORDS]
     score = sum(map(_anomaly, words))
     return bool(segment.words) and (score >= ANOMALOUS or score + EVERY_WORD_SLACK >= len(words))
@@ -313,11 +295,8 @@ def _first_spoken(segments: Sequence[Segment]) -> Segment | None:
 class TextContext:
     """All text tokens of a request so far, and how many of them a window may see.
 
-    openai/whisper's rules; hotwords stand in front, as faster-whisper has it.
-
-    n_room: context tokens that a prompt has room for: half of the decoder's positions, less the
-        token that begins them.
-    carried: the initial prompt is in front of every window's context and not of the first's alone.
+    openai/whisper's rules; hotwords stand in front, as faster-whisper has it. carried: the initial
+    prompt is in front of every window's context and not of the first's alone.
     """
 
     def __init__(
@@ -338,7 +317,6 @@ class TextContext:
         self._seen_from = 0  # tokens before are forgotten
 
     def prompt_tokens(self) -> tuple[int, ...]:
-        """What the next window's decode begins with; where room is short, its end."""
         context = self._tokens[self._seen_from :]
         if self._carried:
             later = self._tokens[max(len(self._initial), self._seen_from) :]

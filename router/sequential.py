@@ -1,8 +1,7 @@
 """Sequential mode: one window after another, each where the one before ended.
 
 Takes the windows that `router.seeking` plans through the pools, with the samples and the file's
-maximum that make a window's features those of openai/whisper, and sends what became certain. The
-language, where it is not known, is that of the first 30 s.
+maximum that make a window's features those of openai/whisper.
 """
 
 from __future__ import annotations
@@ -33,14 +32,13 @@ from router.transcript_builder import CertainText, token_logprobs
 class SequentialRun:
     """One request in sequential mode.
 
-    options: their language is set once it is known. logprobs: send those of the tokens as well.
     by_segment: send a segment's text when its closing timestamp comes; only where nothing replaces
         it later: without fallback and without words, which may move the window's end.
     """
 
     pipeline: Pipeline
     run: RequestRun
-    options: DecodeOptions
+    options: DecodeOptions  # their language is set once it is known
     tokenizer: WhisperTokenizer
     audio: WholeAudio
     seeker: Seeker
@@ -51,7 +49,7 @@ class SequentialRun:
     _sampled: list[int] = field(default_factory=list)  # tokens of the window that is decoded
 
     async def decode_all(self) -> None:
-        """Decode the whole file, which must be loaded."""
+        """The file must be loaded."""
         if self.options.language is None:
             self.options = replace(self.options, language=await self._detect_language())
         while (window := self.seeker.next_window()) is not None:
@@ -65,7 +63,6 @@ class SequentialRun:
             self._send(segments)
 
     def transcript(self, task: Task) -> Transcript:
-        """The whole, after `decode_all`."""
         return Transcript(
             task=task,
             language=self.options.language or "en",
@@ -75,7 +72,6 @@ class SequentialRun:
         )
 
     async def _detect_language(self) -> str:
-        """Of the file's first 30 s, which silence fills up where it is shorter."""
         audio = await self._window_audio(0, 0, WINDOW_FRAMES)
         options = replace(
             self.options, detect_only=True, temperatures=(0.0,), beam_size=1, best_of=1

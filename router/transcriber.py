@@ -1,8 +1,7 @@
 """The way of a request from its upload to its transcript.
 
 It turns a request's parameters into decode options, opens the upload in an audio worker, and runs
-the mode that was asked for: `router.parallel` or `router.sequential`. Both of them take each window
-through the encoder and decoder pools by `router.pipeline`.
+the mode that was asked for: `router.parallel` or `router.sequential`.
 """
 
 from __future__ import annotations
@@ -57,7 +56,7 @@ NO_SPEAKER_MODEL = (
 
 
 class RequestTranscriber:
-    """Transcribes all requests for one model; implements `router.interface.Transcriber`."""
+    """Transcribes all requests for one model."""
 
     def __init__(
         self,
@@ -75,9 +74,8 @@ class RequestTranscriber:
         may_sleep: Collection[Role] = (),
         reuses_kv: bool = True,
     ) -> None:
-        """context_for: as of `WindowAudio.of_samples`. reuses_kv: as in `Pipeline`.
-
-        may_sleep: pools that are healthy without a worker, since a request starts one.
+        """context_for: as of `WindowAudio.of_samples`. reuses_kv: as in `Pipeline`. may_sleep:
+        pools that are healthy without a worker, since a request starts one.
         """
         self._may_sleep = may_sleep
         self._audio = audio
@@ -96,7 +94,6 @@ class RequestTranscriber:
     async def transcribe(
         self, upload: Path, params: TranscriptionParams, context: RequestContext
     ) -> TranscriptionResult:
-        """See `router.interface.Transcriber.transcribe`."""
         run = RequestRun(context)
         try:
             transcript = await self._transcribe(upload, params, run)
@@ -189,10 +186,7 @@ class RequestTranscriber:
         heard: Transcript,
         parts: Sequence[HeardPart],
     ) -> Transcript:
-        """The known text with the times at which it is said; `heard`, in `parts`, is the audio's.
-
-        Raises InvalidRequestError where the two cannot be compared.
-        """
+        """The known text with its times; `heard`, in `parts`, is the audio's."""
         lines, language = params.known_lines, heard.language
         most = self._dims.n_text_ctx - AROUND_TEXT
         given = await asyncio.to_thread(given_words, lines, self.tokenizer, language)
@@ -261,7 +255,6 @@ class RequestTranscriber:
         return work.transcript(params.task)
 
     async def detect_language(self, upload: Path, context: RequestContext) -> tuple[str, float]:
-        """See `router.interface.Transcriber.detect_language`."""
         async with self._audio.open(
             upload,
             request_id=context.request_id,
@@ -298,7 +291,6 @@ class RequestTranscriber:
         self._recorder.observe("splitscribe_audio_decode_seconds", audio.decode_s)
 
     async def health(self) -> dict[Role, PoolHealth]:
-        """See `router.interface.Transcriber.health`."""
         encoders, decoders = await asyncio.gather(self._encoders.status(), self._decoders.status())
         found: dict[Role, list[WorkerStatus]] = {"encoder": encoders, "decoder": decoders}
         pools = {}
@@ -333,24 +325,21 @@ class RequestTranscriber:
         )
 
     def _seed(self, params: TranscriptionParams) -> int:
-        """The client's seed; without one, chance only where it asked for sampled text."""
         if params.seed is not None:
             return params.seed
         return self._clock.random.getrandbits(31) if params.temperature > 0 else 0
 
 
 def _sends_tokens(params: TranscriptionParams, options: DecodeOptions) -> bool:
-    """Whether each token can be sent at once, because nothing replaces it later."""
+    """Whether nothing replaces a token later, so that it can be sent at once."""
     is_single = len(options.temperatures) == 1 and options.n_rows == 1
     by_segment = params.logprobs or params.speakers.by is not None
     return params.stream and is_single and not by_segment
 
 
 async def _first_speech(stream: AudioStream) -> Pcm:
-    """int16 [at most WINDOW_SAMPLES]: the audio from the first speech on.
-
-    Silence that stands in no window stays in its place. Without any speech it is a second of it.
-    What comes later is not read.
+    """int16 [at most WINDOW_SAMPLES]: the audio from the first speech on, with silences in their
+    places. Without any speech it is a second of silence. What comes later is not read.
     """
     pcm = np.zeros(WINDOW_SAMPLES, np.int16)
     first, n_samples = None, 0

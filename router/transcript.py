@@ -1,8 +1,4 @@
-"""What a transcript is made of: words, segments, windows, and the whole. Frozen values.
-
-Times are seconds from the start of the upload. Knows neither where they come from
-(`router.transcript_builder` makes them) nor how they are written (`router.api`).
-"""
+"""What a transcript is made of. Frozen values; times are seconds from the start of the upload."""
 
 from __future__ import annotations
 
@@ -13,98 +9,75 @@ from cluster.common.messages import Task, TokenAlignment
 
 @dataclass(frozen=True, slots=True)
 class Word:
-    """One word as spoken, with its leading space and its punctuation. Times in s of the upload.
-
-    speaker: None where speakers are not told apart, or nobody was found.
-    """
-
     start: float
     end: float
-    word: str
+    word: str  # with its leading space and its punctuation
     probability: float
-    speaker: str | None = None
+    speaker: str | None = None  # None: not told apart, or nobody found
 
 
 @dataclass(frozen=True, slots=True)
 class TokenLogprob:
-    """One text token as a client sees it; `token` has U+FFFD where it is part of a character."""
-
-    token: str
+    token: str  # U+FFFD where it is part of a character
     logprob: float
     bytes: tuple[int, ...]
 
 
 @dataclass(frozen=True, slots=True)
 class Segment:
-    """A stretch of speech. Times are seconds from the start of the upload.
-
-    seek: mel frame at which the window began; text keeps its leading space; tokens include
-    the timestamps around it, logprobs are theirs; the four scores belong to the whole window;
-    words: empty unless they were asked for; speaker: as of `Word`, and then of all its words.
-    """
+    """A stretch of speech. The four scores belong to the whole window."""
 
     id: int
-    seek: int
+    seek: int  # mel frame at which the window began
     start: float
     end: float
-    text: str
-    tokens: tuple[int, ...]
+    text: str  # keeps its leading space
+    tokens: tuple[int, ...]  # with the timestamps around it
     temperature: float
     avg_logprob: float
     compression_ratio: float
     no_speech_prob: float
-    logprobs: tuple[float, ...] = ()
-    words: tuple[Word, ...] = ()
-    speaker: str | None = None
+    logprobs: tuple[float, ...] = ()  # of `tokens`
+    words: tuple[Word, ...] = ()  # empty unless asked for
+    speaker: str | None = None  # of all its words
 
 
 @dataclass(frozen=True, slots=True)
 class WindowTranscript:
-    """One window's segments (none for silence), and what its decoder took the language for.
-
-    segments: all pieces between timestamps, empty ones too, with unrounded times.
-    undecoded_s: where the last closed segment ends, if the decoder stopped there with the rest of
-        the window undecoded; None when it came to the window's end.
-    has_tail: text stands behind that segment: in none, or in the last one where it is sent.
-    is_sent: its text may have been sent token by token, so all of it stays.
-    """
+    """One window's segments, and what its decoder took the language for."""
 
     offset_s: float
     duration_s: float
     language: str
-    segments: tuple[Segment, ...]
+    segments: tuple[Segment, ...]  # none for silence; all pieces, with unrounded times
     alignment: TokenAlignment | None = None
-    undecoded_s: float | None = None
-    has_tail: bool = False
-    is_sent: bool = False
+    undecoded_s: float | None = None  # where the decoder stopped before the window's end
+    has_tail: bool = False  # text stands behind the last closed segment
+    is_sent: bool = False  # maybe token by token, so that all of it stays
 
 
 @dataclass(frozen=True, slots=True)
 class HeardPart:
-    """A part of window `window` as it was transcribed, for who looks at its audio again.
+    """A part of a window as it was transcribed, for who looks at its audio again."""
 
-    segments: of `part`, with their words, and bounds set by them. last_speech_s: where the speech
-    before it ended.
-    """
-
-    window: int
+    window: int  # its index
     part: WindowTranscript
-    segments: tuple[Segment, ...]
-    last_speech_s: float
+    segments: tuple[Segment, ...]  # of `part`, with their words, and bounds set by them
+    last_speech_s: float  # where the speech before it ended
 
 
 @dataclass(frozen=True, slots=True)
 class AlignedWord:
-    """A word of a text that was known. line: its number; time: None where there is no audio."""
+    """A word of a text that was known."""
 
     text: str
-    line: int
-    time: Word | None
+    line: int  # its number
+    time: Word | None  # None where there is no audio
 
 
 @dataclass(frozen=True, slots=True)
 class HeardAlone:
-    """What was heard where the text that was known has nothing. Times in s of the upload."""
+    """What was heard where the text that was known has nothing."""
 
     start: float
     end: float
@@ -113,8 +86,6 @@ class HeardAlone:
 
 @dataclass(frozen=True, slots=True)
 class Alignment:
-    """A text that was known, in lines, and where its words are said."""
-
     lines: tuple[str, ...]
     words: tuple[AlignedWord, ...]
     heard_alone: tuple[HeardAlone, ...]
@@ -122,32 +93,24 @@ class Alignment:
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """A channel of a file. speaker: None where it was not transcribed.
-
-    same_as: the earlier channel, from 1, that sounds the same; None without one, and then a channel
-        without a speaker is silent.
-    """
+    """A channel of a file; one without `speaker` and `same_as` is silent."""
 
     channel: int
-    speaker: str | None = None
-    same_as: int | None = None
+    speaker: str | None = None  # None where it was not transcribed
+    same_as: int | None = None  # the earlier channel, from 1, that sounds the same
 
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """A whole upload as text. `language` is a code such as "en"; `duration_s` is the audio's.
-
-    alignment: of a text that was known, whose lines are then the segments. channels: of the file,
-    where each was transcribed by itself.
-    """
+    """A whole upload as text."""
 
     task: Task
-    language: str
+    language: str  # a code such as "en"
     duration_s: float
     text: str
     segments: tuple[Segment, ...]
-    alignment: Alignment | None = None
-    channels: tuple[Channel, ...] = ()
+    alignment: Alignment | None = None  # of a known text, whose lines are then the segments
+    channels: tuple[Channel, ...] = ()  # where each was transcribed by itself
 
     @property
     def transcribed_s(self) -> float:

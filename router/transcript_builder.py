@@ -1,8 +1,7 @@
 """Decoded windows become segments with true offsets, and segments become one transcript.
 
 The splitting rule and the silence rule are openai/whisper's (`common.model.text.words`,
-`common.model.text.quality`). `TranscriptBuilder` takes windows in any order and returns, in time
-order, what can no longer change. Times are in seconds from the start of the upload.
+`common.model.text.quality`). Times are in seconds from the start of the upload.
 """
 
 from __future__ import annotations
@@ -33,14 +32,11 @@ def gather_window(
 ) -> WindowTranscript:
     """Split one window's tokens into segments.
 
-    Args:
-        gates: by which it was decoded.
-        offset_s: where the window's audio begins in the upload.
-        duration_s: seconds of audio in the window, without padding.
-        is_sent: its text was sent token by token: what stands behind the last closed segment
-            becomes one that lasts to the window's end.
-        trust_start: a window that is one segment begins with its first timestamp; openai/whisper
-            lets it begin with the window.
+    offset_s: where the window's audio begins. duration_s: of it, without padding.
+    is_sent: its text was sent token by token: what stands behind the last closed segment becomes
+        one that lasts to the window's end.
+    trust_start: a window that is one segment begins with its first timestamp; openai/whisper lets
+        it begin with the window.
     """
     window = WindowTranscript(offset_s, duration_s, result.language, ())
     if not result.tokens or is_silence(gates, result.avg_logprob, result.no_speech_prob):
@@ -84,9 +80,8 @@ def gather_window(
 
 
 def _from_first_step(piece: Piece, tokenizer: WhisperTokenizer) -> Piece:
-    """A window's only piece, begun with the timestamp that its text begins with, if there is one.
-
-    Where that is the only timestamp, it is not the end as well.
+    """A window's only piece, begun with its first timestamp if it begins with one; where that is
+    the only timestamp, it is not the end as well.
     """
     if not tokenizer.is_timestamp(piece.tokens[0]):
         return piece
@@ -110,7 +105,6 @@ class CertainText:
         return self._closed.strip()
 
     def close(self, segments: Iterable[Segment]) -> None:
-        """Take the segments of a window that is done, in place of what its tokens said."""
         self._closed += "".join(segment.text for segment in segments)
         # A window that was decoded again may end in less text than its first tokens told.
         self._n_told = min(self._n_told, len(self.whole))
@@ -123,9 +117,8 @@ class CertainText:
 
 
 class TranscriptBuilder:
-    """Puts a request's windows together, and returns what became certain.
-
-    Joined, the texts that `add` and `add_token` return are the transcript's.
+    """Puts a request's windows together, in any order, and returns, in time order, what can no
+    longer change: joined, the texts that `add` and `add_token` return are the transcript's.
     """
 
     def __init__(self, tokenizer: WhisperTokenizer) -> None:
@@ -140,10 +133,8 @@ class TranscriptBuilder:
         self._text = CertainText()
 
     def add(self, index: int, parts: Sequence[WindowTranscript]) -> tuple[str, tuple[Segment, ...]]:
-        """Take window `index` (0, 1, 2, ... in time order), in parts of increasing offset.
-
-        Returns:
-            The text and the segments that it makes certain: none while earlier windows are missing.
+        """Take window `index` (0, 1, 2, ... in time order), in parts of increasing offset. Returns
+        the text and the segments that it makes certain: none while earlier windows are missing.
         """
         self._windows[index] = tuple(parts)
         first, first_window = len(self._segments), self._next
@@ -158,23 +149,14 @@ class TranscriptBuilder:
         return self._text.take_fresh(self._sampled_text()), closed
 
     def add_token(self, index: int, token: int) -> str:
-        """Take a token of window `index` before the window is done, if nothing replaces it later.
-
-        Returns:
-            The text that it makes certain: none while earlier windows are missing.
-        """
+        """Take a token of a window that is not done yet, if nothing replaces it later; as `add`."""
         self._sampled.setdefault(index, []).append(token)
         return self._text.take_fresh(self._sampled_text()) if index == self._next else ""
 
     def finish(
         self, *, duration_s: float, task: Task = "transcribe", language: str | None = None
     ) -> Transcript:
-        """The transcript, once every window was added.
-
-        Args:
-            duration_s: length of the upload's audio.
-            language: code that is known already; None: the one with most seconds of speech.
-        """
+        """The transcript, once every window was added. language: None: the one with most speech."""
         assert not self._windows
         return Transcript(
             task=task,
@@ -185,7 +167,6 @@ class TranscriptBuilder:
         )
 
     def _settle(self, part: WindowTranscript, window: int) -> None:
-        """Give a part its words, drop what is empty, and number what stays."""
         segments: Sequence[Segment] = part.segments
         if part.alignment is not None:
             segments = add_words(
@@ -224,7 +205,6 @@ class TranscriptBuilder:
         return "".join(text for text in texts if text.strip())
 
     def _spoken_language(self) -> str:
-        """The language with most seconds of speech; the earlier one of two that are even."""
         return max(self._spoken_s, key=lambda code: self._spoken_s[code], default="en")
 
 
@@ -237,7 +217,6 @@ def end_of_speech(segments: Sequence[Segment]) -> float | None:
 def token_logprobs(
     segments: Sequence[Segment], tokenizer: WhisperTokenizer
 ) -> tuple[TokenLogprob, ...]:
-    """The text tokens of segments, each with its bytes and log probability."""
     found = []
     for segment in segments:
         for token, logprob in zip(segment.tokens, segment.logprobs, strict=True):
@@ -248,8 +227,6 @@ def token_logprobs(
 
 
 def within(segment: Segment, first_s: float, last_s: float, number: int) -> Segment:
-    """The segment and its words inside the audio, with rounded times, numbered."""
-
     def inside(seconds: float) -> float:
         return round(min(max(seconds, first_s), last_s), DIGITS)
 

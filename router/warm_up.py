@@ -1,8 +1,7 @@
 """A router's first window of each model: a second of silence through both pools, for nobody.
 
-The first call of a worker opens connections, and the first hand-off between two workers makes them
-known to each other: some tens of milliseconds, which the first request would pay. Until it has its
-answer the server is not ready, but for no longer than a moment. It counts as no request.
+The first call of a worker opens connections: some tens of milliseconds, which the first request
+would pay. Until the answer the server is not ready, but for no longer than a moment.
 """
 
 from __future__ import annotations
@@ -33,12 +32,7 @@ async def first_window(
     context_for: Callable[[int], int] | None,
     clock: Clock = SYSTEM_CLOCK,
 ) -> None:
-    """Encode and decode silence. What fails is logged: requests have their own tries.
-
-    Args:
-        language: None where the model has several.
-        context_for: as of `WindowAudio.of_samples`.
-    """
+    """Encode and decode silence; failures are logged. language: None if there are several."""
     run = RequestRun(RequestContext.unlimited("warm-up", PATIENCE_S, clock))
     audio = WindowAudio.of_samples(0, np.zeros(SAMPLE_RATE, dtype=np.int16), context_for)
     try:
@@ -48,15 +42,12 @@ async def first_window(
 
 
 class WarmUp:
-    """The first windows of all models, while they are on their way."""
-
     def __init__(self, clock: Clock = SYSTEM_CLOCK) -> None:
         self._clock = clock
         self._tasks: list[asyncio.Task[None]] = []
         self._since_s: float | None = None  # all pools are ready
 
     def begin(self, windows: Sequence[Coroutine[Any, Any, None]]) -> None:
-        """Send them all; in an event loop."""
         self._tasks = [asyncio.create_task(window) for window in windows]
 
     def holds(self) -> bool:

@@ -28,28 +28,22 @@ from router.pools import DecoderClient, EncoderClient, Room
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """One window on its way through both pools; `common.fair_order.Waiting` while it waits.
-
-    owner: who shares the workers. work: as of `EncodeRequest`. rows: hypotheses in a decoder.
-    kv_key: as of `Pool.has`. encoding, decoding: what it counts for in the pools now.
-    """
+    """One window on its way through both pools; `common.fair_order.Waiting` while it waits."""
 
     priority: Priority
-    owner: bytes
+    owner: bytes  # who shares the workers
     rank: int
-    work: float
-    rows: float
-    kv_key: bytes = b""
+    work: float  # as of `EncodeRequest`
+    rows: float  # hypotheses in a decoder
+    kv_key: bytes = b""  # as of `Pool.has`
     arrived_s: float = 0.0
     deadline_s: float = 0.0
-    encoding: float = 0.0
-    decoding: float = 0.0
+    encoding: float = 0.0  # what it counts for in the encoders now
+    decoding: float = 0.0  # and in the decoders
     granted: asyncio.Future[None] | None = None
 
 
 class WindowQueue:
-    """Of one model's pools, for one event loop."""
-
     def __init__(self, encoders: EncoderClient, decoders: DecoderClient, clock: Clock) -> None:
         self.sender = uuid.uuid4().hex  # names this queue to the workers
         self._encoders = encoders
@@ -96,7 +90,7 @@ class WindowQueue:
         return self._clock.monotonic() - turn.arrived_s
 
     def skip(self, turn: Turn) -> None:
-        """Count what needs no encode at the decoders."""
+        """Count at the decoders what needs no encode."""
         self._decoding[turn.priority] += turn.rows - turn.decoding
         turn.decoding = turn.rows
 
@@ -115,7 +109,6 @@ class WindowQueue:
         return self._work[priority] / max(1, pool.room().workers)
 
     def _grant(self) -> None:
-        """Let go who may, in order."""
         encoders, decoders = self._encoders.room(), self._decoders.room()
         while classes := {one for one, came in self._came.items() if came}:
             may_encode = {one for one in classes if _fits(one, self._encoding, encoders)}

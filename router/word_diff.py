@@ -1,7 +1,5 @@
-"""Two lists of words, compared within a band: which words are the same, and what each has alone.
-
-By dynamic programming, a row at a time in NumPy: ten thousand words against nine thousand take a
-second. Knows neither audio nor times.
+"""Two lists of words, compared within a band, by dynamic programming, a row at a time in NumPy: ten
+thousand words against nine thousand take a second.
 """
 
 from __future__ import annotations
@@ -18,7 +16,7 @@ MOST_CELLS = 100_000_000  # of a comparison, a byte each
 
 
 class Step(NamedTuple):
-    """One step from one list to the other: a pair, or what one of them has alone."""
+    """A pair, or what one of the two has alone."""
 
     left: int | None
     right: int | None
@@ -29,10 +27,7 @@ def compared(left: Sequence[str], right: Sequence[str]) -> list[Step]:
     """The cheapest way from one list of words to the other.
 
     Left out or put in costs 2, taken for another 3, so that a pair that is equal is worth a detour.
-    Only pairs within `BAND` of the diagonals that the difference in length leaves are looked at.
-
-    Raises:
-        InvalidRequestError: that would be too many.
+    Raises InvalidRequestError where there are too many cells within `BAND` of the diagonals.
     """
     numbers: dict[str, int] = {}
     a, b = (

@@ -51,11 +51,8 @@ def add_words(
 ) -> list[Segment]:
     """The segments of a window with their words, and with their bounds set by them.
 
-    Args:
-        segments: all of the window's, in order; their text tokens are the alignment's.
-        language: code that the window was decoded in.
-        offset_s: where the window begins in the upload.
-        last_speech_s: where the speech before this window ended in the upload.
+    segments: all of the window's; their text tokens are the alignment's. offset_s: where the window
+        begins in the upload. last_speech_s: where the speech before it ended there.
     """
     timings = _timings(alignment, tokenizer, language)
     median_s = _median_s(timings)
@@ -93,7 +90,6 @@ def _timings(
 
 
 def _median_s(timings: Sequence[_Timing]) -> float:
-    """What a word of this window lasts."""
     lengths = [timing.length for timing in timings if timing.length]
     return min(MEDIAN_LIMIT_S, median(lengths)) if lengths else 0.0
 
@@ -139,7 +135,7 @@ def _join_appended(timings: Sequence[_Timing]) -> None:
 
 
 def _end_of(timings: Sequence[_Timing], first: int, n_tokens: int) -> int:
-    """Where the words end that hold the next `n_tokens` tokens from word `first` on."""
+    """The word behind those that hold the next `n_tokens` tokens from word `first` on."""
     end = first
     while end < len(timings) and n_tokens > 0:
         n_tokens -= timings[end].n_tokens
@@ -148,7 +144,6 @@ def _end_of(timings: Sequence[_Timing], first: int, n_tokens: int) -> int:
 
 
 def _placed(timing: _Timing, offset_s: float) -> _Timing:
-    """The same word with rounded times of the upload."""
     start, end = round(offset_s + timing.start, DIGITS), round(offset_s + timing.end, DIGITS)
     return replace(timing, start=start, end=end)
 

@@ -190,7 +190,7 @@ class BatchPage(Page):
 
 
 def parse_upload(pairs: Iterable[tuple[str, str]]) -> UploadFields:
-    """Check the fields of an upload's form. Raises InvalidRequestError."""
+    """Raises InvalidRequestError."""
     fields: dict[str, Any] = {}
     for name, text in pairs:
         key, bracket, part = name.partition("[")

@@ -35,9 +35,7 @@ Body = TypeVar("Body", bound=BaseModel)
 def read_json(content: bytes, max_bytes: int, *long_texts: Sequence[str]) -> Any:
     """The document; if it is long, one text of it may be what is long.
 
-    Args:
-        max_bytes: of all but that text.
-        long_texts: the paths of keys to it; one of them has it.
+    max_bytes: of all but that text. long_texts: the paths of keys to it; one of them has it.
 
     Raises:
         PayloadTooLargeError: something else is long.
@@ -80,10 +78,8 @@ def _longest(content: bytes) -> tuple[int, int]:
 
 
 def base64_pieces(letters: str | bytes, start: int = 0) -> Iterator[bytes]:
-    """The bytes of base64, a piece at a time: one call would keep Python's lock for 100 ms.
-
-    Raises:
-        ValueError: it is none.
+    """The bytes of base64, a piece at a time: one call would keep Python's lock for 100 ms. Raises
+    ValueError: it is none.
     """
     for at in range(start, len(letters), PIECE):
         piece = letters[at : at + PIECE]
@@ -130,7 +126,6 @@ def _loaded(content: bytes) -> Any:
 
 
 def _check_shape(content: bytes) -> None:
-    """Raises InvalidRequestError: too deep, or too many values."""
     bare = _STRINGS.sub(b"", content)
     brackets = bare.translate(None, _NO_BRACKETS)
     if bare.count(b",") + len(brackets) > MAX_VALUES:
@@ -178,9 +173,7 @@ AUDIO_SCHEMA: Schema = {
 def check_audio(document: Mapping[str, Any], *, has_data: bool) -> None:
     """Check the shape of `input_audio`. has_data: its text was met, and decoded on the way.
 
-    Raises:
-        UnsupportedValueError: its format has no header.
-        InvalidRequestError: it is missing, or not such an object.
+    Raises UnsupportedValueError for a format without a header, InvalidRequestError for all else.
     """
     audio = document.get(AUDIO_FIELD)
     if not isinstance(audio, dict) or not has_data or audio.get(DATA_PART) != "":
@@ -207,10 +200,8 @@ def check_audio(document: Mapping[str, Any], *, has_data: bool) -> None:
 
 
 def pairs_of(document: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """All fields but the audio. Null is as if nothing had been sent.
-
-    Raises:
-        InvalidRequestError: a list or an object came where a text is expected.
+    """All fields but the audio. Null is as if nothing had been sent. Raises InvalidRequestError: a
+    list or an object came where a text is expected.
     """
     return tuple(
         (name, _text(name, value))

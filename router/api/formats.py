@@ -40,10 +40,7 @@ def render(
 def answer_of(
     transcript: Transcript, params: TranscriptionParams, logprobs: Sequence[TokenLogprob] = ()
 ) -> dict[str, Any] | str:
-    """`transcript` in the format that was asked for: a JSON document, or a text.
-
-    logprobs: of the text's tokens, where they were asked for.
-    """
+    """A JSON document, or a text. logprobs: of the text's tokens, where asked for."""
     match params.response_format:
         case "text":
             return f"{transcript.text}\n"
@@ -55,9 +52,8 @@ def answer_of(
 def document_of(
     transcript: Transcript, params: TranscriptionParams, logprobs: Sequence[TokenLogprob] = ()
 ) -> dict[str, Any]:
-    """The document of `verbose_json`, or of `json` for all other formats.
-
-    A translation has no usage, and its language is that of its text.
+    """The document of `verbose_json`, or of `json` for all other formats. A translation has no
+    usage, and its language is that of its text.
     """
     if transcript.alignment is not None:
         return _alignment(transcript, transcript.alignment)
@@ -122,7 +118,6 @@ def _times(said: Sequence[Word]) -> dict[str, float | None]:
 def subtitles(
     segments: Sequence[Segment], response_format: ResponseFormat, first_number: int = 1
 ) -> str:
-    """Cues of an srt or vtt file; the vtt header stands before the first."""
     if response_format == "srt":
         return "".join(srt_cue(i, one) for i, one in enumerate(segments, start=first_number))
     header = VTT_HEADER if first_number == 1 else ""
@@ -137,7 +132,6 @@ def _named(body: dict[str, Any], speaker: str | None) -> dict[str, Any]:
 
 
 def _given(value: Any) -> dict[str, Any]:
-    """Its fields that are not None."""
     return {name: one for name, one in asdict(value).items() if one is not None}
 
 
@@ -150,7 +144,6 @@ def segment_bodies(segments: Sequence[Segment]) -> list[dict[str, Any]]:
 
 
 def diarized_bodies(segments: Sequence[Segment]) -> list[dict[str, Any]]:
-    """Segments as `diarized_json` has them, and as its stream's events."""
     return [
         {
             "type": "transcript.text.segment",

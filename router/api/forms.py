@@ -29,11 +29,7 @@ ALIGNED_FORMATS = ("json", "srt", "vtt")
 
 
 def requested_model(pairs: Pairs) -> str:
-    """The model that a form names, before anything else of it is checked.
-
-    Raises:
-        InvalidRequestError: it names none, or several.
-    """
+    """The model that a form names, before anything else of it is checked."""
     names = [text.strip() for name, text in pairs if name == "model"]
     if len(names) > 1:
         raise repeated("model")
@@ -45,17 +41,12 @@ def requested_model(pairs: Pairs) -> str:
 def parse_transcription(
     pairs: Pairs, languages: Collection[str], task: Operation = "transcribe"
 ) -> TranscriptionParams:
-    """Check a form of an audio endpoint, /v1/audio/transcriptions if no other is named.
-
-    Args:
-        pairs: names and texts of all parts but the file.
-        languages: codes that the model knows.
-        task: whose endpoint it came to.
+    """Check a form of an audio endpoint, of which `pairs` are all parts but the file.
 
     Raises:
-        UnsupportedValueError: what the model does not know.
+        UnsupportedValueError: what the model, which knows `languages`, cannot do.
         InvalidRequestError: an unknown or repeated field, a value that is no such thing, or one
-            that does not go with the others.
+        that does not go with the others.
     """
     pairs = tuple(pairs)
     model = requested_model(pairs)
@@ -107,7 +98,6 @@ def _aligning(params: TranscriptionParams, values: Mapping[str, Any]) -> Transcr
 
 
 def _with_values(params: TranscriptionParams, values: Mapping[str, Any]) -> TranscriptionParams:
-    """`params` with every value where its field says."""
     if values.get("decoding") == "sequential":
         params = replace(params, gates=QualityGates())  # the last attempt stands, as there
     listed = values.get("timestamp_granularities", ())
@@ -144,11 +134,7 @@ Sent = dict[str, Any]  # by field: a text, a list of items, or an object's parts
 def collect(pairs: Iterable[tuple[str, str]], fields: Mapping[str, RequestField]) -> Sent:
     """Sort (name, text) pairs by field. A field that was not sent is not in the result.
 
-    Args:
-        fields: what the endpoint takes, by name.
-
-    Raises:
-        InvalidRequestError: an unknown field, or one that was sent more than once.
+    Raises InvalidRequestError for an unknown field, or one that was sent more than once.
     """
     sent: Sent = {}
     for raw_name, text in pairs:
@@ -212,7 +198,7 @@ Conflicts = Iterator[tuple[str, str]]  # the field to change, and why
 
 
 def check_model(params: TranscriptionParams, languages: Collection[str]) -> None:
-    """Refuse what a model that knows `languages` cannot do. Raises UnsupportedValueError."""
+    """Raises UnsupportedValueError: what a model that knows `languages` cannot do."""
     if params.task == "translate" and len(languages) == 1:
         raise UnsupportedValueError(
             f"model {shown(params.model)} supports English only and cannot translate; "

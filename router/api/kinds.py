@@ -1,7 +1,7 @@
 """What a field may hold: of forms, JSON bodies and batch lines, and of realtime sessions.
 
-Each kind reads what a client sent, a text or one of JSON's own values: `parse` makes a value of it,
-or raises an error that names the field; `schema` says the same as JSON schema.
+Each kind reads what a client sent, a text or one of JSON's own values, by `parse`, which raises an
+error that names the field; `schema` says the same as JSON schema.
 """
 
 from __future__ import annotations
@@ -26,16 +26,10 @@ OFF = ("none", "null")  # how a threshold is turned off
 
 
 class Kind(ABC):
-    """A kind of values.
-
-    shape: what `parse` takes: a text or a plain value, a list of items, or an object's parts by
-        name.
-    """
-
-    shape: ClassVar[Shape] = "text"
+    shape: ClassVar[Shape] = "text"  # what `parse` takes: one value, items, or parts by name
 
     def parse(self, name: str, sent: Any) -> Any:
-        """The value of field `name`. Raises InvalidRequestError."""
+        """Raises InvalidRequestError."""
         raise NotImplementedError  # a file never comes here
 
     @abstractmethod
@@ -52,10 +46,8 @@ class AudioFile(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Text(Kind):
-    """longest: in characters; 0: whoever read the body has bounded it."""
-
     examples: tuple[str, ...] = ()
-    longest: int = 0
+    longest: int = 0  # characters; 0: whoever read the body bounded it
 
     def parse(self, name: str, sent: Any) -> str:
         if not isinstance(sent, str):
@@ -138,9 +130,8 @@ class Number(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Threshold(Kind):
-    """A number that the text `none` (or JSON's word for it) turns off.
-
-    An SDK's None arrives as an empty text, which could mean both "off" and "as usual".
+    """A number that the text `none` turns off; an SDK's None arrives as an empty text, which could
+    mean both "off" and "as usual".
     """
 
     low: float
@@ -183,8 +174,6 @@ class Integer(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Choice(Kind):
-    """One of `choices`."""
-
     choices: tuple[str, ...]
 
     def parse(self, name: str, sent: Any) -> str:
@@ -204,10 +193,8 @@ class Choice(Kind):
 
 @dataclass(frozen=True, slots=True)
 class ListOf(Kind):
-    """Texts, each of them read as `item`. most: of them; 0: whoever read the body bounded it."""
-
     item: Kind
-    most: int = 0
+    most: int = 0  # 0: whoever read the body bounded it
     shape = "list"
 
     def parse(self, name: str, sent: Any) -> tuple[Any, ...]:
@@ -248,12 +235,9 @@ class Times(Kind):
 
 @dataclass(frozen=True, slots=True)
 class AudioUrl(Kind):
-    """A data URL with audio, read as the file's bytes. No message repeats any of it.
+    """A data URL with audio, read as the file's bytes. No message repeats any of it."""
 
-    longest: of the file, in bytes.
-    """
-
-    longest: int
+    longest: int  # of the file, in bytes
 
     def parse(self, name: str, sent: Any) -> bytes:
         head, _, letters = sent.partition(",")
@@ -280,7 +264,6 @@ class AudioUrl(Kind):
 
 
 def base64_length(n_bytes: int) -> int:
-    """Letters that so many bytes take."""
     return -(-n_bytes // 3) * 4
 
 

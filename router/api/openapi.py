@@ -46,7 +46,7 @@ ALIGNMENT_EXAMPLES: dict[str, dict[str, str]] = {
 
 
 def curl_line(path: str, form: Mapping[str, str]) -> str:
-    """An example as a command; `-N` shows a stream as it comes."""
+    """`-N` shows a stream as it comes."""
     fields = "".join(f" -F {quote(f'{name}={value}')}" for name, value in form.items())
     option = " -N" if form.get("stream") == "true" else ""
     file = "call.wav" if "channels" in form else "speech.wav"
@@ -117,7 +117,7 @@ ALIGNMENT_BODY = _body("AlignmentRequest", "align", ALIGNMENT_EXAMPLES["Words wi
 
 
 def whole_schema(model: type[BaseModel]) -> Schema:
-    """Its schema with all that it refers to in place: not everything is an answer's as well."""
+    """With all that it refers to in place: not everything is an answer's as well."""
     schema = model.model_json_schema()
     parts = schema.pop("$defs", {})
 

@@ -1,8 +1,6 @@
-"""Every field of a request, declared once.
-
-From this table come the parser of forms (`router.api.forms`), the API's description
-(`router.api.openapi`), the flags of `splitscribe transcribe` and the tables of `configs/API.md`.
-Its defaults are those of `TranscriptionParams`. How fields go together is in `router.api.forms`.
+"""Every field of a request, declared once: for the parser of forms (`router.api.forms`), the API's
+description, the flags of `splitscribe transcribe` and the tables of `configs/API.md`. Defaults are
+those of `TranscriptionParams`; how fields go together is in `router.api.forms`.
 """
 
 from __future__ import annotations
@@ -372,5 +370,4 @@ FIELDS = {field.name: field for fields in SECTIONS.values() for field in fields}
 
 
 def fields_of(task: Operation) -> dict[str, RequestField]:
-    """What the task's endpoint takes, by name."""
     return {name: field for name, field in FIELDS.items() if task in field.tasks}

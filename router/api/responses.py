@@ -261,10 +261,9 @@ class ErrorResponse(BaseModel):
 
 
 def error_body(error: SplitscribeError) -> dict[str, Any]:
-    """The envelope of `error`, for an answer, an event of a stream or a line of a batch."""
+    """For an answer, an event of a stream or a line of a batch."""
     return envelope(error.message, error.type, error.param, error.code)
 
 
 def envelope(message: str, kind: str, param: str | None, code: str | None) -> dict[str, Any]:
-    """As `ErrorResponse`, always with all keys."""
     return {"error": {"message": message, "type": kind, "param": param, "code": code}}

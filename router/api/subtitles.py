@@ -1,10 +1,10 @@
-"""Segments as srt, vtt, tsv and plain text: byte for byte what openai/whisper's writers make.
+"""Segments as srt, vtt, tsv and plain text: byte for byte what openai/whisper's writers make
+(`utils.py`).
 
-Where segments carry words, cues can be laid out anew from them (`CueOptions`). Where they carry
-speakers, each cue is one's, and named: as WebVTT's voice, or before the text. Where the two
-differ, a player would stumble over theirs: text never holds a line break of its own, "-->" is taken
-out of words too, and a segment without words among others that have some keeps its text. Source:
-openai/whisper `utils.py`.
+Where segments carry words, cues can be laid out anew from them (`CueOptions`); where they carry
+speakers, each cue is one's, and named. Where the two differ, a player would stumble over theirs:
+text never holds a line break of its own, "-->" is taken out of words too, and a segment without
+words among others that have some keeps its text.
 """
 
 from __future__ import annotations
@@ -24,17 +24,14 @@ _LINE_BREAK = re.compile(r"\s*[\r\n]\s*")
 
 @dataclass(frozen=True, slots=True)
 class CueOptions:
-    """How cues are made of words; without words nothing of it applies. None: no limit.
-
-    max_line_width: characters in a line; max_line_count: lines in a cue. With both, cues flow
-        over the segments' bounds. max_words_per_line: words in a cue, without effect with both.
-    highlight_words: one cue per word, in which that word is underlined.
+    """How cues are made of words; without words nothing of it applies. None: no limit. With both of
+    the first two, cues flow over the segments' bounds, and `max_words_per_line` has no effect.
     """
 
-    max_line_width: int | None = None
-    max_line_count: int | None = None
-    highlight_words: bool = False
-    max_words_per_line: int | None = None
+    max_line_width: int | None = None  # characters
+    max_line_count: int | None = None  # lines in a cue
+    highlight_words: bool = False  # one cue per word, in which that word is underlined
+    max_words_per_line: int | None = None  # words in a cue
 
     def __post_init__(self) -> None:
         for name in ("max_line_width", "max_line_count", "max_words_per_line"):
@@ -51,12 +48,10 @@ PLAIN = CueOptions()
 
 
 def txt(segments: Sequence[Segment]) -> str:
-    """One line per segment."""
     return "".join(f"{_named(segment)}\n" for segment in segments)
 
 
 def tsv(segments: Sequence[Segment]) -> str:
-    """A header and one row per segment, with whole milliseconds."""
     rows = (
         f"{_milliseconds(segment.start)}\t{_milliseconds(segment.end)}\t"
         + _named(segment).replace("\t", " ")
@@ -66,22 +61,18 @@ def tsv(segments: Sequence[Segment]) -> str:
 
 
 def srt(segments: Sequence[Segment], options: CueOptions = PLAIN) -> str:
-    """A SubRip file, its cues numbered from 1."""
     return "".join(_srt(i, cue) for i, cue in enumerate(_cues(segments, options), start=1))
 
 
 def vtt(segments: Sequence[Segment], options: CueOptions = PLAIN) -> str:
-    """A WebVTT file."""
     return VTT_HEADER + "".join(_vtt(cue) for cue in _cues(segments, options))
 
 
 def srt_cue(number: int, segment: Segment) -> str:
-    """A whole segment as one cue, with the blank line behind it."""
     return _srt(number, _segment_cue(segment))
 
 
 def vtt_cue(segment: Segment) -> str:
-    """A whole segment as one cue, with the blank line behind it."""
     return _vtt(_segment_cue(segment))
 
 
@@ -159,7 +150,6 @@ def _underlined(word: str) -> str:
 
 
 def _groups(segments: Iterable[Segment], max_words: int | None) -> Iterator[list[Word]]:
-    """The words of each segment, at most `max_words` together."""
     for segment in segments:
         words = [replace(word, word=_word_text(word.word)) for word in segment.words]
         if not words and segment.text.strip():
@@ -170,7 +160,6 @@ def _groups(segments: Iterable[Segment], max_words: int | None) -> Iterator[list
 
 
 def _laid_out(groups: Iterable[list[Word]], options: CueOptions) -> Iterator[list[Word]]:
-    """The words of each cue, with a line break in front of those that begin a further line."""
     layout: _Layout | None = None
     for group in groups:
         for i, word in enumerate(group):
@@ -184,10 +173,8 @@ def _laid_out(groups: Iterable[list[Word]], options: CueOptions) -> Iterator[lis
 
 @dataclass(slots=True)
 class _Layout:
-    """The cue that is being filled. `last_s`: when its last word began."""
-
     options: CueOptions
-    last_s: float
+    last_s: float  # when its last word began
     words: list[Word] = field(default_factory=list)
     line_width: int = 0
     n_lines: int = 1
@@ -231,7 +218,6 @@ def _one_line(text: str) -> str:
 
 
 def _named(segment: Segment) -> str:
-    """The text behind its speaker's name, if it has one."""
     text = _one_line(segment.text)
     return text if segment.speaker is None else f"{segment.speaker}: {text}"
 
@@ -245,7 +231,7 @@ def _word_text(word: str) -> str:
 
 
 def _without_arrow(text: str) -> str:
-    """Text in which a player cannot take anything for a line of times."""
+    """A player must not take anything for a line of times."""
     return re.sub("-{2,}>", "->", text)
 
 

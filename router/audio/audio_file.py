@@ -1,6 +1,5 @@
 """Reads an uploaded file as 16 kHz mono int16 PCM, block by block, with PyAV.
 
-Runs inside the audio workers. Knows files, codecs and limits, nothing of windows or processes.
 Every upload is taken for hostile: the demuxer is the one that the content names, only audio
 decoders may open, no protocol is reachable from inside a file, and the limits on seconds and bytes
 hold while decoding, so that 25 MB which unfold to gigabytes are stopped early.
@@ -52,19 +51,11 @@ READ_BYTES = 65_536
 
 
 class AudioFile:
-    """An open upload.
-
-    `declared_s` is the length that the container states, None where it states none; it may lie.
-    """
+    """`declared_s` is the length that the container states, if it states one; it may lie."""
 
     def __init__(self, path: Path, limits: AudioLimits) -> None:
-        """Open and check what can be checked without decoding.
-
-        Raises:
-            AudioTooShortError: the file is empty.
-            PayloadTooLargeError: it has more bytes than allowed.
-            InvalidAudioError: it is not audio, has no sound, is truncated, or states that it is
-                longer than allowed.
+        """Open and check what can be checked without decoding. Raises AudioTooShortError,
+        PayloadTooLargeError or InvalidAudioError.
         """
         self._limits = limits
         self._file = path.open("rb")
@@ -95,14 +86,10 @@ class AudioFile:
         self._file.close()
 
     def blocks(self, channel: int | None = None) -> Iterator[Pcm]:
-        """Decode: yield int16 [n_samples] pieces of about half a second at 16 kHz, in order.
+        """Yield int16 [n_samples] pieces of about half a second at 16 kHz, in order.
 
-        channel: the one that is wanted; None: their mix.
-
-        Raises:
-            InvalidAudioError: nothing decodes, too much is damaged, the end is missing, or a
-                limit is passed.
-            AudioTooShortError: the whole is shorter than allowed.
+        channel: the one that is wanted; None: their mix. Raises as `frames`; InvalidAudioError and
+            AudioTooShortError where a limit on seconds is passed.
         """
         n_samples, limits = 0, self._limits
         converter = Converter(channel)
@@ -119,10 +106,8 @@ class AudioFile:
             raise limits.too_short()
 
     def frames(self) -> Iterator[AudioFrame]:
-        """Decode packets to frames. A damaged packet is left out, as players do.
-
-        Raises:
-            InvalidAudioError: as from `blocks`, but for the limits on seconds.
+        """Decode packets to frames. A damaged packet is left out, as players do. Raises
+        InvalidAudioError: nothing decodes, too much is damaged, or the end is missing.
         """
         packets = bad = values = 0
         decoded_s = 0.0
@@ -258,10 +243,8 @@ BLOCK_S = 0.5  # what is resampled, and handed on, at a time: it fits the cache
 
 
 class Converter:
-    """Converts the frames of one file, in order.
-
-    Frames are joined to blocks first: the resampler costs more per call than per sample.
-    channel: the one that is wanted; None: their mix.
+    """Converts the frames of one file, in order, joined to blocks first: the resampler costs more
+    per call than per sample.
     """
 
     def __init__(self, channel: int | None = None) -> None:
@@ -289,7 +272,7 @@ class Converter:
             yield from self._resample(self._fifo.read())
 
     def flush(self) -> Iterator[Pcm]:
-        """Give what is still queued, and the tail inside the resampler."""
+        """What is still queued, and the tail inside the resampler."""
         if self._format is None:
             return
         if self._fifo.samples:

@@ -1,12 +1,11 @@
 """Which audio container an upload is, and whether its end is missing: both read from its bytes.
 
 A file is opened with the one demuxer that its first bytes name, so neither a file name nor a
-playlist can choose another. Most decoders play a truncated file without complaint;
-`missing_bytes` compares what the container declares with what is there. Knows sizes and
-signatures, nothing of codecs or samples. `forged_table` finds what makes libav ask for gigabytes.
-
-A container that declares no size (a live recording, raw MPEG audio) cannot be found truncated,
-except where the cut goes through a page or an element, nor where it has too many to walk them.
+playlist can choose another. Most decoders play a truncated file without complaint; `missing_bytes`
+compares what the container declares with what is there. `forged_table` finds what makes libav ask
+for gigabytes. A container that declares no size (a live recording, raw MPEG audio) is found
+truncated only where the cut goes through a page or an element, and not where it has too many to
+walk them.
 """
 
 from __future__ import annotations
@@ -66,7 +65,7 @@ class Container(StrEnum):
 
 
 def sniff(file: BinaryIO) -> Container | None:
-    """Name the container by its first bytes; None where they match none. Moves the position."""
+    """None where the first bytes match no container. Moves the position."""
     file.seek(0)
     head = file.read(HEAD_BYTES)
     tagged = head[:3] == b"ID3"
@@ -113,9 +112,8 @@ def _id3_bytes(head: bytes) -> int:
 
 
 def missing_bytes(file: BinaryIO, container: Container) -> int:
-    """How many bytes the container declares beyond the end of the file; 0 when it is whole.
-
-    Reads headers only and moves the position.
+    """How many bytes the container declares beyond the end of the file. Reads headers only and
+    moves the position.
     """
     check = _CHECKS.get(container)
     size = file.seek(0, os.SEEK_END)
@@ -175,9 +173,8 @@ def _missing_matroska(file: BinaryIO, size: int) -> int:
 
 
 def _ebml_header(file: BinaryIO, position: int) -> tuple[int | None, int | None, int]:
-    """Return (element id, body length or None when unknown, where the body begins).
-
-    The id is None where the file ends inside the header.
+    """(element id, body length or None when unknown, where the body begins); the id is None where
+    the file ends inside the header.
     """
     file.seek(position)
     head = file.read(12)
@@ -213,9 +210,8 @@ def _missing_mov(file: BinaryIO, size: int) -> int:
 
 
 def _mov_box(file: BinaryIO, position: int, parent_end: int) -> tuple[bytes, int, int]:
-    """Return (name, where the body begins, where the box says to end) of a box.
-
-    One that states no length ends with its parent.
+    """(name, where the body begins, where the box says to end); one that states no length ends with
+    its parent.
     """
     length, name = struct.unpack(">I4s", _read(file, position, 8))
     body = position + 8
@@ -225,10 +221,8 @@ def _mov_box(file: BinaryIO, position: int, parent_end: int) -> tuple[bytes, int
 
 
 def forged_table(file: BinaryIO) -> str | None:
-    """What is wrong with the boxes of an MP4 file, where a table states more than there can be.
-
-    Every sample takes a byte of the file, in whichever track and table. Reads headers only and
-    moves the position.
+    """What is wrong with the boxes of an MP4 file, where a table states more than there can be:
+    every sample takes a byte of the file, in whichever track and table.
     """
     size = file.seek(0, os.SEEK_END)
     n_boxes = n_samples = 0
@@ -257,9 +251,8 @@ def forged_table(file: BinaryIO) -> str | None:
 
 
 def _mov_tables(file: BinaryIO, name: bytes, body: int, end: int) -> Iterator[tuple[bytes, int]]:
-    """(name, where the body begins) of the table that a box is, or of all in sample descriptions.
-
-    Each codec has other fields before the boxes in its description.
+    """(name, where the body begins) of the table that a box is, or of all in sample descriptions:
+    each codec has other fields before the boxes in its description.
     """
     if name in MOV_TABLES:
         yield name, body
@@ -270,13 +263,13 @@ def _mov_tables(file: BinaryIO, name: bytes, body: int, end: int) -> Iterator[tu
 
 
 def _mov_entries(file: BinaryIO, table: bytes, body: int) -> int:
-    """The number of entries, after version and flags, and after the sizes of samples if in one."""
+    """Behind version and flags, and behind the sizes of samples if in one."""
     number = _read(file, body + (8 if table in (b"stsz", b"stz2") else 4), 4)
     return int.from_bytes(number)
 
 
 def _missing_mp3(file: BinaryIO, size: int) -> int:
-    """Compare with the byte count of the Xing or Info header, where the encoder wrote one."""
+    """By the byte count of the Xing or Info header, where the encoder wrote one."""
     file.seek(0)
     start = _id3_bytes(file.read(10))
     file.seek(start)
@@ -292,7 +285,7 @@ def _missing_mp3(file: BinaryIO, size: int) -> int:
 
 
 def _read(file: BinaryIO, position: int, n_bytes: int) -> bytes:
-    """Read exactly `n_bytes`, or nothing when the file ends before them."""
+    """Exactly `n_bytes`, or nothing when the file ends before them."""
     file.seek(position)
     data = file.read(n_bytes)
     return data if len(data) == n_bytes else b""
@@ -313,7 +306,7 @@ UNKNOWN_BYTES = 0xFFFF_FFFF  # as writers to a pipe say it
 
 
 def wav_head() -> bytes:
-    """The 44 bytes of a wav file in front of 16 kHz mono int16 samples, little-endian."""
+    """The 44 bytes of a wav file in front of 16 kHz mono int16 samples."""
     pcm, n_channels, bits = 1, 1, 8 * SAMPLE_BYTES
     form = (pcm, n_channels, SAMPLE_RATE, BYTES_PER_S, SAMPLE_BYTES, bits)
     return b"".join(

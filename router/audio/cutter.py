@@ -1,21 +1,15 @@
-"""Cuts a stream of 16 kHz PCM into windows of at most 30 s, at pauses.
-
-Runs inside the audio workers, behind the decoding of files. Knows samples and speech probabilities,
-and nothing of files, processes or models. Every window is one stretch of the original audio, so its
-offset is true: speech is never joined across removed silence.
-
-Where it cuts:
+"""Cuts a stream of 16 kHz PCM into windows of at most 30 s, at pauses. Every window is one stretch
+of the original audio, so its offset is true: speech is never joined across removed silence.
 
 - A window ends where the next 30 s would be full, in the best pause of its last 10 s: a pause
   counts by its length up to 1 s, and by up to 0.3 s more the later it is. Where there is none of
   0.2 s, the window ends at the quietest spot.
-- A silence of 3 s ends a window that is half full, one of 8 s ends any: the model drifts over
-  long silence. A half-full minimum keeps a file of short remarks from costing one encoder pass,
-  which is always 30 s, for each.
-- Where windows are to end early, the first good pause behind 6 s ends one: an encoder whose
-  context is trimmed takes as much less time, and the first text comes so much sooner.
+- A silence of 3 s ends a window that is half full, one of 8 s ends any: the model drifts over long
+  silence. A half-full minimum keeps a file of short remarks from costing an encoder pass for each.
+- Where windows are to end early, the first good pause behind 6 s ends one: an encoder whose context
+  is trimmed takes as much less time, and the first text comes so much sooner.
 - Silence around a cut is left out only from 1.6 s on; a shorter pause is shared by both sides.
-- Audio that fits one window is one window (`router.audio.cutter`). Without speech there is none.
+- Audio that fits one window is one window. Without speech there is none.
 """
 
 from __future__ import annotations
@@ -39,9 +33,7 @@ from router.audio.windows import CutOptions, Window, samples
 
 
 class WindowCutter:
-    """Takes PCM block by block and gives windows as soon as they are certain.
-
-    `feed` and `finish` are generators that must be run to their end. They yield None between
+    """`feed` and `finish` are generators that must be run to their end. They yield None between
     steps of a few milliseconds, where the caller may turn to another upload.
     """
 
@@ -67,11 +59,9 @@ class WindowCutter:
 
     @property
     def n_samples(self) -> int:
-        """Samples taken so far."""
         return self._pcm_end + self._n_incoming
 
     def feed(self, pcm: Pcm) -> Iterator[Window | None]:
-        """Take the next samples and yield the windows that they complete."""
         self._incoming.append(pcm)
         self._n_incoming += pcm.shape[0]
         if self._n_incoming < BLOCK_SAMPLES:
@@ -86,7 +76,6 @@ class WindowCutter:
             yield None
 
     def finish(self) -> Iterator[Window | None]:
-        """Yield the windows of what is left, after the last `feed`."""
         self._join()
         if self._fits_one_window and self._pcm_end <= self._clip_samples:
             yield from clip_window(self._pcm, self._detector, self._vad, self._options)
@@ -110,14 +99,13 @@ class WindowCutter:
 
     @property
     def _known_end(self) -> int:
-        """The sample up to which the detector has been; past the end by a frame at most."""
+        """Up to where the detector has been; past the end by a frame at most."""
         return self._base + self._probabilities.shape[0] * FRAME_SAMPLES
 
     def _sample(self, frame: int) -> int:
         return self._base + frame * FRAME_SAMPLES
 
     def _spans(self, speech: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-        """Runs of frames as samples."""
         return tuple((self._sample(first), self._sample(last)) for first, last in speech)
 
     def _detect(self, n_samples: int) -> None:
@@ -126,7 +114,7 @@ class WindowCutter:
         self._probabilities = np.concatenate((self._probabilities, fresh))
 
     def _mask(self) -> NDArray[np.bool_]:
-        """Speech by frame of the buffer; frames before `_start` belong to the last window."""
+        """By frame of the buffer; frames before `_start` belong to the last window."""
         mask = speech_mask(self._probabilities, self._vad)
         mask[: -(-(self._start - self._base) // FRAME_SAMPLES)] = False
         return mask
@@ -146,7 +134,6 @@ class WindowCutter:
                 return
 
     def _skip_lead(self, mask: NDArray[np.bool_]) -> None:
-        """Move the window's start up to shortly before its first speech."""
         options = self._options
         speech = np.flatnonzero(mask)
         if speech.size:
@@ -158,9 +145,8 @@ class WindowCutter:
             self._move_start(first - samples(keep_s))
 
     def _ending_silence(self, mask: NDArray[np.bool_]) -> tuple[int, int] | None:
-        """The first silence after speech that is long enough to end the window, in samples.
-
-        Where there is none, and windows are to end early, the first good pause between speech.
+        """The first silence after speech that is long enough to end the window, in samples. Where
+        there is none, and windows are to end early, the first good pause between speech.
         """
         options = self._options
         speech = runs(mask)
@@ -185,7 +171,6 @@ class WindowCutter:
         return pauses[0] if pauses else None
 
     def _cut_silence(self, start: int, end: int) -> Window:
-        """End the window in the silence from sample `start` to `end`."""
         options = self._options
         if end - start < samples(options.drop_s):
             return self._cut((start + end) // 2)
@@ -195,7 +180,6 @@ class WindowCutter:
         return window
 
     def _cut_full(self, mask: NDArray[np.bool_]) -> Window:
-        """End a window that is full, in the best pause of its last seconds."""
         options = self._options
         limit = self._start + WINDOW_SAMPLES
         earliest = limit - min(samples(options.search_s), WINDOW_SAMPLES // 2)
@@ -228,7 +212,6 @@ class WindowCutter:
         return start + (int(np.argmin(cost)) + hops // 2) * hop
 
     def _cut(self, end: int) -> Window:
-        """Make the window from `_start` to `end`; the next one begins there."""
         assert 0 < end - self._start <= WINDOW_SAMPLES, (self._start, end)
         pcm = self._pcm[self._start - self._base : end - self._base]
         first, last = (at - self._base for at in (self._start, end))
@@ -241,7 +224,7 @@ class WindowCutter:
         return window
 
     def _move_start(self, start: int) -> None:
-        """Begin the next window at `start`, and forget the whole frames before it."""
+        """Forget the whole frames before it, too."""
         frames = max(0, start - self._base) // FRAME_SAMPLES
         self._pcm = self._pcm[frames * FRAME_SAMPLES :]
         self._probabilities = self._probabilities[frames:]
@@ -255,9 +238,8 @@ PROBE_SAMPLES = 8 * FRAME_SAMPLES  # 0.256 s: a step of the look for the first s
 def clip_window(
     pcm: Pcm, detector: SpeechDetector, vad: VadOptions, options: CutOptions
 ) -> Iterator[Window | None]:
-    """Yield the clip's window, if there is speech in it, and None between steps.
-
-    Looks for speech beyond doubt, and then only whether the last seconds hold any.
+    """Yield the clip's window, if there is speech in it, and None between steps. Looks for speech
+    beyond doubt, and then only whether the last seconds hold any.
     """
     if not pcm.shape[0]:
         return

@@ -1,13 +1,8 @@
 """The router's way from an upload to windows: a pool of audio workers.
 
-    async with pool.open(path, request_id=..., timeout_s=...) as stream:
-        async for window in stream:
-            ...
-
-`open_whole` is for those who read the audio in any order. Each worker is a process of its own
-(`router.audio.worker`), because decoding hostile files may crash, hang or eat memory: one that
-does is replaced alone, the upload it was on gets the error, and its other uploads go on in another
-worker, after the windows already sent. Knows processes, sockets and who waits for what, not audio.
+Each worker is a process of its own (`router.audio.worker`), because decoding hostile files may
+crash, hang or eat memory: one that does is replaced alone, the upload it was on gets the error, and
+its other uploads go on in another worker, after the windows already sent.
 """
 
 from __future__ import annotations
@@ -62,11 +57,9 @@ CRASHES = frozenset(
 
 
 class AudioPool:
-    """A pool of audio workers. Belongs to one event loop.
-
-    One is there from the start. Each of the others is started when there are more uploads than
-    workers for the first time, and is then kept: most servers at rest need one, and each takes
-    60 MB.
+    """Belongs to one event loop. One worker is there from the start. Each of the others is started
+    when there are more uploads than workers for the first time, and is then kept: most servers at
+    rest need one, and each takes 60 MB.
     """
 
     def __init__(
@@ -77,10 +70,7 @@ class AudioPool:
         speakers: SpeakerSettings | None = None,
         when_idle: bool = False,
     ) -> None:
-        """when_idle: of the workers' processes, as in `AudioLimits`.
-
-        speakers: as of `Settings.speaker_network`; None: speakers are not told apart.
-        """
+        """when_idle: as in `AudioLimits`. speakers: as of `Settings.speaker_network`."""
         self._settings = settings
         self._clock = clock
         self._limits = AudioLimits(
@@ -102,11 +92,7 @@ class AudioPool:
         self._ended_s: dict[bytes, list[float]] = {}  # when clients' uploads ended workers
 
     async def start(self) -> None:
-        """Start the first worker and wait until it is ready.
-
-        Raises:
-            ConfigurationError: it does not start; its standard error says why.
-        """
+        """Wait until the first worker is ready. Raises ConfigurationError: it does not start."""
         self._tasks = [asyncio.create_task(task) for task in (self._keep_worker(), self._watch())]
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
@@ -150,17 +136,15 @@ class AudioPool:
         channel: int | None = None,
     ) -> AsyncIterator[AudioStream]:
         """Begin to decode the file at `path`, which must stay there until the block is left.
-
         Leaving the block, also by cancellation, ends the work on it.
 
-        timeout_s: time to open it, with the wait for a worker.
-        client: whose it is; empty: not known.
-        chunking: how to cut it; None leaves that to us. early, channel: as in `OpenUpload`.
+        timeout_s: time to open it, with the wait for a worker. client: whose it is; empty: not
+            known. chunking, early, channel: as in `OpenUpload`.
 
         Raises:
             RateLimitError: the client's uploads have ended too many workers.
-            SplitscribeError: of the 4xx kind if it is not audio; WorkerError if its worker died
-                on it; DeadlineExceededError if it could not be opened in time.
+            SplitscribeError: of the 4xx kind if it is not audio; WorkerError if its worker died on
+            it; DeadlineExceededError if it could not be opened in time.
         """
         upload = OpenUpload(
             next(self._upload_ids), str(path), chunking=chunking, early=early, channel=channel
@@ -170,7 +154,6 @@ class AudioPool:
 
     @property
     def tells_voices_apart(self) -> bool:
-        """Whether there is a network for a survey's `speakers`."""
         return self._limits.speaker_model is not None
 
     async def survey(
@@ -183,10 +166,8 @@ class AudioPool:
         speakers: SpeakerSearch | None = None,
     ) -> AudioStream:
         """Hear a file once for its length, and its channels or `speakers`: the stream has them.
-
-        Raises:
-            SplitscribeError: as from `open`; InvalidRequestError where it has one channel;
-                InvalidAudioError for the recording of a known voice.
+        Raises as `open`, InvalidRequestError where it has one channel, and InvalidAudioError for
+        the recording of a known voice.
         """
         survey = speakers is None
         upload = OpenUpload(next(self._upload_ids), str(path), survey=survey, speakers=speakers)
@@ -206,12 +187,8 @@ class AudioPool:
         client: bytes = b"",
         channel: int | None = None,
     ) -> AsyncIterator[WholeAudio]:
-        """As `open`, for those who read the audio in any order.
-
-        n_mels: bins of the mel power whose maximum is wanted. channel: as in `OpenUpload`.
-
-        Raises:
-            SplitscribeError: as from `open`.
+        """As `open`, for those who read the audio in any order. n_mels: bins of the mel power whose
+        maximum is wanted.
         """
         upload = OpenUpload(next(self._upload_ids), str(path), n_mels=n_mels, channel=channel)
         stream = AudioStream(upload, request_id, client)
@@ -240,9 +217,8 @@ class AudioPool:
             self._release(stream)
 
     def _assign(self) -> None:
-        """Give waiting uploads to the least busy workers, and start one more where that helps.
-
-        In the order in which they came, but where workers have enough long ones, clips pass those.
+        """Give waiting uploads to the least busy workers, and start one more where that helps: in
+        the order in which they came, but where workers have enough long ones, clips pass those.
         """
         takes_long = True
         for stream in tuple(self._waiting):
@@ -287,10 +263,8 @@ class AudioPool:
     # ------------------------------------------------------------------------- the workers
 
     async def _keep_worker(self, *, ever_ready: bool = False) -> None:
-        """Keep one worker running: start it, listen to it, replace it when it dies.
-
-        Raises:
-            ConfigurationError: it was never ready, and does not start.
+        """Keep one worker running: start it, listen to it, replace it when it dies. Raises
+        ConfigurationError: it was never ready, and does not start.
         """
         pause_s = FIRST_RESTART_S
         while True:
@@ -321,7 +295,6 @@ class AudioPool:
         return f"exit code {worker.process.returncode}; its error output says why"
 
     async def _listen(self, worker: AudioProcess) -> None:
-        """Hand a worker's messages to their streams, until it is gone or breaks the protocol."""
         while True:
             try:
                 self._handle(worker, *await worker.receive())

@@ -1,13 +1,10 @@
 """What the router and an audio worker say to each other, and the limits of an upload.
 
-Each message over their socket pair is one of the dataclasses below, sent as a JSON object, and for
-a window followed by its PCM. What arrives is checked against the types of its fields before
-anything reads it. There is no pickle, so a worker that a hostile upload has taken over can send
-nothing but text and samples, with numbers inside the bounds that are declared here. Beside the
-socket, a few shared bytes tell the router which upload a worker is working on: that upload is to
-blame if it dies.
-
-Imports no codec and no model, so that the router process stays light.
+Each message over their socket pair is one of the dataclasses below, as a JSON object, and for a
+window followed by its PCM. What arrives is checked against the types of its fields. There is no
+pickle, so a worker that a hostile upload has taken over can send nothing but text and samples, with
+numbers inside the bounds declared here. Imports no codec and no model, so that the router stays
+light.
 """
 
 from __future__ import annotations
@@ -47,21 +44,14 @@ Seconds = Annotated[float, Field(ge=0, le=_LARGEST, allow_inf_nan=False)]
 
 @dataclass(frozen=True, slots=True)
 class AudioLimits:
-    """max_busy_s: processor time for decoding and finding windows.
-    memory_bytes: what an audio worker may allocate beyond what it takes when idle.
-    when_idle: its process computes only while nobody else on the machine wants its core.
-    speaker_model: the file of the network that tells voices apart; None: there is none.
-    speaker_threshold: the cosine distance between two voices.
-    """
-
     max_upload_bytes: int
     max_audio_s: float
     min_audio_s: float
-    max_busy_s: float
-    memory_bytes: int
-    when_idle: bool = False
-    speaker_model: str | None = None
-    speaker_threshold: float = 0.5
+    max_busy_s: float  # processor time for decoding and finding windows
+    memory_bytes: int  # that a worker may allocate beyond what it takes when idle
+    when_idle: bool = False  # computes only while nobody else on the machine wants its core
+    speaker_model: str | None = None  # file of the network that tells voices apart
+    speaker_threshold: float = 0.5  # cosine distance between two voices
 
     def too_short(self) -> AudioTooShortError:
         least = f"Minimum audio length is {self.min_audio_s:g} seconds."
@@ -88,7 +78,7 @@ class AudioLimits:
 
 
 def too_large(limit_bytes: int, read_bytes: int) -> PayloadTooLargeError:
-    """The error for an upload over its limit, in OpenAI's words."""
+    """In OpenAI's words."""
     return PayloadTooLargeError(
         f"Maximum content size limit ({limit_bytes}) exceeded ({read_bytes} bytes read)"
     )
@@ -99,13 +89,9 @@ def too_large(limit_bytes: int, read_bytes: int) -> PayloadTooLargeError:
 
 @dataclass(frozen=True, slots=True)
 class SpeakerSearch:
-    """Whose voices an upload is searched for.
+    """Whose voices an upload is searched for, and how many there may be."""
 
-    references: of each voice that is known, its name and the file that it is heard in.
-    least, most: how many voices there may be.
-    """
-
-    references: tuple[tuple[str, str], ...] = ()
+    references: tuple[tuple[str, str], ...] = ()  # name, file
     least: int = 1
     most: int | None = None
 
@@ -114,34 +100,27 @@ class SpeakerSearch:
 class OpenUpload:
     """Decode the file at `path`.
 
-    n_mels: None asks for windows cut at pauses; a number, for the whole audio in pieces of 30 s
-        and for the largest log10 mel power in so many bins.
-    chunking: what the client wishes of the cuts.
-    early: cut as `router.audio.windows.EARLY_CUTS` has it, where the client has no wish.
-    channel: the one that is wanted; None: their mix. survey: no windows, but what the channels are.
-    credit: windows that the router will take; skip: windows that it has already.
-    speakers: what is wanted are the turns of speakers, and no windows.
+    n_mels: None asks for windows cut at pauses; a number, for the whole audio in pieces of 30 s and
+        for the largest log10 mel power in so many bins.
     """
 
     upload_id: int
     path: str
     n_mels: int | None = None
-    chunking: Chunking | None = None
-    early: bool = False
-    channel: int | None = None
-    survey: bool = False
-    credit: int = 0
-    skip: int = 0
-    speakers: SpeakerSearch | None = None
+    chunking: Chunking | None = None  # the client's wish
+    early: bool = False  # by `EARLY_CUTS`, where the client has no wish
+    channel: int | None = None  # None: their mix
+    survey: bool = False  # no windows, but what the channels are
+    credit: int = 0  # windows that the router will take
+    skip: int = 0  # windows that it has already
+    speakers: SpeakerSearch | None = None  # asks for turns in place of windows
     kind: Literal["open"] = "open"
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What follows for an upload.
-
-    credit: the router will take one window more. cancel: nobody wants the rest. ping: of no upload;
-    answer with `Alive`.
+    """What follows for an upload: `credit` for one window more, `cancel`; `ping` is of none, and is
+    answered with `Alive`.
     """
 
     kind: Literal["credit", "cancel", "ping"]
@@ -156,9 +135,9 @@ Command = OpenUpload | Order
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The upload is audio. expected_s: the length that its container states; it may be wrong."""
+    """The upload is audio."""
 
-    expected_s: Seconds | None
+    expected_s: Seconds | None  # as its container states; it may be wrong
     kind: Literal["opened"] = "opened"
 
 
@@ -175,9 +154,8 @@ class WindowFound:
 
 @dataclass(frozen=True, slots=True)
 class TurnsFound:
-    """Turns of speakers in time order: first sample, end, and the number of the speaker.
-
-    The voices of the references come first, in their order; then the others as they appear.
+    """Turns of speakers in time order: first sample, end, and the number of the speaker: the
+    references' voices in their order, then the others as they appear.
     """
 
     turns: Annotated[tuple[tuple[Count, Count, Count], ...], Field(max_length=MAX_TURNS)]
@@ -186,20 +164,17 @@ class TurnsFound:
 
 @dataclass(frozen=True, slots=True)
 class Finished:
-    """The upload is decoded to its end. log_max: of an upload that was asked for whole.
-
-    channels: of one that was surveyed, as `router.audio.channels.ChannelSurvey.finish` tells.
-    """
+    """The upload is decoded to its end."""
 
     n_samples: Count
-    log_max: Annotated[float, Field(ge=-20, le=20)] = 0.0
-    channels: tuple[Count | None, ...] = ()
+    log_max: Annotated[float, Field(ge=-20, le=20)] = 0.0  # of a whole one
+    channels: tuple[Count | None, ...] = ()  # as of `ChannelSurvey.finish`
     kind: Literal["finished"] = "finished"
 
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The upload cannot be decoded. The fields are those of a `SplitscribeError`."""
+    """The upload cannot be decoded: a `SplitscribeError`."""
 
     error_class: str
     message: str
@@ -223,17 +198,15 @@ UploadEvent = Opened | WindowFound | TurnsFound | Finished | Failed
 
 @dataclass(frozen=True, slots=True)
 class UploadReport:
-    """What happened to an upload. busy_s: the processor time that it has taken so far."""
-
     upload_id: Count
-    busy_s: Seconds
+    busy_s: Seconds  # processor time so far
     event: Annotated[UploadEvent, Field(discriminator="kind")]
     kind: Literal["report"] = "report"
 
 
 @dataclass(frozen=True, slots=True)
 class Alive:
-    """The worker takes uploads: sent when it has started, and as the answer to each `Ping`."""
+    """The worker takes uploads: sent when it has started, and as the answer to each ping."""
 
     kind: Literal["alive"] = "alive"
 
@@ -251,11 +224,7 @@ def pack(message: Command | Report, n_pcm_bytes: int = 0) -> bytes:
 
 
 def unpack_prefix(prefix: bytes) -> tuple[int, int]:
-    """How many bytes of JSON and of PCM a worker announces.
-
-    Raises:
-        ValueError: more than any worker sends.
-    """
+    """How many bytes of JSON and of PCM follow. Raises ValueError: more than any worker sends."""
     n_bytes, n_pcm_bytes = _PREFIX.unpack(prefix)
     if n_bytes > MAX_MESSAGE_BYTES or n_pcm_bytes > MAX_PCM_BYTES:
         raise ValueError(f"an audio worker announces {n_bytes} and {n_pcm_bytes} bytes")
@@ -263,11 +232,7 @@ def unpack_prefix(prefix: bytes) -> tuple[int, int]:
 
 
 def unpack_report(content: bytes) -> Report:
-    """The message in `content`.
-
-    Raises:
-        ValueError: it is no message of a worker.
-    """
+    """Raises ValueError: it is no message of a worker."""
     return _REPORTS.validate_json(content, strict=True)
 
 
@@ -284,10 +249,8 @@ class WorkerSocket:
             self._sock.sendall(pcm)
 
     def receive(self, wait: bool) -> list[Command]:
-        """Every whole message that is there; with `wait`, at least one.
-
-        Raises:
-            EOFError: the router is gone.
+        """Every whole message that is there; with `wait`, at least one. Raises EOFError: the router
+        is gone.
         """
         commands = self._parse()
         while True:
@@ -315,7 +278,9 @@ class WorkerSocket:
 
 
 class UploadSlot:
-    """Which upload a worker is on: the worker writes it, and the router reads it after a death."""
+    """Which upload a worker is on, in shared bytes: the router reads it after a death, and blames
+    that one.
+    """
 
     def __init__(self, fd: int) -> None:
         self._map = mmap.mmap(fd, mmap.PAGESIZE)
@@ -325,7 +290,6 @@ class UploadSlot:
 
     @staticmethod
     def make_file() -> int:
-        """A file descriptor of the shared page, without a name."""
         with tempfile.TemporaryFile() as file:
             file.truncate(mmap.PAGESIZE)
             return os.dup(file.fileno())
@@ -338,7 +302,7 @@ class UploadSlot:
         self._upload[0] = 0
 
     def get(self) -> tuple[int, float]:
-        """Return (upload, seconds on it); upload 0 is none."""
+        """(upload, seconds on it); upload 0 is none."""
         upload_id = self._upload[0]
         return upload_id, time.monotonic() - self._since[0] if upload_id else 0.0
 

@@ -33,15 +33,12 @@ SAMPLE_BYTES = 2
 
 
 class AudioStream:
-    """One upload's windows, in order, as they are found.
+    """One upload's windows, in order, as they are found. The methods below `__anext__` are called
+    by the pool and its workers.
 
-    expected_s: the length that the container states, or None; it may be wrong.
-    duration_s, decode_s: the audio's length, and the processor time that decoding and cutting
-        took; both are final when the iteration has ended.
-    log_max: the largest log10 mel power of an upload that is read whole, and channels: what became
-        of one that is surveyed, when the iteration has ended.
-
-    The methods below `__anext__` are called by the pool and its workers.
+    duration_s, decode_s: the audio's length, and the processor time that it took. They, `log_max`
+        (of an upload that is read whole), `channels` and `turns` are final when the iteration has
+        ended.
     """
 
     def __init__(self, upload: OpenUpload, request_id: str, client: bytes = b"") -> None:
@@ -70,11 +67,7 @@ class AudioStream:
         return self
 
     async def __anext__(self) -> Window:
-        """The next window.
-
-        Raises:
-            SplitscribeError: the upload cannot be decoded, or its worker died on it.
-        """
+        """Raises SplitscribeError: it cannot be decoded, or its worker died on it."""
         while True:
             if self._error is not None:
                 raise self._error
@@ -113,7 +106,6 @@ class AudioStream:
         return replace(self._upload, credit=credit, skip=self.n_received)
 
     def take(self, report: UploadReport, pcm: bytes) -> None:
-        """Take what the worker reports; `pcm` is that of a window."""
         self.decode_s = report.busy_s
         match report.event:
             case Opened(expected_s):
@@ -143,12 +135,9 @@ class WholeAudio:
     """One upload's samples, to be read in any order once `load` has ended.
 
     They are in a temporary file without a name, so that hours of audio take no memory, and nothing
-    is left behind by whatever ends the process. Threads use the disk, and a cancelled request does
-    not wait for them. Closing does wait: else the descriptor's number could be given to another
-    file while a thread uses it.
-
-    n_samples, log_max: length, and largest log10 mel power with the edges that openai/whisper
-        gives a file; final after `load`.
+    is left behind by whatever ends the process. A cancelled request does not wait for its threads.
+    Closing does: else the descriptor's number could be given to another file while a thread uses
+    it.
     """
 
     def __init__(self, stream: AudioStream, release: Callable[[], None]) -> None:
@@ -175,12 +164,8 @@ class WholeAudio:
     async def load(self, on_found: Callable[[float], None] | None = None) -> None:
         """Decode to the end; the audio worker is free for others then.
 
-        Args:
-            on_found: called with the seconds of audio decoded so far; what it raises ends the load.
-
-        Raises:
-            SplitscribeError: the upload cannot be decoded, or its worker died on it.
-            OverloadedError: the disk is full.
+        on_found: gets the seconds of audio decoded so far; what it raises ends the load. Raises as
+            `AudioStream.__anext__`, and OverloadedError: the disk is full.
         """
         async for piece in self.stream:
             try:
@@ -205,7 +190,6 @@ class WholeAudio:
             self._file.close()
 
     def _write(self, pcm: Pcm) -> None:
-        """Write at the end."""
         view, at = pcm.data.cast("B"), self.n_samples * SAMPLE_BYTES
         with self._lock:
             while view and not self._file.closed:

@@ -1,12 +1,8 @@
 """Voice activity: how likely each 32 ms of audio holds speech, by Silero's ONNX model.
 
-Runs inside the audio workers. The model's sequence form takes any number of frames in one call
-and hands its LSTM state on, so a stream is fed in blocks; one thread, because the pool has one
-process per core. Knows frames and probabilities; `router.audio.cutter` decides what to make of
-them.
-
-The model file comes with the package `silero-vad`, which is located but never imported: importing
-it would load torch.
+The model's sequence form takes any number of frames in one call and hands its LSTM state on, so a
+stream is fed in blocks; one thread, because the pool has one process per core. The model file comes
+with the package `silero-vad`, which is located but never imported: that would load torch.
 """
 
 from __future__ import annotations
@@ -35,27 +31,22 @@ PEAK_DECAY = 0.8 ** (1 / 64)  # per frame: a loud moment holds the gain down for
 class VadOptions:
     """When a frame counts as speech. The defaults lose silence rather than words.
 
-    threshold: a frame at or above it is speech.
-    release: a frame at or above it is speech if it touches speech on either side.
-    min_speech_frames: a shorter run is a click.
-    sure, min_sure_frames: so many frames at or above it, and the detector is sure of speech.
-    silence_peak: a block whose samples never exceed it skips the model.
     target_peak, max_gain: quiet audio is amplified for the model (never for the transcript) until
         its recent peak stands at the target; the model misses the first words of quiet speech.
     """
 
-    threshold: float = 0.3
-    release: float = 0.1
-    min_speech_frames: int = 2
-    sure: float = 0.5
+    threshold: float = 0.3  # a frame at or above it is speech
+    release: float = 0.1  # and one at or above this if it touches speech
+    min_speech_frames: int = 2  # a shorter run is a click
+    sure: float = 0.5  # so many frames at or above it, and it is speech beyond doubt
     min_sure_frames: int = 4
-    silence_peak: int = 8
+    silence_peak: int = 8  # a block whose samples never exceed it skips the model
     target_peak: float = 0.4
     max_gain: float = 32.0
 
 
 class SpeechDetector:
-    """The model, loaded once in each audio worker and shared by its streams."""
+    """The model, loaded once in each process and shared by its streams."""
 
     def __init__(self) -> None:
         import onnxruntime  # not at the top: the router imports this module's names only
@@ -71,23 +62,20 @@ class SpeechDetector:
         )
 
     def stream(self, peak: int = 0) -> SpeechStream:
-        """Begin a stream; `peak` is the loudest sample of what is to come, where it is known."""
+        """peak: the loudest sample of what is to come, where it is known."""
         return SpeechStream(self, peak)
 
     def run(
         self, frames: NDArray[np.float32], h: NDArray[np.float32], c: NDArray[np.float32]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-        """frames: float32 [n, CONTEXT_SAMPLES + FRAME_SAMPLES]; h, c: float32 [1, 1, 128].
-
-        Returns probabilities float32 [n], and the new h and c.
+        """frames: float32 [n, CONTEXT_SAMPLES + FRAME_SAMPLES]; h, c: float32 [1, 1, 128]. Returns
+        probabilities float32 [n], and the new h and c.
         """
         probabilities, h, c = self._session.run(None, {"input": frames, "h": h, "c": c})
         return probabilities, h, c
 
 
 class SpeechStream:
-    """One upload's pass through the model: carries its state from block to block."""
-
     __slots__ = ("_c", "_context", "_detector", "_h", "_peak")
 
     def __init__(self, detector: SpeechDetector, peak: int = 0) -> None:
@@ -98,9 +86,8 @@ class SpeechStream:
         self._context = np.zeros(CONTEXT_SAMPLES, np.int16)
 
     def feed(self, pcm: Pcm) -> NDArray[np.float32]:
-        """pcm: int16 [n_samples] at 16 kHz; the last frame is padded with silence.
-
-        Returns one probability per frame, float32 [ceil(n_samples / FRAME_SAMPLES)].
+        """pcm: int16 [n_samples]; the last frame is padded with silence. Returns one probability
+        per frame, float32 [ceil(n_samples / FRAME_SAMPLES)].
         """
         n_frames = -(-pcm.shape[0] // FRAME_SAMPLES)
         padded = np.zeros(CONTEXT_SAMPLES + n_frames * FRAME_SAMPLES, np.int16)
@@ -124,10 +111,8 @@ class SpeechStream:
 
 
 def speech_mask(probabilities: NDArray[np.float32], options: VadOptions) -> NDArray[np.bool_]:
-    """Mark the frames that hold speech: bool [n_frames].
-
-    A run of frames at or above `release` is speech if one of them reaches `threshold` and it is
-    long enough; so the soft start and end of a word belong to it.
+    """bool [n_frames]. A run of frames at or above `release` is speech if one of them reaches
+    `threshold` and it is long enough; so the soft start and end of a word belong to it.
     """
     candidate = probabilities >= options.release
     mask = np.zeros(candidate.shape, np.bool_)
@@ -151,11 +136,6 @@ def runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
 
 
 def model_path() -> Path:
-    """Where the installed package keeps the model.
-
-    Raises:
-        ConfigurationError: the package or the file is missing.
-    """
     spec = find_spec("silero_vad")
     for folder in (spec.submodule_search_locations or ()) if spec else ():
         path = Path(folder) / "data" / MODEL_FILE

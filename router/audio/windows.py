@@ -12,21 +12,13 @@ from cluster.common.messages import SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES, Pcm
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A stretch of the original audio, so that its offset is true.
+    """A stretch of the original audio, so that its offset is true."""
 
-    index: 0, 1, 2, ... in time order.
-    start_sample: where it begins in the decoded upload.
-    pcm: int16 [n_samples], 16 kHz mono, 1 <= n_samples <= WINDOW_SAMPLES; read-only in the router.
-    is_faint: the detector found something like speech and was not sure of it.
-    speech: the samples of the upload from and to which the detector heard speech; None where it
-        has not been over the whole window.
-    """
-
-    index: int
-    start_sample: int
-    pcm: Pcm
-    is_faint: bool = False
-    speech: tuple[tuple[int, int], ...] | None = None
+    index: int  # in time order
+    start_sample: int  # in the decoded upload
+    pcm: Pcm  # int16 [1 to WINDOW_SAMPLES]; read-only in the router
+    is_faint: bool = False  # the detector found something like speech and was not sure
+    speech: tuple[tuple[int, int], ...] | None = None  # samples of the upload; None: not all heard
 
     @property
     def n_samples(self) -> int:
@@ -43,43 +35,28 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class CutOptions:
-    """Where windows begin and end, in seconds.
+    """Where windows begin and end, in seconds."""
 
-    max_lead_s: silence before the first speech that is kept (Whisper's first timestamp is at
-        most 1.0 s); a longer one is cut down to `pad_before_s`.
-    pad_before_s, pad_after_s: silence that stays around speech where a longer one is left out;
-        the end of a sentence may be too soft for the detector.
-    min_pause_s: a shorter one is a sound of speech.
-    search_s: how far before its limit a window may end in a pause.
-    drop_s: silence from here on belongs to no window.
-    short_s: a clip that its start and its end tell enough of; of a longer one the detector hears
-        all, so that doubted text in it can be held against the speech that is there.
-    long_silence_s: ends a window of at least `half_full_s`; `skip_silence_s` ends any.
-    early_s: a window ends in the first pause of `early_pause_s` behind so much of it, and audio of
-        up to `early_clip_s` is still one window; None: windows are as full as they get.
-    """
-
-    max_lead_s: float = 0.8
-    pad_before_s: float = 0.5
-    pad_after_s: float = 1.0
+    max_lead_s: float = 0.8  # before speech: Whisper's first timestamp is at most 1.0 s
+    pad_before_s: float = 0.5  # around speech, where a longer silence is left out
+    pad_after_s: float = 1.0  # the end of a sentence may be too soft for the detector
     min_pause_s: float = 0.19  # six frames: 0.2 s, less the frame grid
-    search_s: float = 10.0
-    drop_s: float = 1.6
+    search_s: float = 10.0  # how far before its limit a window may end in a pause
+    drop_s: float = 1.6  # silence from here on belongs to no window
     half_full_s: float = 15.0
-    short_s: float = 10.0
-    long_silence_s: float = 3.0
-    skip_silence_s: float = 8.0
-    early_s: float | None = None
+    short_s: float = 10.0  # a clip that its start and its end tell enough of
+    long_silence_s: float = 3.0  # ends a window of at least `half_full_s`
+    skip_silence_s: float = 8.0  # ends any
+    early_s: float | None = None  # a window ends in the first pause of `early_pause_s` behind it
     early_pause_s: float = 0.35
     early_clip_s: float = 10.0
 
     @property
     def clip_s(self) -> float:
-        """Audio of up to so much is one window, if it fits."""
         return WINDOW_S if self.early_s is None else self.early_clip_s
 
     def tail_end(self, speech_end: int, pcm_end: int) -> int:
-        """The sample where audio ends whose last speech ends there: silence is cut to the pad."""
+        """Where audio ends whose last speech ends there: silence is cut to the pad."""
         if pcm_end - speech_end < samples(self.drop_s):
             return pcm_end
         return speech_end + samples(self.pad_after_s)
@@ -93,9 +70,8 @@ def samples(seconds: float) -> int:
 
 
 class Pieces:
-    """Takes PCM block by block and yields all of it, in windows of which only the last is short.
-
-    For uploads that the router wants whole (`router.audio.stream`).
+    """Yields all PCM, in windows of which only the last is short, for uploads that the router wants
+    whole.
     """
 
     def __init__(self, max_samples: int = WINDOW_SAMPLES) -> None:
@@ -114,7 +90,6 @@ class Pieces:
                 yield from self.finish()
 
     def finish(self) -> Iterator[Window]:
-        """Yield what is left, after the last `feed`."""
         if self._waiting:
             pcm = np.concatenate(self._waiting)
             self._waiting.clear()

@@ -1,12 +1,9 @@
 """The audio worker: a process that decodes uploads and cuts them into windows.
 
-Started by `router.audio.pool`, with which it shares one socket. It holds many uploads at once and
-works on them in steps of a few milliseconds, mostly on the one that has had the least processor
-time, so that a two-second clip never waits for a two-hour file. An upload whose consumer is behind
-(no credit left) is not worked on, and holds a few megabytes.
-
-Anything may happen to this process while it reads hostile bytes. The router knows from the upload
-slot which upload it was on, blames that one alone, and gives the others to another worker.
+It holds many uploads at once and works on them in steps of a few milliseconds, mostly on the one
+that has had the least processor time, so that a two-second clip never waits for a two-hour file. An
+upload whose consumer is behind (no credit left) is not worked on, and holds a few megabytes.
+Anything may happen to this process while it reads hostile bytes.
 """
 
 from __future__ import annotations
@@ -69,22 +66,18 @@ Steps = Generator[Opened | Window | TurnsFound | Finished | None]
 
 @dataclass(slots=True)
 class Upload:
-    """One upload in work. `credit`: windows that the router will still take; `skip`: windows
-    that it has from a worker that died; `busy_s`: processor time so far, at most
-    `max_busy_s`."""
+    """One upload in work."""
 
     id: int
     steps: Steps
-    credit: int
-    skip: int = 0
+    credit: int  # windows that the router will still take
+    skip: int = 0  # windows that it has from a worker that died
     max_busy_s: float = math.inf
-    busy_s: float = 0.0
+    busy_s: float = 0.0  # processor time so far
     last_step: int = 0
 
 
 class AudioWorker:
-    """Runs the uploads of one process."""
-
     def __init__(self, connection: WorkerSocket, slot: UploadSlot, limits: AudioLimits) -> None:
         self._connection = connection
         self._slot = slot
@@ -103,7 +96,6 @@ class AudioWorker:
             pass
 
     def run(self) -> None:
-        """Serve until the router closes the socket."""
         self._connection.send(Alive())
         while True:
             upload = self._next_upload()
@@ -203,12 +195,8 @@ def transcode(
     peak: MelPeak | None = None,
     channel: int | None = None,
 ) -> Steps:
-    """Decode and cut one upload, step by step: `Opened`, its windows, `Finished`.
-
-    Yields None after a step that completes no window. channel: as of `AudioFile.blocks`.
-
-    Raises:
-        SplitscribeError: what `AudioFile` raises.
+    """Decode and cut one upload, step by step: `Opened`, its windows, `Finished`; None after a step
+    that completes no window. Raises what `AudioFile` raises.
     """
     with closing(AudioFile(path, limits)) as file:
         yield Opened(file.declared_s)
@@ -238,10 +226,8 @@ def survey(path: Path, limits: AudioLimits) -> Steps:
 def make_cutter(
     detector: SpeechDetector, chunking: Chunking | None, *, early: bool = False
 ) -> WindowCutter:
-    """A cutter with our own rules, changed by what the client wishes; early: as in `OpenUpload`.
-
-    A pause must last `silence_duration_ms` for a cut, and `prefix_padding_ms` of a longer silence
-    stay in front of speech.
+    """Our own rules, changed by what the client wishes: a pause must last `silence_duration_ms` for
+    a cut, and `prefix_padding_ms` of a longer silence stay in front of speech.
     """
     if chunking is None:
         return WindowCutter(detector, EARLY_CUTS if early else None)
@@ -262,8 +248,8 @@ class MelPeak:
     """The largest log10 mel power of a whole recording, found while it is decoded.
 
     openai/whisper cuts a file's log-mel at 8 decades below the file's maximum, so windows that
-    shall have its features need that number before the first of them is encoded. Frames are those
-    of a centred STFT of the whole. In numpy: the router runs without torch.
+    shall have its features need that number first. Frames are those of a centred STFT of the whole.
+    In numpy: the router runs without torch.
     """
 
     def __init__(self, n_mels: int) -> None:
@@ -276,11 +262,10 @@ class MelPeak:
         self._power = 0.0
 
     def feed(self, pcm: Pcm) -> None:
-        """Take the next samples, int16 [n]."""
         self._take(pcm.astype(np.float32) / np.float32(32_768))
 
     def finish(self) -> float:
-        """The peak, after the last `feed`: zeros follow the recording."""
+        """Zeros follow the recording."""
         self._take(np.zeros(N_FFT, np.float32))
         return math.log10(max(self._power, MEL_FLOOR))
 

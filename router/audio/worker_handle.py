@@ -37,14 +37,8 @@ BOOT = (
 
 
 class AudioProcess:
-    """One audio worker: the process, its socket, and the streams that it works on."""
-
     def __init__(self, limits: AudioLimits) -> None:
-        """Start the process; `connect` follows.
-
-        Raises:
-            OSError: the system gives no process, socket or shared page.
-        """
+        """Start the process; `connect` follows. Raises OSError."""
         self.streams: dict[int, AudioStream] = {}
         self.left: AudioStream | None = None  # the last one that was taken away in a step on it
         self.ready = asyncio.Event()
@@ -85,7 +79,6 @@ class AudioProcess:
 
     @property
     def is_able(self) -> bool:
-        """It takes uploads."""
         return self.alive and self.ready.is_set()
 
     @property
@@ -101,11 +94,8 @@ class AudioProcess:
             self._writer.write(pack(command))
 
     async def receive(self) -> tuple[Report, bytes]:
-        """The next message and its PCM.
-
-        Raises:
-            EOFError: the worker is gone.
-            ValueError: it sent something that no worker sends.
+        """The next message and its PCM. Raises EOFError: the worker is gone; ValueError: it sent
+        something that no worker sends.
         """
         try:
             n_bytes, n_pcm_bytes = unpack_prefix(await self._reader.readexactly(PREFIX_BYTES))
@@ -135,13 +125,11 @@ class AudioProcess:
         return self._n_silent
 
     def add(self, stream: AudioStream) -> None:
-        """Work on the stream's upload from now on."""
         self.streams[stream.upload_id] = stream
         stream.add_credit = partial(self.send, Order("credit", stream.upload_id))
         self.send(stream.opening())
 
     def remove(self, stream: AudioStream) -> None:
-        """Stop working on the stream's upload, if this worker has it."""
         if self.streams.pop(stream.upload_id, None) is None:
             return
         stream.add_credit = None
@@ -151,9 +139,8 @@ class AudioProcess:
             self.send(Order("cancel", stream.upload_id))
 
     def end(self, patience_s: float) -> asyncio.Future[None]:
-        """Close the socket, which ends the process; kill it if it does not end in time.
-
-        A thread waits for the end, so it comes even if nobody awaits it. May be called again.
+        """Close the socket, which ends the process; kill it if it does not end in time. A thread
+        waits for the end, so it comes even if nobody awaits it. May be called again.
         """
         self.alive = False
         self._writer.close()

@@ -1,10 +1,5 @@
-"""Voice activity of all live sessions of a process: each VAD frame goes through Silero's network.
-
-Each session has a `VadStream`, which takes PCM of any length and delivers the probability of speech
-of each frame of 512 samples. A tick takes the waiting frames of every stream and runs them through
-the network that also cuts uploads (`router.audio.vad`), off the event loop.
-
-It knows frames and probabilities; `router.live.turn_detector` decides what follows from them.
+"""Voice activity of all live sessions of a process, by the network that also cuts uploads
+(`router.audio.vad`): each tick runs the waiting frames of every stream, off the event loop.
 """
 
 from __future__ import annotations
@@ -43,11 +38,10 @@ class VadStream:
 
     @property
     def n_waiting(self) -> int:
-        """Number of complete frames that no tick has taken."""
+        """Complete frames that no tick has taken."""
         return self._n_samples // FRAME_SAMPLES
 
     def add(self, pcm: Pcm) -> None:
-        """Take PCM, int16 [n_samples], of any length."""
         self._pieces.append(pcm)
         self._n_samples += len(pcm)
 
@@ -66,8 +60,6 @@ class VadStream:
 
 
 class VoiceActivity:
-    """The streams of all sessions of a process, and the task that runs their frames."""
-
     def __init__(
         self,
         make_detector: Callable[[], SpeechDetector] = SpeechDetector,
@@ -84,7 +76,7 @@ class VoiceActivity:
         self._ticking: asyncio.Task[None] | None = None
 
     def open_stream(self, on_probabilities: OnProbabilities) -> VadStream:
-        """Begin a stream. `on_probabilities` gets float32 [n_frames], in order, on the loop."""
+        """`on_probabilities` gets float32 [n_frames], in order, on the loop."""
         stream = VadStream(on_probabilities)
         self._streams.add(stream)
         if self._ticking is None:
@@ -92,13 +84,11 @@ class VoiceActivity:
         return stream
 
     def feed(self, stream: VadStream, pcm: Pcm) -> None:
-        """Take PCM, int16 [n_samples], of any length."""
         stream.add(pcm)
         if stream.n_waiting:
             self._fed.set()
 
     def close_stream(self, stream: VadStream) -> None:
-        """End a stream; nothing more is delivered to it."""
         self._streams.discard(stream)
 
     async def close(self) -> None:

@@ -1,8 +1,5 @@
 """What a live session is configured by, and the events that it tells: frozen values.
 
-`router.http` and `router.live.protocol` use `router.live.session`, which knows nothing of OpenAI's
-events or their JSON, by these. The words are explained in `router.live`.
-
 Turns are numbered from 0 on, in the order of their audio. The events of one turn come in this
 order; those in brackets do not come for every turn:
 
@@ -11,7 +8,7 @@ order; those in brackets do not come for every turn:
 
 Every announced turn ends with exactly one `TurnCompleted` or `TurnFailed`. Deltas are never taken
 back: joined, they are the text of `TurnCompleted`, also if a worker died. The next turn may start,
-and get deltas, before the last one is completed.
+and get deltas, before the last one is completed. `_ms` count from the session's start.
 """
 
 from __future__ import annotations
@@ -28,27 +25,18 @@ Delay = Literal["minimal", "low", "medium", "high", "xhigh"]
 
 @dataclass(frozen=True, slots=True)
 class ServerVad:
-    """A turn ends after a fixed time of silence.
+    """A turn ends after a fixed time of silence."""
 
-    threshold: probability from which a VAD frame counts as speech, 0 to 1.
-    prefix_padding_ms: audio before the speech that belongs to the turn.
-    silence_duration_ms: silence that ends a turn.
-    idle_timeout_ms: silence after a turn, or after the session's start, after which `IdleTimeout`
-        is sent; None: it is never sent.
-    """
-
-    threshold: float = 0.5
-    prefix_padding_ms: int = 300
-    silence_duration_ms: int = 500
-    idle_timeout_ms: int | None = None
+    threshold: float = 0.5  # probability from which a VAD frame counts as speech
+    prefix_padding_ms: int = 300  # before the speech
+    silence_duration_ms: int = 500  # that ends a turn
+    idle_timeout_ms: int | None = None  # of silence, then `IdleTimeout` is sent; None: never
 
 
 @dataclass(frozen=True, slots=True)
 class SemanticVad:
-    """A turn ends soon after a finished sentence, and later after an unfinished one.
-
-    eagerness: how much silence ends a turn after an unfinished sentence: low 8 s, medium and auto
-        4 s, high 2 s.
+    """A turn ends soon after a finished sentence, and after an unfinished one in 2 to 8 s
+    (`SEMANTIC_S`).
     """
 
     eagerness: Eagerness = "auto"
@@ -59,43 +47,28 @@ TurnDetection = ServerVad | SemanticVad | None  # None: turns end by `LiveSessio
 
 @dataclass(frozen=True, slots=True)
 class LiveConfig:
-    """How a session is transcribed.
+    """How a session is transcribed."""
 
-    model: the name that the client used; it chooses nothing in the engine.
-    language: code such as "en"; None: it is detected anew for each turn.
-    languages: codes among which it is detected; empty: all.
-    prompt: text that the decoder takes for what was said before. keywords: words to expect.
-    delay: how long words may be held back for better accuracy; None: the server's default.
-    turn_detection: what ends a turn; None: the client's commits alone.
-    logprobs: send the log probabilities of tokens with deltas and completions.
-    """
-
-    model: str = ""
-    language: str | None = None
-    languages: tuple[str, ...] = ()
-    prompt: str = ""
-    keywords: tuple[str, ...] = ()
-    delay: Delay | None = None
+    model: str = ""  # as the client named it; it chooses nothing in the engine
+    language: str | None = None  # code; None: detected anew for each turn
+    languages: tuple[str, ...] = ()  # codes among which it is detected; empty: all
+    prompt: str = ""  # taken for what was said before
+    keywords: tuple[str, ...] = ()  # words to expect
+    delay: Delay | None = None  # how long words may be held back; None: the server's default
     turn_detection: TurnDetection = ServerVad()
-    logprobs: bool = False
+    logprobs: bool = False  # of tokens, with deltas and completions
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechStarted:
-    """Speech began. audio_start_ms: where the turn's audio begins, with its padding, in ms from the
-    session's start."""
-
     turn: int
-    audio_start_ms: int
+    audio_start_ms: int  # with the turn's padding
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechStopped:
-    """Silence has ended the turn. audio_end_ms: where the turn's audio ends, in ms from the
-    session's start."""
-
     turn: int
-    audio_end_ms: int
+    audio_end_ms: int  # where the turn's audio ends
 
 
 @dataclass(frozen=True, slots=True)
@@ -107,40 +80,33 @@ class TurnCommitted:
 
 @dataclass(frozen=True, slots=True)
 class TextDelta:
-    """Text that is appended to the turn's earlier deltas; never empty. logprobs: of its tokens,
-    empty unless they were asked for."""
-
     turn: int
-    text: str
-    logprobs: tuple[TokenLogprob, ...] = ()
+    text: str  # appended to the turn's earlier deltas; never empty
+    logprobs: tuple[TokenLogprob, ...] = ()  # where asked for
 
 
 @dataclass(frozen=True, slots=True)
 class TurnSegment:
-    """A segment of the turn's text with its times, sent after the deltas with its text. start_s,
-    end_s: seconds from the beginning of the turn's audio."""
+    """A segment of the turn's text, after the deltas with its text."""
 
     turn: int
     text: str
-    start_s: float
+    start_s: float  # from the beginning of the turn's audio
     end_s: float
 
 
 @dataclass(frozen=True, slots=True)
 class TurnCompleted:
-    """The turn is transcribed. text: all its deltas joined; empty if nothing was said. audio_s:
-    length of its audio. language: code that was given or detected; None if nothing was decoded."""
-
     turn: int
-    text: str
+    text: str  # all deltas joined; empty if nothing was said
     audio_s: float
-    language: str | None
+    language: str | None  # None if nothing was decoded
     logprobs: tuple[TokenLogprob, ...] = ()
 
 
 @dataclass(frozen=True, slots=True)
 class TurnFailed:
-    """The turn could not be transcribed to its end. The deltas that were sent remain valid."""
+    """The deltas that were sent remain valid."""
 
     turn: int
     error: SplitscribeError
@@ -148,9 +114,9 @@ class TurnFailed:
 
 @dataclass(frozen=True, slots=True)
 class IdleTimeout:
-    """Nobody spoke for `ServerVad.idle_timeout_ms`. Sent once for each silence. The turn is empty:
-    a `TurnCommitted` and a `TurnCompleted` without text follow. audio_start_ms, audio_end_ms: the
-    silence, in ms from the session's start."""
+    """Nobody spoke for `ServerVad.idle_timeout_ms`. Sent once for each silence, which its times are
+    of; a `TurnCommitted` and a `TurnCompleted` without text follow.
+    """
 
     turn: int
     audio_start_ms: int

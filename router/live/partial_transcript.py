@@ -1,17 +1,14 @@
 """The text of one utterance as far as it is known, and which of its tokens are confirmed.
 
-Results of updates come in, newly confirmed tokens go out. When the utterance grows long, its
-beginning is cut off after confirmed words. Positions are encoder positions of 20 ms, counted from
-the utterance's start.
-
-What is confirmed is for a policy to say. `AttentionPeak` is AlignAtt (Simul-Whisper, arXiv
-2406.10052; SimulStreaming, 2506.17077): a token is confirmed unless its attention peak lies in the
-last moments of the audio, since the audio that follows may still change such a token.
+When the utterance grows long, its beginning is cut off after confirmed words. Positions are encoder
+positions of 20 ms, counted from the utterance's start. `AttentionPeak` is AlignAtt (Simul-Whisper,
+arXiv 2406.10052; SimulStreaming, 2506.17077): a token is confirmed unless its attention peak lies
+in the last moments of the audio, since the audio that follows may still change such a token.
 `LocalAgreement` is LocalAgreement-2 (whisper_streaming): a token is confirmed when two updates in a
-row have it. Both see the tokens after the confirmed ones.
+row have it.
 
-Under every policy, only whole words are confirmed, and never the punctuation after the last of
-them: an update that is forced to begin with a full stop tends to end its text there.
+Under both, only whole words are confirmed, and never the punctuation after the last of them: an
+update that is forced to begin with a full stop tends to end its text there.
 """
 
 from __future__ import annotations
@@ -37,37 +34,27 @@ LATEST_FIRST_STAMP = 50  # positions, 1.0 s: Whisper's rules let no text begin l
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """What an update decoded after the confirmed tokens.
-
-    end: the position where the update's audio ended.
-    is_trusted: as `router.live.updates.is_trusted` has it.
-    is_cut: it took all the tokens that it may have, without repeating itself: text may follow.
-    """
+    """What an update decoded after the confirmed tokens."""
 
     tokens: tuple[Token, ...]
-    end: int
+    end: int  # the position where its audio ended
     language: str
-    is_trusted: bool = True
-    is_cut: bool = False
+    is_trusted: bool = True  # as `router.live.updates.is_trusted`
+    is_cut: bool = False  # it took all tokens that it may have: text may follow
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPeak:
-    """hold_s: seconds before the audio's end in which a confirmed token's peak must not lie."""
-
-    hold_s: float = 0.5
+    hold_s: float = 0.5  # at the audio's end; no confirmed token's peak may lie in it
 
     def count_confirmed(
         self, new: Hypothesis, last: Hypothesis | None, eot: int, attended_to: int
     ) -> int:
-        """How many of the tokens of `new` are confirmed, counted from the first.
+        """How many of the tokens of `new` are confirmed. After a peak that jumps far back,
+        attention has lost its place, and none is.
 
-        After a peak that jumps far back, attention has lost its place, and no token is confirmed.
-
-        Args:
-            last: the update before, from the same token on; None if there was none.
-            eot: the end-of-text token; tokens below it are text, tokens above it timestamps.
-            attended_to: the latest attention peak of the tokens confirmed before.
+        last: the update before, from the same token on. attended_to: the latest attention peak of
+            the tokens confirmed before.
         """
         limit = new.end - round(self.hold_s * POSITIONS_PER_S)
         for index, token in enumerate(new.tokens):
@@ -86,7 +73,6 @@ class LocalAgreement:
     def count_confirmed(
         self, new: Hypothesis, last: Hypothesis | None, eot: int, attended_to: int
     ) -> int:
-        """As `AttentionPeak.count_confirmed`."""
         if last is None:
             return 0
         texts = [index for index, token in enumerate(new.tokens) if token.id < eot]
@@ -103,10 +89,8 @@ Policy = AttentionPeak | LocalAgreement  # neither keeps anything between update
 
 
 def chosen_policy(choice: LivePolicy, dims: ModelDims) -> Policy:
-    """The policy that a setting asks for; "auto" chooses by the checkpoint's shape.
-
-    In another implementation, the attention of a decoder with far fewer layers than its encoder
-    (large-v3-turbo) was seen not to peak at the words.
+    """With "auto" it depends on the checkpoint's shape: elsewhere, the attention of a decoder with
+    far fewer layers than its encoder (large-v3-turbo) was seen not to peak at the words.
     """
     if choice == "auto":
         is_shallow = 2 * dims.n_text_layer < dims.n_audio_layer
@@ -115,9 +99,8 @@ def chosen_policy(choice: LivePolicy, dims: ModelDims) -> Policy:
 
 
 def whole_words(tokenizer: WhisperTokenizer, tokens: Sequence[Token], n: int, language: str) -> int:
-    """The largest number of tokens, at most n, that ends with a whole word.
-
-    Timestamps and punctuation after that word are left out, since they depend on what follows.
+    """The largest number of tokens, at most n, that ends with a whole word. Timestamps and
+    punctuation after that word are left out, since they depend on what follows.
     """
     pieces = [tokenizer.decode_bytes([token.id]) for token in tokens]
     while n and not _ends_word(tokenizer, pieces, n, language):
@@ -126,7 +109,6 @@ def whole_words(tokenizer: WhisperTokenizer, tokens: Sequence[Token], n: int, la
 
 
 def _ends_word(tokenizer: WhisperTokenizer, pieces: Sequence[bytes], n: int, language: str) -> bool:
-    """Whether the first n tokens end with a whole word."""
     if not _is_wordy(pieces[n - 1]):
         return False
     if language in SPACELESS:
@@ -150,8 +132,6 @@ def _is_wordy(piece: bytes) -> bool:
 
 
 class PartialTranscript:
-    """The text of an utterance as far as it is known."""
-
     def __init__(self, utterance: Utterance, policy: Policy, tokenizer: WhisperTokenizer) -> None:
         self.utterance = utterance
         self.last: Hypothesis | None = None  # the last update's tokens after the confirmed ones
@@ -172,11 +152,7 @@ class PartialTranscript:
         return max((token.peak for token in self._tokens if token.peak is not None), default=0)
 
     def add_update(self, decoded: Hypothesis, end: int) -> list[Token]:
-        """Take the result of an update of the audio up to sample `end`.
-
-        Returns:
-            The tokens that are confirmed by it.
-        """
+        """Take an update of the audio up to sample `end`; returns the tokens that it confirms."""
         before, self.last, self.last_end = self.last, None, end
         if not decoded.is_trusted:
             return []
@@ -188,20 +164,18 @@ class PartialTranscript:
         return list(decoded.tokens[:n])
 
     def add_final(self, decoded: Hypothesis) -> list[Token]:
-        """Confirm all tokens of a final update, since no more audio follows, and return them."""
+        """Confirm and return all tokens, since no more audio follows."""
         self.last = None
         fresh = list(decoded.tokens) if decoded.is_trusted else []
         self._tokens += fresh
         return fresh
 
     def covers(self, sample: int) -> bool:
-        """Whether the last update is trusted and whole, and its audio reached `sample`."""
         return self.last is not None and not self.last.is_cut and self.last_end >= sample
 
     def text_end(self) -> int:
-        """The sample at which the confirmed text ends: its last timestamp, or its last word.
-
-        The utterance's start where that is not known: text without attention that nothing closes.
+        """Where the confirmed text ends: its last timestamp, or its last word; the utterance's
+        start where that is not known: text without attention that nothing closes.
         """
         stamps = [token.id - self._begin for token in self._tokens if token.id >= self._begin]
         is_closed = bool(self._tokens) and self._tokens[-1].id >= self._begin
@@ -212,14 +186,11 @@ class PartialTranscript:
     # -- cutting -----------------------------------------------------------------------------
 
     def cut(self, audio: Pcm, *, anywhere: bool = False) -> list[TurnSegment]:
-        """Cut the utterance's beginning off after confirmed words, where it is quietest.
+        """Cut the utterance's beginning off after confirmed words, where it is quietest, and return
+        the segments that were cut off.
 
-        Args:
-            audio: int16 [n_samples], the utterance's audio from its start.
-            anywhere: also between two words, if no sentence has ended.
-
-        Returns:
-            The segments that were cut off; none if there was no place to cut.
+        audio: int16 [n_samples], the utterance's. anywhere: also between two words, if no sentence
+            has ended.
         """
         sentences = self._boundaries(self._ends_sentence)
         boundaries = sentences[-1:] or (self._boundaries(self._begins_word) if anywhere else [])
@@ -236,15 +207,13 @@ class PartialTranscript:
         return segments
 
     def remaining_segments(self) -> list[TurnSegment]:
-        """The segments of all confirmed tokens, for an utterance that has ended."""
         end = self.utterance.end if self.utterance.end is not None else self.last_end
         return self._segments(self._tokens, (end - self.utterance.start) // SAMPLES_PER_POSITION)
 
     def _boundaries(self, is_one: Callable[[int], bool]) -> list[tuple[int, int, int]]:
-        """Where the utterance may be cut: the boundaries that `is_one` accepts, in order.
-
-        Confirmed words are on both sides of each. (index of the token after it, and the first and
-        last position between which to cut)
+        """Where the utterance may be cut: those that `is_one` accepts and that have confirmed words
+        on both sides, as (index of the token after it, and the first and last position between
+        which to cut).
         """
         places = []
         for index in range(1, len(self._tokens)):
@@ -264,7 +233,6 @@ class PartialTranscript:
         return places
 
     def _ends_sentence(self, index: int) -> bool:
-        """Whether a sentence ends before the token of this index."""
         before, after = (token.id >= self._begin for token in self._tokens[index - 1 : index + 1])
         if before or after:
             return before and after
@@ -275,9 +243,8 @@ class PartialTranscript:
         return self._tokenizer.decode_bytes([self._tokens[index].id]).startswith(b" ")
 
     def _move(self, at: int, kept: Sequence[Token]) -> None:
-        """Move the utterance's start `at` positions later, to its confirmed tokens `kept`.
-
-        As the shorter utterance must begin, so do they: with a timestamp.
+        """Move the utterance's start `at` positions later, to its confirmed tokens `kept`, which
+        must begin with a timestamp, as the shorter utterance must.
         """
         utterance, begin = self.utterance, self._begin
         utterance.start += at * SAMPLES_PER_POSITION
@@ -292,7 +259,6 @@ class PartialTranscript:
             self._tokens.insert(0, Token(begin, 0.0, None))
 
     def _shifted(self, token: Token, at: int) -> Token:
-        """The token, where positions begin `at` later."""
         return Token(
             token.id if token.id < self._begin else max(self._begin, token.id - at),
             token.logprob,
@@ -300,7 +266,7 @@ class PartialTranscript:
         )
 
     def _segments(self, tokens: Sequence[Token], end: int) -> list[TurnSegment]:
-        """The segments between the timestamps of `tokens`; the last one ends at position `end`."""
+        """Between the timestamps of `tokens`; the last one ends at position `end`."""
         turn, begin = self.utterance.turn, self._begin
         split = split_tokens([token.id for token in tokens], begin)
         spans = [(piece.start, piece.end, piece.tokens) for piece in split.pieces]

@@ -1,11 +1,9 @@
 """When a session's next update is due, and when a running one is no longer worth waiting for.
 
-Everything is measured in audio and not in time, so that audio that arrives faster than real time is
-decoded as fast as the pools can. It knows voice activity and the workers' load, and no text.
-
-Long updates mean that the workers have too much to do. Then the hop, which is the time from one
-update of a session to the next, grows for all sessions, so that they cost less. New sessions are
-refused only when the hop is at its maximum and updates still take longer. Open sessions go on.
+Measured in audio and not in time, so that audio that arrives faster than real time is decoded as
+fast as the pools can. Long updates mean that the workers have too much to do: then the hop grows
+for all sessions. New sessions are refused only when the hop is at its maximum and updates still
+take longer.
 """
 
 from __future__ import annotations
@@ -26,18 +24,15 @@ HOPS_ALLOWED = 2.0  # duration in hops from which on the next update may overtak
 
 
 class Schedule:
-    """The update schedule of one session."""
-
     def __init__(self, pace: Pace, audio: AudioBuffer, detector: TurnDetector) -> None:
         self._pace = pace
         self._audio = audio
         self._detector = detector
 
     def newest(self, utterance: Utterance) -> int:
-        """The sample at which the utterance's audio ends so far.
-
-        In a pause this is where the turn detector would end the utterance: the update may cover its
-        last word, and must not cover the beginning of another.
+        """Where the utterance's audio ends so far. In a pause this is where the turn detector would
+        end the utterance: the update may cover its last word, and must not cover the beginning of
+        another.
         """
         if utterance.end is not None:
             return min(utterance.end, self._audio.end)
@@ -46,7 +41,6 @@ class Schedule:
         return min(self._audio.end, self._detector.detected_to + LOOK_AHEAD)
 
     def is_due(self) -> bool:
-        """Whether an utterance must be decoded or finished now."""
         if not self._detector.utterances:
             return False
         utterance = self._detector.utterances[0]
@@ -65,11 +59,9 @@ class Schedule:
     ) -> bool:
         """Whether a running update of the audio up to sample `end` should be cancelled.
 
-        Args:
-            waited_s: seconds since the update was started.
-            n_before: number of updates in a row that were overtaken before this one. Each of them
-                doubles the time that this one may take, so that one of them gets through.
-            is_final: whether it is the utterance's final update, which is never overtaken.
+        waited_s: since it was started. n_before: updates in a row that were overtaken before this
+            one; each doubles its time, so that one of them gets through. A final update is never
+            overtaken.
         """
         if utterance.turn.is_cleared:
             return True
@@ -98,13 +90,10 @@ FRESH_S = 10.0  # age up to which a measurement still describes the load
 
 @dataclass(frozen=True, slots=True)
 class DelayProfile:
-    """What one value of `delay` means.
+    """What one value of `delay` means."""
 
-    hold_s: seconds at the end of the audio in which no word is confirmed. hop_s: shortest hop.
-    """
-
-    hold_s: float
-    hop_s: float
+    hold_s: float  # at the end of the audio, in which no word is confirmed
+    hop_s: float  # the shortest
 
 
 DELAY_PROFILES: dict[Delay, DelayProfile] = {
@@ -139,20 +128,16 @@ class Pace:
 
     @property
     def hop_s(self) -> float:
-        """The hop that the load asks for."""
         return min(max(self.update_s / MAX_UPDATE_SHARE, self._min_s), self._max_s)
 
     def hop_for(self, profile: DelayProfile) -> float:
-        """The hop of a session whose `delay` may ask for a longer one."""
         return min(max(self.hop_s, profile.hop_s), max(self._max_s, profile.hop_s))
 
     @property
     def is_overloaded(self) -> bool:
-        """Whether updates take longer than the longest hop."""
         return self.update_s > self._max_s
 
     def record(self, seconds: float) -> None:
-        """Take the duration of an update that was answered or overtaken."""
         mean_s = self.update_s or seconds
         self._mean_s = mean_s + NEW_WEIGHT * (seconds - mean_s)
         self._measured_s = self._clock.monotonic()

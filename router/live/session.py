@@ -1,10 +1,8 @@
 """Live transcription with one model: all sessions of this process, and each one by itself.
 
-The engine builds what the sessions share, opens and closes them, and refuses new ones while the
-workers have too much to do. A session takes audio, and emits text as soon as it is confirmed. It
-joins its parts: the audio, the turn detector, which says what is an utterance, the schedule, which
-says when the oldest utterance is due for an update, and the transcriber, which turns it into text.
-New audio drives all of this, never a clock.
+A session joins its parts: the audio, the turn detector, which says what is an utterance, the
+schedule, which says when the oldest utterance is due for an update, and the transcriber, which
+turns it into text. New audio drives all of this, never a clock.
 """
 
 from __future__ import annotations
@@ -29,21 +27,13 @@ RETRY_AFTER_S = 10.0
 
 
 class LiveEngine(LiveEngineParts):
-    """Transcribes all live sessions of this process with one model."""
-
     def __post_init__(self) -> None:
         super().__post_init__()
         self.sessions: set[LiveSession] = set()  # open ones
 
     def open(self, config: LiveConfig, *, session_id: str, owner: bytes = b"") -> LiveSession:
-        """Begin a session.
-
-        Args:
-            session_id: its name in logs and traces, and of its windows at the workers.
-            owner: whose audio it is, as in `router.interface.RequestContext`.
-
-        Raises:
-            OverloadedError: the workers have no time for another session.
+        """session_id: its name in logs and traces, and of its windows at the workers. owner: as in
+        `RequestContext`. Raises OverloadedError: the workers have no time for another.
         """
         if self.pace.is_overloaded:
             raise OverloadedError(
@@ -56,15 +46,11 @@ class LiveEngine(LiveEngineParts):
         return session
 
     async def close(self) -> None:
-        """Close every session."""
         await asyncio.gather(*(session.close() for session in list(self.sessions)))
 
 
 class LiveSession:
-    """One client's session. To be used from the event loop only.
-
-    No method but `drain` and `close` waits. After `drain` or `close`, audio is ignored.
-    """
+    """One client's session, for the event loop. After `drain` or `close`, audio is ignored."""
 
     def __init__(
         self, engine: LiveEngine, config: LiveConfig, session_id: str, owner: bytes
@@ -86,14 +72,14 @@ class LiveSession:
         self._updating = asyncio.get_running_loop().create_task(self._update_until_done())
 
     def configure(self, config: LiveConfig) -> None:
-        """Replace the configuration: turn detection for the audio that follows, all else from the
-        next turn on, or from this one if it has no text yet."""
+        """Turn detection for the audio that follows, all else from the next turn on, or from this
+        one if it has no text yet.
+        """
         self._detector.configure(config)
         self._changed.set()
 
     def append(self, pcm: Pcm) -> None:
-        """Add audio to the buffer: int16 [n_samples], 16 kHz mono, any length. The caller keeps
-        `unsent_s` bounded."""
+        """int16 [n_samples], 16 kHz mono, any length. The caller keeps `unsent_s` bounded."""
         if self._events.is_over or self._is_draining or not pcm.shape[0]:
             return
         self._audio.append(pcm)
@@ -102,7 +88,8 @@ class LiveSession:
 
     def commit(self) -> int | None:
         """End the turn here. Returns its number, for which `TurnCommitted` follows. None, and no
-        event, if the buffer is empty, or holds only silence that turn detection has left out."""
+        event, if the buffer is empty, or holds only silence that turn detection has left out.
+        """
         if self._events.is_over or self._is_draining:
             return None
         turn = self._detector.commit()
@@ -110,8 +97,9 @@ class LiveSession:
         return None if turn is None else turn.number
 
     def clear(self) -> None:
-        """Drop the audio of the turn that is not committed yet. If the turn was announced, it ends
-        with `TurnCompleted` of the text that was sent."""
+        """Drop the audio that is not committed yet. If the turn was announced, it ends with
+        `TurnCompleted` of the text that was sent.
+        """
         if self._events.is_over:
             return
         if (turn := self._detector.clear()) is not None:
@@ -120,20 +108,18 @@ class LiveSession:
 
     @property
     def unsent_s(self) -> float:
-        """Seconds of audio that was appended and is not transcribed yet."""
         utterances = self._detector.utterances
         done_to = utterances[0].updated_to if utterances else self._detector.detected_to
         return seconds(max(0, self._audio.end - done_to))
 
     def events(self) -> AsyncIterator[LiveEvent]:
-        """The events, in order; to be iterated once, by one task. It ends after `drain` or `close`.
-
-        Its queue has no bound of its own, because the audio bounds it: a second of audio gives only
-        a few bytes of text."""
+        """In order; to be iterated once. It ends after `drain` or `close`. Its queue needs no
+        bound: a second of audio gives only a few bytes of text.
+        """
         return self._events.events()
 
     def take_events(self) -> list[LiveEvent]:
-        """The events that wait to be iterated, in order. `events` does not give these."""
+        """Those that wait; `events` does not give these."""
         return self._events.take()
 
     async def drain(self) -> None:
@@ -144,8 +130,7 @@ class LiveSession:
         await self._over.wait()
 
     async def close(self) -> None:
-        """End at once: cancel all that runs for this session, and end `events`. It may be called
-        more than once, and after `drain`."""
+        """End at once. It may be called more than once, and after `drain`."""
         self._updating.cancel()
         await asyncio.wait([self._updating])
         self._end()

@@ -1,12 +1,9 @@
 """Where the turns and utterances of a session begin and end, by voice activity.
 
-Takes the probability of speech of each VAD frame, in order, and the client's commits. It begins and
-ends turns by the client's rule (`server_vad`, `semantic_vad` or none), and cuts a turn into
-utterances at pauses, so that what is decoded stays short. It knows nothing of workers, and of text
-only whether it ends with a sentence, for `semantic_vad`.
-
-A frame counts as speech when its probability reaches the threshold. Frames beside it count too,
-down to 0.15 below the threshold, and at most 0.3 s before it. Less than 96 ms is a click.
+It begins and ends turns by the client's rule (`server_vad`, `semantic_vad` or none), and cuts a
+turn into utterances at pauses, so that what is decoded stays short. A frame counts as speech when
+its probability reaches the threshold. Frames beside it count too, down to 0.15 below the threshold,
+and at most 0.3 s before it. Less than 96 ms is a click.
 """
 
 from __future__ import annotations
@@ -43,10 +40,8 @@ MOST_UNSURE = 10  # frames below the threshold that may count before one that re
 class TurnDetector:
     """Finds one session's turns and utterances.
 
-    Attributes:
-        utterances: those that are not decoded to their end, in order. The session removes them.
-        turns: those that have not ended, or whose voice activity is missing up to their end.
-        detected_to: the sample up to which voice activity is known.
+    utterances: those that are not decoded to their end, in order; the session removes them.
+    turns: those that have not ended, or whose voice activity is missing up to their end.
     """
 
     def __init__(self, config: LiveConfig, events: SessionEvents) -> None:
@@ -65,7 +60,7 @@ class TurnDetector:
     # -- what the client sends ---------------------------------------------------------------
 
     def configure(self, config: LiveConfig) -> None:
-        """Replace the configuration: turn detection at once, all else for turns without text."""
+        """Turn detection at once, all else for turns without text."""
         self.config = config
         for one in self.turns:
             if not one.text and one.end is None:
@@ -78,7 +73,6 @@ class TurnDetector:
             self._next_turn_from = self._undecoded_from = self.detected_to
 
     def appended(self, n_samples: int) -> None:
-        """Note that audio was appended; its voice activity follows by `add_probabilities`."""
         if self.config.turn_detection is None and self._open_turn is None and n_samples:
             self._begin_turn(max(self._appended, self._next_turn_from))
         self._appended += n_samples
@@ -118,14 +112,12 @@ class TurnDetector:
     # -- voice activity ----------------------------------------------------------------------
 
     def add_probabilities(self, probabilities: Iterable[float]) -> None:
-        """Take the probabilities of speech of the next VAD frames."""
         for probability in probabilities:
             self._frame(float(probability))
         self._close_committed()
 
     @property
     def has_undetected_audio(self) -> bool:
-        """Whether audio that may belong to a turn still waits for its voice activity."""
         return self._appended - max(self.detected_to, self._next_turn_from) >= FRAME_SAMPLES
 
     @property
@@ -138,7 +130,6 @@ class TurnDetector:
 
     @property
     def _open_turn(self) -> Turn | None:
-        """The turn to which audio is added now."""
         return self.turns[-1] if self.turns and self.turns[-1].end is None else None
 
     def _frame(self, probability: float) -> None:
@@ -163,7 +154,6 @@ class TurnDetector:
             self._silence(end)
 
     def _is_over(self, turn: Turn, silence: int) -> bool:
-        """Whether `silence` samples end the turn."""
         detection = self.config.turn_detection
         if detection is None:
             return False
@@ -184,7 +174,6 @@ class TurnDetector:
         self._silence_from = None
 
     def _silence(self, end: int) -> None:
-        """End a turn or an utterance if its silence, which lasts up to `end`, is long enough."""
         turn = self._open_turn
         if turn is None:
             self._note_idle(end)
@@ -224,11 +213,9 @@ class TurnDetector:
         return turn
 
     def _padded(self, first: int) -> int:
-        """Where a turn begins whose speech begins at sample `first`: its padding before that."""
         return max(self._next_turn_from, first - padding_of(self.config.turn_detection), 0)
 
     def _end_turn(self, turn: Turn, end: int) -> None:
-        """End a turn because its silence has lasted long enough."""
         turn.end = self._next_turn_from = end
         utterance = self._open_utterance(turn)
         last_speech_end = turn.last_speech_end if utterance is None else utterance.speech_end
@@ -245,7 +232,7 @@ class TurnDetector:
             self._finish_turn(self.turns[0], end)
 
     def _finish_turn(self, turn: Turn, decoded_to: int) -> None:
-        """Mark the last utterance of a turn. If all were decoded before, an empty one is added."""
+        """Mark the last utterance. If all were decoded before, an empty one is added."""
         self.turns.remove(turn)
         utterance = self._open_utterance(turn)
         if utterance is None:
@@ -261,18 +248,13 @@ class TurnDetector:
 
 
 class SpeechGate:
-    """Finds intervals of speech, frame by frame."""
-
     def __init__(self) -> None:
         self._run: int | None = None  # where the frames began that may be speech
         self._sure = False  # whether one of them reached the threshold
 
     def step(self, probability: float, start: int, threshold: float) -> tuple[int, int] | None:
-        """Take the probability of the frame that begins at sample `start`.
-
-        Returns:
-            The interval of speech that ends with this frame, as (first, last) sample. None if the
-            frame is silent, or is not known to be speech yet.
+        """The interval of speech, as (first, last) sample, that ends with the frame that begins at
+        sample `start`. None if it is silent, or not known to be speech yet.
         """
         if probability < threshold - RELEASE_BELOW:
             self._run, self._sure = None, False
@@ -289,7 +271,6 @@ class SpeechGate:
 
 
 def padding_of(detection: TurnDetection) -> int:
-    """Samples before the speech that belong to the turn."""
     if isinstance(detection, ServerVad):
         return samples(detection.prefix_padding_ms / 1000)
     return LEAD

@@ -1,7 +1,6 @@
 """One session's audio, the turns and utterances in it, and what its client is told of them.
 
-Places in the audio are samples from the session's start, at 16 kHz.
-Confirmed tokens become deltas, and no delta is ever taken back. A delta holds whole characters
+Places in the audio are samples from the session's start, at 16 kHz. A delta holds whole characters
 only. The text of a turn has no space at its beginning and its end, as in a transcript: a space at
 the end of one delta is sent with the next.
 """
@@ -39,10 +38,8 @@ def milliseconds(n_samples: int) -> int:
 
 
 def quietest(audio: Pcm, first: int, last: int) -> tuple[int, float]:
-    """The middle of the quietest 60 ms between two samples of `audio`, and their energy.
-
-    Among equally quiet places, the latest is taken. If the span is shorter than 60 ms, the result
-    is its first sample with an infinite energy.
+    """The middle of the quietest 60 ms between two samples of `audio`, the latest of equal ones,
+    and its energy. If the span is shorter, its first sample with an infinite energy.
     """
     last = min(last, int(audio.shape[0]) - QUIET_SAMPLES)
     if last <= first:
@@ -55,10 +52,7 @@ def quietest(audio: Pcm, first: int, last: int) -> tuple[int, float]:
 
 
 class AudioBuffer:
-    """The audio that may still be decoded.
-
-    start, end: the samples between which it lies.
-    """
+    """The audio between samples `start` and `end`, which may still be decoded."""
 
     def __init__(self) -> None:
         self.start = 0
@@ -80,7 +74,7 @@ class AudioBuffer:
         return chunk[first - self.start : last - self.start].copy()
 
     def drop_before(self, first: int) -> None:
-        """Drop audio before sample `first`, in whole chunks where these are short."""
+        """In whole chunks where these are short."""
         while self._chunks and self.start + self._chunks[0].shape[0] <= first:
             self.start += int(self._chunks.popleft().shape[0])
         if self._chunks and first - self.start > 4 * SAMPLE_RATE:  # one long chunk
@@ -90,44 +84,28 @@ class AudioBuffer:
 
 @dataclass(frozen=True, slots=True)
 class Token:
-    """A token of an utterance.
-
-    peak: the position of its attention peak, from the utterance's start; None for a timestamp, and
-        if none was asked for.
-    """
-
     id: int
     logprob: float
-    peak: int | None
+    peak: int | None  # of its attention, in positions; None: no text, or not asked for
 
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """Audio that becomes one item of OpenAI's API.
-
-    start, end: where its audio begins and ends; None until the end is known.
-    span: of its trace; it ends with the event that ends the turn.
-    text: all its deltas so far, joined. logprobs: of its tokens, if asked for.
-    cut_at: where its last utterance was cut. last_speech_end: where the speech in that one ended.
-    language: code of its text's language, once some of the text is confirmed.
-    error: why a part of it could not be decoded; the turn ends with it.
-    is_announced: an event of the turn was sent, so that its end must be sent too.
-    is_cleared: its audio was cleared; what is still decoded for it is not sent.
-    """
+    """Audio that becomes one item of OpenAI's API."""
 
     number: int
     start: int
     config: LiveConfig
-    span: Span
-    text: str = ""
+    span: Span  # ends with the event that ends the turn
+    text: str = ""  # all its deltas so far, joined
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    end: int | None = None
-    cut_at: int = 0
-    last_speech_end: int = 0
-    language: str | None = None
-    error: SplitscribeError | None = None
-    is_announced: bool = False
-    is_cleared: bool = False
+    end: int | None = None  # None until it is known
+    cut_at: int = 0  # where its last utterance was cut
+    last_speech_end: int = 0  # of the speech in that one
+    language: str | None = None  # of its text, once some is confirmed
+    error: SplitscribeError | None = None  # of a part of it; the turn ends with it
+    is_announced: bool = False  # an event of it was sent, so that its end must be sent too
+    is_cleared: bool = False  # what is still decoded for it is not sent
     _characters: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
     )
@@ -160,36 +138,30 @@ class Turn:
 
 
 def ends_sentence(text: str) -> bool:
-    """Whether a text ends with the end of a sentence."""
     return text.rstrip().rstrip(_QUOTES).endswith(SENTENCE_ENDS)
 
 
 @dataclass(eq=False, slots=True)
 class Utterance:
-    """A part of a turn that is decoded as one window.
-
-    end: where it ends; None while it grows. ends_turn: whether the turn ends with it.
-    speech: the intervals of speech in it as (first, last) sample; the last one may still grow.
-    updated_to: where the audio of the last update ended.
-    """
+    """A part of a turn that is decoded as one window."""
 
     turn: Turn
     start: int
-    end: int | None = None
+    end: int | None = None  # None while it grows
     ends_turn: bool = False
-    speech: list[tuple[int, int]] = field(default_factory=list)
-    updated_to: int = 0
+    speech: list[tuple[int, int]] = field(default_factory=list)  # the last one may grow
+    updated_to: int = 0  # where the audio of the last update ended
 
     def __post_init__(self) -> None:
         self.updated_to = max(self.updated_to, self.start)
 
     @property
     def speech_end(self) -> int:
-        """Where its last speech ends so far; its start if it has no speech."""
+        """Where its last speech ends so far; its start if it has none."""
         return self.speech[-1][1] if self.speech else self.start
 
     def add_speech(self, first: int, last: int) -> None:
-        """Add speech from sample `first` to `last`, which follows or overlaps the speech so far."""
+        """It follows or overlaps the speech so far."""
         if self.speech and first <= self.speech[-1][1]:
             self.speech[-1] = (self.speech[-1][0], max(last, self.speech[-1][1]))
         else:
@@ -203,10 +175,7 @@ class Utterance:
 
 
 class SessionEvents:
-    """The events of one session to its client, in order: the turns' texts and their ends.
-
-    is_over: no more events are taken.
-    """
+    """The events of one session to its client, in order: the turns' texts and their ends."""
 
     def __init__(
         self, tokenizer: WhisperTokenizer, recorder: Recorder, tracer: Tracer, session_id: str
@@ -237,18 +206,14 @@ class SessionEvents:
             self._queue.put_nowait(event)
 
     def new_turn(self, number: int, start: int, config: LiveConfig) -> Turn:
-        """A turn whose trace begins here."""
         span = self._tracer.root("live turn", "", request_id=self._session_id, turn=number)
         return Turn(number, start, config, span, cut_at=start, last_speech_end=start)
 
     def emit_text(
         self, turn: Turn, language: str, tokens: Sequence[Token], start: int, newest: int
     ) -> None:
-        """Emit the text of newly confirmed tokens as a delta.
-
-        Args:
-            start: the sample from which the tokens' positions are counted.
-            newest: the sample at which the audio ends now, to measure the delay of words.
+        """start: from which the tokens' positions are counted. newest: where the audio ends now, to
+        measure the delay of words.
         """
         if turn.is_cleared or not tokens:
             return
@@ -263,7 +228,6 @@ class SessionEvents:
                 self._recorder.observe("splitscribe_live_word_delay_seconds", delay_s)
 
     def end_turn(self, turn: Turn, end: int) -> None:
-        """Emit the end of a turn whose audio ends at sample `end`."""
         turn.is_announced = True
         audio_s = seconds(max(0, end - turn.start))
         outcome = "completed" if turn.error is None else "failed"
@@ -287,6 +251,5 @@ class SessionEvents:
                 self.end_turn(turn, end)
 
     def close(self) -> None:
-        """Take no more events; `events` ends after those that wait."""
         self._queue.put_nowait(None)
         self.is_over = True

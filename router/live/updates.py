@@ -1,12 +1,9 @@
 """Turns the oldest utterance of a session into text, update by update.
 
 While an utterance grows, each step decodes its newest audio and emits the tokens that are confirmed
-by it. A long utterance is cut. When an utterance has ended, its final update is decoded, all of its
-text is emitted, and the utterance is removed. When a step is due is for `router.live.session`.
-
-An update takes the audio through both pools, as one window like any other. One that is no longer
-worth waiting for is cancelled. One that fails is left out, since the next one covers its audio.
-Only the final update of an utterance can fail the turn.
+by it. When it has ended, its final update is decoded, all of its text is emitted, and it is
+removed. An update that is no longer worth waiting for is cancelled. One that fails is left out,
+since the next one covers its audio: only the final one can fail the turn.
 """
 
 from __future__ import annotations
@@ -68,23 +65,17 @@ UPDATE_GATES = QualityGates(avg_logprob=None, no_speech_prob=None)
 
 @dataclass(eq=False)
 class LiveEngineParts:
-    """What all live sessions of one model share.
+    """What all live sessions of one model share."""
 
-    pipeline: one that keeps no KV for reuse, since the same audio never comes again.
-    activity: voice activity of all engines of the process; its maker closes it.
-    recorder: of the router's metrics. tracer: begins a trace for each turn.
-    context_for: encoder positions by mel frames, as in `WindowAudio.of_samples`.
-    """
-
-    pipeline: Pipeline
+    pipeline: Pipeline  # keeps no KV: the same audio never comes again
     tokenizer: WhisperTokenizer
     settings: LiveSettings
     _: KW_ONLY
     policy: Policy
     n_text_ctx: int
-    activity: VoiceActivity
+    activity: VoiceActivity  # of all engines; its maker closes it
     recorder: Recorder
-    context_for: Callable[[int], int] | None = None
+    context_for: Callable[[int], int] | None = None  # as of `WindowAudio.of_samples`
     tracer: Tracer = NO_TRACER
     clock: Clock = SYSTEM_CLOCK
 
@@ -95,8 +86,7 @@ class LiveEngineParts:
 class UtteranceTranscriber:
     """Decodes the utterances of one session, one after the other.
 
-    changed: set by the session when something has come that may make an update due, or overtake the
-        running one.
+    changed: set by the session when something may make an update due, or overtake the running one.
     """
 
     def __init__(
@@ -109,10 +99,6 @@ class UtteranceTranscriber:
         schedule: Schedule,
         events: SessionEvents,
     ) -> None:
-        """The parts of the session, which the caller keeps using too.
-
-        owner: whose audio it is, as in `RequestContext`.
-        """
         self.changed = asyncio.Event()
         self._engine = engine
         self._id = session_id
@@ -158,7 +144,6 @@ class UtteranceTranscriber:
 
     def _cut(self, partial: PartialTranscript, end: int) -> bool:
         """Cut the beginning off a long utterance, or one of many tokens, which would leave no room.
-
         Returns whether there was a place to cut.
         """
         start = partial.utterance.start
@@ -186,7 +171,6 @@ class UtteranceTranscriber:
         self._detector.utterances.insert(0, front)
 
     async def _finish(self, partial: PartialTranscript, end: int) -> None:
-        """Emit the rest of an utterance that has ended, and remove it from the detector's list."""
         utterance, turn = partial.utterance, partial.utterance.turn
         if utterance.speech and turn.error is None:
             try:
@@ -260,9 +244,6 @@ class UtteranceTranscriber:
         """Decode the utterance up to sample `end`. None if overtaken, or its turn cleared.
 
         is_final: no more audio follows, so all quality gates and temperatures are used.
-
-        Raises:
-            SplitscribeError: as `Pipeline.decode`.
         """
         engine, utterance, clock = self._engine, partial.utterance, self._engine.clock
         began_s = clock.monotonic()
@@ -312,7 +293,6 @@ class UtteranceTranscriber:
         )
 
     async def _change_or(self, updating: asyncio.Future[DecodeResult]) -> None:
-        """Wait until the update is done, or `changed` is set."""
         changed = asyncio.ensure_future(self.changed.wait())
         both: set[asyncio.Future[Any]] = {updating, changed}
         try:
@@ -324,7 +304,6 @@ class UtteranceTranscriber:
     async def _in_pools(
         self, turn: Turn, pcm: Pcm, options: DecodeOptions, is_final: bool
     ) -> DecodeResult:
-        """Take one update through both pools. Cancelling it cancels it in queues and workers."""
         engine, number = self._engine, self._n_updates
         time_s = FINAL_TIME_S if is_final else UPDATE_TIME_S
         context = RequestContext.unlimited(self._id, time_s, engine.clock)
@@ -378,9 +357,8 @@ class UtteranceTranscriber:
 
 
 def is_trusted(result: DecodeResult, *, continues: bool, is_final: bool) -> bool:
-    """Whether the audio holds speech, and the text does not repeat itself.
-
-    A final text may: no other temperature had a better one, and people do say "no, no, no".
+    """Whether the audio holds speech, and the text does not repeat itself. A final text may: no
+    other temperature had a better one, and people do say "no, no, no".
 
     continues: whether confirmed tokens come before it, so that there is speech.
     """

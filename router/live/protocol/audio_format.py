@@ -1,7 +1,5 @@
-"""Decodes a client's audio: bytes in one of OpenAI's formats become 16 kHz mono samples.
-
-It knows formats and rates, and no events. soxr resamples and keeps its state from piece to piece,
-so that pieces of any length give the samples that the whole audio would give.
+"""Decodes a client's audio: bytes in one of OpenAI's formats become 16 kHz mono samples. soxr keeps
+its state, so that pieces of any length give the samples that the whole audio would give.
 """
 
 from __future__ import annotations
@@ -28,14 +26,10 @@ QUALITY = "MQ"
 
 @dataclass(frozen=True, slots=True)
 class AudioFormat:
-    """A format of mono audio.
+    """A format of mono audio."""
 
-    encoding: pcm (int16, little-endian), or G.711's pcmu and pcma (one byte for each sample).
-    rate: in Hz.
-    """
-
-    encoding: Encoding = "pcm"
-    rate: int = 24_000
+    encoding: Encoding = "pcm"  # int16 little-endian, or G.711's, a byte for each sample
+    rate: int = 24_000  # Hz
 
     @property
     def bytes_per_s(self) -> int:
@@ -43,8 +37,6 @@ class AudioFormat:
 
 
 class StreamDecoder:
-    """Decodes one stream of one format, piece by piece."""
-
     def __init__(self, form: AudioFormat) -> None:
         self.form = form
         self._odd = b""  # the first byte of a sample whose second byte has not come yet
@@ -88,7 +80,7 @@ class StreamDecoder:
 
 @cache
 def _law(encoding: Encoding) -> NDArray[np.int16]:
-    """The sample for each of the 256 codes of G.711, int16 [256], from FFmpeg's decoder."""
+    """For each of the 256 codes of G.711, int16 [256], from FFmpeg's decoder."""
     name = "pcm_mulaw" if encoding == "pcmu" else "pcm_alaw"
     codec: Any = av.CodecContext.create(name, "r")
     codec.sample_rate, codec.layout = G711_RATE, "mono"

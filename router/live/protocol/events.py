@@ -1,8 +1,6 @@
-"""The events of OpenAI's realtime transcription: reads those of a client, writes those for it.
-
-Only the shapes of events are here, of the current protocol ("ga") and of its beta. Their order and
-meaning are in `router.live.protocol.session_protocol`. Source: openai-python, `types/realtime` and
-`types/beta/realtime`.
+"""The shapes of the events of OpenAI's realtime transcription, of the current protocol ("ga") and
+of its beta: reads those of a client, writes those for it. Source: openai-python, `types/realtime`
+and `types/beta/realtime`.
 """
 
 from __future__ import annotations
@@ -28,45 +26,39 @@ _MAX_EVENT_ID = 512  # characters of a client's event id that an error repeats
 
 @dataclass(frozen=True, slots=True)
 class ClientEvent:
-    """An event of a client. event_id: the client's id of it, which an error repeats."""
-
-    event_id: str | None
+    event_id: str | None  # the client's, which an error repeats
 
 
 @dataclass(frozen=True, slots=True)
 class SessionUpdate(ClientEvent):
-    """`session.update`. session: as it came. version: of the answer that the client expects."""
-
-    session: object
-    version: ProtocolVersion
+    session: object  # as it came
+    version: ProtocolVersion  # of the answer that the client expects
 
 
 @dataclass(frozen=True, slots=True)
 class Append(ClientEvent):
-    """`input_audio_buffer.append`. audio: bytes in the session's format."""
-
-    audio: bytes
+    audio: bytes  # bytes in the session's format
 
 
 @dataclass(frozen=True, slots=True)
 class Commit(ClientEvent):
-    """`input_audio_buffer.commit`."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
 class Clear(ClientEvent):
-    """`input_audio_buffer.clear`."""
+    pass
 
 
 @dataclass(frozen=True, slots=True)
 class InvalidEvent(ClientEvent):
-    """A message that is no valid event. It is answered with the error."""
+    """A message that is no valid event; it is answered with the error."""
 
     error: SplitscribeError
 
 
 def read_event(text: str | bytes | None) -> ClientEvent:
-    """Read one WebSocket message. A message that is not valid becomes `InvalidEvent`."""
+    """One WebSocket message."""
     event_id = None
     try:
         sent = _document(text)
@@ -139,7 +131,7 @@ def _wrong(
 
 
 class RealtimeWriter:
-    """Writes a session's events in one version of the protocol, each with an id of its own."""
+    """Writes a session's events in one version of the protocol."""
 
     def __init__(self, random: Random, version: ProtocolVersion) -> None:
         self.version = version
@@ -156,7 +148,6 @@ class RealtimeWriter:
         return self.event(f"{kind}.{what}", session=session)
 
     def item(self, item_id: str, previous: str | None) -> list[Event]:
-        """The events that say that an item was made of the committed audio."""
         item = {
             "id": item_id,
             "object": "realtime.item",

@@ -86,42 +86,24 @@ Part = TypeVar("Part", LiveConfig, ServerVad, SemanticVad)
 
 @dataclass(frozen=True, slots=True)
 class SessionConfig:
-    """The configuration of a session.
-
-    audio: the format of the client's audio.
-    noise_reduction: kept and repeated to the client. No noise is reduced, since Whisper was trained
-        on noisy audio.
-    live: the configuration that the engine gets.
-    turn_detection_chosen: whether the client has chosen how turns end; until then the name of its
-        model decides.
-    """
-
     audio: AudioFormat = PCM_24_KHZ
-    noise_reduction: str | None = None
+    noise_reduction: str | None = None  # only repeated: Whisper was trained on noisy audio
     live: LiveConfig = field(default_factory=LiveConfig)
-    turn_detection_chosen: bool = False
+    turn_detection_chosen: bool = False  # until then the model's name decides
 
 
 @dataclass(frozen=True, slots=True)
 class ModelNames:
-    """What a session has to know of model names.
+    """What a session has to know of model names."""
 
-    languages: codes of the languages of the model of this name; raises ModelNotFoundError.
-    are_one: whether two names mean the same model.
-    without_vad: the names whose clients end turns by commits, unless they choose otherwise.
-    """
-
-    languages: Callable[[str], Collection[str]]
-    are_one: Callable[[str, str], bool]
-    without_vad: Collection[str] = ()
+    languages: Callable[[str], Collection[str]]  # codes; raises ModelNotFoundError
+    are_one: Callable[[str, str], bool]  # whether two names mean one model
+    without_vad: Collection[str] = ()  # whose clients commit, unless they choose
 
 
 def updated(config: SessionConfig, sent: object, names: ModelNames) -> SessionConfig:
-    """The configuration that results from what a client sent.
-
-    Raises:
-        InvalidRequestError: a field has a value that it cannot have.
-        ModelNotFoundError: there is no such model.
+    """The configuration that results from what a client sent. Raises InvalidRequestError, or
+    ModelNotFoundError.
     """
     try:
         for name, value, where in _fields(as_object("session", sent)):
@@ -268,7 +250,7 @@ def _with_parts(part: Part, sent: Mapping[str, Any], kinds: Mapping[str, Kind], 
 def as_session(
     config: SessionConfig, session_id: str, expires_at: int, *, beta: bool = False
 ) -> dict[str, Any]:
-    """The session object in the current protocol's shape, or in the beta's flat one."""
+    """In the current protocol's shape, or in the beta's flat one."""
     live, form, detection = config.live, config.audio, config.live.turn_detection
     noise = None if config.noise_reduction is None else {"type": config.noise_reduction}
     transcription: dict[str, Any] = {

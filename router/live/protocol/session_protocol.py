@@ -1,7 +1,5 @@
 """The protocol of one realtime session: events of client and engine in, events for the client out.
-
-A state machine without I/O: `router.http.realtime.connection` calls it from one event loop and
-sends what it returns. It knows OpenAI's semantics, and nothing of sockets, keys or time.
+A state machine without I/O.
 
 For any events in any order: every client event is answered or taken; every item that was announced
 ends with exactly one `completed` or `failed`; and an error event is sent only if the client must
@@ -51,20 +49,21 @@ OpenSession = Callable[[LiveConfig], LiveSession]
 
 
 class TooManyMistakesError(InvalidRequestError):
-    """The client has sent so many wrong events that the session is closed."""
+    pass
 
 
 @dataclass(slots=True)
 class Item:
-    """The item that stands for a turn of the engine. committed: whether that event was sent."""
+    """Stands for a turn of the engine."""
 
     item_id: str
-    committed: bool = False
+    committed: bool = False  # that event was sent
 
 
 class LiveProtocol:
-    """One session. `open_session` opens the engine's session. It is called again if the client
-    names another model before any audio was given to the first one."""
+    """One session. `open_session` opens the engine's; it is called again if the client names
+    another model before any audio was given to the first one.
+    """
 
     def __init__(
         self,
@@ -97,17 +96,14 @@ class LiveProtocol:
     # ---- what the client sends ----
 
     def open(self) -> list[Event]:
-        """The first event of the session."""
         return [self._writer.session("created", self._written())]
 
     def receive(self, event: ClientEvent) -> list[Event]:
-        """Take an event of the client, and return the answer.
+        """Take an event of the client, and return the answer. The engine's events that wait come
+        first, and those that this event caused come last, so the answer to a client's next event
+        tells that the effects of this one were told.
 
-        The engine's events that wait come first, and those that this event caused come last. So
-        the answer to a client's next event tells that the effects of this one were told.
-
-        Raises:
-            TooManyMistakesError: more than `MAX_MISTAKES` events were wrong.
+        Raises TooManyMistakesError: more than `MAX_MISTAKES` events were wrong.
         """
         return [*self._engine_events(), *self._answer(event), *self._engine_events()]
 
@@ -134,12 +130,10 @@ class LiveProtocol:
         raise AssertionError(f"not an event of a client: {event!r}")
 
     def audio_s(self, event: ClientEvent) -> float:
-        """Seconds of audio in an event."""
         return len(event.audio) / self.config.audio.bytes_per_s if isinstance(event, Append) else 0
 
     @property
     def unsent_s(self) -> float:
-        """Seconds of audio that was appended and is not transcribed yet."""
         return self.session.unsent_s
 
     def take_replaced(self) -> Sequence[LiveSession]:
@@ -178,7 +172,6 @@ class LiveProtocol:
             self._decoder = StreamDecoder(config.audio)
 
     def _give(self, audio: Iterable[Pcm]) -> None:
-        """Give audio to the engine, or hold it until the session is configured."""
         for pcm in audio:
             if self._held_audio is None:
                 self._has_audio = True
@@ -193,8 +186,9 @@ class LiveProtocol:
         self._give(held or ())
 
     def _commit(self) -> list[Event]:
-        """Commit. A commit without audio gets an item without text, and no error: clients also
-        commit when turn detection has committed everything already, and wait for an answer."""
+        """A commit without audio gets an item without text, and no error: clients also commit when
+        turn detection has committed everything already, and wait for an answer.
+        """
         self._release_held()
         self._give(self._decoder.flush())
         if (number := self.session.commit()) is not None:
@@ -204,7 +198,7 @@ class LiveProtocol:
         return self._answer_empty_commits()
 
     def _answer_empty_commits(self) -> list[Event]:
-        """Answer when no item is open: who waits for one completion gets that with the text."""
+        """Only when no item is open: who waits for one completion gets that with the text."""
         events: list[Event] = []
         while self._empty_commits and not self._open_items:
             self._empty_commits -= 1
@@ -229,7 +223,6 @@ class LiveProtocol:
     # ---- what the engine sends ----
 
     def on_engine_event(self, event: LiveEvent) -> list[Event]:
-        """The client's events for an event of the engine."""
         item, write = self._item_of(event.turn), self._writer
         match event:
             case SpeechStarted(_, start_ms):
@@ -266,12 +259,11 @@ class LiveProtocol:
         raise AssertionError(f"not an event of an engine: {event!r}")
 
     def fail_open_items(self, error: SplitscribeError) -> list[Event]:
-        """End every open item; for an engine that sends no more events."""
+        """For an engine that sends no more events."""
         ends = [TurnFailed(number, error) for number in sorted(self._open_items)]
         return [event for end in ends for event in self.on_engine_event(end)]
 
     def _item_of(self, number: int) -> Item:
-        """The item of the engine's turn of this number; it is made if there is none."""
         if number not in self._open_items:
             self._open_items[number] = Item(self._writer.new_id("item"))
         return self._open_items[number]
