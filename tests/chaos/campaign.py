@@ -30,7 +30,6 @@ def run_fault(
     """Inject one fault into a whole cluster under load; returns when it is whole and idle again.
 
     is_timed: the recovery of the goodput is waited for; else only that of the workers.
-    checks_tables: each worker is asked whether its tables of pages agree, which takes 3 s.
     """
     outcome = Outcome(fault.name, fault.limit_s)
     n_before = len(load.sent)
@@ -71,7 +70,6 @@ def run_fault(
 
 
 def run_faults(faults: Iterable[Fault], target: Target, load: Load) -> Iterator[Outcome]:
-    """The outcome of each fault that can be had here."""
     for fault in faults:
         if reason := fault.possible(target):
             print(f"not run: {fault.name}: {reason}")

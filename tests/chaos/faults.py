@@ -1,7 +1,4 @@
-"""The faults, one class each: what breaks, and what an operator or a supervisor does about it.
-
-A fault is injected while the load runs. `undo`, where there is one, is called after `hold_s`.
-"""
+"""The faults, one class each. `undo`, where there is one, is called after `hold_s`."""
 
 from __future__ import annotations
 
@@ -23,11 +20,7 @@ BURST_S = 5.0  # until a burst's requests are sent
 
 @dataclass
 class Fault:
-    """Nothing to undo: what broke is replaced by the cluster itself.
-
-    title: its name, with fields of its own in braces. limit_s: recovery to reach. hold_s: how long
-    it lasts before it is undone.
-    """
+    """title: with its fields in braces. limit_s: recovery to reach. hold_s: until `undo`."""
 
     title: ClassVar[str]
     limit_s: float = WORKER_S
@@ -54,8 +47,6 @@ class Fault:
 
 @dataclass
 class Kill(Fault):
-    """SIGKILL to one process of a kind."""
-
     title = "kill {kind}"
     kind: str = "encoder"
 
@@ -92,10 +83,7 @@ class Freeze(Kill):
 
 @dataclass
 class BadWeights(Kill):
-    """One worker's weights become NaN: it lives, says that it is well, and fails all at once.
-
-    An encoder does not fail: no decoder can use its KV. float32 on a CPU alone.
-    """
+    """A worker's weights become NaN: it lives and says that it is well. Float32 on a CPU."""
 
     title = "bad weights in {kind}"
     kind: str = "decoder"
@@ -115,8 +103,6 @@ class BadWeights(Kill):
 
 @dataclass
 class FullSpool(Fault):
-    """No byte is left where uploads are stored."""
-
     title = "full upload disk for {hold_s:g} s"
     hold_s: float = 8.0
 
@@ -136,8 +122,6 @@ class FullSpool(Fault):
 
 @dataclass
 class Burst(Fault):
-    """Many times more requests at once than both page pools hold windows."""
-
     title = "burst of {n} requests"
     n: int = 60
     limit_s: float = NODE_S
@@ -148,8 +132,6 @@ class Burst(Fault):
 
 @dataclass
 class KillAmidBurst(Kill):
-    """SIGKILL to one process of a kind once many requests more than usual are in flight."""
-
     title = "kill {kind} amid {n} requests"
     n: int = 40
     limit_s: float = NODE_S
@@ -164,8 +146,6 @@ class KillAmidBurst(Kill):
 
 @dataclass
 class Both(Fault):
-    """Two faults at once."""
-
     title = "{first.name} + {second.name}"
     first: Fault = field(default_factory=Kill)
     second: Fault = field(default_factory=Kill)
@@ -199,7 +179,6 @@ PAIRED: tuple[Fault, ...] = (  # what random pairs are made of
 
 
 def single_faults() -> list[Fault]:
-    """Each fault of one machine, in the order in which it is run."""
     kinds = (*KINDS, "proxy", "controller")
     return [
         *(Kill(kind=kind) for kind in kinds),
@@ -216,7 +195,6 @@ def single_faults() -> list[Fault]:
 
 
 def kept_faults() -> list[Fault]:
-    """Those that take a reader, a writer or an exporter away while windows are evicted."""
     return [
         KillAmidBurst(kind="encoder"),
         KillAmidBurst(kind="decoder"),

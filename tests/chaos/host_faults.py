@@ -26,8 +26,6 @@ def cluster_of(target: Target) -> HostTarget:
 
 @dataclass
 class BadLink(Fault):
-    """Packets between the encoder's and the decoder's host are lost, late, or all gone."""
-
     hold_s: float = 15.0
     limit_s: float = NODE_S
     is_cut: bool = False
@@ -55,8 +53,6 @@ class BadLink(Fault):
 
 @dataclass
 class HostFault(Fault):
-    """Something happens to one host."""
-
     host: str = "spare"
     hold_s: float = 30.0
     limit_s: float = NODE_S
@@ -65,15 +61,12 @@ class HostFault(Fault):
         return cluster_of(target).by_name[self.host]
 
     def processes(self, target: Target) -> list[psutil.Process]:
-        """Those of that host, its first one not among them."""
         first = psutil.Process(self.there(target).process.pid)
         return [one for one in first.children(recursive=True) if one.ppid() != first.pid]
 
 
 @dataclass
 class LinkDown(HostFault):
-    """`ip link down` on a host, shorter than it takes to be given up for lost."""
-
     title = "{host} host off the network for {hold_s:g} s"
     hold_s: float = 4.0
 
@@ -105,8 +98,6 @@ class LoseHost(HostFault):
 
 @dataclass
 class KillRaylet(HostFault):
-    """SIGKILL to Ray's daemon of a host: all its workers end, and the host says so."""
-
     title = "kill the {host} host's raylet"
     hold_s: float = 20.0
 
@@ -158,10 +149,7 @@ class KillGcs(Fault):
 
 @dataclass
 class Redeploy(Fault):
-    """`serve deploy` of other settings; `good` ones are deployed again where they are broken.
-
-    Serve replaces worker by worker: a replacement has replaced all, or none can be had.
-    """
+    """`serve deploy` of other settings; good ones are deployed again where they are broken."""
 
     title = "redeploy: {label}"
     label: str = "new version"

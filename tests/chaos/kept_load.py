@@ -1,8 +1,7 @@
 """Repeated and new audio mixed, for export pools that hold much less than is asked for again.
 
-Each request is a piece of speech with a text of its own, so that another window's KV would be seen.
-Every second one is one of a few that come again and again; the others are new audio of the same
-pieces, which needs the pages of what was kept.
+Every second request is one of a few pieces of speech; each piece has a text of its own, so that
+another window's KV would be seen.
 """
 
 from __future__ import annotations
@@ -28,7 +27,6 @@ SEED = 15
 
 
 def pieces() -> dict[str, bytes]:
-    """Speech of PIECE_S as raw int16 samples, by a name that sorts in the order of speech."""
     found = {}
     size, step = round(PIECE_S * SAMPLE_RATE), round(STEP_S * SAMPLE_RATE)
     for recording in ("medium", "long"):
@@ -41,11 +39,7 @@ def pieces() -> dict[str, bytes]:
 
 
 def texts_alone(url: str) -> dict[str, str]:
-    """What each piece says, asked for one after the other; of pieces that say the same, the first.
-
-    Raises:
-        AssertionError: too few of them differ.
-    """
+    """What each piece says, asked for alone; of pieces that say the same, the first."""
     texts: dict[str, str] = {}
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
         for name, pcm in pieces().items():
@@ -59,7 +53,6 @@ def texts_alone(url: str) -> dict[str, str]:
 
 
 def kept_load(url: str, texts: Mapping[str, str], rate: float) -> Load:
-    """texts: of `texts_alone`."""
     speech = pieces()
     names = list(texts)
     rng = random.Random(SEED)
@@ -80,10 +73,7 @@ def kept_load(url: str, texts: Mapping[str, str], rate: float) -> Load:
 
 
 def steady_load(url: str, rate: float, *, kept: bool = False, clips: Sequence[str] = CLIPS) -> Load:
-    """What a cluster without faults is asked for during them; not begun yet.
-
-    clips: in turn, by the names that `lengthened` takes; not of kept audio.
-    """
+    """Not begun yet. clips: by the names that `lengthened` takes; not of kept audio."""
     if kept:
         return kept_load(url, texts_alone(url), rate)
     return Load(url, reference_texts(url, clips), rate, clips)

@@ -1,8 +1,7 @@
 """Live sessions as a load: each speaks a clip in real time, through OpenAI's SDK.
 
-A session is right when its words are those that a cluster without faults tells, each once; when the
-deltas of each turn, joined, are its final text; and when no turn failed. One whose router has gone
-is lost: the protocol has no resume, and a client begins anew. One that is not let in is refused.
+Right: the words of a cluster without faults, each once, deltas that spell them, and no failed turn.
+A session whose router has gone is lost, since the protocol has no resume.
 """
 
 from __future__ import annotations
@@ -39,8 +38,6 @@ SESSION: dict[str, Any] = {
 
 
 class LiveLoad(Load):
-    """Begins a session at each time at which `Load` sends a request."""
-
     async def _one(self, client: openai.AsyncOpenAI, sent: Sent) -> None:
         verdict = sent.verdict
         try:
@@ -66,12 +63,7 @@ def words_of(text: str) -> list[str]:
 
 
 async def speak(client: openai.AsyncOpenAI, clip: str) -> str:
-    """Speak a clip in real time; the text of all its turns.
-
-    Raises:
-        AssertionError: a delta was taken back, or a turn failed.
-        TimeoutError: a turn did not end.
-    """
+    """The text of all turns. AssertionError: a delta was taken back, or a turn failed."""
     query = {"intent": "transcription"}
     async with client.realtime.connect(extra_query=query, max_retries=0) as connection:
         await connection.session.update(session=SESSION)  # type: ignore[arg-type]
@@ -100,7 +92,6 @@ async def _send(connection: Any, clip: str) -> None:
 
 
 async def _hear(connection: Any) -> str:
-    """What was told, once the last commit is answered."""
     deltas: dict[str, str] = {}
     final: dict[str, str] = {}
     open_items: set[str] = set()
@@ -123,7 +114,6 @@ async def _hear(connection: Any) -> str:
 
 
 def live_texts(url: str) -> dict[str, str]:
-    """What a cluster without faults tells."""
 
     async def all_of() -> dict[str, str]:
         async with openai.AsyncOpenAI(base_url=f"{url}/v1", api_key="none") as client:

@@ -32,7 +32,6 @@ Sample = dict[str, Any]
 
 
 def soak(target: Target, load: Load, minutes: float) -> list[Sample]:
-    """Samples while the load goes on."""
     samples: list[Sample] = []
     began_s = time.monotonic()
     for number in range(1, round(60 * minutes / SAMPLE_S) + 1):
@@ -69,7 +68,6 @@ def outcome(samples: list[Sample], load: Load, minutes: float, sessions: int) ->
 
 
 def main() -> int:
-    """Command line."""
     assert __doc__ is not None
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter

@@ -1,8 +1,6 @@
-"""A steady load through OpenAI's SDK, and what became of every request.
+"""A steady load through OpenAI's SDK, in an open loop, each request on a connection of its own.
 
-Open loop: a request leaves when its time has come, whatever the ones before it do, on a connection
-of its own, as if each were another client's. The SDK has its own two retries and nothing else.
-Every second request has audio that no encoder keeps; the others are for what is kept.
+Every second request has audio that no encoder keeps.
 """
 
 from __future__ import annotations
@@ -34,10 +32,8 @@ Verdict = Literal["right", "wrong", "refused", "lost"]
 
 @dataclass(slots=True)
 class Sent:
-    """One request. Times are monotonic; `statuses`: of each try, 0 where no answer came.
-
-    n_hits: its windows that an encoder had kept, as the answer says.
-    stages: seconds of each stage of the last try, by the names of the header `server-timing`.
+    """Times are monotonic. statuses: of each try, 0 where no answer came. n_hits: windows that an
+    encoder had kept. stages: seconds of the last try, by the names of the header `server-timing`.
     """
 
     number: int
@@ -56,7 +52,6 @@ class Sent:
 
     @property
     def was_refused(self) -> bool:
-        """At any of its tries."""
         return any(status in REFUSALS for status in self.statuses)
 
     @property
@@ -81,8 +76,6 @@ async def _note_answer(response: httpx.Response) -> None:
 
 
 class Load:
-    """Sends clips in turn at `rate` per second, from a thread of its own, until it is closed."""
-
     def __init__(
         self,
         url: str,
@@ -120,7 +113,6 @@ class Load:
         self._paused.clear()
 
     def burst(self, n: int) -> None:
-        """Send `n` requests more, at once."""
         self._burst += n
 
     @property
@@ -128,7 +120,6 @@ class Load:
         return sum(one.verdict is None for one in tuple(self.sent))
 
     def wait_for_answers(self, timeout_s: float) -> None:
-        """Until nothing is in flight, or for so long."""
         end_s = time.monotonic() + timeout_s
         while self.n_in_flight and time.monotonic() < end_s:
             time.sleep(0.1)
@@ -190,12 +181,10 @@ class Load:
 
 
 def upload_of(sent: Sent) -> bytes:
-    """Its clip, with some samples of silence of its own at every second request."""
     return lengthened(sent.clip, sent.number % N_VARIANTS if sent.number % 2 else 0)
 
 
 def reference_texts(url: str, clips: Sequence[str] = CLIPS) -> dict[str, str]:
-    """What a cluster without faults answers."""
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
         return {
             clip: client.audio.transcriptions.create(
@@ -209,7 +198,6 @@ def reference_texts(url: str, clips: Sequence[str] = CLIPS) -> dict[str, str]:
 
 
 def goodput(sent: Sequence[Sent], since_s: float, until_s: float) -> float:
-    """Right answers per second that came in that time."""
     right = sum(one.verdict == "right" and since_s <= one.ended_s < until_s for one in sent)
     return right / (until_s - since_s)
 

@@ -1,7 +1,4 @@
-"""Overwrites weights in a worker's memory, so that it fails what it does and lives on.
-
-Nothing in the product helps: the bytes of a tensor are looked for in the memory of the process.
-"""
+"""Overwrites a tensor's bytes in a worker's memory, so that it fails what it does and lives on."""
 
 from __future__ import annotations
 
@@ -29,7 +26,6 @@ def overwrite_norm(process: psutil.Process, role: str) -> int:
 
 
 def why_not(process: psutil.Process) -> str:
-    """Why its memory cannot be written to; empty: it can."""
     try:
         os.close(os.open(f"/proc/{process.pid}/mem", os.O_RDWR))
     except OSError as error:

@@ -1,8 +1,6 @@
-"""A link between two hosts that cuts, delays and loses packets: a userspace relay over TUN.
+"""A link between two hosts that cuts, delays and loses packets, for kernels without netem.
 
-Each of the two hosts reaches the other one's address by a TUN device only; what it sends there is
-read here, and written to the other's device, later or never. Other traffic is not touched. For
-kernels without netem; needs root.
+A userspace relay: each host reaches the other one's address by a TUN device only. Needs root.
 """
 
 from __future__ import annotations
@@ -30,10 +28,7 @@ MAX_QUEUED = 10_000  # packets under way; more are lost, as in a real queue
 
 
 class Link:
-    """The packets between two hosts, both ways."""
-
     def __init__(self, one: int, other: int) -> None:
-        """`one`, `other`: descriptors of their TUN devices; closed by `close`."""
         self.is_cut = False
         self.delay_s = 0.0
         self.loss = 0.0
@@ -82,7 +77,6 @@ class Link:
 
 @contextmanager
 def link_between(one: Host, other: Host) -> Iterator[Link]:
-    """Put a relay between two hosts."""
     number = itertools.count()
     ends = []
     for here, there in ((one, other), (other, one)):

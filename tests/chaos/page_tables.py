@@ -1,8 +1,4 @@
-"""Whether every worker's tables of pages agree: asked inside the processes of an idle cluster.
-
-`broken_tables` runs this file as a program, which joins the cluster's Ray and lets each replica
-look at its own exporters and its decoder. So no test has to trust what a worker tells of itself.
-"""
+"""Whether every worker's tables of pages agree: asked inside the processes of an idle cluster."""
 
 from __future__ import annotations
 
@@ -20,11 +16,7 @@ FLAG = "--gcs-address="
 
 
 def broken_tables(target: Target) -> list[str]:
-    """What `check_integrity` of some worker says; empty where all is well, or none can be asked.
-
-    Raises:
-        AssertionError: a worker could not be asked, or has nothing to look at.
-    """
+    """What `check_integrity` of some worker says; empty where all is well, or none can be asked."""
     if not target.ray_token:
         return []
     joins = {"RAY_AUTH_MODE": "token", "RAY_AUTH_TOKEN": target.ray_token}
@@ -44,13 +36,11 @@ def broken_tables(target: Target) -> list[str]:
 
 
 def _address(target: Target) -> str:
-    """Of its control store, as each node's process names it."""
     arguments: Iterator[str] = iter(target.processes("raylet")[0].cmdline())
     return next(one.removeprefix(FLAG) for one in arguments if one.startswith(FLAG))
 
 
 def look(replica: Any) -> tuple[int, list[str]]:
-    """In a replica's process: how many exporters and decoders it has, and what is wrong there."""
     import time
 
     worker = replica._replica_impl._user_callable_wrapper.user_callable  # Serve has no other way

@@ -26,15 +26,12 @@ COLUMNS = (
 
 @dataclass(slots=True)
 class Outcome:
-    """One fault's figures.
+    """met_refusal: requests that got a 429 or 503 at any try; refused: at their last.
 
-    met_refusal: requests that got a 429 or 503 at any try; refused: at their last.
-    recovery_s: from the fault to the first 5 s with 90 % of the goodput before it, after the
-        goodput fell; 0 where it never fell, None where it stayed low.
-    limit_s: the recovery to reach, which the table has as "aim".
+    recovery_s: from the fault to the first 5 s with 90 % of the goodput before it, after it fell; 0
+        where it never fell, None where it stayed low. limit_s: the recovery to reach ("aim").
     replaced_s: until every worker was there again; None: not in time.
-    hits: windows that needed no encode. evicted: kept windows that made room for others, without
-        those of encoders that are gone.
+    hits: windows that needed no encode. evicted: kept windows that made room for others.
     """
 
     fault: str
@@ -58,7 +55,6 @@ class Outcome:
 
     @property
     def is_good(self) -> bool:
-        """No wrong text, no request lost, nothing left over. Speed is for the reader to judge."""
         return not (self.wrong or self.lost or self.left_over) and self.replaced_s is not None
 
     def count(self, sent: Sequence[Sent], fault_s: float | None = None) -> None:
@@ -96,11 +92,8 @@ def recovery_s(sent: Sequence[Sent], fault_s: float, until_s: float, before: flo
 
 
 def where_time_went(sent: Sent, fault_s: float | None = None) -> str:
-    """The seconds of each stage of an answer, and those of no stage.
-
-    Those of no stage are waits for a worker that does not answer, pauses before the router tries a
-    window again, and the way between processes; of earlier tries of the client, all. Windows of a
-    long file are in their stages side by side, so that these may add up to more than the answer.
+    """Those of no stage are waits for a dead worker, pauses, and earlier tries. Windows of a long
+    file are in stages side by side, whose sum may be more than the answer took.
     """
     stages = {name: s for name, s in sent.stages.items() if name != "total" and s >= SHORT_S}
     elsewhere_s = sent.took_s - sum(s for name, s in sent.stages.items() if name != "total")
@@ -112,7 +105,6 @@ def where_time_went(sent: Sent, fault_s: float | None = None) -> str:
 
 
 def table(outcomes: Sequence[Outcome]) -> str:
-    """For a terminal, with what went wrong or was slow below."""
     made, notes = Table(*COLUMNS, box=None, pad_edge=False), []
     for one in outcomes:
         counts = (one.sent, one.right, one.retried, one.met_refusal)

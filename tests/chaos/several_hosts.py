@@ -1,11 +1,11 @@
-"""The cluster under fault, on four hosts (network namespaces): what one machine cannot lose.
+"""The cluster under fault on four hosts (network namespaces), deployed by `serve deploy`.
 
     head      Ray's control store, kept on disk; one router
     encoder   one encoder        decoder   one decoder
     spare     one of each, and the other router
 
-Serve's proxy listens on each; clients talk to an HAProxy before all of them. A userspace relay
-carries all packets between `encoder` and `decoder`. Deployed by `serve deploy`.
+Serve's proxy listens on each, behind one HAProxy; a relay carries the packets between `encoder`
+and `decoder`.
 """
 
 from __future__ import annotations
@@ -43,8 +43,6 @@ SERVER = "server router1 127.0.0.1:8000 "
 
 @dataclass
 class HostTarget:
-    """The hosts of a target, and what is done to them."""
-
     by_name: dict[str, Host]
     link: Link
     per_node: int | None = 1  # replicas of a role; None: any, as new ones start beside old ones
@@ -74,12 +72,10 @@ class HostTarget:
         return str(application["status"])
 
     def wait_for(self, status: str) -> None:
-        """Until the last version has this status; raises AssertionError if it never gets it."""
         wait_until(lambda: self.status() == status, NEW_VERSION_S, f"status {status}", every_s=1.0)
 
 
 def serve_config(settings: dict[str, Any], per_node: int | None) -> dict[str, Any]:
-    """`configs/serve/cpu.yaml`, in float32, with two of each role."""
     args: dict[str, Any] = {
         "model": "demo",
         "placement": "split",
@@ -111,7 +107,6 @@ def serve_config(settings: dict[str, Any], per_node: int | None) -> dict[str, An
 
 @contextmanager
 def several_hosts(folder: Path | None = None) -> Iterator[Target]:
-    """Four hosts with the application on them; needs root. See `missing_for_hosts`."""
     with tempfile.TemporaryDirectory() as temporary:
         folder = folder or Path(temporary)
         with hosts(folder, "head", *POOLS) as made:

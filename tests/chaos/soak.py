@@ -1,8 +1,4 @@
-"""Hours of bounded load with random faults from a seed: nothing wrong, nothing lost, memory flat.
-
-What has been done is in a state file after every fault. A run that was interrupted goes on from
-there, with a new cluster and the next fault of its seed.
-"""
+"""Hours of bounded load with random faults from a seed; an interrupted run goes on by its file."""
 
 from __future__ import annotations
 
@@ -30,10 +26,8 @@ BEFORE_S, WATCH_S = 20.0, 15.0
 
 @dataclass
 class Soak:
-    """What a soak has done so far.
-
-    samples: of the idle, whole cluster after each fault: seconds since its start, its number,
-        resident bytes and open files of all its processes, by kind.
+    """samples: of the idle, whole cluster after each fault: seconds since its start, its number,
+    resident bytes and open files of all its processes, by kind.
     """
 
     seed: int
@@ -49,7 +43,6 @@ class Soak:
 
     @classmethod
     def resumed(cls, state: Path, seed: int, rate: float) -> Soak:
-        """From its state file, if that is of the same soak."""
         if state.exists():
             kept = cls(**json.loads(state.read_text()))
             if (kept.seed, kept.rate) == (seed, rate):
@@ -100,10 +93,7 @@ def slope_per_hour(
 ) -> float | None:
     """Growth in an hour by the slope that fits all starts, each with a level of its own.
 
-    Args:
-        starts: samples of each, without those of its beginning.
-        what: "memory" in bytes, or "files".
-        kind: of processes; None: all, as a share of the mean.
+    what: "memory" in bytes, or "files". kind: of processes; None: all, as a share of the mean.
     """
     times: list[float] = []
     values: list[float] = []

@@ -1,8 +1,4 @@
-"""The cluster under fault: its processes by what they do, whether it is whole, what it left over.
-
-Processes are looked for among the descendants of those that were started here, so that no other
-cluster on this machine is ever touched.
-"""
+"""The cluster under fault. Only descendants of what was started here are ever touched."""
 
 from __future__ import annotations
 
@@ -42,12 +38,9 @@ MARKS = {
 
 @dataclass(slots=True)
 class Target:
-    """A running cluster.
+    """roots: processes from which all others descend. wanted: replicas of each role.
 
-    roots: processes from which all others descend; asked each time, as hosts may be replaced.
-    wanted: replicas of each role.
     spool: where its uploads lie, and how large that disk is; None: the system's.
-    ray_token: that lets another process of this machine join its Ray; empty: none can.
     """
 
     url: str
@@ -66,7 +59,6 @@ class Target:
         return list(found.values())
 
     def by_kind(self) -> dict[str, list[psutil.Process]]:
-        """Those that are alive, by the keys of MARKS."""
         found: dict[str, list[psutil.Process]] = {kind: [] for kind in MARKS}
         for one in self.everything():
             with suppress(psutil.Error):
@@ -94,7 +86,6 @@ class Target:
         return found
 
     def evictions(self) -> dict[str, int]:
-        """Kept windows that made room for others since the start, of each encoder."""
         workers = self.workers("encoder")
         return {one["replica"]: int(one["extra"]["cache_evictions"]) for one in workers}
 
@@ -128,10 +119,7 @@ class Target:
     def left_over(
         self, files_before: Mapping[str, int] | None = None, timeout_s: float = IDLE_S
     ) -> list[str]:
-        """What an idle cluster should not have; waits for it to go away by itself.
-
-        files_before: open files of each kind when it was last idle.
-        """
+        """Waits for it to go away. files_before: open files of each kind when it was last idle."""
         deadline_s = time.monotonic() + timeout_s
         while True:
             found = self._left_over() or self._more_files(files_before or {})
@@ -191,10 +179,7 @@ class Target:
 def local_target(
     folder: Path | None = None, *, routers: int = 2, env: Mapping[str, str] | None = None
 ) -> Iterator[Target]:
-    """`splitscribe serve` on this machine, in float32, with one spare of each role.
-
-    With root its uploads lie on a disk of their own of SPOOL_MB.
-    """
+    """In float32, with one spare of each role. With root its uploads lie on a disk of SPOOL_MB."""
     with ExitStack() as stack:
         if folder is None:
             folder = Path(stack.enter_context(tempfile.TemporaryDirectory()))

@@ -68,7 +68,6 @@ def test_a_router_takes_only_its_own_sessions(target: Target, load: Load) -> Non
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_no_session_pays_for_a_cut_link() -> None:
-    """Of the link by which one encoder's KV comes to one decoder, between two hosts."""
     if reason := missing_for_hosts():
         pytest.skip(reason)
     with several_hosts() as target:

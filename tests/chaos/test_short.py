@@ -1,7 +1,4 @@
-"""No request pays for a fault: the short form of the fault suite, and all of it on kept KV.
-
-`make chaos` has the rest.
-"""
+"""No request pays for a fault: the short form of `make chaos`, and all of it on kept KV."""
 
 from __future__ import annotations
 
@@ -81,7 +78,6 @@ def repeated(target: Target) -> Iterator[Load]:
 def test_no_reader_of_kept_kv_gets_another_window_s(
     target: Target, repeated: Load, fault: Fault
 ) -> None:
-    """While it is evicted and asked for: every answer is the one asked for alone."""
     outcome = run_fault(fault, target, repeated, before_s=5.0, watch_s=10.0, is_timed=False)
     assert outcome.is_good, outcome
     assert outcome.hits, "kept KV was read"

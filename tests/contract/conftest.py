@@ -1,8 +1,6 @@
 """Encoders and readers for the KV contract tests, on every transport.
 
-memory runs in this process; nixl has each exporter in a process of its own (shared memory), and
-nixl-tcp the same over sockets, as between hosts. What is handed over is KV, or encoder states
-where the mode says so; where it says cuda, the pools of both sides are on a GPU.
+Exporters of nixl (shared memory) and nixl-tcp (sockets) have processes of their own.
 """
 
 from __future__ import annotations

@@ -120,7 +120,6 @@ def test_pages_of_an_overdue_read_are_quarantined_until_it_ends(
 
 
 def take_beside(importer: Any, handle: CrossKVHandle) -> torch.Tensor:
-    """`take` while other pages are in quarantine."""
     importer.accept(handle)
     pages = allocate(importer)
     importer.fetch(handle, pages).result(DEADLINE_S)

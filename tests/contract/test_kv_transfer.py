@@ -51,7 +51,6 @@ def test_bytes_are_equal_and_the_release_frees(make_host: MakeHost, make_reader:
 def test_a_trimmed_window_moves_only_what_it_fills(
     make_host: MakeHost, make_reader: MakeHost, frames: int
 ) -> None:
-    """A prefix of a window's only page, or some of its pages; everything else stays untouched."""
     host, importer = make_host(), make_reader()
     layout, pool = importer.layout, importer.pool
     pool.tensor.fill_(torch.nan)
@@ -78,7 +77,6 @@ def test_a_trimmed_window_moves_only_what_it_fills(
 def test_handles_of_impossible_lengths_are_refused(
     make_host: MakeHost, make_reader: MakeHost
 ) -> None:
-    """Signed, so by a faulty encoder."""
     host, importer = make_host(), make_reader()
     handle = host.publish(1)
     for changed in (
@@ -295,7 +293,6 @@ def test_forged_handles_are_counted(make_host: MakeHost, make_reader: MakeHost) 
 
 
 def test_a_handle_serves_once(make_host: MakeHost, make_reader: MakeHost) -> None:
-    """Twice at once, after it was read, and by another decoder: never the KV again."""
     host, importer, other = make_host(n_windows=1), make_reader(), make_reader()
     handle = host.publish(1)
     importer.accept(handle)

@@ -29,8 +29,6 @@ WITH_DASHBOARD = {"SPLITSCRIBE_RAY_DASHBOARD": "serve"}
 
 @dataclass
 class Server:
-    """A running `splitscribe serve`, its URL and all that it printed."""
-
     process: subprocess.Popen[str]
     lines: list[str] = field(default_factory=list)
     url: str = ""
@@ -56,11 +54,9 @@ class Server:
         return workers
 
     def pid(self, role: str, index: int = 0) -> int:
-        """Process id of one replica: the last part of its name."""
         return int(self.workers(role)[index]["replica"].rsplit("-", 1)[1])
 
     def does_nothing(self) -> bool:
-        """No request, and nothing running or queued in any worker."""
         health = self.health()
         return health["router"]["requests"] == 0 and all(
             worker["running"] == worker["queued"] == 0
@@ -69,7 +65,6 @@ class Server:
         )
 
     def is_idle(self) -> bool:
-        """`does_nothing`, and every page free."""
         return self.does_nothing() and all(
             worker["pages_free"] == worker["pages_total"]
             for role in ("encoder", "decoder")
@@ -77,7 +72,6 @@ class Server:
         )
 
     def dashboard(self) -> str:
-        """URL of Ray's dashboard, of a server that was started `WITH_DASHBOARD`."""
         found = re.search(rf"dashboard +({URL})", self.output())
         assert found is not None
         return found[1]
@@ -103,7 +97,6 @@ def wait_until(
 
 
 def start_server(folder: Path, *flags: str, env: dict[str, str] | None = None) -> Server:
-    """Run `splitscribe serve --port 0 FLAGS` in `folder` until it says that it is ready."""
     process = subprocess.Popen(
         [SPLITSCRIBE, "serve", "--port", "0", *flags],
         cwd=folder,
@@ -138,7 +131,6 @@ def start_server(folder: Path, *flags: str, env: dict[str, str] | None = None) -
 
 
 def stop_server(server: Server) -> int:
-    """Ctrl-C, as a person would; returns the exit status."""
     if server.process.poll() is None:
         server.process.send_signal(signal.SIGINT)
     try:

@@ -53,7 +53,6 @@ def test_a_mistake_is_one_line(
 
 
 def test_a_server_that_joins_what_never_answers_stops_at_once(tmp_path: Path) -> None:
-    """In much less than the minute for which Ray tries to join."""
     with socket.create_server(("127.0.0.1", 0)) as silent:
         process = subprocess.Popen(
             [SPLITSCRIBE, "serve", "--ray-address", f"127.0.0.1:{silent.getsockname()[1]}"],
@@ -152,7 +151,6 @@ def test_the_demo_ends_well(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(900)
 def test_a_wheel_runs_the_same_in_a_clean_environment(tmp_path: Path) -> None:
-    """Built from the tree, installed without its sources, started beside foreign modules."""
     pip = [sys.executable, "-m", "pip", "--disable-pip-version-check", "-q"]
     subprocess.run([*pip, "wheel", "--no-deps", "-w", tmp_path, package_root()], check=True)
     (wheel,) = tmp_path.glob("splitscribe-*.whl")

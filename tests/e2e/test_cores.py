@@ -18,7 +18,6 @@ AUDIO = "router.audio.worker"
 
 @pytest.mark.skipif(sys.platform != "linux", reason="elsewhere cores are shared otherwise")
 def test_workers_have_a_usual_priority_and_one_session(server: Server) -> None:
-    """What runs when cores are idle shall get nothing beside them: `common.priorities`."""
     processes = {
         process.pid: " ".join(process.cmdline())
         for process in psutil.Process(server.process.pid).children(recursive=True)

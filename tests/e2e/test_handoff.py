@@ -20,10 +20,7 @@ KV_BYTES, STATES_BYTES = 6_912_000 * 1280 // 1500, 1_152_000 * 1280 // 1500
 
 
 def answer(client: openai.OpenAI, name: str) -> tuple[dict[str, Any], int]:
-    """What is heard in a recording and when, and the bytes that were moved for a window.
-
-    Without probabilities, whose last digits depend on a process's threads and batches.
-    """
+    """Without probabilities, whose last digits depend on a process's threads and batches."""
     raw = client.audio.transcriptions.with_raw_response.create(
         model="whisper-1",
         file=sample_path(name),
@@ -79,7 +76,6 @@ def expected() -> dict[str, tuple[dict[str, Any], int]]:
 def test_a_cluster_gives_the_same_answer_in_every_mode(
     cluster: Server, expected: dict[str, tuple[dict[str, Any], int]]
 ) -> None:
-    """Through NIXL between processes; each recording several times, so that all workers meet."""
     for name in SAMPLES:
         heard, kv_bytes = expected[name]
         for _ in range(4):

@@ -24,10 +24,7 @@ async def text_of(transcriber: RequestTranscriber, file: Path) -> str:
 
 @pytest.mark.parametrize("alike", [False, pytest.param(True, marks=pytest.mark.slow)])
 async def test_pools_of_one_window_finish_eight_long_files(alike: bool, tmp_path: Path) -> None:
-    """No hold and wait: with room for one window in each pool, eight files at once all finish.
-
-    Files that are alike share encodes, and all the same need the one page for all their windows.
-    """
+    """No hold and wait: with room for one window in each pool, eight files at once all finish."""
     files = [tmp_path / f"{number}.wav" for number in range(8)]
     for number, file in enumerate(files):
         file.write_bytes(lengthened("long", 0 if alike else number))
@@ -48,7 +45,6 @@ async def test_pools_of_one_window_finish_eight_long_files(alike: bool, tmp_path
 
 
 async def test_batches_of_any_make_up_give_the_same_text() -> None:
-    """Short and long files mixed in one running batch read as they do alone."""
     settings = load_settings(None, {"router": {"audio_workers": 1}}, environ={})
     files = [sample_path(name) for name in ("short", "medium", "long")]
     async with local_transcriber(settings) as transcriber:

@@ -30,7 +30,6 @@ READ = re.compile(r"splitscribe_decoder (\w+) .*KV from encoder-(\w+)-")
 
 @pytest.fixture
 def ray_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
-    """Of two nodes on this machine."""
     for name, value in ENVIRONMENT.items():
         monkeypatch.setenv(name, value)
     monkeypatch.setenv("PYTHONPATH", str(Path(__file__).parents[2]))
@@ -45,7 +44,6 @@ def ray_cluster(monkeypatch: pytest.MonkeyPatch) -> Iterator[Any]:
 
 
 def nodes_of_workers(server: Server) -> dict[str, str]:
-    """Ray's node of each worker, by Serve's id of it."""
     token = Path("~/.ray/auth_token").expanduser().read_text().strip()
     answer = httpx.get(
         f"{server.dashboard()}/api/serve/applications/",
@@ -82,7 +80,6 @@ def test_kv_stays_on_its_node(ray_cluster: Any, tmp_path: Path) -> None:
 
 
 def reads(logs: Path) -> list[tuple[str, str]]:
-    """Decoder and encoder of each window, by the decoders' logs."""
     files = logs.glob("replica_splitscribe_decoder*.log")
     found: list[tuple[str, str]] = []
     for file in files:

@@ -16,7 +16,6 @@ REPO, COMMIT = "somebody/whisper-micro", "0123456789abcdef0123456789abcdef012345
 
 
 def hub(came: Came, host: Host) -> Answer:
-    """Has one repository with a tiny checkpoint."""
     folder = cached_checkpoint("micro")
     path = came.path.partition("?")[0]
     file = folder / path.rpartition("/")[2]

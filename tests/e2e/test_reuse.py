@@ -16,7 +16,6 @@ HEADER = "x-splitscribe-cache"
 
 
 def ask(server: Server, audio: bytes, key: str = "none", **form: str) -> tuple[str, str]:
-    """The text, and what the header says."""
     answer = httpx.post(
         f"{server.url}/v1/audio/transcriptions",
         data={"model": "whisper-1", "response_format": "text", **form},

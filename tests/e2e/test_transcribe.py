@@ -19,7 +19,6 @@ DEMO = ("--model", "demo", "--language", "en")
 
 
 def write_long_recording(file: Path, seconds: int) -> None:
-    """A bundled recording over and over."""
     with av.open(str(sample_path("long"))) as container:
         pcm = np.concatenate([frame.to_ndarray()[0] for frame in container.decode(audio=0)])
     repeated = np.resize(pcm.astype(np.int16), seconds * SAMPLE_RATE)

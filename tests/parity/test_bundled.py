@@ -30,8 +30,6 @@ from tests.support.requests import request_context
 
 
 class Listening(Unbounded):
-    """Stands in front of both pools and keeps what goes in and what comes out."""
-
     def __init__(self, encoders: EncoderClient, decoders: DecoderClient) -> None:
         self._encoders, self._decoders = encoders, decoders
         self.requests: dict[int, EncodeRequest] = {}

@@ -34,8 +34,6 @@ N_TOKENS = 64
 
 
 class RecordingDecoder:
-    """A TextDecoder that keeps the logits it gave."""
-
     def __init__(self, model: TextDecoder) -> None:
         self._model = model
         self.given: list[Tensor] = []
@@ -53,7 +51,6 @@ class RecordingDecoder:
 
 
 def make_bench(folder: Path, n_slots: int) -> tuple[RunnerBench, RecordingDecoder]:
-    """On torch's attention and layers, whose logits are kept."""
     bench = RunnerBench(folder, n_slots, "cpu", "float32", attention="torch")
     bench.runner._decoder = recorder = RecordingDecoder(bench.runner._decoder)
     return bench, recorder
@@ -104,10 +101,7 @@ def test_the_published_depth_equals_the_reference(tmp_path: Path, shape: str, la
 
 @torch.inference_mode()
 def compare(shape: str, folder: Path) -> None:
-    """Two sequences of unlike prompts in one batch, each against the reference alone.
-
-    The reference sees our tokens and must choose, at every step, the token that follows.
-    """
+    """Two sequences of unlike prompts in one batch, each against the reference alone."""
     model = hf_model(folder)
     bench, recorder = make_bench(folder, n_slots=2)
     options = [
@@ -164,7 +158,6 @@ def test_the_language_is_the_one_that_the_reference_detects(shape: str) -> None:
 @pytest.mark.parametrize("timestamps", [False, True])
 @torch.no_grad()
 def test_the_engine_gives_the_text_that_the_reference_generates(timestamps: bool) -> None:
-    """From the same features to the same tokens, through hand-off, scheduler and rules."""
     folder = cached_checkpoint("tiny")
     model = hf_model(folder)
     mel = hf_features(folder, [make_pcm(5.0)])

@@ -1,8 +1,6 @@
 """Where nobody speaks splitscribe writes nothing that openai-whisper would not on the same weights.
 
-Noise, music, hum, clicks, clipped audio, babble, and a little speech in a long silence, all made
-from seeds; the table (`-s`) shows how many words of each answer nobody said. Parallel mode with its
-defaults, openai-whisper's `transcribe` with its own.
+`-s` shows how many words of each answer nobody said.
 """
 
 from __future__ import annotations
@@ -46,7 +44,6 @@ EDGE_SAMPLES = SAMPLE_RATE // 10
 
 
 def seconds_of(seconds: float) -> Signal:
-    """The time axis."""
     return np.arange(round(seconds * SAMPLE_RATE)) / SAMPLE_RATE
 
 
@@ -57,7 +54,6 @@ def white(seconds: float, level_db: float, seed: int = 0) -> Signal:
 
 
 def pink(seconds: float, level_db: float, seed: int = 0) -> Signal:
-    """The same with equal power in every octave."""
     spectrum = np.fft.rfft(white(seconds, 0.0, seed))
     spectrum /= np.sqrt(np.maximum(1, np.arange(spectrum.shape[0])))
     noise = np.fft.irfft(spectrum)
@@ -65,7 +61,6 @@ def pink(seconds: float, level_db: float, seed: int = 0) -> Signal:
 
 
 def note(hz: float, seconds: float) -> Signal:
-    """A plucked string: harmonics that die away, the higher the sooner."""
     t = seconds_of(seconds)
     partials = (
         np.exp(-(1.5 + 0.8 * k) * t) * np.sin(2 * np.pi * k * hz * t) / k for k in range(1, 8)
@@ -75,7 +70,6 @@ def note(hz: float, seconds: float) -> Signal:
 
 
 def chords(seconds: float) -> Signal:
-    """Three-voiced chords, two seconds each."""
     roots_hz = (220.0, 174.6, 261.6, 196.0)
     n_chords = round(seconds / 2)
     played = (
@@ -86,21 +80,18 @@ def chords(seconds: float) -> Signal:
 
 
 def arpeggio(seconds: float) -> Signal:
-    """Eight notes a second, up and down."""
     scale = (0, 4, 7, 12, 16, 12, 7, 4)
     notes = (note(220.0 * 2 ** (scale[i % 8] / 12), 0.125) for i in range(round(seconds * 8)))
     return 0.3 * np.concatenate(list(notes))
 
 
 def mains(seconds: float, hz: float, level_db: float = -20.0) -> Signal:
-    """Hum of the mains with its harmonics."""
     t = seconds_of(seconds)
     hum = sum(np.sin(2 * np.pi * hz * k * t + k) / k for k in range(1, 12))
     return np.asarray(10 ** (level_db / 20) * hum) + white(seconds, -70.0)
 
 
 def clicks(seconds: float, per_s: float = 1.5) -> Signal:
-    """Short cracks at random moments in faint noise."""
     rng = np.random.default_rng(5)
     signal = white(seconds, -75.0)
     crack = np.exp(-np.arange(160) / 25.0)
@@ -120,7 +111,6 @@ def babble(seconds: float) -> Signal:
 
 @functools.cache
 def speech(name: str) -> Signal:
-    """One of the bundled recordings."""
     import soundfile
 
     signal, rate = soundfile.read(sample_path(name))
@@ -129,13 +119,11 @@ def speech(name: str) -> Signal:
 
 
 def sentence() -> Signal:
-    """The short recording's first sentence, with a little of the pauses around it."""
     first, last = (round(FIRST[edge] * SAMPLE_RATE) for edge in ("start", "end"))
     return speech("short")[first - EDGE_SAMPLES : last + EDGE_SAMPLES]
 
 
 def sentence_in(signal: Signal, at_s: float) -> Signal:
-    """The sentence laid over a long signal."""
     laid, at = signal.copy(), round(at_s * SAMPLE_RATE)
     laid[at : at + sentence().shape[0]] += sentence()
     return laid
@@ -146,12 +134,10 @@ def after_speech(signal: Signal) -> Signal:
 
 
 def around(signal: Signal) -> Signal:
-    """The same speech before and after."""
     return np.concatenate((speech("short"), signal, speech("short")))
 
 
 def talk_with(signal: Signal) -> Signal:
-    """A minute of speech that the signal interrupts twice."""
     medium, short = speech("medium"), speech("short")
     return np.concatenate((medium, signal, short, signal, medium))
 
@@ -162,8 +148,6 @@ def clipped(signal: Signal, gain_db: float) -> Signal:
 
 @dataclass(frozen=True, slots=True)
 class Sound:
-    """A recording to be, and what is said in it."""
-
     name: str
     make: Callable[[], Signal]
     said: str = ""
@@ -254,7 +238,6 @@ class Heard:
 
     @property
     def counts(self) -> tuple[int, int, int]:
-        """Invented words: ours, ours without gates, openai-whisper's."""
         texts = self.guarded, self.unguarded, self.reference
         return tuple(invented(self.sound.said, text) for text in texts)  # type: ignore[return-value]
 
@@ -286,7 +269,6 @@ async def listen(
 
 
 def totals(heard: list[Heard]) -> tuple[int, ...]:
-    """Of each listener."""
     return tuple(map(sum, zip(*(one.counts for one in heard), strict=True)))
 
 

@@ -63,7 +63,6 @@ async def test_our_own_transcript_has_its_own_times(
 
 
 async def test_what_has_no_counterpart_moves_nothing(transcriber: RequestTranscriber) -> None:
-    """Text that nobody says, audio that nobody wrote down, and a word that was heard otherwise."""
     heard = await transcribed(transcriber, "long")
     words = [word.word.strip() for word in heard.words]
     other = [

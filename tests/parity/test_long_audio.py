@@ -1,8 +1,6 @@
 """Minutes of speech in parallel mode: windows hold each word once, and cost no accuracy.
 
-Recordings by the demo model's own voices (espeak-ng and flite; skipped where they are missing),
-with pauses and without any between sentences. Measured in words against what was said, beside
-sequential mode, which cuts where the decoder's own timestamps end. `-s` shows the figures.
+By the demo model's own voices (espeak-ng and flite). `-s` shows the figures.
 """
 
 from __future__ import annotations
@@ -92,8 +90,6 @@ def assert_covered(sentence: Sentence, windows: list[Window]) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """A recording as one mode has it."""
-
     recording: Recording
     transcript: Transcript
 
@@ -111,7 +107,6 @@ class Heard:
         return any(first <= at_s <= last for at_s in self.cuts_s)
 
     def total(self, *, at_cuts: bool) -> WordErrors:
-        """Of the sentences at a cut, or of all others."""
         pairs = zip(self.recording.sentences, self.errors, strict=True)
         return total(errors for one, errors in pairs if self.is_at_cut(one) == at_cuts)
 

@@ -1,7 +1,4 @@
-"""Behind a prefix the tokens are openai-whisper's, and so is where its attention has its peaks.
-
-With timestamps off; with them on openai-whisper's rules do not see the prefix, and ours do.
-"""
+"""Behind a prefix the tokens are openai-whisper's, and so is where its attention has its peaks."""
 
 from __future__ import annotations
 
@@ -76,11 +73,7 @@ def ours(stand: Stand, kv: Tensor, prefix: tuple[int, ...] = (), **options: Any)
 def test_tokens_behind_a_prefix_are_the_reference_s(
     folder: Path, audio: np.ndarray[Any, Any]
 ) -> None:
-    """True ones, wrong ones, and the whole text, behind which nothing is left to say.
-
-    There ours ends. The reference goes on, whatever there is to hear, or without that rule divides
-    by the length of an empty text.
-    """
+    """Behind the whole text ours ends; the reference goes on or divides by zero."""
     model = openai_model(folder)
     mel = log_mel(model, audio)
     kv = cross_kv(model, mel)

@@ -1,8 +1,4 @@
-"""Sequential mode gives openai-whisper's segments, tokens, times and words, in float32.
-
-Both sides hear the same int16 samples and suppress the tokens that the checkpoint lists. The
-reference's sampler is given our noise, since its own is a generator's.
-"""
+"""Sequential mode gives openai-whisper's segments, tokens, times and words, in float32."""
 
 from __future__ import annotations
 
@@ -90,7 +86,6 @@ async def ours(
 
 
 def theirs(checkpoint: Path, params: TranscriptionParams, pcm: Pcm) -> dict[str, Any]:
-    """openai-whisper's answer to the same parameters."""
     options = reference_options(checkpoint)
     if params.beam_size > 1:
         options |= {"beam_size": params.beam_size, "patience": params.patience}
@@ -126,10 +121,7 @@ def without_names(text: str) -> str:
 
 @contextmanager
 def our_noise(params: TranscriptionParams) -> Iterator[None]:
-    """Give the reference's sampler noise by seed, window, attempt, candidate and step.
-
-    Windows and attempts are counted by the decodes: each window begins with the first temperature.
-    """
+    """Give the reference's sampler our noise; each window begins with the first temperature."""
     windows = itertools.count()
     place: dict[str, Any] = {}
     run = DECODING.DecodingTask.run
@@ -209,18 +201,15 @@ def sample(name: str) -> Pcm:
 
 
 def hum(seconds: float) -> Pcm:
-    """A room in which nobody speaks."""
     rng = np.random.default_rng(4)
     return (rng.standard_normal(round(seconds * SAMPLE_RATE)) * 20).astype(np.int16)
 
 
 def chat() -> Pcm:
-    """Two windows: speech of half a minute, and a little after a pause."""
     return np.concatenate((sample("medium"), hum(4.0), sample("short")))
 
 
 def talk() -> Pcm:
-    """Two minutes: speech, pauses, a faint part, and an end inside a hop."""
     faint = sample("medium") // 8
     parts = (sample("short"), hum(3.0), sample("long"), faint, hum(12.0), sample("short")[:-77])
     return np.concatenate(parts)

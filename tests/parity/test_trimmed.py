@@ -35,7 +35,6 @@ RULE = EncoderContext(64, 30.0)
 
 
 def sentences() -> list[Pcm]:
-    """Sentences of the middle sample, with the pauses around them: 2.3 to 4.5 s each."""
     pcm, _ = soundfile.read(sample_path("medium"), dtype="int16")
     told = json.loads(sample_path("medium").with_suffix(".json").read_text())["sentences"]
     cuts = [(a["end"] + b["start"]) / 2 for a, b in itertools.pairwise(told)]
@@ -87,7 +86,6 @@ def contexts(windows: list[Pcm]) -> list[int]:
     ids=str,
 )
 async def test_no_window_s_text_depends_on_its_neighbours(settings: dict[str, Any]) -> None:
-    """Each alone, then all at once, of several contexts and full ones between them."""
     windows = sentences()
     chosen = contexts(windows)
     assert len(set(chosen)) > 1
@@ -115,11 +113,7 @@ async def test_no_window_s_text_depends_on_its_neighbours(settings: dict[str, An
 
 
 async def test_what_is_not_doubted_is_what_all_positions_give() -> None:
-    """Windows that end with their last word, and little slack.
-
-    Before the bundled weights were tuned for short contexts they said the sentence again, stamped
-    past the audio, in five of these eight; at a slack of 64 in none.
-    """
+    """Windows that end with their last word: the sentence must not be said again."""
     pcm, _ = soundfile.read(sample_path("medium"), dtype="int16")
     told = json.loads(sample_path("medium").with_suffix(".json").read_text())["sentences"]
     spans = [(round((s["start"] - 0.1) * 16_000), round((s["end"] + 0.05) * 16_000)) for s in told]
@@ -138,10 +132,7 @@ async def test_what_is_not_doubted_is_what_all_positions_give() -> None:
 
 @pytest.mark.parametrize("beam_size", [1, pytest.param(2, marks=pytest.mark.slow)])
 async def test_a_timestamp_past_the_audio_is_doubted_at_once(beam_size: int) -> None:
-    """No temperature is tried, and no word aligned, from KV that does not suffice.
-
-    The decoder is told of less audio than there is, so that what it hears stands past the end.
-    """
+    """The decoder is told of less audio than there is: what it hears stands past the end."""
     pcm, ladder = sentences()[0], (0.0, 0.4, 0.8)
     options = {"temperatures": ladder, "words": True, "beam_size": beam_size}
     async with engines() as made:
@@ -156,7 +147,6 @@ async def test_a_timestamp_past_the_audio_is_doubted_at_once(beam_size: int) -> 
 
 
 async def test_a_first_attempt_that_fails_is_doubted_not_tried_again() -> None:
-    """By the usual gates; with all positions the ladder is gone up as ever."""
     options = {"temperatures": (0.0, 0.4), "gates": QualityGates(avg_logprob=0.0)}
     async with engines() as made:
         trimmed = await transcribe(made, 0, sentences()[0], 256, **options)

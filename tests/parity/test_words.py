@@ -63,10 +63,7 @@ def assert_equal_words(
 
 
 def compare_random_texts(folder: Path, model: Any, lengths: list[tuple[int, int]]) -> None:
-    """Texts of whole words, in one batch, each against the reference alone.
-
-    lengths: of each window its tokens and its mel frames of audio.
-    """
+    """lengths: of each window its tokens and its mel frames of audio."""
     bench = AlignerBench(folder, len(lengths))
     tokenizer = reference_tokenizer(folder)
     items, expected = [], []
@@ -111,7 +108,6 @@ def test_without_alignment_heads_the_upper_half_looks_as_in_the_reference(tmp_pa
 
 @pytest.mark.parametrize("name", SAMPLES)
 def test_words_of_the_samples_are_the_references(name: str) -> None:
-    """What is said in the bundled recordings, sentence by sentence, with the bundled model."""
     audio, _ = soundfile.read(sample_path(name), dtype="float32")
     script = json.loads(sample_path(name).with_suffix(".json").read_text())
     model, tokenizer, bench = openai_model(DEMO), reference_tokenizer(DEMO), AlignerBench(DEMO, 1)

@@ -1,8 +1,4 @@
-"""Archives as files for the end-to-end tests: pieces of the bundled recordings in every container.
-
-Pieces of 3 to 10 s, each from another place; files that are broken, each in another way; and one
-of hours, whose frames are those of a minute again and again, so that it is made in a second.
-"""
+"""Archives: pieces of the recordings in every container, broken files, a long one."""
 
 from __future__ import annotations
 
@@ -28,8 +24,6 @@ PICTURE = (  # a PNG of one point
 
 @dataclass(frozen=True, slots=True)
 class ArchiveFiles:
-    """Whose folder holds what. long: the file of hours."""
-
     folder: Path
     talks: tuple[Path, ...]
     broken: tuple[Path, ...]
@@ -50,7 +44,6 @@ def make_files(folder: Path, n_files: int, n_broken: int, long_s: int = 0) -> Ar
 
 
 def _talk(folder: Path, number: int) -> Path:
-    """The `number`th piece, in folders of ten."""
     rng = np.random.default_rng(number)
     speech = recording("long")
     n_samples = int(rng.uniform(SHORTEST_S, LONGEST_S) * SAMPLE_RATE)

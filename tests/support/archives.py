@@ -28,8 +28,7 @@ class Stopped(BaseException):
 class FakeEngine:
     """Hears how a file begins; one that begins with "broken" is no audio.
 
-    heard: what was asked, in order. most: files that were worked on at a time. stop_after: files,
-    after which the run ends.
+    most: files that were worked on at a time. stop_after: files, after which the run ends.
     """
 
     heard: list[str] = field(default_factory=list)
@@ -76,10 +75,7 @@ class FakeEngine:
 
 
 def same_answer(ours: Any, theirs: Any) -> bool:
-    """Whether two JSON answers have the same text, tokens and times.
-
-    Scores may differ in what float32 rounds otherwise where windows share other batches.
-    """
+    """The same text, tokens and times; scores may differ in what float32 rounds otherwise."""
     if isinstance(ours, dict) and isinstance(theirs, dict):
         keys = ours.keys()
         return keys == theirs.keys() and all(same_answer(ours[k], theirs[k]) for k in keys)

@@ -43,8 +43,6 @@ class Hands:
 
 @dataclass
 class Desk:
-    """A service, and what a test does with it as one key."""
-
     service: BatchService
     transcriber: FakeTranscriber
     hands: Hands
@@ -66,7 +64,6 @@ class Desk:
         kept_s: int | None = None,
         batch_id: str | None = None,
     ) -> str:
-        """kept_s: how long its results are."""
         asked = CreateBatchRequest(
             input_file_id=input_file_id,
             endpoint=ENDPOINT,
@@ -78,7 +75,6 @@ class Desk:
         return (await self.service.create_batch(self.owner, batch_id, asked)).id
 
     async def run(self, *lines: bytes) -> Batch:
-        """A batch of these lines, once it has ended."""
         return await self.ended(await self.create(await self.upload(b"".join(lines))))
 
     async def state(self, batch_id: str) -> Batch:
@@ -94,7 +90,6 @@ class Desk:
         return batch
 
     async def content(self, file_id: str | None) -> list[dict[str, Any]]:
-        """The lines of a result's file."""
         if file_id is None:
             return []
         content = await self.service.read(file_id, 0)
@@ -129,25 +124,20 @@ def make_batch_settings(folder: Path, **changes: Any) -> BatchSettings:
 
 
 def line(custom_id: str, endpoint: str = ENDPOINT, **body: Any) -> bytes:
-    """A line of a batch; `body` is added to what each has."""
     document = {"custom_id": custom_id, "method": "POST", "url": endpoint}
     return json.dumps({**document, "body": {"model": "whisper-1", **body}}).encode() + b"\n"
 
 
 def talks(n: int, **body: Any) -> bytes:
-    """So many lines of a batch, l0 and so on, with audio in them."""
     return b"".join(line(f"l{i}", **AUDIO, **body) for i in range(n))
 
 
 def outcome(batch: Batch) -> tuple[str, int, int]:
-    """Of a batch: its status, and how many of its lines are completed and failed."""
     return batch.status, batch.request_counts.completed, batch.request_counts.failed
 
 
 @dataclass
 class Counter:
-    """A server, and OpenAI's clients for it."""
-
     desk: Desk
     url: str
     clients: list[openai.AsyncOpenAI] = field(default_factory=list)
@@ -163,7 +153,6 @@ class Counter:
 async def served(
     at: Desk, router: RouterSettings | None = None, max_file_bytes: int = 10_000_000
 ) -> AsyncIterator[Counter]:
-    """A desk's service behind a router's own listener."""
     app = create_app(
         make_registry(at.transcriber),
         router or make_settings(),

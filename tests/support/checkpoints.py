@@ -1,10 +1,6 @@
 """Random Whisper checkpoints in Hugging Face's layout, for tests: no download, no training.
 
-`cached_checkpoint` gives one of the shapes, built once for a test run; `make_checkpoint` writes
-one of one's own, to change or to break. It has config.json, model.safetensors, tokenizer.json,
-generation_config.json and preprocessor_config.json. The shapes are the published families' true
-widths, heads, mel bins and vocabularies, with few layers. The tokenizer is byte-level BPE with
-a handful of merges; Whisper's special tokens stand at the published ids.
+The published families' true widths, heads, mel bins, vocabularies and special ids, few layers.
 """
 
 from __future__ import annotations
@@ -74,10 +70,7 @@ SHAPES: dict[str, ModelShape] = {
 
 @functools.cache
 def cached_checkpoint(shape: str = "micro") -> Path:
-    """A random checkpoint of `shape`, shared by all tests of this process: do not change it.
-
-    Wide ones are stored in bfloat16, for the sake of the disk.
-    """
+    """Shared by all tests of this process: do not change it. Wide ones are stored in bfloat16."""
     dtype = "bfloat16" if SHAPES[shape].d_model >= 1024 else "float32"
     return make_checkpoint(_cache_root() / shape, shape, dtype=dtype)
 
@@ -100,14 +93,10 @@ def make_checkpoint(
     device: str = "cpu",
     **changes: Any,
 ) -> Path:
-    """Write a random checkpoint into `folder` (made if need be) and return it.
+    """Write a random checkpoint into `folder`; `changes` replace fields of its shape.
 
-    Args:
-        shape: a key of `SHAPES` or a shape of one's own; `changes` replace single fields of it.
-        dtype: of the stored weights: "float32", "bfloat16" or "float16".
-        sharded: two shards with an index instead of one file.
-        prefix: "model." or "": both namings are found in the wild.
-        device: that draws the numbers; each has its own for one seed.
+    dtype: of the stored weights. prefix: both namings are found in the wild. device: that draws the
+    numbers; each has its own for one seed.
     """
     chosen = replace(SHAPES[shape] if isinstance(shape, str) else shape, **changes)
     folder.mkdir(parents=True, exist_ok=True)
@@ -236,7 +225,7 @@ def tokenizer_definition(shape: ModelShape) -> dict[str, Any]:
 def random_tensors(
     dims: ModelDims, seed: int = 0, device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> dict[str, torch.Tensor]:
-    """Weights at a scale where every layer, position and audio frame matters to the logits.
+    """At a scale where every layer, position and audio frame matters to the logits.
 
     They are drawn on `device`, in float32, and returned on the CPU in `dtype`.
     """

@@ -1,18 +1,7 @@
-"""Python environments of their own, for programs of others that are tested against a server.
+"""Python environments for programs of others, made by uv of their pins and nothing of this project.
 
-    LITELLM = Program("litellm", ("litellm[proxy]==1.93.0",))
-
-    def test_it(server):
-        environment = environment_of(LITELLM)          # made once, then kept; may skip the test
-        done = environment.run("client.py", server.url, timeout_s=60)
-        assert done.returncode == 0, done.stderr
-        environment.script("litellm")                  # path of an installed command
-
-An environment holds what uv installs for a program's pins and nothing of this project, so that a
-program runs as its users have it. (uv installs what pip does, in seconds.) It stands in
-`.works-with/NAME-PYTHON-DIGEST` beside pyproject.toml (`SPLITSCRIBE_WORKS_WITH` names another
-folder) and is used again until the pins change. `environment_of` skips the running test where no
-package index can be reached and nothing is installed yet. Knows no program and no server.
+Kept in `.works-with/` (`SPLITSCRIBE_WORKS_WITH`) until the pins change. A test is skipped where
+no package index can be reached and nothing is installed yet.
 """
 
 from __future__ import annotations
@@ -43,10 +32,7 @@ OF_OURS = ("PYTHON", "VIRTUAL_ENV", "COVERAGE", "OPENAI_", "SPLITSCRIBE_", "RAY_
 
 @dataclass(frozen=True, slots=True)
 class Program:
-    """A program to install.
-
-    requirements: as pip takes them, the program's own pinned by `==`. python: the oldest it needs.
-    """
+    """requirements: the program's own pinned by `==`. python: the oldest it needs."""
 
     name: str
     requirements: tuple[str, ...]
@@ -84,7 +70,6 @@ class Environment:
         return self.folder / "bin/python"
 
     def script(self, name: str) -> str:
-        """Path of a command that one of its packages brought."""
         path = self.folder / "bin" / name
         assert path.exists(), f"{path} is not there: {sorted(os.listdir(path.parent))}"
         return str(path)
@@ -102,7 +87,6 @@ class Environment:
         cwd: Path | None = None,
         env: Mapping[str, str] | None = None,
     ) -> subprocess.CompletedProcess[str]:
-        """Run `python ARGUMENTS` in it and wait. Returns its status and what it printed."""
         return subprocess.run(
             [str(self.python), *map(str, arguments)],
             cwd=cwd,
@@ -114,11 +98,7 @@ class Environment:
 
 
 def environment_of(program: Program) -> Environment:
-    """The program's environment, made now where it is not there yet.
-
-    Raises:
-        AssertionError: uv refuses; the message is its last lines.
-    """
+    """The program's environment, made now where it is not there yet."""
     folder = program.folder
     if not (folder / COMPLETE).exists():
         with _alone(folder):
@@ -147,11 +127,7 @@ def _runs(python: str) -> bool:
 
 
 def _uv(*arguments: str) -> str:
-    """Run uv and return what it printed; skips the running test where it cannot do its work here.
-
-    Raises:
-        AssertionError: it refuses; the message is its last lines.
-    """
+    """What uv printed; skips the running test where it cannot do its work here."""
     uv = pytest.importorskip("uv", reason="needs uv: pip install -e '.[dev]'")
     done = subprocess.run(
         [uv.find_uv_bin(), *arguments],
@@ -173,7 +149,6 @@ def _plain_variables() -> dict[str, str]:
 
 @contextmanager
 def _alone(folder: Path) -> Iterator[None]:
-    """Keep other test runs from making the same environment at the same time."""
     folder.parent.mkdir(parents=True, exist_ok=True)
     with folder.with_suffix(".lock").open("w") as lock:
         fcntl.flock(lock, fcntl.LOCK_EX)

@@ -1,7 +1,6 @@
 """Pools of which some workers, or some links, fail whatever comes, on a virtual clock.
 
-What decides is real: `Pipeline`, `ServePool`, `Members` and `OwnCalls`. In the place of Serve is a
-handle that sends each window to the first worker of the choice.
+Real but for Serve's handle: `Pipeline`, `ServePool`, `Members` and `OwnCalls`.
 """
 
 from __future__ import annotations
@@ -48,8 +47,6 @@ Fault = Callable[[Hashable, Any], Exception | None]  # (worker, request) -> what
 
 
 class Workers:
-    """Of one pool, as Serve's handle of them."""
-
     def __init__(self, role: str, count: int, calls: OwnCalls, fault: Fault) -> None:
         self.deployment_id, calls.sizes[role] = role, count
         self.names = [f"{role}-{n}" for n in range(count)]

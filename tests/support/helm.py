@@ -2,10 +2,7 @@
 
     make manifests    # writes configs/kubernetes.yaml and configs/kuberay.yaml
 
-Helm comes with a package of PyPI, kubernetes-validate brings Kubernetes' schemas; both lie in a
-folder of their own (the extra `helm-check`). RayService's schema is KubeRay's, in
-references/kuberay-1.7.0-rayservice.json. Nothing here knows the kinds of Gateway API and
-Prometheus' operator.
+Gateway API's and Prometheus' kinds are not checked.
 """
 
 from __future__ import annotations
@@ -46,7 +43,6 @@ UNKNOWN = ("gateway.networking.k8s.io", "monitoring.coreos.com")
 
 
 def missing_for_helm() -> str | None:
-    """Why Helm cannot be called here; None: it can."""
     ready = sys.platform == "linux" and installed("helm-check", FOLDER)
     return None if ready else "needs Linux and make helm-check-install"
 
@@ -68,7 +64,6 @@ def helm(*arguments: str) -> str:
 
 
 def rendered(*flags: str, name: str = "splitscribe") -> str:
-    """All manifests of a release."""
     return helm("template", name, str(CHART), *flags)
 
 
@@ -85,7 +80,6 @@ def chart_digest() -> str:
 
 
 def manifest(name: str) -> str:
-    """The text of configs/NAME.yaml."""
     flags, about = MANIFESTS[name]
     return HEADER.format(about=about, digest=chart_digest()) + rendered(*flags)
 

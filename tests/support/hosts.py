@@ -1,8 +1,5 @@
-"""Several hosts on this machine, for what must cross hosts: network namespaces joined by a bridge.
-
-Each host also has its own processes, home, /tmp, shared memory and name, so that `ray stop` ends
-its own Ray only, and nothing but TCP leads from one to another; and a real sshd. What they share is
-the system's files, and the packages of this Python. Killing a host's first process ends all of it.
+"""Several hosts on this machine: network namespaces joined by a bridge, each with processes, home,
+/tmp, shared memory and sshd of its own. Killing a host's first process ends all of it.
 """
 
 from __future__ import annotations
@@ -54,7 +51,6 @@ exec {last}
 
 
 def missing_for_hosts() -> str | None:
-    """Why hosts cannot be made here; None: they can."""
     if sys.platform != "linux" or os.geteuid() != 0:
         return "needs Linux and root, for network namespaces"
     if reason := missing(*PROGRAMS):
@@ -103,7 +99,6 @@ class Host:
         return run
 
     def processes(self) -> list[str]:
-        """Command lines of what runs here, but for the host's own first process and this call."""
         lines = self.run("ps -eo pid,args --no-headers").stdout.splitlines()
         return [line for line in lines if "ps -eo" not in line and "sshd" not in line]
 
@@ -115,10 +110,7 @@ class Host:
 
 @contextmanager
 def hosts(folder: Path, *names: str) -> Iterator[list[Host]]:
-    """Hosts called `names` at NETWORK.10, .11 and so on; each lets the key of the first one in.
-
-    The first is where an operator sits: his key is ~/.ssh/id_ed25519, and no sshd runs there.
-    """
+    """At NETWORK.10, .11 and so on; each lets the key of the first one in."""
     keys = folder / "keys"
     keys.mkdir(parents=True)
     for key in ("id_ed25519", "host_key"):
@@ -218,10 +210,7 @@ def _shown(tmp: Path) -> str:
 
 
 def make_environment(folder: Path, seen_as: Path) -> None:
-    """A virtual environment with this Python's packages but for splitscribe; pip, ray and serve.
-
-    As if `pip install` had brought all that splitscribe needs: what no index is needed for here.
-    """
+    """A virtual environment with this Python's packages but for splitscribe; pip, ray and serve."""
     version = f"python{sys.version_info.major}.{sys.version_info.minor}"
     packages = folder / "lib" / version / "site-packages"
     packages.mkdir(parents=True)

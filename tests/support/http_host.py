@@ -12,8 +12,6 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 @dataclass
 class Came:
-    """A request. headers: lower-case names."""
-
     method: str
     path: str
     headers: Mapping[str, str]
@@ -30,8 +28,6 @@ class Answer:
 
 @dataclass
 class Host:
-    """`url` without a path."""
-
     port: int
     came: list[Came]
     released: threading.Event  # set: answers that wait are given
@@ -49,7 +45,6 @@ class Host:
 def http_host(
     answer: Callable[[Came, Host], Answer], tls: ssl.SSLContext | None = None
 ) -> Iterator[Host]:
-    """Serve until the context ends; with `tls` by https."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:

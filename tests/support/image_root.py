@@ -55,8 +55,6 @@ def instructions(dockerfile: Path) -> list[tuple[str, str]]:
 
 
 class Root:
-    """The root of an image in the making. environ: what its processes start with."""
-
     def __init__(self, folder: Path, shown: list[str]) -> None:
         self.folder = folder
         self.shown = shown
@@ -66,7 +64,6 @@ class Root:
         self.arguments = {k: v for k, v in os.environ.items() if k.startswith(passed)}
 
     def run(self, command: str) -> None:
-        """Run as the user that the image has by now; all mounts end with it."""
         binds = []
         for name in self.shown:
             there = f"{self.folder}{name}"
@@ -89,7 +86,6 @@ class Root:
         )
 
     def follow(self, word: str, rest: str) -> None:
-        """Do what an instruction says; FROM, EXPOSE, HEALTHCHECK and CMD are Docker's."""
         if word == "RUN":
             self.run(rest)
         elif word == "ARG":
@@ -112,7 +108,6 @@ class Root:
 
 
 def size_mb(folder: Path) -> int:
-    """What its files take on the disk, in MB."""
     said = subprocess.run(["du", "-sxm", folder], capture_output=True, text=True, check=True)
     return int(said.stdout.split()[0])
 

@@ -1,8 +1,4 @@
-"""The whole server in this process: real HTTP, real audio workers, real engines, no Ray.
-
-For tests that send hundreds of requests or need limits of their own: it starts in a second, and
-a bug in it is a traceback here. KV moves in memory; `conftest.server` has the real transport.
-"""
+"""The whole server in this process, without Ray: real HTTP, audio workers, engines."""
 
 from __future__ import annotations
 
@@ -41,7 +37,6 @@ def translating_model(folder: Path) -> str:
 
 @contextmanager
 def in_process_server(others: Mapping[str, Any] | None = None, **router: Any) -> Iterator[str]:
-    """Serve the bundled model with these settings of the router and `others`. Yields the URL."""
     flags = {**(others or {}), "router": {"audio_workers": 1, **router}}
     settings = load_settings(None, flags, environ={})
     with (
@@ -53,7 +48,6 @@ def in_process_server(others: Mapping[str, Any] | None = None, **router: Any) ->
 
 @asynccontextmanager
 async def _serving(settings: Settings) -> AsyncIterator[int]:
-    """Serve by the router's own listener while it is entered. Yields the port."""
     name, own = next(iter(settings.by_model().items()))
     async with (
         local_engines(own) as engines,

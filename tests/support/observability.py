@@ -71,20 +71,16 @@ _WORDS = frozenset(("or", "and", "unless", "offset", "by", "on", "ignoring", "bo
 
 @dataclass(frozen=True, slots=True)
 class Query:
-    """One expression and where it stands."""
-
     where: str
     expr: str
 
     def names(self) -> set[str]:
-        """Metrics that it reads, recorded ones included."""
         bare = re.sub(r'"[^"]*"', "", self.expr)
         bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\bby \([^)]*\)|\boffset \w+", " ", bare)
         found = re.findall(r"(?<![\w.])[a-zA-Z_:][a-zA-Z0-9_:]*(?![a-zA-Z0-9_:]*\s*\()", bare)
         return {name for name in found if name not in _WORDS}
 
     def labels(self) -> set[str]:
-        """Labels that it matches or groups by."""
         matched = re.findall(r"[{,]\s*(\w+)\s*[=!]~?", self.expr)
         grouped = [name for group in re.findall(r"by \(([^)]*)\)", self.expr)
                    for name in group.split(",")]  # fmt: skip
@@ -114,5 +110,4 @@ def rule_queries() -> list[Query]:
 
 
 def spec_of(name: str) -> MetricSpec | None:
-    """The declared metric behind a series' name."""
     return SPECS.get(name) or SPECS.get(re.sub(r"_(bucket|sum|count)$", "", name))

@@ -92,8 +92,6 @@ class PlayedStream:
 
 
 class PlayedPools(Unbounded):
-    """Both pools: counts calls per window, raises what `faults` say, decodes to one word."""
-
     def __init__(self, tokenizer: WhisperTokenizer) -> None:
         self.tokenizer = tokenizer
         self.encode_fault: Fault = lambda window, nth: None

@@ -1,9 +1,7 @@
-"""Pods of the rendered manifests as processes: what kubelet and KubeRay's operator make of them.
+"""Pods of the rendered manifests as processes, as kubelet and KubeRay 1.7 would start them.
 
-A pod has its own network, processes, /tmp and shared memory; a root that is this machine's, read
-only, with the folders and the user of our image; and nothing else to write to than its volumes.
-The operator's part is `of_group`: the command, variables and init container that KubeRay 1.7 adds.
-seccomp, cgroups, NetworkPolicy, the image itself and the autoscaler's container are left out.
+The root is this machine's, read only, with the folders and the user of our image. seccomp, cgroups,
+NetworkPolicy, the image itself and the autoscaler's container are left out.
 """
 
 from __future__ import annotations
@@ -72,8 +70,6 @@ class Container:
 
 @dataclass(slots=True)
 class Pod:
-    """A running one. log: all that its container prints."""
-
     name: str
     space: str
     address: str
@@ -90,7 +86,6 @@ class Pod:
         return int(children.read_text().split()[0])
 
     def run(self, *command: str, timeout_s: float = 60.0) -> subprocess.CompletedProcess[str]:
-        """As `kubectl exec` does it, and probes and hooks of kubelet."""
         entered = ["nsenter", "--target", str(self.first_pid()), "--all", "--root", "--wd"]
         return subprocess.run(
             [*entered, *AS_USER.split(), *command],
@@ -103,7 +98,6 @@ class Pod:
         )
 
     def kill(self) -> None:
-        """Its node is gone."""
         if self.process.poll() is None:
             os.kill(self.first_pid(), signal.SIGKILL)
             self.process.wait(20)
@@ -192,7 +186,6 @@ def image_cache(folder: Path) -> Path:
 
 
 def quantity(text: str) -> int:
-    """Bytes, or a whole number, as Kubernetes writes it."""
     return int(text[:-2]) * UNITS[text[-2:]] if text[-2:] in UNITS else int(text)
 
 

@@ -27,8 +27,6 @@ EXPORT_WINDOWS = 16  # published and not yet read, of one encoder
 
 @dataclass
 class Workers:
-    """Of one pool. A new one needs `start_s`; one that is ended takes nothing new."""
-
     start_s: float
     running: int
     starting: list[float] = field(default_factory=list)  # when each is ready
@@ -54,8 +52,6 @@ class Workers:
 
 @dataclass
 class PoolModel:
-    """Encoders and decoders of one model under a trace of arrivals."""
-
     rules: dict[Role, ScalingRules]
     start_s: float = 2.0
     decode_s: float = DECODE_S
@@ -77,7 +73,6 @@ class PoolModel:
         return sum(windows for _, windows in self.rows)
 
     def run(self, windows_per_step: Sequence[float]) -> None:
-        """One number for each step of `STEP_S`."""
         for windows in windows_per_step:
             self.step(windows)
 
@@ -137,6 +132,5 @@ class PoolModel:
         return [(at, before, after) for at, who, before, after, _ in self.history if who == role]
 
     def turns(self, role: Role) -> int:
-        """How often the pool changed its direction."""
         signs = [after > before for _, before, after in self.changes(role)]
         return sum(a != b for a, b in pairwise(signs))

@@ -1,7 +1,6 @@
 """Programs that tests call and pip does not install, each with its Debian package.
 
-`make tools` installs those that are missing; a test that needs one is skipped without it, and the
-reason names the command. Run as a module it prints the packages that are missing.
+Run as a module it prints the packages that are missing, which `make tools` installs.
 """
 
 from __future__ import annotations
@@ -34,7 +33,6 @@ SYSTEM_FOLDERS = ("/usr/sbin", "/sbin")  # Debian leaves them out of a user's PA
 
 
 def path_of(program: str) -> str | None:
-    """Where a program of PACKAGES is; None: it is not installed."""
     assert program in PACKAGES, f"{program} is not in PACKAGES: `make tools` would not install it"
     return shutil.which(program, path=os.pathsep.join((os.environ["PATH"], *SYSTEM_FOLDERS)))
 
@@ -46,7 +44,6 @@ def missing(*programs: str) -> str | None:
 
 
 def needs(*programs: str) -> pytest.MarkDecorator:
-    """Marks a test that is skipped where one of the programs is missing."""
     reason = missing(*programs)
     return pytest.mark.skipif(reason is not None, reason=str(reason))
 
@@ -59,7 +56,6 @@ def require(program: str) -> str:
 
 
 def missing_packages() -> list[str]:
-    """Debian packages of the programs that are not installed."""
     return sorted({package for program, package in PACKAGES.items() if path_of(program) is None})
 
 

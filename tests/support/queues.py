@@ -1,8 +1,4 @@
-"""Windows that queue at many encoders, on a virtual clock, with the real choice of a worker.
-
-Only time and devices are simulated: each encoder does one window after another, and each takes as
-long. Routers know what their own calls' answers say, and choose by the code that serves.
-"""
+"""Windows that queue at many encoders, on a virtual clock, with the real choice of a worker."""
 
 from __future__ import annotations
 
@@ -26,11 +22,7 @@ PCM = np.zeros(1, np.int16)
 
 @dataclass
 class Outcome:
-    """What a run gave.
-
-    wait: holds that a window waited for others, in the mean. longest: of any queue. failures: of
-    tries, by worker. tries: the most that a window needed.
-    """
+    """wait: holds that a window waited, in the mean. failures: of tries, by worker."""
 
     wait: float
     longest: int

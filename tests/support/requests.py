@@ -6,5 +6,4 @@ from router.interface import RequestContext
 
 
 def request_context(request_id: str = "test", seconds: float = 300.0) -> RequestContext:
-    """A request that has `seconds` from now, however long its audio is."""
     return RequestContext.unlimited(request_id, seconds)

@@ -2,9 +2,7 @@
 
     python -m tests.support.resolution
 
-A machine that has wheels of its own (a CPU build of torch, say) can install what nobody else can.
-So uv resolves here as on a plain x86-64 Linux machine, from metadata alone: no configuration, no
-local wheels and no other index are looked at. Nothing is installed.
+As on a plain x86-64 Linux machine, from metadata alone: no configuration, no local wheels.
 """
 
 from __future__ import annotations
@@ -26,12 +24,7 @@ NO_SOLUTION = "No solution found"
 
 @dataclass(frozen=True, slots=True)
 class Resolution:
-    """What uv found for one Python version and one set of extras.
-
-    Args:
-        pins: `name==version` lines; empty where there is no resolution.
-        error: what uv wrote, where it found none.
-    """
+    """pins: `name==version` lines, empty where there is none. error: what uv wrote then."""
 
     pins: tuple[str, ...]
     error: str = ""
@@ -44,11 +37,7 @@ class Resolution:
 def resolve(
     project: Path, constraints: Path, python: str, extras: Sequence[str], *uv_args: str
 ) -> Resolution:
-    """Resolve a pyproject.toml, or a requirements file, with pins.
-
-    Args:
-        uv_args: passed to uv, for tests: another index, no index.
-    """
+    """uv_args: passed to uv, for tests: another index, no index."""
     command = ["uv", "--no-config", "pip", "compile", "--quiet", "--no-header", "--no-annotate"]
     # This interpreter builds what must be built. Without it uv asks each one of the machine.
     command += ["--python", sys.executable]
@@ -69,12 +58,7 @@ def _is_uv_source(name: str) -> bool:
 
 
 def check(project: Path, constraints: Path, *uv_args: str) -> int:
-    """Resolve every combination and print a line for each.
-
-    Returns:
-        The exit status: 1 where requirements contradict one another. Where PyPI does not answer,
-        the check says so and returns 0: it says nothing about the pins then.
-    """
+    """The exit status: 1 where requirements contradict one another, but not offline."""
     contradictions = 0
     for python in PYTHONS:
         for extras in EXTRAS:

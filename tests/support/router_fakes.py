@@ -66,7 +66,6 @@ def make_segment(index: int = 0, text: str = " Hello there.", start: float = 0.0
 
 
 def make_words(text: str, start: float) -> tuple[Word, ...]:
-    """One word per half second, each with its leading space."""
     return tuple(
         Word(start + 0.5 * i, start + 0.5 * (i + 1), f" {word}", 0.9)
         for i, word in enumerate(text.split())
@@ -106,7 +105,7 @@ def make_settings(**changes: Any) -> RouterSettings:
 class FakeTranscriber:
     """Answers at once, raises `error`, or, while `hold` is set, works until cancelled.
 
-    `n_updates`: how many updates it tells before that, if not all; None: it finds no audio.
+    n_updates: how many updates it tells before that, if not all; None: it finds no audio.
     """
 
     def __init__(self) -> None:
@@ -182,7 +181,6 @@ async def post(
 
 
 def error_of(answer: httpx.Response) -> dict[str, Any]:
-    """The envelope's content, after checking that it is one and that the id is there."""
     assert answer.headers["x-request-id"]
     assert answer.headers["content-type"] == "application/json"
     body: dict[str, Any] = answer.json()
@@ -200,7 +198,6 @@ def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
 
 @contextmanager
 def running_server(app: Any) -> Iterator[str]:
-    """A real uvicorn in a thread, on a free port. Yields its base URL."""
     config = uvicorn.Config(app, host="127.0.0.1", port=0, log_level="warning")
     server = uvicorn.Server(config)
     thread = threading.Thread(target=server.run, daemon=True)

@@ -44,7 +44,6 @@ def installed(name: str, extras: tuple[str, ...] = ()) -> dict[str, Distribution
 
 
 def component(name: str, found: Distribution, kind: str = "library") -> dict[str, Any]:
-    """One package as CycloneDX describes it."""
     purl = f"pkg:pypi/{name}@{found.version}"
     told: dict[str, Any] = {"type": kind, "bom-ref": purl, "name": name, "version": found.version}
     if expression := found.metadata.get("License-Expression"):
@@ -55,7 +54,6 @@ def component(name: str, found: Distribution, kind: str = "library") -> dict[str
 
 
 def document() -> dict[str, Any]:
-    """Of splitscribe and the packages below it, by their names."""
     found = installed(ROOT, EXTRAS)
     root = found.pop(ROOT)
     return {

@@ -12,10 +12,7 @@ from onnx import TensorProto, helper, numpy_helper
 def write_network(
     path: Path, *, size: int = 32, n_mels: int = 80, inputs: int = 3, scale: float = 1.0
 ) -> Path:
-    """Features [batch, frames, n_mels] to vectors [batch, size]: how much each band varies.
-
-    inputs: dimensions of the input. scale: 0 for a network that hears nothing.
-    """
+    """Features [batch, frames, n_mels] to vectors [batch, size]. scale: 0: it hears nothing."""
     weights = np.random.default_rng(0).standard_normal((n_mels, size)).astype(np.float32)
     nodes = [
         helper.make_node("Relu", ["feats"], ["above"]),

@@ -11,8 +11,6 @@ from cluster.common.tracing import Tracer
 
 
 class Traced:
-    """A tracer and what it has exported."""
-
     def __init__(self, ratio: float = 1.0) -> None:
         self._memory = InMemorySpanExporter()
         provider = TracerProvider(sampler=ParentBasedTraceIdRatio(ratio))
@@ -20,11 +18,9 @@ class Traced:
         self.tracer = Tracer(provider)
 
     def all(self) -> tuple[ReadableSpan, ...]:
-        """In the order in which they ended."""
         return self._memory.get_finished_spans()
 
     def spans(self) -> dict[str, ReadableSpan]:
-        """By name; each has been ended once."""
         found = self.all()
         names = [span.name for span in found]
         assert len(set(names)) == len(names), names

@@ -16,7 +16,6 @@ BENCHMARK = ("correct", "decode", "serving", "rig")
 
 
 def run_bare(folder: Path, *arguments: str, seconds: float = 110.0) -> str:
-    """What such a process of this interpreter prints."""
     done = subprocess.run(
         [sys.executable, *arguments],
         cwd=ROOT,
@@ -37,10 +36,7 @@ def test_the_kit_brings_what_is_missing_and_no_more() -> None:
 
 @pytest.mark.slow
 def test_all_gpu_tests_are_collected_and_the_benchmark_imports(tmp_path: Path) -> None:
-    """By `pytest -m gpu` alone, and every file that names the mark is among them.
-
-    The benchmark's modules are given as plugins, which imports them: one process less to wait for.
-    """
+    """By `pytest -m gpu`; the benchmark's modules are given as plugins: that imports them."""
     imports = (part for name in BENCHMARK for part in ("-p", f"benchmark.gpu.{name}"))
     collect = ("-m", "pytest", *imports, "-m", "gpu", "--collect-only", "-q")
     listed = run_bare(tmp_path, *collect)
@@ -61,7 +57,6 @@ def test_the_benchmark_helps(tmp_path: Path) -> None:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_engines_and_benchmark_run(tmp_path: Path) -> None:
-    """On the CPU, as far as that goes: the worker of both roles, and two sections in small."""
     colocated = "tests/unit/serve/test_replicas.py"
     assert "passed" in run_bare(tmp_path, "-m", "pytest", "-q", colocated, seconds=280.0)
     sections = ("--smoke", "--device", "cpu", "--sections", "correct,overlap")

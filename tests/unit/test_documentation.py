@@ -1,7 +1,4 @@
-"""What the Markdown files name exists: links, files, functions, make targets, modules, commands.
-
-That their examples run is for `tests/e2e/http/test_curl.py`.
-"""
+"""What the Markdown files name exists: links, files, functions, make targets, modules, commands."""
 
 from __future__ import annotations
 

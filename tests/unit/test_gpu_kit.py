@@ -27,7 +27,6 @@ def test_extras_are_pinned_as_the_tests_ran() -> None:
 
 
 def test_a_trimmed_wheel_installs(tmp_path: Path) -> None:
-    """Without other models' kernels, with ours."""
     info = "flashinfer_python-0.7.2.dist-info"
     files = {
         "flashinfer/__init__.py": "",
@@ -56,7 +55,6 @@ def test_a_trimmed_wheel_installs(tmp_path: Path) -> None:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("arch", ARCHITECTURES)
 def test_kernels_compile(arch: str) -> None:
-    """All that our backend asks for; what was compiled by an earlier run stays."""
     libraries = compile_kernels(arch)
     kinds = {name.partition("_with_")[0] for name in libraries}
     assert kinds == {"page", "batch_decode", "batch_prefill"}

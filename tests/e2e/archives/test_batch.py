@@ -1,7 +1,4 @@
-"""`splitscribe batch` and pipelines of Ray Data, beside a running server and without one.
-
-That each text is the file endpoint's is tested with the large archive.
-"""
+"""`splitscribe batch` and pipelines of Ray Data, beside a running server and without one."""
 
 from __future__ import annotations
 
@@ -30,7 +27,6 @@ RUN_S = 900.0
 
 
 def address_of(server: Server) -> str:
-    """Of the Ray cluster that a server has started."""
     flag = "--gcs-address="
     for process in psutil.Process(server.process.pid).children(recursive=True):
         for arg in process.cmdline():
@@ -40,7 +36,6 @@ def address_of(server: Server) -> str:
 
 
 def make_archive(folder: Path, n_files: int, n_broken: int) -> None:
-    """Files of every container in turn, in folders of ten."""
     kinds = [name for name in FORMATS if name not in ("alac", "wav24", "wav32f", "mulaw")]
     for i in range(n_files - n_broken):
         kind = kinds[i % len(kinds)]
@@ -74,7 +69,6 @@ def finish(process: subprocess.Popen[str], status: int) -> str:
 
 
 def sidecars(output: Path) -> dict[Path, dict[str, Any]]:
-    """Of files that are done or failed, by where their outputs are without a format."""
     end = ".splitscribe.json"
     found = {
         file.with_name(file.name.removeprefix(".").removesuffix(end)): json.loads(file.read_bytes())
@@ -85,7 +79,6 @@ def sidecars(output: Path) -> dict[Path, dict[str, Any]]:
 
 
 def interrupt_when(process: subprocess.Popen[str], due: Callable[[], bool]) -> None:
-    """Ctrl-C, in the middle of a run."""
     wait_until(lambda: due() or process.poll() is not None, RUN_S, "the run has kept enough", 0.02)
     process.send_signal(signal.SIGINT)
     finish(process, 130)
@@ -138,7 +131,6 @@ assert not ray.is_initialized()
 
 
 def texts_of(program: str, folder: Path, names: tuple[str, ...], **env: str) -> dict[str, str]:
-    """What a program in an empty folder hears in the recordings with these names."""
     (folder / "pipeline.py").write_text(program)
     ran = subprocess.run(
         [sys.executable, "pipeline.py", *(sample_path(name) for name in names)],

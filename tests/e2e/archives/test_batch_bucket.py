@@ -1,8 +1,4 @@
-"""`splitscribe batch` from a bucket into a bucket, of stores that speak S3's and Google's language.
-
-Both are programs of others in environments of their own; the clients are those that people use,
-pyarrow's own, with the variables by which they name a store and their credentials.
-"""
+"""`splitscribe batch` from bucket to bucket, by pyarrow, with stores that play S3 and Google's."""
 
 from __future__ import annotations
 
@@ -37,7 +33,6 @@ BUCKETS = ("talks", "texts")
 def store(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[tuple[str, dict[str, str]]]:
-    """The scheme of a store with two buckets, and the variables by which clients find it."""
     port, opened = free_port(), s3_store if request.param == "s3" else google_store
     command, variables, created = opened(port, tmp_path_factory.mktemp("store"))
     server = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
@@ -55,7 +50,6 @@ Store = tuple[list[str], dict[str, str], Callable[[str], httpx.Response]]
 
 
 def s3_store(port: int, folder: Path) -> Store:
-    """The command that starts it, its clients' variables, and how a bucket is made."""
     url = f"http://127.0.0.1:{port}"
     command = [environment_of(MOTO).script("moto_server"), "-H", "127.0.0.1", "-p", str(port)]
     variables = {
@@ -68,7 +62,6 @@ def s3_store(port: int, folder: Path) -> Store:
 
 
 def google_store(port: int, folder: Path) -> Store:
-    """The same; clients sign with the key of a service account, which nobody checks."""
     url = f"http://127.0.0.1:{port}"
     program = environment_of(GOOGLE).script("gcp-storage-emulator")
     command = [program, "start", "--host=127.0.0.1", f"--port={port}", "--in-memory"]
@@ -82,7 +75,6 @@ def google_store(port: int, folder: Path) -> Store:
 
 
 def service_account(key: Path) -> dict[str, str]:
-    """What Google gives for one, with a key that is made now."""
     options = ("-algorithm", "RSA", "-pkeyopt", "rsa_keygen_bits:2048", "-out", str(key))
     subprocess.run((require("openssl"), "genpkey", *options), check=True, capture_output=True)
     return {
@@ -103,7 +95,6 @@ def server(
     tmp_path: Path,
     monkeypatch: pytest.MonkeyPatch,
 ) -> Iterator[Server]:
-    """Its workers reach the store; so do this process and what it starts."""
     for name, value in store[1].items():
         monkeypatch.setenv(name, value)
     running = start_server(tmp_path)
@@ -115,7 +106,6 @@ def server(
 
 
 def sidecars(texts: Place) -> dict[str, dict[str, Any]]:
-    """Of files that are done or failed, by their paths."""
     names = [texts.at(one.path).name for one in texts.below()]
     found = [json.loads(Place.of(n).read()) for n in names if n.endswith(".splitscribe.json")]
     return {one["source"]["path"]: one for one in found}
@@ -124,7 +114,6 @@ def sidecars(texts: Place) -> dict[str, dict[str, Any]]:
 def test_an_archive_goes_from_a_bucket_into_a_bucket(
     server: Server, store: tuple[str, dict[str, str]], tmp_path: Path
 ) -> None:
-    """Interrupted after its first objects, it goes on; a name with a space is one of the files."""
     scheme, _ = store
     files = make_files(tmp_path / "talks", N_FILES, N_BROKEN)
     for file in (*files.talks, *files.broken):

@@ -1,8 +1,4 @@
-"""Generated lines of batches: whatever they are, a batch ends, and what it says of them adds up.
-
-Through a router's own listener and the real service on a real folder; only the transcriber is a
-fake one. The routes themselves are in `tests/e2e/http/test_schema_fuzz.py`.
-"""
+"""Generated lines of batches, by real routes over a fake transcriber: each batch ends."""
 
 from __future__ import annotations
 
@@ -35,7 +31,6 @@ AUDIO = "data:audio/wav;base64,AAAA"
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """A server in a thread of its own."""
     folder = tmp_path_factory.mktemp("kept")
     started, over, found = threading.Event(), asyncio.Event(), []
 
@@ -96,7 +91,6 @@ mistaken = st.lists(st.one_of(whole_lines, whole_lines, odd_lines), max_size=6)
 
 @st.composite
 def passable(draw: st.DrawFn) -> list[bytes]:
-    """Lines that the check of the input lets through, with whatever fields."""
     drawn = draw(st.lists(st.tuples(good, bodies), min_size=1, max_size=6))
     return [
         line(f"l{i}", **{**extra, **audio}).rstrip()

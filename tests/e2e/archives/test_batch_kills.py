@@ -1,7 +1,6 @@
 """`splitscribe batch` while workers, its own process and the whole cluster are killed.
 
-What was kept is never lost and never done again; what was in flight is done again. The figures of
-benchmark/README.md are what this prints: `pytest -s tests/e2e/archives/test_batch_kills.py`.
+Prints the figures of benchmark/README.md: `pytest -s tests/e2e/archives/test_batch_kills.py`.
 """
 
 from __future__ import annotations
@@ -31,7 +30,6 @@ DECODED = re.compile(r"\b(bulk-[0-9a-f]{32})\b.* decoded at attempt ")
 
 @pytest.fixture
 def servers(kernels: None, tmp_path: Path) -> Iterator[list[Server]]:
-    """Those that the test starts; what is left of them ends with it."""
     started: list[Server] = []
     yield started
     for server in started:
@@ -45,13 +43,11 @@ def new_server(servers: list[Server], folder: Path) -> Server:
 
 
 def decoded(servers: list[Server]) -> set[str]:
-    """Names of the requests, one for each time a file is begun, that decoders were done with."""
     lines = [line for server in servers for line in server.lines]
     return {found[1] for line in lines if (found := DECODED.search(line))}
 
 
 def kill_all(server: Server) -> None:
-    """The whole cluster at once, as when the machine's power fails."""
     processes = [
         server.process.pid,
         *(p.pid for p in psutil.Process(server.process.pid).children(recursive=True)),
@@ -65,7 +61,6 @@ def kill_all(server: Server) -> None:
 
 
 def n_kept(output: Path) -> int:
-    """Files that are done, of this run and of those before it."""
     return len(list(output.rglob(".*.splitscribe.json")))
 
 

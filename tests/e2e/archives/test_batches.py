@@ -25,13 +25,11 @@ OWNER, ROUTER, ENCODER, DECODER = (
 
 
 def settings_of(folder: Path, **changes: str) -> dict[str, str]:
-    """Variables of a server that keeps files and batches in `folder`."""
     own = {"folder": str(folder), "min_free_bytes": "0", **changes}
     return {f"SPLITSCRIBE_BATCHES__{name.upper()}": value for name, value in own.items()}
 
 
 def processes(server: Server, mark: str) -> list[psutil.Process]:
-    """A server's processes of one kind."""
     found = []
     for process in psutil.Process(server.process.pid).children(recursive=True):
         try:
@@ -43,7 +41,6 @@ def processes(server: Server, mark: str) -> list[psutil.Process]:
 
 
 def upload(client: openai.OpenAI, lines: list[bytes]) -> Batch:
-    """Create a batch of these lines."""
     file = client.files.create(file=("lines.jsonl", b"".join(lines)), purpose="batch")
     return client.batches.create(
         input_file_id=file.id,
@@ -55,7 +52,6 @@ def upload(client: openai.OpenAI, lines: list[bytes]) -> Batch:
 def ended(
     client: openai.OpenAI, batch_id: str, within_s: float = BATCH_S, step_s: float = 0.1
 ) -> Batch:
-    """A batch, once it has ended. Calls that fail meanwhile do not matter."""
 
     def over() -> Batch | None:
         batch = client.batches.retrieve(batch_id)
@@ -66,7 +62,6 @@ def ended(
 
 
 def bodies(client: openai.OpenAI, file_id: str | None) -> dict[str, Any]:
-    """What each line was answered, by its custom_id; each stands there once."""
     assert file_id is not None
     lines = [json.loads(one) for one in client.files.content(file_id).text.splitlines()]
     found = {one["custom_id"]: one["response"]["body"] for one in lines}
@@ -75,7 +70,6 @@ def bodies(client: openai.OpenAI, file_id: str | None) -> dict[str, Any]:
 
 
 def texts_of(client: openai.OpenAI) -> dict[str, str]:
-    """What the file endpoint answers for each recording."""
     create = client.audio.transcriptions.create
     return {
         name: create(model="whisper-1", file=sample_path(name), temperature=0).text
@@ -85,7 +79,6 @@ def texts_of(client: openai.OpenAI) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[Host]:
-    """A host with the recordings."""
 
     def answer(came: Came, host: Host) -> Answer:
         if came.method == "POST":
@@ -161,7 +154,6 @@ def test_a_batch_has_the_texts_of_the_endpoint(batching: Server, store: Host) ->
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_the_owner_a_router_and_workers_are_killed_in_the_middle(batching: Server) -> None:
-    """Nothing is lost, nothing is there twice, and texts are the endpoint's."""
     client = batching.client(max_retries=0)
     batch, texts = upload_talks(client, 45)
     for n_done, mark in ((3, OWNER), (10, ROUTER), (16, ENCODER), (22, DECODER), (30, OWNER)):
@@ -178,7 +170,6 @@ def test_the_owner_a_router_and_workers_are_killed_in_the_middle(batching: Serve
 
 
 def upload_talks(client: openai.OpenAI, n: int) -> tuple[Batch, dict[str, str]]:
-    """A batch of so many recordings, and the text of each line as the file endpoint has it."""
     texts = texts_of(client)
     ids = {
         name: client.files.create(file=sample_path(name), purpose="user_data").id
@@ -190,7 +181,6 @@ def upload_talks(client: openai.OpenAI, n: int) -> tuple[Batch, dict[str, str]]:
 
 
 def texts_in(client: openai.OpenAI, batch: Batch) -> dict[str, str]:
-    """Of the lines of a batch that has ended."""
     return {key: body["text"] for key, body in bodies(client, batch.output_file_id).items()}
 
 
@@ -202,7 +192,6 @@ def done(client: openai.OpenAI, batch: Batch) -> int:
 @pytest.mark.slow
 @pytest.mark.timeout(600)
 def test_a_server_that_is_started_again_goes_on(kernels: None, tmp_path: Path) -> None:
-    """After Ctrl-C in the middle; files and batches of before are there."""
     env = settings_of(tmp_path / "kept")
     server = start_server(tmp_path, env=env)
     try:

@@ -28,8 +28,6 @@ SEGMENT_S, WORDS = 5, 12
 
 
 class FreeEngine(FakeEngine):
-    """Answers at once with as much text as a talk of five minutes has, and notes the memory."""
-
     def __init__(self) -> None:
         self.memory: list[int] = []
 
@@ -65,7 +63,6 @@ def test_memory_does_not_follow_the_size_of_an_archive(tmp_path: Path) -> None:
 
 
 def taken_bytes() -> int:
-    """By this process and those that it has started, without what they share."""
     me = psutil.Process()
     total = 0
     for process in (me, *me.children(recursive=True)):

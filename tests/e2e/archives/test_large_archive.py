@@ -1,8 +1,6 @@
-"""An archive of 300 files, one of three hours, by the command line and as a batch of OpenAI's SDK.
+"""300 files, one of three hours, by the command line: the file endpoint's answers and errors.
 
-Both must give what the file endpoint answers, texts of the good files and errors of the broken
-ones. The workers compute in float32, where a window's text does not depend on what else is in its
-batch.
+In float32, where a window's text does not depend on its batch.
 """
 
 from __future__ import annotations
@@ -53,7 +51,6 @@ def cluster(kernels: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 
 @pytest.fixture(scope="module")
 def answers(cluster: Server, talks: ArchiveFiles) -> Answers:
-    """What the file endpoint answers for every file."""
 
     def ask(path: Path) -> tuple[int, Any]:
         answer = httpx.post(
@@ -99,7 +96,6 @@ def test_the_command_line(
 def test_a_long_file_tells_how_far_it_is(
     cluster: Server, talks: ArchiveFiles, tmp_path: Path
 ) -> None:
-    """Before its row is there, which for hours of audio takes a while."""
     assert talks.long is not None
     process = start(talks.long, tmp_path / "texts", cluster)
     assert process.stdout is not None

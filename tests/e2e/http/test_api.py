@@ -18,7 +18,6 @@ KEY = "a-key-of-this-test"
 
 @pytest.fixture(scope="module")
 def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """Two models, which are the bundled one twice, with pools of their own, and two keys."""
     folder = tmp_path_factory.mktemp("several")
     (folder / "keys").write_text(f"# keys\n{KEY}  # of this test\n")
     settings = {
@@ -80,7 +79,6 @@ def test_what_one_key_has_sent_is_encoded_again_for_another(several: Server) -> 
 
 @pytest.mark.parametrize("name", ["short", "long"])
 def test_a_stream_says_what_the_whole_answer_says(server: Server, name: str) -> None:
-    """In the precision that the machine computes in, bfloat16 where it has that."""
     create = server.client().audio.transcriptions.create
     whole = create(model="whisper-1", file=sample_path(name))
     events = list(create(model="whisper-1", file=sample_path(name), stream=True))

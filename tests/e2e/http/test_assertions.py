@@ -1,8 +1,4 @@
-"""What vLLM's and SGLang's suites assert of their transcription servers, on our audio.
-
-Restated from their public tests (streams, chunks of long audio, prompts, usage, languages, size
-limits, aborted requests); where those compare with a fixed text, these compare two answers.
-"""
+"""What vLLM's and SGLang's public suites assert of their transcription servers, on our audio."""
 
 from __future__ import annotations
 
@@ -32,7 +28,6 @@ def create(server: Server, file: Any, **options: Any) -> Any:
 
 @pytest.fixture(scope="module")
 def copies() -> bytes:
-    """The short recording ten times, with pauses between."""
     return wav_of(joined(*(pcm_of("short"), silence(GAP_S)) * COPIES))
 
 
@@ -47,10 +42,7 @@ def test_ten_copies_of_a_phrase_are_the_phrase_ten_times(server: Server, copies_
 
 
 def test_times_in_later_chunks_are_true_ones(copies_heard: Any) -> None:
-    """The n-th copy's segments and words lie where the n-th copy does.
-
-    Within `SLACK_S`: a first word may reach back to where its window begins.
-    """
+    """Within `SLACK_S`: a first word may reach back to where its window begins."""
     sentences = sentences_of("short")
     period_s = len(pcm_of("short")) / SAMPLE_RATE + GAP_S
     spoken = [

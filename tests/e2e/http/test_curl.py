@@ -1,7 +1,4 @@
-"""The examples of README.md, configs/README.md and /docs, run as they stand against a cluster.
-
-Only the server's address is replaced, and the files that they name are put where they run.
-"""
+"""The examples of README.md, configs/README.md and /docs, run as they stand but for the address."""
 
 from __future__ import annotations
 
@@ -34,19 +31,16 @@ needs_curl = needs("curl")
 
 
 def blocks(text: str, kind: str) -> list[str]:
-    """Fenced code blocks of one language; that of /docs has none."""
     return re.findall(rf"^```{kind}\n(.*?)^```", text, re.MULTILINE | re.DOTALL)
 
 
 def curl_lines(text: str, kind: str) -> list[str]:
-    """The curl commands of all blocks, without prompts; continued lines joined."""
     lines = "\n".join(blocks(text, kind)).replace("\\\n", " ").splitlines()
     commands = [line.strip().removeprefix("$ ") for line in lines]
     return [command for command in commands if command.startswith("curl ")]
 
 
 def run(command: str, url: str, folder: Path) -> str:
-    """Run it in `folder`; what it printed. Fails where the answer is no success."""
     assert ADDRESS.search(command), f"another server is asked: {command}"
     arguments = shlex.split(ADDRESS.sub(url, command))
     done = subprocess.run(
@@ -62,7 +56,6 @@ def run(command: str, url: str, folder: Path) -> str:
 
 @pytest.fixture(scope="module")
 def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Where a reader would be, with the recordings that the examples name."""
     folder = tmp_path_factory.mktemp("examples")
     write_wav(folder / "speech.wav", pcm_of("short"))
     call = np.stack([pcm_of("short"), pcm_of("medium")[: len(pcm_of("short"))]])
@@ -107,10 +100,7 @@ def test_each_curl_line_of_the_docs_answers_with_a_text(folder: Path, tmp_path: 
     ids=list(PAGES),
 )
 def test_the_python_of_a_page_runs(server: Server, folder: Path, page: str, printed: str) -> None:
-    """All its blocks one after the other, as a reader would paste them.
-
-    `test_batch.py` runs the one for Ray Data, over files of this machine.
-    """
+    """All its blocks one after the other; `test_batch.py` runs the one for Ray Data."""
     examples = [block for block in blocks(PAGES[page], "python") if "import ray" not in block]
     assert examples
     script = ADDRESS.sub(server.url, "\n".join(examples))
@@ -123,7 +113,6 @@ def test_the_python_of_a_page_runs(server: Server, folder: Path, page: str, prin
 
 @needs_curl
 def test_curl_sees_a_stream_as_it_comes(server: Server, folder: Path) -> None:
-    """The first event is there while the server still works on the rest."""
     long = write_wav(folder / "long.wav", joined(pcm_of("long"), pcm_of("long")))
     command = [
         "curl",

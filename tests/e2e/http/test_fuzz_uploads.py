@@ -1,10 +1,6 @@
-"""Uploads with errors in them, through the whole server: an answer for each, and no harm done.
+"""Broken uploads through the whole server: a 200 or a typed 4xx for each, and no harm to others.
 
-Truncations, flipped bits, lies in headers and pieces of several files, of every container that is
-taken. Whatever comes, the answer is a 200 or a typed 4xx, the audio workers stay the processes
-that they were, but for those that an upload made allocate all that they may (such a worker ends on
-purpose), and others' requests, which run at the same time, get their own texts. Seeded: a failure
-names its case, which `broken(case)` makes again.
+Seeded: a failure names its case, which `broken(case)` makes again.
 """
 
 from __future__ import annotations
@@ -40,20 +36,17 @@ Mutation = Callable[[bytearray, random.Random], bytes]
 
 @functools.cache
 def base_files(speech: bool = True) -> dict[str, bytes]:
-    """The caller's sentence in every format, or a tone, which costs no encoder's time."""
     pcm = sentence_pcm("short", 1, margin_s=0.4) if speech else tone(2.0)
     with tempfile.TemporaryDirectory() as folder:
         return {name: encode_as(name, Path(folder), pcm).read_bytes() for name in FORMATS}
 
 
 def truncated(data: bytearray, dice: random.Random) -> bytes:
-    """Without its end, or without its beginning."""
     at = dice.randrange(len(data))
     return bytes(data[at:] if dice.random() < 0.2 else data[:at])
 
 
 def flipped(data: bytearray, dice: random.Random) -> bytes:
-    """Up to 200 bits, anywhere or in the header alone."""
     reach = len(data) if dice.random() < 0.5 else min(HEAD_BYTES, len(data))
     for _ in range(dice.choice((1, 2, 8, 40, 200))):
         data[dice.randrange(reach)] ^= 1 << dice.randrange(8)
@@ -61,7 +54,6 @@ def flipped(data: bytearray, dice: random.Random) -> bytes:
 
 
 def lying(data: bytearray, dice: random.Random) -> bytes:
-    """A header's numbers replaced by extreme ones, in either byte order."""
     for _ in range(dice.choice((1, 1, 2, 4))):
         width = dice.choice((1, 2, 4, 8))
         value = dice.choice(EXTREMES) % (1 << 8 * width)
@@ -71,14 +63,12 @@ def lying(data: bytearray, dice: random.Random) -> bytes:
 
 
 def repeated(data: bytearray, dice: random.Random) -> bytes:
-    """A piece of it twice, or left out, or zeros in its place."""
     first, last = sorted(dice.randrange(len(data)) for _ in range(2))
     piece = dice.choice((2 * data[first:last], bytearray(), bytearray(last - first)))
     return bytes(data[:first] + piece + data[last:])
 
 
 def spliced(data: bytearray, dice: random.Random) -> bytes:
-    """The beginning of one file and the rest of another, which may be of another format."""
     other = dice.choice(list(base_files().values()))
     return bytes(data[: dice.randrange(len(data))] + other[dice.randrange(len(other)) :])
 
@@ -87,7 +77,6 @@ MUTATIONS: tuple[Mutation, ...] = (truncated, flipped, lying, repeated, spliced)
 
 
 def broken(case: int) -> tuple[str, bytes]:
-    """One broken upload: what was done to which format, and the bytes."""
     dice = random.Random(case)
     files = base_files(speech=dice.random() < 0.3)
     name, mutation = list(files)[case % len(files)], dice.choice(MUTATIONS)
@@ -114,7 +103,6 @@ def upload(client: httpx.Client, content: bytes) -> httpx.Response:
 
 
 def audio_workers() -> set[int]:
-    """Those of the server in this process; a cluster's are children's children."""
     children = psutil.Process().children()
     return {child.pid for child in children if "router.audio.worker" in " ".join(child.cmdline())}
 
@@ -125,8 +113,6 @@ def runs_of_words(text: str, length: int = 4) -> set[tuple[str, ...]]:
 
 
 class OtherCaller:
-    """Sends its own good file again and again, and knows what is said in it."""
-
     def __init__(self, client: httpx.Client) -> None:
         self._client = client
         self._file = wav_of(sentence_pcm("medium", 0))
@@ -143,7 +129,6 @@ class OtherCaller:
 
 
 def send_broken(client: httpx.Client, cases: range) -> Counter[int]:
-    """Send them, some at once, and check each answer. Returns the statuses."""
     other = OtherCaller(client)
     workers = audio_workers()
     assert 1 <= len(workers) <= N_WORKERS, "the others start when there is work for them"
@@ -176,7 +161,6 @@ def send_broken(client: httpx.Client, cases: range) -> Counter[int]:
 
 
 def test_each_base_file_is_heard(client: httpx.Client) -> None:
-    """So that what the broken ones are made of is good, at the rate of a telephone too."""
     said = set(sentences_of("short")[1].text.split())
     for name, content in base_files().items():
         heard = set(upload(client, content).json()["text"].split())

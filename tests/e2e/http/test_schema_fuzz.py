@@ -1,8 +1,6 @@
-"""Schemathesis reads /openapi.json and sends what it allows, and what it does not, to every route.
+"""Schemathesis sends what /openapi.json allows and forbids to every route; then come broken bytes.
 
-Against the whole server in one process, behind the router's own listener: hundreds of requests,
-each through real HTTP, then requests and frames with errors in their bytes. What the document
-leaves open (which models, files and batches there are, what is audio) is narrowed first, or next
+Against the whole server in one process. What the document leaves open is narrowed first, or next
 to no request would come as far as the transcriber.
 """
 
@@ -46,7 +44,6 @@ load_all_checks()
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a server with every route that there is."""
     folder = str(tmp_path_factory.mktemp("kept"))
     with in_process_server({"batches": {"folder": folder}}, asr_webservice=True) as url:
         yield url
@@ -70,7 +67,6 @@ def nothing_is_left(url: str) -> bool:
 
 
 def narrowed(document: dict[str, Any], url: str) -> dict[str, Any]:
-    """The document, with values for the fields whose values depend on the server."""
     for path in ("transcriptions", "translations", "alignments"):
         body = document["paths"][f"/v1/audio/{path}"]["post"]["requestBody"]
         del body["content"]["application/json"]  # numbers in texts are taken there too
@@ -106,7 +102,6 @@ def checks_of(case: Case) -> list[Any]:
 
 
 def send_generated(schema: BaseSchema, cases: int, run: int) -> int:
-    """Send `cases` or a few more, each answer checked. Returns how many were sent."""
     statuses: Counter[int] = Counter()
     operations = [one.ok() for one in schema.get_all_operations()]
     assert len(operations) > 20
@@ -189,7 +184,6 @@ STATUS = re.compile(rb"HTTP/1\.1 (\d{3}) ")
 
 
 def broken(case: int) -> bytes:
-    """Bytes flipped, cut out, doubled or replaced, of a head, a body or frames."""
     dice = random.Random(case)
     data = bytearray(WHOLE[case % len(WHOLE)])
     first = len(UPGRADE) if data.startswith(UPGRADE) and dice.random() < 0.8 else 0
@@ -206,7 +200,6 @@ def broken(case: int) -> bytes:
 def test_500_broken_requests_and_sessions_end_in_an_answer(
     url: str, record_property: Callable[[str, int], None]
 ) -> None:
-    """A status below 500, or a close of the connection where nothing whole had come."""
     address = httpx.URL(url)
     for case in range(N_BROKEN):
         with socket.create_connection((address.host, address.port or 80), timeout=60) as connection:

@@ -1,7 +1,4 @@
-"""OpenAI's Python SDK, unchanged, against a running cluster: uploads, streams, failures.
-
-`tests/e2e/works_with/test_withdrawn.py` has the formats.
-"""
+"""OpenAI's Python SDK, unchanged, against a running cluster: uploads, streams, failures."""
 
 from __future__ import annotations
 
@@ -46,7 +43,6 @@ UPLOADS: dict[str, Callable[[], Any]] = {
 
 @pytest.fixture(scope="module")
 def said(server: Server) -> str:
-    """What the short recording reads as."""
     text = server.client().audio.transcriptions.create(model="whisper-1", file=SHORT).text
     assert len(text.split()) > 8
     return text
@@ -72,7 +68,6 @@ async def test_async_calls_side_by_side_get_their_own_texts(server: Server, said
 
 
 def deltas_of(events: list[Any]) -> str:
-    """The joined deltas, after checking that the stream ends as it should."""
     assert [event.type for event in events[:-1]] == ["transcript.text.delta"] * (len(events) - 1)
     assert events[-1].type == "transcript.text.done"
     text = "".join(event.delta for event in events[:-1])

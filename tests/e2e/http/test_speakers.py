@@ -25,7 +25,6 @@ CODECS = {"pcm": ("pcm_s16le", SAMPLE_RATE), "mulaw": ("pcm_mulaw", 8_000)}
 
 
 def call_of() -> tuple[Pcm, Pcm]:
-    """Two people by turns; the second begins before the first has ended."""
     said = [sentence_pcm("long", i) for i in range(4)]
     starts, at = [], 0
     for pcm in said:
@@ -66,7 +65,6 @@ def call(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def test_each_channel_reads_as_when_it_is_alone(
     server: Server, codec: str, fields: dict[str, Any], tmp_path: Path
 ) -> None:
-    """Text, tokens and times; so no word is at a wrong channel."""
     both = call_of()
     asked = {**fields, "channels": "separate", "timestamp_granularities[]": ["segment", "word"]}
     whole = verbose(server, write(tmp_path / "call.wav", np.stack(both), codec), **asked)

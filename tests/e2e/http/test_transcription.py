@@ -47,7 +47,6 @@ def test_each_recording_is_transcribed_as_spoken(server: Server, name: str) -> N
 
 
 def test_32_at_once_are_all_right(server: Server) -> None:
-    """Each of 32 concurrent requests answers with the text that it has alone."""
     client = server.client(max_retries=0)
     alone = {
         name: client.audio.transcriptions.create(model="whisper-1", file=sample_path(name)).text
@@ -65,7 +64,6 @@ def test_32_at_once_are_all_right(server: Server) -> None:
 
 
 async def test_the_long_recording_has_the_text_of_its_parts(server: Server) -> None:
-    """Decoded in parallel windows, the 70 s recording reads as its windows sent one by one."""
     pool = AudioPool(load_settings(environ={}).router)
     await pool.start()
     try:
@@ -90,7 +88,6 @@ async def test_the_long_recording_has_the_text_of_its_parts(server: Server) -> N
 
 
 async def test_a_client_that_hangs_up_frees_everything(server: Server) -> None:
-    """Hang-ups at random moments; within 15 s no worker holds a window of theirs."""
     client = server.async_client(max_retries=0)
 
     async def hang_up(after_s: float) -> None:
@@ -124,7 +121,6 @@ def test_health_names_every_worker(server: Server) -> None:
 
 @pytest.mark.slow
 def test_started_beside_foreign_modules(tmp_path: Path) -> None:
-    """A folder with a `cluster/` and a `router.py` of its own does not get in the way."""
     from tests.e2e.conftest import start_server, stop_server
 
     (tmp_path / "cluster").mkdir()
@@ -141,7 +137,6 @@ def test_started_beside_foreign_modules(tmp_path: Path) -> None:
 
 
 def test_a_known_text_gets_its_times(server: Server, tmp_path: Path) -> None:
-    """Over HTTP as JSON and as subtitles, and by the command."""
     url, lines = f"{server.url}/v1/audio/alignments", sample_text("short").replace(". ", ".\n")
     form = {"model": "whisper-1", "text": lines}
     audio = sample_path("short")

@@ -32,7 +32,6 @@ def _hook(event: str, args: tuple[Any, ...]) -> None:
 
 @contextmanager
 def unpickling_noted() -> Iterator[list[str]]:
-    """What any thread of this process unpickles by name while it is open."""
     global _loaded
     if not getattr(sys, "_splitscribe_hooked", False):
         sys.addaudithook(_hook)  # there is no way back, so it is quiet outside of the context
@@ -45,8 +44,6 @@ def unpickling_noted() -> Iterator[list[str]]:
 
 
 class Trap:
-    """Makes a file when it is unpickled."""
-
     def __init__(self, marker: Path) -> None:
         self.marker = marker
 
@@ -62,7 +59,6 @@ def test_the_trap_and_the_watch_work(tmp_path: Path) -> None:
 
 
 def test_pickles_in_every_part_of_a_request_stay_bytes(tmp_path: Path) -> None:
-    """In the upload, its name, every field, the headers and the path; the next request is well."""
     marker = tmp_path / "sprung"
     trap = pickle.dumps(Trap(marker))
     text = pickle.dumps(Trap(marker), protocol=0).decode("latin-1")
@@ -111,7 +107,6 @@ def test_a_pickle_among_notifications_is_counted_and_dropped(tmp_path: Path) -> 
 
 @pytest.mark.parametrize("package", PACKAGES)
 def test_no_module_of_ours_can_run_what_it_reads(package: str) -> None:
-    """No pickle, no eval, no torch.load without `weights_only`, no yaml but the safe one."""
     for file in sorted((package_root() / package).rglob("*.py")):
         for node in ast.walk(ast.parse(file.read_text())):
             where = f"{file}:{getattr(node, 'lineno', 0)}"

@@ -20,7 +20,6 @@ PART_S = 10.5
 
 @pytest.fixture(scope="module")
 def talk(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two voices by turns, 10 s each, with half a second between them."""
     pcm = [
         joined(pcm_of(name)[first * SAMPLE_RATE : last * SAMPLE_RATE], silence(0.5))
         for name, first, last in PARTS
@@ -29,7 +28,6 @@ def talk(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def by_part(segments: list[Any]) -> list[set[str]]:
-    """The speakers of the segments that are mostly in each of the parts."""
     found: list[set[str]] = [set() for _ in PARTS]
     for segment in segments:
         middle_s = (segment.start + segment.end) / 2

@@ -1,8 +1,4 @@
-"""Programs that nobody here wrote hear a recording live: LiveKit's and Pipecat's, and Node's SDK.
-
-Unmodified, each in an environment of its own. The whole server runs in one process, with the
-bundled model. A live text need not be the file's to the letter: turns are cut elsewhere.
-"""
+"""LiveKit's and Pipecat's realtime clients, unmodified, against the whole server in one process."""
 
 from __future__ import annotations
 
@@ -59,7 +55,6 @@ def reported(done: subprocess.CompletedProcess[str]) -> dict[str, Any]:
 @pytest.mark.timeout(1200)
 @pytest.mark.parametrize("model", ["gpt-4o-mini-transcribe", "gpt-live-transcribe", "whisper-1"])
 def test_livekit_agents(url: str, recording: Path, model: str) -> None:
-    """With the server's turn detection, and where the name makes it commit by its own."""
     client = CLIENTS / "livekit_client.py"
     environment = environment_of(LIVEKIT)
     arguments = (f"{url}/v1", model, recording, ENOUGH_WORDS)
@@ -90,7 +85,6 @@ def test_pipecat(url: str, recording: Path, model: str, vad: str) -> None:
 def test_openais_node_sdk_through_haproxy(
     url: str, recording: Path, certificate: Path, tmp_path: Path
 ) -> None:
-    """The SDK speaks TLS alone."""
     install_node()
     backend = url.removeprefix("http://")
     with proxy_in_front("haproxy", backend, tmp_path, certificate) as port:

@@ -1,7 +1,4 @@
-"""Live sessions on a real cluster: OpenAI's Python SDK through each door that people use.
-
-`test_realtime_doors.py` has HAProxy and nginx, `test_live_clients.py` programs of others.
-"""
+"""Live sessions on a real cluster: OpenAI's Python SDK through each door that people use."""
 
 from __future__ import annotations
 
@@ -38,7 +35,6 @@ STOPPED = {
 
 
 def pcm_24_khz(name: str = "short", silence_s: float = 1.5) -> bytes:
-    """int16 at 24 kHz, with silence behind it."""
     samples, rate = soundfile.read(sample_path(name), dtype="float32")
     pcm = np.round(32767 * np.clip(soxr.resample(samples, rate, RATE), -1, 1)).astype("<i2")
     return pcm.tobytes() + bytes(2 * round(silence_s * RATE))
@@ -51,10 +47,7 @@ def plain(text: str) -> str:
 async def hear_by_the_sdk(
     server: Server, model: str, turn_detection: dict[str, str] | None
 ) -> None:
-    """Push the short recording in, and read until its text is there; the deltas must spell it.
-
-    Without turn detection it is committed as one turn; with it, its turns are the server's.
-    """
+    """Push the short recording in, and read until its text is there; the deltas must spell it."""
     pcm = pcm_24_khz()
     async with server.async_client().realtime.connect(
         extra_query={"intent": "transcription"}
@@ -87,7 +80,6 @@ async def hear_by_the_sdk(
 
 
 def wrong_share(heard: str) -> float:
-    """The word error rate of what was heard of the short recording."""
     return float(jiwer.wer(plain(sample_text("short")), plain(heard)))
 
 
@@ -152,7 +144,6 @@ async def test_who_vanishes_frees_the_place(door: Server) -> None:
 
 @pytest.mark.slow
 async def test_a_client_that_reads_nothing_is_closed(door: Server) -> None:
-    """It asks for more answers than the doors between hold, and reads none of them."""
     socket = await connect(address(door), ping_interval=None, close_timeout=1)
     await read_nothing(socket, lambda: asyncio.to_thread(no_session_is_open, door), 240)
 
@@ -162,7 +153,6 @@ async def test_a_client_that_reads_nothing_is_closed(door: Server) -> None:
 async def test_a_stop_ends_open_turns_and_says_1012(
     environment: dict[str, str], kernels: None, tmp_path_factory: pytest.TempPathFactory
 ) -> None:
-    """As `splitscribe serve` is stopped by Ctrl-C, through each door of a cluster."""
     folder = tmp_path_factory.mktemp("cwd")
     running = await asyncio.to_thread(start_server, folder, env=environment)
     stopping: asyncio.Future[int] | None = None

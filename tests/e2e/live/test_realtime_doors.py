@@ -1,8 +1,4 @@
-"""Realtime sessions through the proxies that are shipped: nothing of the protocol is lost there.
-
-The router's listener has a fake engine behind it, so that no cluster is needed; the proxies are the
-real ones, with TLS. `tests/unit/router/http/realtime/test_sessions.py` does the same without one.
-"""
+"""Realtime sessions through the shipped proxies, with TLS, before a listener with a fake engine."""
 
 from __future__ import annotations
 
@@ -53,8 +49,6 @@ __all__ = ["certificate"]  # a fixture
 
 
 class Proxied:
-    """A proxy in front of a door."""
-
     def __init__(self, door: Door, port: int, certificate: Path) -> None:
         self.door = door
         self.context = ssl.create_default_context(cafile=str(certificate))
@@ -172,7 +166,6 @@ async def test_a_client_that_leaves_ends_its_session(
 async def test_a_client_that_reads_nothing_is_closed(
     kind: str, certificate: Path, tmp_path: Path
 ) -> None:
-    """It asks for more answers than the proxy and all sockets hold, and reads none of them."""
     async with opened() as door, proxied(kind, door, tmp_path, certificate) as proxy:
         socket = await proxy.connect(ping_interval=None, close_timeout=1)
         await until(socket, "session.created")

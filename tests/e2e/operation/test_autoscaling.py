@@ -49,7 +49,6 @@ def sizes(server: Server) -> tuple[int, ...]:
 
 
 def transcribe(server: Server) -> str:
-    """Without a retry by the client."""
     client = server.client(max_retries=0, timeout=120)
     with sample_path("medium").open("rb") as file:
         return client.audio.transcriptions.create(model="whisper-1", file=file).text

@@ -1,8 +1,4 @@
-"""A cluster on several hosts, as an operator brings it up: the shipped files, the commands, ssh.
-
-The hosts are network namespaces (`tests.support.hosts`), everything in them is real: sshd, `ray up`
-with the setup commands of `configs/cluster/onprem.yaml`, the wheel, NIXL over TCP.
-"""
+"""A cluster on several hosts (network namespaces), as an operator brings it up."""
 
 from __future__ import annotations
 
@@ -34,8 +30,6 @@ UP_S = 240.0
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """Its hosts, and what `splitscribe up` said."""
-
     operator: Host
     head: Host
     encoder: Host
@@ -57,7 +51,6 @@ def is_empty(host: Host) -> bool:
 
 @pytest.fixture(scope="module")
 def wheel(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """As `make wheel` leaves it."""
     folder = tmp_path_factory.mktemp("wheel") / "dist"
     build = [sys.executable, "-m", "pip", "wheel", "--quiet", "--no-deps", "-w", folder]
     subprocess.run([*build, package_root()], check=True)
@@ -138,10 +131,7 @@ def test_a_setup_that_fails_is_named_with_what_to_do(launched: Launched) -> None
 
 
 def test_down_leaves_nothing(launched: Launched) -> None:
-    """The last one: Ray's own `ray down` leaves Ray on all but the head.
-
-    The failed setup has cost the other nodes by then, and Serve waits for workers to start there.
-    """
+    """Last: the failed setup has cost the other nodes, and Serve waits for workers there."""
     status = "splitscribe status --cluster cluster.yaml"
     wait_until(
         lambda: "none, of 2" in launched.operator.run(status, check=False).stdout,

@@ -39,7 +39,6 @@ LABEL = re.compile(r'(\w+)="')
 
 
 def metrics_addresses(server: Server) -> list[str]:
-    """Every node's exporter."""
     token = Path("~/.ray/auth_token").expanduser().read_text().strip()
     nodes = httpx.get(
         f"{server.dashboard()}/nodes?view=summary",
@@ -50,7 +49,6 @@ def metrics_addresses(server: Server) -> list[str]:
 
 
 def scrape(server: Server) -> dict[str, set[str]]:
-    """Labels of each series' name."""
     labels: dict[str, set[str]] = defaultdict(set)
     for address in metrics_addresses(server):
         for line in httpx.get(f"http://{address}/metrics", timeout=20).text.splitlines():
@@ -68,7 +66,6 @@ def use_everything(server: Server) -> None:
 
 
 def test_panels_and_rules_find_their_series(server: Server) -> None:
-    """Every name and label of every expression is in the scrape, but for what only goes wrong."""
     use_everything(server)
     recorded = {rule["record"] for rule in rules() if "record" in rule}
     wanted = {
@@ -96,7 +93,6 @@ def test_panels_and_rules_find_their_series(server: Server) -> None:
 @pytest.mark.slow
 @needs("prometheus")
 def test_prometheus_answers_every_panel(server: Server, tmp_path: Path) -> None:
-    """A real Prometheus scrapes the cluster, loads the rules and has an answer to each panel."""
     use_everything(server)
     with prometheus(metrics_addresses(server), tmp_path) as url:
 
@@ -126,7 +122,6 @@ def test_prometheus_answers_every_panel(server: Server, tmp_path: Path) -> None:
 
 @contextmanager
 def prometheus(addresses: list[str], folder: Path) -> Iterator[str]:
-    """Prometheus on a free port, scraping every 2 s."""
     with as_file(FOLDER / "rules.yaml") as file:
         shutil.copy(file, folder / "rules.yaml")
     config = {

@@ -1,7 +1,4 @@
-"""What listens where, on a host with two networks: one for clients, one for the cluster.
-
-The host is a network namespace (`tests.support.hosts`) with a second interface, and `ss` is asked.
-"""
+"""What listens where, on a host (a network namespace) with networks for clients and the cluster."""
 
 from __future__ import annotations
 
@@ -46,13 +43,10 @@ class Port:
 
 @dataclass(frozen=True, slots=True)
 class Networks:
-    """client: a host that reaches the other by the clients' network only."""
-
     client: Host
     host: Host
 
     def serve(self, *flags: str) -> None:
-        """`splitscribe serve` on the clients' address, until it is ready."""
         python = shlex.quote(sys.executable)
         command = [python, "-m", "cluster.cli.main", "serve", "--host", self.host.address, *flags]
         self.host.run(
@@ -71,7 +65,6 @@ class Networks:
         return f"http://{self.host.address}:8000"
 
     def transcribe(self) -> str:
-        """The answer that the client's host gets."""
         text: str = json.loads(
             self.client.run(
                 f"curl -s {self.url}/v1/audio/transcriptions "
@@ -81,7 +74,6 @@ class Networks:
         return text
 
     def listening(self) -> list[Port]:
-        """Every TCP port of the host, UDP's too, but for its sshd."""
         found = []  # an IPv4 address may be that of an IPv6 socket
         for line in self.host.run("ss -H -ltunp").stdout.splitlines():
             address, _, port = line.split()[4].rpartition(":")
@@ -147,7 +139,6 @@ def test_a_cluster_s_workers_listen_on_its_own_network(networks: Networks) -> No
 
 
 def reach(address: str, ports: list[Port]) -> str:
-    """A command that prints those of the ports that let it in."""
     code = (
         "import socket, sys\n"
         "for port in sys.argv[2:]:\n"

@@ -1,7 +1,4 @@
-"""The pods of the chart as processes: a cluster by KubeRay's manifest, under load.
-
-A head, a router's pod, an encoder's and two of decoders; what KubeRay would do is done by hand.
-"""
+"""The pods of the chart as processes: a cluster by KubeRay's manifest, under load."""
 
 from __future__ import annotations
 
@@ -83,8 +80,6 @@ def service(folder: Path, max_batch: int = 8) -> dict[str, Any]:
 
 @dataclass(slots=True)
 class Cluster:
-    """The pods by their names, and what it takes to start another one."""
-
     folder: Path
     service: dict[str, Any]
     client: str
@@ -114,7 +109,6 @@ class Cluster:
         return ["ip", "netns", "exec", self.client, *command]
 
     def call(self, path: str, *flags: str, port: int = 8000, pod: str = "head") -> Any:
-        """The answer of a pod, decoded from JSON."""
         url = f"http://{self.pods[pod].address}:{port}{path}"
         run = subprocess.run(
             self.in_network("curl", "-sS", "--max-time", "20", *flags, url),
@@ -125,7 +119,6 @@ class Cluster:
         return json.loads(run.stdout) if run.stdout.strip() else None
 
     def deploy(self, content: dict[str, Any]) -> None:
-        """As KubeRay's operator gives the text of a RayService to the head."""
         config = json.dumps(yaml.safe_load(content["spec"]["serveConfigV2"]))
         self.call(
             "/api/serve/applications/",
@@ -135,7 +128,6 @@ class Cluster:
         )
 
     def workers(self, role: str) -> set[str]:
-        """The replicas that are healthy, as a router sees them."""
         pool = self.call("/health")["pools"][role]["workers"]
         return {one["replica"] for one in pool if one["healthy"]}
 

@@ -1,7 +1,6 @@
 """The runbook's pictures, taken of a real Ray dashboard.
 
-To make the shipped ones anew:
-`RUNBOOK_IMAGES=configs/images pytest tests/e2e/operation/test_runbook.py`.
+Anew: `RUNBOOK_IMAGES=configs/images pytest tests/e2e/operation/test_runbook.py`.
 """
 
 from __future__ import annotations

@@ -34,20 +34,17 @@ def session_folder(server: Server) -> Path:
 
 
 def logged(server: Server) -> str:
-    """All that the cluster wrote: its terminal, Serve's files and Ray's own."""
     files = [file for file in session_folder(server).glob("logs/**/*") if file.is_file()]
     assert any("serve" in file.parts for file in files)
     return server.output() + "".join(file.read_text(errors="replace") for file in files)
 
 
 def test_no_log_holds_text_prompts_keys_or_file_names(server: Server) -> None:
-    """Through good requests, refused ones and streams; each line still has its request's id."""
     check_logs(server)
 
 
 @pytest.mark.slow
 def test_nor_at_the_level_that_tells_most(tmp_path: Path) -> None:
-    """With a key that the server knows, and lines in JSON."""
     key = f"known{secrets.token_hex(8)}"
     env = {"SPLITSCRIBE_LOG_FORMAT": "json", "SPLITSCRIBE_ROUTER__API_KEY": key}
     running = start_server(tmp_path, "--log-level", "DEBUG", env=env | WITH_DASHBOARD)

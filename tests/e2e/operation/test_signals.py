@@ -1,8 +1,6 @@
 """`splitscribe serve` stops cleanly whatever signals come and whenever: nothing of it remains.
 
-Each combination is tried SIGNAL_TRIES times, by default four, each time on a server of its own;
-those that come during the start are spread over all of it. A try takes 14 s: SIGNAL_TRIES=20, which
-is for changes to how a server starts or stops, takes an hour.
+Each combination is tried SIGNAL_TRIES times, 14 s each; those at the start are spread over it.
 """
 
 from __future__ import annotations
@@ -89,7 +87,6 @@ def test_a_running_server_stops(burst: Burst, tmp_path: Path) -> None:
 
 @pytest.mark.parametrize("name", BURSTS)
 def test_a_starting_server_stops(name: str, tmp_path: Path) -> None:
-    """From the moment at which it says its first line until about the time when it is ready."""
     burst, chance = BURSTS[name], random.Random(name)  # each combination has its own moments
     for turn in range(TRIES):
         lines: list[str] = []

@@ -1,7 +1,4 @@
-"""The proxies' configurations that are shipped end TLS before a running server, and lose nothing.
-
-HAProxy comes with Ray Serve; nginx is what `make tools` installs.
-"""
+"""The proxies' shipped configurations end TLS before a running server, and lose nothing."""
 
 from __future__ import annotations
 
@@ -42,7 +39,6 @@ class Proxy:
 
     @contextmanager
     def streaming(self) -> Iterator[httpx.Response]:
-        """The answer to the long recording, as a stream that was opened."""
         with (
             self.client() as client,
             LONG.open("rb") as file,
@@ -58,7 +54,6 @@ class Proxy:
 
 @pytest.fixture(scope="module")
 def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """A key and its own certificate for "localhost" in one file."""
     folder = tmp_path_factory.mktemp("tls")
     subprocess.run(
         [

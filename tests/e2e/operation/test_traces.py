@@ -42,8 +42,6 @@ ROLES = {"encoder": "encoder", "decoder": "decoder", "window": "router", "KV tra
 
 @dataclass(frozen=True)
 class Received:
-    """One span as it came."""
-
     name: str
     trace: str
     id: str
@@ -56,8 +54,6 @@ class Received:
 
 @dataclass
 class Collector:
-    """An OTLP receiver over HTTP."""
-
     url: str = ""
     spans: list[Received] = field(default_factory=list)
     raw: bytes = b""
@@ -123,7 +119,6 @@ def collector() -> Iterator[Collector]:
 
 @pytest.fixture(scope="module")
 def watched(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """A cluster that sends its traces to `collector` and logs in JSON."""
     running = start_server(
         tmp_path_factory.mktemp("watched"),
         env={
@@ -140,7 +135,6 @@ def watched(collector: Collector, tmp_path_factory: pytest.TempPathFactory) -> I
 def test_a_request_is_one_trace_over_all_roles(
     watched: Server, collector: Collector, streamed: bool
 ) -> None:
-    """Each window has each stage and hand-off, below its caller, and no time before its parent."""
     request_id = f"traced-{streamed}"
     answer = watched.client().audio.transcriptions.with_raw_response.create(
         model="whisper-1",

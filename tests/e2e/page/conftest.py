@@ -31,7 +31,6 @@ def browser(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Browser]:
 
 @pytest.fixture(scope="package")
 def axe(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """axe-core, as `browser/package-lock.json` pins it."""
     folder = tmp_path_factory.mktemp("axe")
     for name in ("package.json", "package-lock.json"):
         shutil.copy(AXE / name, folder)

@@ -1,7 +1,4 @@
-"""How the page at `/` looks: its access, its widths, and the pictures of it that are shipped.
-
-To make those anew, set PAGE_IMAGES=configs/images for a run of these tests.
-"""
+"""How the page at `/` looks. PAGE_IMAGES=configs/images makes the shipped pictures anew."""
 
 from __future__ import annotations
 
@@ -91,7 +88,6 @@ def test_of_two_hours_only_what_is_on_the_screen_is_drawn(page: Page) -> None:
 
 
 def transcribe_new(page: Page, n_samples: int, *names: str) -> None:
-    """One by one, samples as audio that is new to the server: so many samples of silence first."""
     for i, name in enumerate(names, 1):
         audio = delayed(name, n_samples)
         file: Any = {"name": f"{name}.wav", "mimeType": "audio/wav", "buffer": audio}

@@ -24,7 +24,6 @@ pytestmark = [pytest.mark.slow, needs("chromium", "npm")]
 
 
 def shared_words(text: str) -> float:
-    """The share of the spoken recording's words that are in a text."""
     said = set(re.findall(r"\w+", sample_path("short").with_suffix(".txt").read_text().lower()))
     return len(said & set(re.findall(r"\w+", text.lower()))) / len(said)
 
@@ -58,10 +57,7 @@ LAST_TURN = (
 
 
 class ScriptedSession:
-    """OpenAI's realtime protocol, as far as the page speaks it: answers by a script.
-
-    It sends from within Playwright's handlers only; elsewhere its synchronous calls never return.
-    """
+    """Sends from within Playwright's handlers; elsewhere its synchronous calls never return."""
 
     def __init__(self) -> None:
         self.sent: list[dict[str, Any]] = []

@@ -21,7 +21,6 @@ CALLS_S = 240.0  # some of the programs take long to import
 
 @pytest.fixture(scope="session")
 def server(kernels: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
-    """One encoder and one decoder."""
     env = {"SPLITSCRIBE_ROUTER__ASR_WEBSERVICE": "true"}
     running = start_server(tmp_path_factory.mktemp("cwd"), env=env)
     try:
@@ -33,7 +32,6 @@ def server(kernels: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 
 @pytest.fixture(scope="session")
 def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """The short recording as a wav file, which every program takes."""
     path = tmp_path_factory.mktemp("speech") / "short.wav"
     path.write_bytes(wav_of(pcm_of("short")))
     with wave.open(str(path)) as file:
@@ -43,7 +41,6 @@ def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="session")
 def said(server: Server, speech: Path) -> str:
-    """What the server hears in it, asked by OpenAI's own client."""
     text = server.client().audio.transcriptions.create(model="whisper-1", file=speech).text
     assert len(text.split()) > 5
     return text

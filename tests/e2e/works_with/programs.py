@@ -1,7 +1,4 @@
-"""The programs of others that are run against a server, with their versions.
-
-`configs/WORKS-WITH.md` has a row for each, with these versions: a test compares.
-"""
+"""The programs that are run against a server, as rows of `configs/WORKS-WITH.md`."""
 
 from __future__ import annotations
 

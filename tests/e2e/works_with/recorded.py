@@ -1,8 +1,4 @@
-"""What programs send that cannot be installed here, read from the source of the version named.
-
-Each is the body of one request as that version makes it: the fields, their order, the file's name
-and type. A test sends them and reads the answer as the program does.
-"""
+"""What programs send that cannot be installed here, read from the source of the version named."""
 
 from __future__ import annotations
 
@@ -13,10 +9,9 @@ from typing import Any
 
 @dataclass(frozen=True, slots=True)
 class Recorded:
-    """One request.
+    """fields: of the form, in order, as `name=text`; the text `@` is the audio, named as in `file`.
 
-    fields: of the form, in order, as `name=text`; the one with the text `@` is the audio, with the
-        name and the type of `file`, if the program gives one. document: JSON in place of a form.
+    document: JSON in place of a form.
     """
 
     program: str
@@ -28,7 +23,6 @@ class Recorded:
     query: dict[str, str] = field(default_factory=dict)
 
     def arguments(self, audio: bytes) -> dict[str, Any]:
-        """For `httpx.post`."""
         if self.document is not None:
             encoded = base64.b64encode(audio).decode()
             sound = {**self.document["input_audio"], "data": encoded}

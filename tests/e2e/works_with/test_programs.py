@@ -39,7 +39,6 @@ OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # else it asks the network f
 def running(
     environment: Environment, command: Sequence[str | Path], folder: Path
 ) -> Iterator[Path]:
-    """A program at work in `folder`, ended at the end. Yields the file of its output."""
     log = folder / "output.txt"
     with log.open("w") as output:
         process = subprocess.Popen(

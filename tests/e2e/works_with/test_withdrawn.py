@@ -1,7 +1,6 @@
-"""What OpenAI withdraws on 26 February 2027, called here by its own clients, as programs call it.
+"""What OpenAI withdraws on 26 February 2027, called here by its own clients.
 
-Of the server the clients know an address and a key. Every answer must be what the SDK's types say,
-field by field, with nothing beside it but `ADDED`, which `configs/FROM-OPENAI.md` tells of.
+Every answer is what the SDK's types say, with nothing beside it but `ADDED`.
 """
 
 from __future__ import annotations
@@ -74,7 +73,6 @@ Answers = dict[str, Any]
 
 @pytest.fixture(scope="module")
 def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    """Two lines of a batch, one of them with a mistake."""
     content = base64.b64encode(SHORT.read_bytes()).decode()
     line = {"method": "POST", "url": "/v1/audio/transcriptions"}
     good = {"model": "whisper-1", "file_url": f"data:audio/flac;base64,{content}"}
@@ -87,7 +85,6 @@ def lines(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 def live_by_python(client: openai.OpenAI, pcm: bytes) -> list[Any]:
-    """The events of a session in which one turn is said."""
     events = []
     with client.realtime.connect(extra_query={"intent": "transcription"}) as connection:
         transcription = {"model": "whisper-1", "language": "en"}
@@ -106,7 +103,6 @@ def live_by_python(client: openai.OpenAI, pcm: bytes) -> list[Any]:
 
 
 def batch_by_python(client: openai.OpenAI, lines: Path) -> list[Any]:
-    """A file, a batch that has ended, and its two files."""
     file = client.files.create(file=lines, purpose="batch")
     batch = client.batches.create(
         input_file_id=file.id,
@@ -159,7 +155,6 @@ def run_node(*arguments: str | Path) -> Any:
 
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
-    """Of a server whose model translates and has languages to choose from."""
     folder = tmp_path_factory.mktemp("model")
     settings = {"model": translating_model(folder), "batches": {"folder": str(folder / "batches")}}
     with in_process_server(settings) as running:
@@ -177,7 +172,6 @@ def answers(
     lines: Path,
     certificate: Path,
 ) -> Answers:
-    """By the names of `CALLS`, and of a batch and a realtime session."""
     pcm = tmp_path_factory.mktemp("pcm") / "short.pcm"
     pcm.write_bytes(pcm_24_khz("short"))
     known = {"OPENAI_BASE_URL": f"{url}/v1", "OPENAI_API_KEY": "none"}
@@ -197,7 +191,6 @@ def said(answers: Answers) -> str:
 
 
 def beside_the_type(value: Any) -> Iterator[tuple[str, str]]:
-    """The fields that the SDK's types do not have, with the type, at any depth."""
     if isinstance(value, BaseModel):
         for name in value.model_extra or ():
             yield type(value).__name__, name

@@ -39,7 +39,6 @@ def pids(pool: AudioPool) -> list[int]:
 
 
 def worker_of(pool: AudioPool, stream: AudioStream) -> AudioProcess:
-    """The worker that has the stream's upload."""
     (worker,) = (w for w in pool._workers if stream.upload_id in w.streams)
     return worker
 

@@ -1,9 +1,6 @@
 """Recordings of minutes by the demo model's own voices, with what is said when; and word errors.
 
-Stretches of 20 to 30 s (`benchmark.shared.speech.examples`) one after the other: with the recipe's
-pauses, or glued, so that nobody pauses between two sentences and cuts have to fall into speech. A
-process that makes the same ones in the same order, with the same espeak-ng and flite, makes the
-same samples.
+Glued: nobody pauses between two sentences, and cuts have to fall into speech.
 """
 
 from __future__ import annotations
@@ -61,13 +58,11 @@ class Recording:
         return " ".join(sentence.text for sentence in self.sentences)
 
     def alone(self, sentence: Sentence) -> Pcm:
-        """The sentence cut out, at its first and last sound."""
         first, last = sentence.start - EDGE_S, sentence.end + EDGE_S
         return self.pcm[max(0, round(first * SAMPLE_RATE)) : round(last * SAMPLE_RATE)]
 
 
 def missing_voices() -> str | None:
-    """What keeps this machine from making recordings, or None."""
     speaker = Synthesizer()
     for voice in ("en-us", "slt"):
         try:
@@ -78,7 +73,6 @@ def missing_voices() -> str | None:
 
 
 def long_set(scale: float = 1.0) -> list[Recording]:
-    """All recordings; `scale` below 1 makes shorter ones for a quick look. Needs the voices."""
     return [
         *(make_recording(scale * seconds) for seconds in PAUSED_S),
         *(make_recording(scale * seconds, glued=True) for seconds in GLUED_S),
@@ -86,7 +80,6 @@ def long_set(scale: float = 1.0) -> list[Recording]:
 
 
 def make_recording(seconds: float, *, glued: bool = False) -> Recording:
-    """At least so long."""
     name = f"{'glued' if glued else 'paused'}, {seconds:g} s"
     maker = ExampleMaker(f"long/{name}")
     pieces, sentences, end_s = [], [], 0.0
@@ -103,16 +96,11 @@ def make_recording(seconds: float, *, glued: bool = False) -> Recording:
 
 
 def _span(example: Example) -> tuple[float, float]:
-    """From shortly before the first sound to shortly after the last."""
     return example.segments[0][0] - EDGE_S, example.segments[-1][1] + EDGE_S
 
 
 def errors_by_sentence(recording: Recording, heard: str) -> list[WordErrors]:
-    """The recording's word errors, each with the sentence that it is in.
-
-    By the alignment with the fewest errors of the whole text; a word that was added belongs to the
-    sentence of the word before it.
-    """
+    """By the sentence that they are in; an added word is in that of the word before."""
     said = [words_of(sentence.text) for sentence in recording.sentences]
     ends = list(accumulate(len(words) for words in said))
     counts = [[len(words), 0, 0, 0] for words in said]

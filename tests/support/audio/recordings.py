@@ -13,10 +13,7 @@ from cluster.demo.samples import sample_path
 
 
 def lengthened(name: str, n_samples: int) -> bytes:
-    """A recording as a WAV with so many samples of silence at its end; "long*4": four times it.
-
-    What is padded with silence anyway has the same features with them, but it is other audio.
-    """
+    """As a WAV, with samples of silence behind: other audio of the same features."""
     return wav_bytes(np.append(_pcm(name), np.zeros(n_samples, np.int16)))
 
 

@@ -52,7 +52,6 @@ FORMATS = {
 
 @functools.cache
 def _syllables(seconds: float) -> Pcm:
-    """Vowels of 0.1 to 0.2 s that follow one another: the detector takes them for speech."""
     rng = np.random.default_rng(1)
     signal = np.zeros(round(seconds * SAMPLE_RATE))
     at = 0
@@ -96,7 +95,6 @@ def joined(*parts: Pcm) -> Pcm:
 
 
 def espeak(text: str, name: str = "en-us") -> Pcm:
-    """The sentence as espeak-ng speaks it; skips the test where it is not installed."""
     require("espeak-ng")
     return _spoken(text, name)
 
@@ -128,7 +126,6 @@ def _frame(pcm: Pcm, rate: int) -> av.AudioFrame:
 
 
 def write_wav(path: Path, pcm: Pcm, rate: int = SAMPLE_RATE) -> Path:
-    """Mono, written at once: also for hours."""
     path.write_bytes(wav_bytes(pcm, rate))
     return path
 
@@ -161,7 +158,6 @@ def encode_as(name: str, folder: Path, pcm: Pcm, layout: str = "mono") -> Path:
 
 
 def write_video(path: Path, pcm: Pcm | None) -> Path:
-    """A tiny MP4 of ten grey pictures, with sound or without."""
     with av.open(str(path), "w", format="mp4") as container:
         video: Any = container.add_stream("mpeg4", rate=10)
         video.width, video.height, video.pix_fmt = 64, 64, "yuv420p"
@@ -183,7 +179,6 @@ def write_video(path: Path, pcm: Pcm | None) -> Path:
 
 
 def cut(path: Path, share: float) -> Path:
-    """The same file without its end."""
     data = path.read_bytes()
     short = path.with_name(f"{path.name}-cut")
     short.write_bytes(data[: int(len(data) * share)])

@@ -16,8 +16,6 @@ from tests.support.audio.sounds import joined
 
 @dataclass(frozen=True, slots=True)
 class Sentence:
-    """What is said, and where in its recording."""
-
     text: str
     start: float
     end: float
@@ -36,7 +34,6 @@ def sentences_of(name: str) -> list[Sentence]:
 
 
 def sentence_pcm(name: str, index: int, margin_s: float = 0.5) -> Pcm:
-    """One sentence with what surrounds it; the pauses between sentences are longer than that."""
     sentence = sentences_of(name)[index]
     first = max(0, round((sentence.start - margin_s) * SAMPLE_RATE))
     return pcm_of(name)[first : round((sentence.end + margin_s) * SAMPLE_RATE)]

@@ -1,8 +1,4 @@
-"""Chromium as a user of the page has it, driven by Playwright, with a microphone that plays a file.
-
-The browser is Debian's: nothing is downloaded. Its microphone plays one of the package's recordings
-over and over, with a pause behind it.
-"""
+"""Debian's Chromium, by Playwright, with a microphone that plays a recording again and again."""
 
 from __future__ import annotations
 
@@ -47,7 +43,6 @@ WATCH_SHIFTS = """() => {
 
 @contextmanager
 def running_browser(spoken: Path | None = None) -> Iterator[Browser]:
-    """A headless Chromium whose microphone plays the WAV file `spoken`."""
     flags = [*FLAGS, *([f"--use-file-for-fake-audio-capture={spoken}"] if spoken else [])]
     with sync_playwright() as playwright:
         browser = playwright.chromium.launch(executable_path=require("chromium"), args=flags)
@@ -61,7 +56,7 @@ def running_browser(spoken: Path | None = None) -> Iterator[Browser]:
 def opened(browser: Browser, url: str, **options: Any) -> Iterator[Page]:
     """A tab on `url` in a profile of its own; what its console calls an error fails the test.
 
-    `expected`: parts of such messages that may come, as a refused request's.
+    expected: parts of such messages that may come, as a refused request's.
     """
     expected = options.pop("expected", ())
     microphone = options.pop("microphone", True)
@@ -83,12 +78,10 @@ def opened(browser: Browser, url: str, **options: Any) -> Iterator[Page]:
 
 
 def drop(page: Page, name: str, content: bytes, kind: str = "audio/flac") -> None:
-    """Let a file fall onto the page, as from a folder's window."""
     page.evaluate(DROP, [name, kind, b64encode(content).decode()])
 
 
 def violations(page: Page, axe: Path) -> list[str]:
-    """What axe-core calls serious or critical: the rule, what it says, and where."""
     page.evaluate(axe.read_text())
     found = page.evaluate("axe.run(document, { resultTypes: ['violations'] })")
     return [
@@ -99,18 +92,15 @@ def violations(page: Page, axe: Path) -> list[str]:
 
 
 def watch_shifts(page: Page) -> None:
-    """Note from now on what moves on the page."""
     page.evaluate(WATCH_SHIFTS)
 
 
 def shifts(page: Page) -> list[dict[str, Any]]:
-    """What has moved since `watch_shifts`, whoever was the cause."""
     found: list[dict[str, Any]] = page.evaluate("window.shifts")
     return found
 
 
 def webp(png: bytes) -> bytes:
-    """A picture without loss, at a third of the size."""
     with av.open(io.BytesIO(png)) as source:
         frame = next(source.decode(video=0))
     written = io.BytesIO()

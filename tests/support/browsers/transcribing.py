@@ -34,7 +34,6 @@ def ask(server: Server, name: str) -> dict[str, Any]:
 
 
 def transcribe(page: Page, *names: str) -> None:
-    """Choose samples, and wait until they are done."""
     page.set_input_files("#file-input", [sample_path(name) for name in names])
     expect(page.locator("[data-state=done]")).to_have_count(len(names), timeout=WAIT_MS)
 

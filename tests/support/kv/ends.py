@@ -21,8 +21,6 @@ def wait_until(condition: Callable[[], bool]) -> None:
 
 
 class MemoryExporter(KVExporter):
-    """An exporter that a test can stop and kill as if it had a process of its own."""
-
     def __init__(
         self, layout: PageLayout, n_pages: int, *, cluster_key: bytes, **options: Any
     ) -> None:

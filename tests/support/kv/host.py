@@ -59,12 +59,10 @@ def kv_of(seed: int, layout: PageLayout) -> torch.Tensor:
 
 
 def device() -> str:
-    """Where pools lie, in this process."""
     return os.environ.get("CONTRACT_DEVICE", "cpu")
 
 
 def pages_of(importer: Any, pages: Any) -> torch.Tensor:
-    """What lies in the importer's pages, on the CPU."""
     found: torch.Tensor = importer.pool.tensor[list(pages)].cpu()
     return found.clone()
 
@@ -77,12 +75,10 @@ def wait_for(condition: Callable[[], bool], what: str, timeout_s: float = DEADLI
 
 
 def allocate(importer: Any, n_windows: int = 1) -> Any:
-    """Pages of the importer's pool."""
     return importer.pool.allocate(n_windows * importer.layout.pages_per_window)
 
 
 def take(importer: Any, handle: CrossKVHandle) -> torch.Tensor:
-    """Accept, fetch, copy out, release."""
     importer.accept(handle)
     pages = allocate(importer)
     try:
@@ -102,8 +98,6 @@ def make_importer(
 
 
 class ExporterService:
-    """What a test may ask of an exporter; answers can be pickled."""
-
     def __init__(self, transport: str, payload: str, n_windows: int, lease_s: float) -> None:
         self._layout = layout = LAYOUTS[payload]
         self._window = layout.pages_per_window
@@ -112,10 +106,7 @@ class ExporterService:
         self.exporter = KVExporter(layout, n_windows * self._window, config, self.wire)
 
     def publish(self, seed: int, key: bytes = b"", frames: int = 1500) -> CrossKVHandle:
-        """Reserve a window's pages, write the KV of `seed`, publish; under `key`, to be kept.
-
-        Of a window of fewer frames the other pages go back unused.
-        """
+        """Publish the KV of `seed`; under `key`, to be kept. Pages beyond `frames` go back."""
         pages = self.exporter.reserve(self._window, timeout_s=10.0)
         assert pages is not None, f"no pages: {self.exporter.pool!r}"
         n_pages = self._layout.pages_for(frames)
@@ -149,7 +140,6 @@ class ExporterService:
         return bool(self.exporter.revoke(lease))
 
     def state(self) -> SimpleNamespace:
-        """What the exporter and its process look like from inside."""
         exporter = self.exporter
         rss_pages = int(Path("/proc/self/statm").read_text().split()[1])
         return SimpleNamespace(
@@ -177,13 +167,10 @@ class ExporterService:
 
 
 class ReaderService:
-    """A decoder in a process of its own, to be killed."""
-
     def __init__(self, transport: str, payload: str) -> None:
         self.importer = make_importer(transport, LAYOUTS[payload], 4)
 
     def begin(self, handle: CrossKVHandle) -> None:
-        """Accept and begin to fetch; do not wait."""
         self.importer.accept(handle)
         self.importer.fetch(handle, allocate(self.importer))
 
@@ -196,8 +183,6 @@ class ReaderService:
 
 
 class LocalHost(ExporterService):
-    """The service in this process, for the memory transport."""
-
     def freeze(self) -> None:
         self.wire.freeze()
 
@@ -209,8 +194,6 @@ class LocalHost(ExporterService):
 
 
 class WorkerProcess:
-    """A process that serves one exporter or reader after another over a socket."""
-
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         self._connection = Connection(ours.detach())

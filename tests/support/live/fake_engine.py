@@ -1,8 +1,7 @@
 """A live engine that needs no workers, and keeps the contract of `router.live.session`.
 
-It "transcribes" by sample values: each second of audio whose first sample is not 0 is the word of
-that sample, so that a test can say in audio what it wants to hear. Turn detection: a second of
-zeros ends a turn, where it is on. Text is told once a whole second is there.
+Each second of audio whose first sample is not 0 is the word of that sample; a second of zeros ends
+a turn, where turn detection is on.
 """
 
 from __future__ import annotations

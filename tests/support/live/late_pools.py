@@ -1,8 +1,4 @@
-"""Engines with a real model behind a virtual clock: answers are right, and as late as a test says.
-
-The engines run in an event loop of their own, on a thread; the test's loop waits for them without
-its clock moving on. So what a session tells does not depend on how fast the machine is.
-"""
+"""Engines with a real model behind a virtual clock: as late as a test says."""
 
 from __future__ import annotations
 
@@ -39,10 +35,7 @@ from tests.support.live.virtual_sessions import Told, at_once, converse
 
 @dataclass(frozen=True)
 class BackgroundEngines:
-    """Both roles, running on a thread.
-
-    call: runs a coroutine function there, and keeps the caller's loop from doing anything else.
-    """
+    """call: runs a coroutine function there, while the caller's loop does nothing else."""
 
     engines: LocalEngines
     call: Callable[..., Any]
@@ -50,7 +43,6 @@ class BackgroundEngines:
 
 @contextmanager
 def background_engines(settings: Settings) -> Iterator[BackgroundEngines]:
-    """Engines from the start of their thread to its end."""
     with (
         start_blocking_portal() as portal,
         portal.wrap_async_context_manager(local_engines(settings)) as engines,
@@ -59,10 +51,7 @@ def background_engines(settings: Settings) -> Iterator[BackgroundEngines]:
 
 
 class LatePools(Unbounded):
-    """Both pools. Inside of a virtual loop.
-
-    late_s: of the nth encode. fault: of the nth decode, in place of its answer.
-    """
+    """Inside of a virtual loop. late_s: of the nth encode. fault: of the nth decode."""
 
     def __init__(
         self,
@@ -99,11 +88,7 @@ def hear(
     pools: LatePools,
     policy: LivePolicy = "auto",
 ) -> Told:
-    """A session that speaks in real time, a second of silence, and a commit, on a virtual clock.
-
-    Raises:
-        AssertionError: a turn did not end, ended twice, failed, or its deltas are not its text.
-    """
+    """A session that speaks in real time, a second of silence, and a commit, on a virtual clock."""
 
     async def run() -> Told:
         clock = virtual_clock()

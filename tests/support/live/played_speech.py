@@ -1,10 +1,8 @@
 """Speech that a test makes up: words with exact times, a detector, and pools that hear them.
 
-Each word is a run of samples of one value, so that whoever gets the samples knows which words they
-hold, and how much of each. The pools do what a real model was seen to do: a word whose end is not
-there yet is guessed, and wrongly; one whose beginning is missing becomes another; a text seems to
-end wherever the audio does; and where a full stop is forced that the speaker did not make, nothing
-more is heard.
+Each word is a run of samples of one value. As real models do, the pools guess a word whose end is
+not there, take one without its beginning for another, end a text where the audio does, and hear
+nothing behind a full stop that the speaker did not make.
 """
 
 from __future__ import annotations
@@ -41,8 +39,6 @@ STEP = 320  # samples of an encoder position
 
 @dataclass(frozen=True, slots=True)
 class SpokenWord:
-    """A word, perhaps with the full stop behind it. Times in seconds."""
-
     text: str
     start_s: float
     end_s: float
@@ -71,8 +67,6 @@ def pcm_of_words(words: Sequence[SpokenWord], tail_s: float = 1.0) -> Pcm:
 
 
 class LoudIsSpeech(SpeechDetector):
-    """Takes whatever is not silent for speech."""
-
     def __init__(self) -> None:
         self.options = VadOptions()
 
@@ -149,7 +143,6 @@ class PlayedListeners(Unbounded):
         return []
 
     def _heard(self, pcm: Pcm, prefix_tokens: Sequence[int]) -> tuple[list[int], list[int]]:
-        """Tokens behind the forced ones, and for each where it was heard."""
         begin = self.tokenizer.special.timestamp_begin
         text = self.tokenizer.decode([token for token in prefix_tokens if token < begin])
         tokens: list[int] = []
@@ -190,7 +183,6 @@ class PlayedListeners(Unbounded):
         return tokens, peaks
 
     def _words_in(self, pcm: Pcm) -> list[tuple[str, int, int]]:
-        """The words that the samples hold, as a model would hear them, with their places."""
         edges = np.flatnonzero(np.diff(pcm, prepend=0, append=0))
         found = []
         for first, last in zip(edges[:-1].tolist(), edges[1:].tolist(), strict=True):

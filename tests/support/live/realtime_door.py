@@ -25,8 +25,6 @@ RATE = 24_000
 
 
 class Door:
-    """A router's own listener with a fake engine behind it."""
-
     def __init__(self, engine: FakeLiveEngine, listener: HttpListener, app: Any) -> None:
         self.engine, self.app, self.port = engine, app, listener.port
         self.listener = listener
@@ -43,7 +41,6 @@ class Door:
             return await client.post(f"/v1/realtime/{path}", **sent)
 
     async def none_left(self) -> None:
-        """Every session is closed and forgotten."""
         realtime, sessions = self.app.state.realtime, self.engine.sessions
         await eventually(
             lambda: not realtime.sessions and all(session.closed for session in sessions)
@@ -79,7 +76,6 @@ async def append(socket: ClientConnection, audio: bytes) -> None:
 
 
 async def until(socket: ClientConnection, *types: str) -> list[dict[str, Any]]:
-    """Events up to the first of one of `types`."""
     events = []
     async with asyncio.timeout(ANSWER_S):
         while True:
@@ -114,7 +110,6 @@ def types_of(events: list[dict[str, Any]]) -> list[str]:
 async def refused_upgrade(
     door: Door, query: str = "", **options: Any
 ) -> tuple[int, dict[str, Any]]:
-    """Status and error of an upgrade that the server must refuse."""
     with pytest.raises(InvalidStatus) as raised:
         async with door.connect(query, **options):
             pass

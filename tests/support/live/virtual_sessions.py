@@ -51,12 +51,10 @@ VAD = LiveConfig(language="en", turn_detection=ServerVad())
 
 
 def plain(text: str) -> list[str]:
-    """The words without what a pause may add to them."""
     return [word for word in text.replace(".", "").split() if not word.startswith("(")]
 
 
 def numbered(n: int, gap_s: float = 0.0) -> list[SpokenWord]:
-    """The words w0, w1 and so on, without a pause."""
     return spoken(" ".join(f"w{index}" for index in range(n)), gap_s=gap_s)
 
 
@@ -71,8 +69,6 @@ async def at_once(work: Callable[[], None]) -> None:
 
 @dataclass
 class PlayedEngine:
-    """An engine whose pools hear `words`; inside of a virtual loop."""
-
     words: list[SpokenWord]
     policy: Policy = field(default_factory=AttentionPeak)
     settings: LiveSettings = field(default_factory=LiveSettings)
@@ -116,8 +112,6 @@ class PlayedEngine:
 
 @dataclass
 class Told:
-    """What a session told, and when (seconds of the clock)."""
-
     events: list[tuple[float, LiveEvent]] = field(default_factory=list)
 
     def of(self, kind: type[E]) -> list[E]:
@@ -125,7 +119,6 @@ class Told:
 
     @property
     def texts(self) -> dict[int, str]:
-        """The deltas of each turn, joined."""
         texts: dict[int, str] = {}
         for delta in self.of(TextDelta):
             texts[delta.turn] = texts.get(delta.turn, "") + delta.text
@@ -133,7 +126,6 @@ class Told:
 
     @property
     def words(self) -> list[str]:
-        """Those of all turns."""
         return plain(" ".join(self.texts[turn] for turn in sorted(self.texts)))
 
     def when(self, kind: type, turn: int) -> float:
@@ -153,7 +145,6 @@ class Told:
 
 
 async def listen(session: LiveSession, clock: Clock) -> Told:
-    """Take all that a session tells, until it ends."""
     told = Told()
     async for event in session.events():
         told.events.append((clock.monotonic(), event))
@@ -161,7 +152,6 @@ async def listen(session: LiveSession, clock: Clock) -> Told:
 
 
 async def speak(session: LiveSession, pcm: Pcm, clock: Clock, piece_s: float = PIECE_S) -> None:
-    """Send audio at the speed at which it is spoken."""
     step = round(piece_s * SAMPLE_RATE)
     began_s = clock.monotonic()
     for first in range(0, pcm.shape[0], step):
@@ -174,7 +164,6 @@ Client = Callable[[LiveSession, Pcm, PlayedEngine], Awaitable[Any]]
 
 
 async def speak_all(session: LiveSession, pcm: Pcm, played: PlayedEngine) -> None:
-    """Speak, and commit."""
     await speak(session, pcm, played.clock)
     session.commit()  # which finds nothing where silence has ended the turn
 
@@ -182,7 +171,6 @@ async def speak_all(session: LiveSession, pcm: Pcm, played: PlayedEngine) -> Non
 async def converse(
     played: PlayedEngine, pcm: Pcm, config: LiveConfig = MANUAL, client: Client = speak_all
 ) -> Told:
-    """One session from its start to its drained end."""
     session = played.engine.open(config, session_id="live")
     listening = asyncio.ensure_future(listen(session, played.clock))
     await client(session, pcm, played)
@@ -202,10 +190,7 @@ def play(
     tail_s: float = 1.5,
     **engine: Any,
 ) -> tuple[Told, PlayedEngine]:
-    """A session of `talk` on virtual time; `engine` are fields of `PlayedEngine`.
-
-    prepare: changes the engine or its pools first. pcm: in place of the talk's.
-    """
+    """engine: fields of `PlayedEngine`. prepare: changes it first. pcm: not the talk's."""
 
     async def run() -> tuple[Told, PlayedEngine]:
         words = spoken(talk) if isinstance(talk, str) else talk

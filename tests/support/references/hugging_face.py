@@ -24,10 +24,7 @@ FAMILIES = [
 
 @functools.lru_cache(maxsize=1)
 def hf_model(folder: Path) -> Any:
-    """`WhisperForConditionalGeneration` of a folder, float32, loaded completely; the last is kept.
-
-    Asserts that the folder has exactly the tensors that the reference asks for.
-    """
+    """In float32, with exactly the tensors that the reference asks for; the last one is kept."""
     from transformers import WhisperForConditionalGeneration
 
     model, loading = WhisperForConditionalGeneration.from_pretrained(
@@ -39,7 +36,6 @@ def hf_model(folder: Path) -> Any:
 
 @functools.lru_cache(maxsize=2)
 def hf_feature_extractor(folder: Path) -> Any:
-    """The reference's feature extractor."""
     from transformers import WhisperFeatureExtractor
 
     return WhisperFeatureExtractor.from_pretrained(folder)
@@ -63,7 +59,6 @@ def cross_kv(model: Any, states: torch.Tensor) -> torch.Tensor:
 
 
 def make_pcm(seconds: float, seed: int = 0) -> NDArray[np.int16]:
-    """Something with the build of speech: gliding harmonics in syllables, over faint noise."""
     rng = np.random.default_rng(seed)
     t = np.arange(round(seconds * SAMPLE_RATE)) / SAMPLE_RATE
     pitch = 120 + 40 * np.sin(2 * np.pi * 0.7 * t + rng.uniform(0, 6))

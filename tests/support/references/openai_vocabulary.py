@@ -35,5 +35,4 @@ def with_openai_vocabulary(multilingual: bool = True) -> WhisperTokenizer:
 
 @functools.cache
 def openai_tokenizer(language: str, multilingual: bool = True) -> Tokenizer:
-    """The reference's, with Cantonese."""
     return get_tokenizer(multilingual, num_languages=100, language=language)

@@ -1,12 +1,4 @@
-"""openai-whisper with our checkpoints: the reference of sequential mode and of word times.
-
-    model = openai_model(folder)
-    with openai_vocabulary(folder):
-        whisper.transcribe(model, audio, **reference_options(folder))
-
-It reads its vocabulary from its own files and tells a model's kind by the size of it; here both
-come from the checkpoint instead, whose tokens are fewer.
-"""
+"""openai-whisper with our checkpoints, whose vocabulary and kind it would else not know."""
 
 from __future__ import annotations
 
@@ -122,17 +114,12 @@ def tokenizer_of(folder: Path) -> WhisperTokenizer:
 
 
 def reference_options(folder: Path) -> dict[str, Any]:
-    """What `transcribe` is told so that it decodes as the checkpoint's own files say.
-
-    The suppressed tokens are the checkpoint's list: which symbols are one token, and so are
-    suppressed by openai-whisper's rule, depends on the vocabulary.
-    """
+    """The checkpoint's suppressed tokens: which symbols are one token depends on the vocabulary."""
     return {"fp16": False, "suppress_tokens": list(tokenizer_of(folder).suppress_tokens)}
 
 
 @contextmanager
 def openai_vocabulary(folder: Path) -> Iterator[None]:
-    """Let openai-whisper use the folder's tokens."""
     encoding = _encoding(folder)
     languages = tokenizer_of(folder).special.languages
 

@@ -33,10 +33,7 @@ NO_DEADLINE_S = 24 * 3600.0
 async def float32_transcriber(
     model: str = "demo", threads: int = 1, context: str = "full"
 ) -> AsyncIterator[RequestTranscriber]:
-    """The whole path with both roles on the CPU; threads: of each role, 0 takes every core.
-
-    context: as in `EncoderSettings`; "full" gives windows all positions, as the references have it.
-    """
+    """threads: of each role, 0 takes every core. context: "full" as the references have it."""
     role = {"dtype": "float32", "device": "cpu", "threads": threads}
     settings = {
         "model": model,

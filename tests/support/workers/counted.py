@@ -10,8 +10,6 @@ from cluster.common.metrics import MetricSpec, Recorder
 
 
 class Counted:
-    """`of` gives what one series was told, in order."""
-
     def __init__(self, specs: tuple[MetricSpec, ...]) -> None:
         self._told: dict[tuple[str, frozenset[tuple[str, str]]], list[float]] = defaultdict(list)
         self.recorder = Recorder(specs, lambda spec: _Metric(spec.name, self._told))

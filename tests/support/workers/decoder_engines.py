@@ -62,18 +62,13 @@ REQUESTS: tuple[dict[str, Any], ...] = (
 
 @dataclass
 class Stand:
-    """An engine, the exporter that it reads from, and what was published there."""
-
     checkpoint: Checkpoint
     exporter: MemoryExporter
     importer: KVImporter
     engine: DecoderEngine
 
     def publish(self, seed: int, content: torch.Tensor | None = None) -> CrossKVHandle:
-        """Publish one window; random if not given.
-
-        content: KV [n_frames, layer, 2, head, head_dim], or encoder states [n_frames, state].
-        """
+        """content: KV [n_frames, layer, 2, head, head_dim], or encoder states [n_frames, state]."""
         layout, pool = self.exporter.layout, self.exporter.pool.tensor
         pages = self.exporter.reserve(layout.pages_per_window, ANSWER_S)
         assert pages is not None
@@ -104,16 +99,13 @@ class Stand:
         )
 
     def decode(self, seed: int = 0, **options: Any) -> DecodeResult:
-        """The answer to such a request, waited for."""
         return self.engine.submit(self.request(seed, **options)).result(ANSWER_S)
 
     def decode_all(self, requests: Sequence[dict[str, Any]] = REQUESTS) -> list[DecodeResult]:
-        """The answers to requests that are sent at once."""
         futures = [self.engine.submit(self.request(**options)) for options in requests]
         return [future.result(ANSWER_S) for future in futures]
 
     def assert_all_returned(self) -> None:
-        """Every sequence, page, slot and lease comes back, in time."""
         wait_until(lambda: self.engine.drain(0.0), "sequences are live")
         self.engine.check_integrity()
         wait_until(lambda: self.exporter.n_leases == 0, "leases are held")
@@ -141,9 +133,7 @@ def assert_follow(
 ) -> None:
     """Each text of 16-bit arithmetic follows that of float32 until a near tie.
 
-    Args:
-        tolerance: of the log probability of each token before it, in nats.
-        share: of all expected tokens, at least so many come before one.
+    tolerance: of log probabilities before it, in nats. share: of all tokens that come before one.
     """
     n_same = 0
     for one, other in zip(found, expected, strict=True):
@@ -200,11 +190,10 @@ def make_stand(
     attention: Callable[[torch.Tensor, torch.Tensor], Attentions] | None = None,
     **settings: Any,
 ) -> Iterator[Stand]:
-    """Everything is closed at the end, and every page must be back by then.
+    """reads_states: the exporter publishes encoder states, which land in `landing_windows` pages.
 
-    reads_states: the exporter publishes encoder states, which land in `landing_windows` pages.
-    bucketed: run decode steps at fixed sizes, as a GPU does. device: of both pools; on a GPU the
-    settings choose the attention. attention: makes it of the two pools.
+    bucketed: run decode steps at fixed sizes, as a GPU does. device: on a GPU the settings choose
+    the attention. attention: makes it of the two pools.
     """
 
     def choose(

@@ -32,8 +32,6 @@ PATIENCE_S = 30.0
 
 
 class Replaced:
-    """Stands for a `WindowEncoder` that was prepared."""
-
     def __init__(self, call: Callable[..., Wait], is_async: bool = False) -> None:
         self._call = call
         self.is_async = is_async

@@ -28,11 +28,7 @@ N_NEW_MAX = 64
 
 
 class RunnerBench:
-    """`n_slots` slots, each with a random window of its own, in pages in no order.
-
-    dtype: as in DecoderSettings. threads: that share out few rows on a CPU. kv_dtype: of the
-    windows ["dtype"].
-    """
+    """`n_slots` slots, each with a random window of its own, in pages in no order."""
 
     def __init__(
         self,
@@ -74,14 +70,12 @@ class RunnerBench:
         write_window(self.pools[0].tensor, self.cross_pages[slot], kv)
 
     def free(self) -> None:
-        """Give all pages back, as before an engine's first window."""
         cross_pool, self_pool = self.pools
         for cross, own in zip(self.cross_pages, self.self_pages, strict=True):
             cross_pool.release(cross)
             self_pool.release(own)
 
     def sequence(self, slot: int, options: DecodeOptions) -> DecodeSequence:
-        """Ready for its prompt, in `slot`."""
         handle = CrossKVHandle("r", slot, 0, "agent", b"", "", (), 0, 1500, 0, 0, "lease", 1.0)
         sequence = DecodeSequence(
             DecodeRequest("r", slot, 0, handle, options, 1.0),
@@ -129,7 +123,6 @@ class AlignerBench(RunnerBench):
 
 
 def _shuffled(pool: PagePool, n: int) -> list[tuple[int, ...]]:
-    """Pages of each of n windows."""
     n_each = pool.layout.pages_per_window
     pages = pool.allocate(n_each * n)
     assert pages is not None

@@ -13,12 +13,10 @@ N = 24  # rows
 
 
 def make_tokenizer() -> WhisperTokenizer:
-    """With a published model's vocabulary."""
     return WhisperTokenizer.from_checkpoint(open_checkpoint(str(cached_checkpoint("tiny"))))
 
 
 def filled_slots(tokenizer: WhisperTokenizer, seed: int, device: str = "cpu") -> SlotTable:
-    """Rows in every state of the grammar of timestamps."""
     rng = np.random.default_rng(seed)
     first, eot = tokenizer.special.timestamp_begin, tokenizer.special.eot
     slots = SlotTable(N, device)

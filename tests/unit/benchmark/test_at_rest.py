@@ -13,7 +13,6 @@ from benchmark.shared.server import BenchServer
 
 
 def test_every_process_of_a_server_is_counted_by_its_kind() -> None:
-    """Memory of each, and the processor time of the one that works."""
     command = subprocess.Popen(
         [
             sys.executable,

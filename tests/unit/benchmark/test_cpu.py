@@ -63,7 +63,6 @@ def test_every_file_is_another_one(tmp_path: Path) -> None:
 
 
 def test_a_file_that_waits_for_the_engine_is_in_flight_all_the_while(tmp_path: Path) -> None:
-    """One at a time in the engine, four in flight: the fifth arrives when the first is done."""
 
     def one(file: Path) -> tuple[str, int]:
         time.sleep(0.02)

@@ -52,15 +52,12 @@ sys.exit(6 if name == "decoder" else 0)
 
 
 class Scripted(gpu.Sections):
-    """Sections whose processes do what is wanted of them here."""
-
     def command(self, name: str, seconds: float) -> list[str]:
         assert seconds <= 60 * self._args.minutes
         return [sys.executable, "-c", CHILD, name, str(gpu.rows_file(self._work, name))]
 
 
 def test_a_section_that_fails_or_hangs_costs_only_its_own_rows(tmp_path: Path) -> None:
-    """And each row was kept when it came, also of the section that was ended."""
     kept: list[str] = []
     args = gpu.parse(["--sections", "encoder,decoder,e2e", "--minutes", "0.05"])
     args.device = "cuda"

@@ -36,7 +36,6 @@ def test_a_session_is_over_when_its_last_commit_is_answered() -> None:
 
 
 async def test_a_talk_comes_back_as_the_words_of_its_turns() -> None:
-    """Against a real listener with an engine that tells the value of each second's samples."""
     pcm = np.repeat(np.array([1, 2, 0], np.int16), SAMPLE_RATE)
     talk = Talk(pcm, (("w1", 1.0), ("w2", 2.0)), "none")
     async with opened() as door:

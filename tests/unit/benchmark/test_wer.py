@@ -62,7 +62,6 @@ def test_the_interval_holds_the_rate_and_narrows_with_more_clips() -> None:
 
 
 def test_a_difference_is_taken_clip_by_clip() -> None:
-    """The same errors on both sides differ by nothing, however much clips differ."""
     clips = [WordErrors(10, substitutions=n % 7) for n in range(50)]
     assert difference(clips, clips) == (0.0, 0.0, 0.0)
 

@@ -43,7 +43,6 @@ async def main(pcm: bytes, base_url: str, model: str, words: int) -> None:
 
 
 async def listen(stream: stt.SpeechStream, found: dict[str, list[str]], words: int) -> None:
-    """Until usage was told behind the last of the words: a recording may be several turns."""
     async for event in stream:
         found["kinds"].append(event.type.value)
         if event.type == stt.SpeechEventType.FINAL_TRANSCRIPT:

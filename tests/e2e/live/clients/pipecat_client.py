@@ -34,8 +34,6 @@ RATE, PIECE = 24_000, 1_200  # 50 ms
 
 
 class Collector(FrameProcessor):
-    """Keeps what the service says."""
-
     def __init__(self, words: int) -> None:
         super().__init__()
         self.words = words
