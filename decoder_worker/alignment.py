@@ -1,15 +1,12 @@
 """What a decoder's alignment heads tell of a known text: when it is spoken, and where it looked.
 
-One forward of known tokens through the decoder's layers gives their cross-attention queries on its
-way; the keys of the window are in its pages already. Owns no page; knows nothing of words, segments
-or queues.
-
-Times are openai/whisper's (`timing.py`), its filters and the order of its steps too: where the
-heads look is sharpened into one token-by-frame matrix, and dynamic time warping finds the best
-monotonic path through it. A token's peak is the maximum of their averaged cross-attention as it was
-predicted: live transcription holds back what was predicted from the audio's very end (AlignAtt:
-Papi et al., "AlignAtt: Using Attention-based Audio-Translation Alignments as a Guide for
-Simultaneous Speech Translation", Interspeech 2023).
+One forward of known tokens gives their cross-attention queries on its way; the keys of the window
+are in its pages already. Times are openai/whisper's (`timing.py`), its filters and the order of its
+steps too: where the heads look is sharpened into one token-by-frame matrix, and dynamic time
+warping finds the best monotonic path through it. A token's peak is the maximum of their averaged
+cross-attention as it was predicted: live transcription holds back what was predicted from the
+audio's very end (AlignAtt: Papi et al., "AlignAtt: Using Attention-based Audio-Translation
+Alignments as a Guide for Simultaneous Speech Translation", Interspeech 2023).
 """
 
 from __future__ import annotations
@@ -44,7 +41,7 @@ class KnownText:
     """One window whose text is known.
 
     cross_pages: hold its KV, of `n_positions` encoder positions. self_pages: room for the text,
-        overwritten. tokens: the text's, at least one.
+    overwritten. tokens: the text's, at least one.
     """
 
     cross_pages: Sequence[int]
@@ -56,8 +53,8 @@ class KnownText:
 class QueryTap:
     """Implements `AttentionBackend` by another one, and keeps some heads' cross queries.
 
-    heads: layer -> int64 [n] heads; queries: layer -> float32 [n, n_tokens, head_dim], filled by
-        a forward.
+    heads: layer -> int64 [n]; queries: layer -> float32 [n, n_tokens, head_dim], filled by a
+    forward.
     """
 
     def __init__(self, attention: AttentionBackend, heads: Mapping[int, Tensor]) -> None:
@@ -81,7 +78,7 @@ class QueryTap:
 
 
 class AlignmentHeads:
-    """The alignment heads of one checkpoint over a decoder's pools."""
+    """The alignment heads of one checkpoint over a decoder's pools, as `layers` are."""
 
     def __init__(
         self,
@@ -90,7 +87,6 @@ class AlignmentHeads:
         cross_pool: PagePool,
         self_pool: PagePool,
     ) -> None:
-        """layers: over these pools. Raises as `alignment_heads`."""
         self._page_sizes = (self_pool.layout.page_frames, cross_pool.layout.page_frames)
         self._layers = layers
         self._cross_pool = cross_pool
@@ -104,8 +100,8 @@ class AlignmentHeads:
     ) -> tuple[Tensor, list[Mapping[int, Tensor]]]:
         """Feed each item's text from its position on; writes its self-attention KV.
 
-        States of all texts [n_tokens, n_text_state], and of each item layer -> queries, float32
-        [n, its tokens, head_dim].
+        States of all texts [n_tokens, n_text_state], and of each item layer -> queries, float32 [n,
+        its tokens, head_dim].
         """
         counts = [len(text) for text in texts]
         ends = [start + n for start, n in zip(starts, counts, strict=True)]
@@ -132,10 +128,9 @@ class AlignmentHeads:
     def weights(
         self, layer: int, queries: Tensor, pages: Sequence[int], n_frames: int, n_positions: int
     ) -> Tensor:
-        """How much each query looks at each of the first frames: float32 [n, n_tokens, n_frames].
+        """How much queries [n, n_tokens, head_dim] look at each of the first frames.
 
-        queries: float32 [n, n_tokens, head_dim], of the layer's heads. pages: hold the window's KV,
-        of `n_positions` encoder positions.
+        float32 [n, n_tokens, n_frames]; pages: hold KV of `n_positions` encoder positions.
         """
         keys = self._keys(layer, pages, n_frames, n_positions)
         weights: Tensor = (queries @ keys.transpose(1, 2) * queries.shape[-1] ** -0.5).softmax(-1)
@@ -180,10 +175,7 @@ def alignment_heads(checkpoint: Checkpoint) -> dict[int, list[int]]:
 
 @dataclass(frozen=True, slots=True, kw_only=True)
 class PeakItem(KnownText):
-    """self_pages: hold the KV of the prompt without its last token.
-
-    prompt: the tokens before the text.
-    """
+    """self_pages: hold the KV of the prompt (the tokens before the text) but for its last token."""
 
     prompt: tuple[int, ...]
 
@@ -248,7 +240,7 @@ class PendingAlignment:
 
     @torch.inference_mode()
     def find(self) -> TokenAlignment:
-        """The alignment. On any thread, while the window's pages are held.
+        """On any thread, while the window's pages are held.
 
         Raises SequenceFailedError where the model gave no numbers.
         """
@@ -272,7 +264,6 @@ class Aligner:
         decoder: TextDecoder,
         heads: AlignmentHeads,
     ) -> None:
-        """decoder, heads: over the same pools; the decoder gives the logits."""
         self._tokenizer = tokenizer
         self._decoder = decoder
         self._heads = heads
@@ -358,8 +349,8 @@ def first_columns(x: NDArray[np.float32]) -> list[int]:
     """Dynamic time warping: where the cheapest path through x [n, m] enters each of its rows.
 
     Costs are summed anti-diagonal by anti-diagonal, for then a diagonal is one vector operation:
-    1724 of them for 225 rows of 1500 columns. Steps and ties are openai/whisper's: straight or
-    down only if strictly cheapest of the three, else along the row, even where that is dearer.
+    1724 of them for 225 rows of 1500 columns. Steps and ties are openai/whisper's: straight or down
+    only if strictly cheapest of the three, else along the row, even where that is dearer.
     """
     n, m = x.shape
     skewed = np.zeros((n + m - 1, n), dtype=np.float32)  # [i + j, i]

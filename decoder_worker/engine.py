@@ -1,8 +1,7 @@
 """The decoder worker's engine: requests in by `submit`, answers out by futures, from any thread.
 
 It owns a thread, and that thread owns the device: whatever other threads want of a sequence is
-posted to it as a call, and made before the next step. What a step is, `decoder_worker.loop` says.
-Knows nothing of Serve.
+posted to it as a call, and made before the next step (`decoder_worker.loop`).
 """
 
 from __future__ import annotations
@@ -87,12 +86,12 @@ class DecoderCore:
     ) -> Future[DecodeResult]:
         """Accept a window into the waiting list; its handle's lease is renewed from here on.
 
-        The future may be cancelled at any time: whatever the sequence holds comes back. It raises
-        errors of the handle and of its READ (WorkerError), a DeadlineExceededError, or a
-        SequenceFailedError.
+        The future may be cancelled at any time. It raises errors of the handle and of its READ
+        (WorkerError), a DeadlineExceededError, or a SequenceFailedError.
 
         on_token: called on the engine's thread with each token as it is sampled; only for one
-            attempt of one row, whose tokens nothing takes back.
+            attempt of
+            one row, whose tokens nothing takes back.
 
         Raises:
             UnsupportedValueError: the model cannot do what the options ask.
@@ -133,12 +132,10 @@ class DecoderCore:
         return sequence.future
 
     def begin_drain(self) -> None:
-        """Take nothing new from now on."""
         with self._lock:
             self._draining = True
 
     def healthy(self) -> str | None:
-        """None when well, else why not."""
         if self._fault is not None:
             return f"the decoder failed: {self._fault}"
         return self._importer.healthy()
@@ -205,7 +202,6 @@ class DecoderCore:
             raise WorkerDrainingError("this decoder is shutting down")
 
     def _post(self, call: Call) -> None:
-        """Have a call made before the next step."""
         self._calls.append(call)
         self._loop.interrupt()
         self._wake_up()
@@ -257,7 +253,8 @@ class DecoderEngine(DecoderCore):
         Args:
             importer: stays its owner's, who closes it after the engine.
             kv_pool: for KV that is projected here, where the importer reads encoder states; None:
-                it reads the KV itself, into its own pool.
+                it
+                reads the KV itself, into its own pool.
             page_tokens: positions in a page of self-attention KV; 0 takes what suits the device.
             waits: until all kernels that this process compiles for a CPU are there.
 
@@ -304,7 +301,6 @@ class DecoderEngine(DecoderCore):
         self._thread.join(CLOSE_S + STUCK_S)
 
     def healthy(self) -> str | None:
-        """None when well, else why not."""
         if self._fault is None and not self._thread.is_alive():
             return "the decoder's thread has ended"
         silent_s = self._clock() - self._heartbeat
@@ -339,7 +335,6 @@ class DecoderEngine(DecoderCore):
         self._take_turns(hurries=True)
 
     def _take_turns(self, *, hurries: bool) -> None:
-        """Those that are this thread's, until the end."""
         try:
             with self._turn:
                 while not self._closing and self._fault is None:

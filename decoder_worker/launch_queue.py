@@ -1,10 +1,10 @@
 """Forwards that were launched and whose results the host has not taken yet, oldest first.
 
 With `depth` 1 a decode step's results are read while the next one runs. A sequence that they end is
-in that next one for nothing, and what it gives there is dropped. All the loop's launches come
-through here, so that one place knows which pages a kernel may still write to
-(`DecodeSequence.n_in_flight`), and what becomes of a batch that raised: each of its sequences runs
-again alone, from what the host knows, and only culprits fail.
+in that next one for nothing, and what it gives there is dropped. All launches come through here, so
+that one place knows which pages a kernel may still write to (`DecodeSequence.n_in_flight`), and
+what becomes of a batch that raised: each of its sequences runs again alone, from what the host
+knows, and only culprits fail.
 """
 
 from __future__ import annotations

@@ -1,9 +1,8 @@
 """What the engine's thread does: schedule sequences, load their KV, run them, post-process.
 
-`step()` is the whole of it. All methods run on that one thread; other threads reach it through
-the `post` that it was made with, and so does the end of a READ: loading never blocks a step.
-Forwards are launched and collected by `decoder_worker.launch_queue`, perhaps a step ahead. When
-words are spoken is found on a thread beside it, from the window's pages.
+`step()` is the whole of it. Other threads reach it through `post`, and so does the end of a READ:
+loading never blocks a step. Forwards are launched and collected by `launch_queue`, perhaps a step
+ahead. When words are spoken is found on a thread beside it, from the window's pages.
 
 Invariants: a failure belongs to its sequence; a sequence's pages and lease have one way back,
 `_retire`; pages that a READ or a launched forward may still write to stay held until it has ended.
@@ -62,9 +61,8 @@ Call = Callable[[], None]
 class DecodeLoop:
     """One worker's sequences, from their arrival to their answer.
 
-    post: has a call made on this thread, before the next step. beside: on another one.
-    on_leave: called when a sequence is no longer waiting, and again when it is gone.
-    clock: monotonic seconds.
+    post: has a call made on this thread, before the next step. beside: on another one. on_leave:
+    called when a sequence is no longer waiting, and again when it is gone.
     """
 
     def __init__(

@@ -1,11 +1,9 @@
 """Whisper's text decoder over paged attention: token ids and positions in, states and logits out.
 
 `TextDecoder` is the seam. `TorchDecoder` is the reference and computes any rows on any device;
-`decoder_worker.cpu.fused` has the whole forward of a few rows as one compiled program for a CPU.
-Which of them a worker uses is chosen in `decoder_worker.backends` when the worker is built.
-
-Rows are tokens of any sequences, in any stage. Which rows belong together is only in the batch that
-was planned. Cross-attention has queries only: its keys and values lie in pages.
+`decoder_worker.backends` chooses when the worker is built. Rows are tokens of any sequences, in any
+stage; which belong together is only in the batch that was planned. Cross-attention has queries
+only: its keys and values lie in pages.
 """
 
 from __future__ import annotations
@@ -62,8 +60,7 @@ class DecoderTensors:
         """Read the decoder's tensors of a checkpoint, no others.
 
         head_dtype: None takes the residual stream's. scales: of the cross-attention KV in its pool,
-        where that is of 8 bits. Raises CheckpointError where a tensor is missing or has another
-        shape than config.json says.
+        where that is of 8 bits. Raises CheckpointError.
         """
         dims, name = checkpoint.dims, output_projection(checkpoint)
         kept = stream_dtype(device, dtype) if head_dtype is None else head_dtype
@@ -83,8 +80,8 @@ class TextDecoder(Protocol):
     def states(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Run the planned rows through all layers; writes their keys and values to the self pool.
 
-        tokens, positions: int64 [n_tokens], on the weights' device. Normed states
-        [n_tokens, n_text_state], in the residual stream's dtype.
+        tokens, positions: int64 [n_tokens], on the weights' device. Normed states [n_tokens,
+        n_text_state], in the residual stream's dtype.
         """
 
     def logits(self, states: Tensor) -> Tensor:
@@ -203,7 +200,6 @@ class TorchDecoder:
         )
 
     def over(self, attention: AttentionBackend) -> TorchDecoder:
-        """The same weights over another attention backend."""
         return replace(self, attention=attention)
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:

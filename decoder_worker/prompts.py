@@ -29,8 +29,6 @@ NO_PROMPT = Prompt((), 0)
 
 
 class PromptBuilder:
-    """Checks requests against the checkpoint, and writes the tokens that a decode begins with."""
-
     def __init__(self, tokenizer: WhisperTokenizer, dims: ModelDims) -> None:
         self._tokenizer = tokenizer
         self._dims = dims
@@ -47,7 +45,7 @@ class PromptBuilder:
         return self._tokenizer.language_of(token)
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        """The text of sampled tokens, as openai/whisper measures its compression."""
+        """As openai/whisper measures its compression."""
         return self._tokenizer.decode_with_names(tokens).strip()
 
     def check(self, options: DecodeOptions) -> None:

@@ -1,8 +1,8 @@
 """Encoder states that land in a decoder, and the cross-attention KV that is made of them here.
 
-The decoder's half of the `encoder_states` hand-off: on a GPU on a stream of its own, so that decode
-steps go on and the host waits for nothing. The states of all that have arrived are projected
-together; a sequence begins to run once the device is done with its KV.
+On a GPU on a stream of its own, so that decode steps go on and the host waits for nothing. The
+states of all that have arrived are projected together; a sequence begins to run once the device is
+done with its KV.
 """
 
 from __future__ import annotations
@@ -32,11 +32,10 @@ from decoder_worker.scheduling.sequence import DecodeSequence
 class Landing:
     """Launches projections and sees them to their end.
 
-    Until then kernels may write to a sequence's pages, so it counts as in flight.
-
-    projection: None where KV itself travels; then nothing is ever added.
-    release: takes back the pages that a sequence's states landed in. fail: gets one whose
-    projection raised though it ran alone. retire: gets one that has its answer already.
+    Until then kernels may write to a sequence's pages, so it counts as in flight. projection: None
+    where KV itself travels. release: takes back the pages that a sequence's states landed in. fail:
+    gets one whose projection raised though it ran alone. retire: gets one that has its answer
+    already.
     """
 
     def __init__(
@@ -80,7 +79,6 @@ class Landing:
             self._settle()
 
     def finish(self) -> None:
-        """Wait for all."""
         while self._in_flight:
             self.wait()
 
@@ -101,7 +99,6 @@ class StatesProjection:
     def __init__(
         self, checkpoint: Checkpoint, landing_pool: PagePool, cross_pool: PagePool
     ) -> None:
-        """Raises CheckpointError where the weights cannot be loaded."""
         self._landing_pool = landing_pool
         self._cross_pool = cross_pool
         self._stream = new_stream(cross_pool.device, PROJECT_PRIORITY)

@@ -32,7 +32,8 @@ class DecoderStats(Counters):
     """Totals, and the state at this moment.
 
     waiting, loading, running: sequences in each state (arrivals not yet taken are waiting, and so
-        are those whose KV is read before there are rows for them).
+        are
+        those whose KV is read before there are rows for them).
     bulk_*: of bulk work, which the others include.
     backlog, bulk_backlog: rows that wait in routers, as in `cluster.common.signals`.
     pages_*: of the cross-attention pool.
@@ -66,7 +67,6 @@ class DecoderStats(Counters):
     def as_status(
         self, *, replica: str, model: str, transport: str, device: str, healthy: bool
     ) -> WorkerStatus:
-        """What the worker tells the router of itself."""
         return WorkerStatus(
             replica=replica,
             role="decoder",

@@ -1,12 +1,11 @@
-"""The encoder's queue of windows: which go next, and when a batch is closed.
+"""The encoder's queue of windows: which go next, and when a batch is closed. Thread-safe; no torch.
 
-They go in the one order of work (`common.fair_order`), whichever router sent them. Of bulk windows
-few are in flight at a time, one if nobody asks for more, so that whoever comes waits for no more. A
-batch is closed when it is full or its oldest window has waited long enough; after an idle time, at
-once. Its windows are all of one context (`EncodeRequest`): that of the window whose turn it is. Of
-windows with the same key one goes, the most urgent one, and its duplicates wait for what becomes of
-it: `take_duplicates` takes them out when they need no encode any more; if it failed, the next of
-them goes. Thread-safe; knows no torch.
+They go in the one order of work (`common.fair_order`), whichever router sent them; of bulk windows
+few are in flight at a time, so that whoever comes waits for no more. A batch is closed when it is
+full or its oldest window has waited long enough; after an idle time, at once. Its windows are all
+of one context: that of the window whose turn it is. Of windows with the same key one goes, the most
+urgent one, and its duplicates wait for what becomes of it: `take_duplicates` takes them out when
+they need no encode any more; if it failed, the next of them goes.
 """
 
 from __future__ import annotations
@@ -66,8 +65,6 @@ class Batcher:
     """A queue between many callers and the one thread that owns the device.
 
     That thread calls `wait`, `pop` and, when the windows are done, `finish`.
-
-    bulk_at_once: bulk windows in flight at a time.
     """
 
     def __init__(
@@ -115,7 +112,6 @@ class Batcher:
 
     @property
     def queued_bulk(self) -> float:
-        """The same of bulk windows."""
         return self._queued_work(bulk=True)
 
     def _queued_work(self, *, bulk: bool) -> float:
@@ -148,10 +144,9 @@ class Batcher:
     def put(
         self, request: EncodeRequest, future: Future[EncodeReply], key: bytes = b""
     ) -> QueuedWindow:
-        """Add a window; its remaining seconds become a deadline of this clock.
+        """Its remaining seconds become a deadline of this clock.
 
-        Raises:
-            OverloadedError: too many windows of its class wait here.
+        Raises OverloadedError: too many windows of its class wait here.
         """
         now = self._clock()
         window = QueuedWindow(request, future, now, now + request.remaining_s, key)
@@ -167,11 +162,10 @@ class Batcher:
         return window
 
     def cancel(self, window: QueuedWindow) -> bool:
-        """Take a window out; False when it is not in the queue (any more)."""
+        """False when it is not in the queue (any more)."""
         return bool(self._take_out(lambda one: one is window))
 
     def expire(self) -> list[QueuedWindow]:
-        """Take out every window whose deadline has passed."""
         now = self._clock()
         return self._take_out(lambda window: window.deadline_s <= now)
 
@@ -195,7 +189,6 @@ class Batcher:
             self._held = classes
 
     def wake(self) -> None:
-        """Make the current (or the next) `wait` return."""
         with self._lock:
             self._woken = True
             self._changed.notify_all()
@@ -213,10 +206,10 @@ class Batcher:
             return max(0.0, oldest_s + self._batch_wait_s - self._clock())
 
     def pop(self, n_windows: int) -> list[QueuedWindow]:
-        """Take the next windows of one context, at most `n_windows`.
+        """Take the next windows of one context, at most `n_windows`; in flight until `finish`.
 
-        They are in flight until `finish`. Expired ones are left for `expire`, and those whose
-        duplicate is in flight for `take_duplicates`.
+        Expired ones are left for `expire`, and those whose duplicate is in flight for
+        `take_duplicates`.
         """
         now = self._clock()
         with self._lock:
@@ -239,7 +232,6 @@ class Batcher:
             return taken
 
     def finish(self, windows: Sequence[QueuedWindow]) -> None:
-        """These windows are no longer in flight."""
         with self._lock:
             self._n_in_flight -= len(windows)
             self._keys_in_flight.subtract(window.key for window in windows if window.key)
@@ -295,6 +287,5 @@ class Batcher:
         return [window for window in windows if window.priority not in held]
 
     def _fills_a_batch(self, windows: Sequence[QueuedWindow]) -> bool:
-        """Whether so many of these have one context."""
         contexts = Counter(window.request.context for window in windows)
         return max(contexts.values(), default=0) >= self._max_batch

@@ -1,7 +1,6 @@
 """An encoder engine without its weights and its threads: how windows come in, and its state.
 
-Windows come in by `submit` and go into the queue of a loop. Who runs the loops is not known here:
-threads in `encoder_worker.engine`, and in a simulation a virtual clock.
+Who runs the loops is not known here: threads, and in a simulation a virtual clock.
 """
 
 from __future__ import annotations
@@ -68,7 +67,6 @@ class EncoderStats:
     misses: int
 
     def signals(self, busy: float, bulk_busy: float = 0.0) -> EncoderSignals:
-        """busy, bulk_busy: as in `EncoderSignals`."""
         window_s = self.load.window_s or UNKNOWN_WINDOW_S
         return EncoderSignals(
             busy,
@@ -82,7 +80,6 @@ class EncoderStats:
     def as_status(
         self, *, replica: str, model: str, transport: str, device: str, healthy: bool
     ) -> WorkerStatus:
-        """What the worker tells the router of itself."""
         return WorkerStatus(
             replica=replica,
             role="encoder",
@@ -107,11 +104,8 @@ class EncoderCore:
     """Takes windows, and tells what is there; the parts belong together."""
 
     def __init__(self, publisher: Publisher, loops: Sequence[EncodeLoop], n_audio_ctx: int) -> None:
-        """
-        Args:
-            loops: the last one encodes bulk windows, the first one the urgent ones, of live and
-                of short requests; one between them, or the first, those of long requests.
-            n_audio_ctx: encoder positions of the checkpoint.
+        """loops: the last one encodes bulk windows, the first one the urgent ones, of live and of
+        short requests; one between them, or the first, those of long requests.
         """
         self._publisher = publisher
         self._exporter = publisher.exporter
@@ -133,11 +127,9 @@ class EncoderCore:
     def submit(self, request: EncodeRequest) -> Future[EncodeReply]:
         """Queue one window, or answer it at once where the KV of the same audio is there.
 
-        Cancelling the future takes the window out, and ends the lease if one was just given.
-
-        Returns:
-            A future of the reply. It fails with DeadlineExceededError when the window's time ran
-            out first, and with SequenceFailedError when this window cannot be encoded.
+        Cancelling the future takes the window out, and ends the lease if one was just given. It
+        fails with DeadlineExceededError when the window's time ran out first, and with
+        SequenceFailedError when this window cannot be encoded.
 
         Raises:
             InvalidAudioError: the samples are not what `EncodeRequest` promises.
@@ -200,15 +192,12 @@ class EncoderCore:
         return here + self._backlogs.total(bulk=bulk)
 
     def healthy(self) -> str | None:
-        """None when well, else why not."""
         return self._failure or self._exporter.healthy()
 
     def begin_drain(self) -> None:
-        """Take nothing new from now on."""
         self._draining = True
 
     def is_idle(self) -> bool:
-        """Nothing is queued, encoded or leased."""
         is_busy = any(len(queue) or queue.n_in_flight for queue in self._queues)
         return not (is_busy or self._exporter.n_leases)
 

@@ -1,7 +1,7 @@
 """The encoder worker's engine: windows in, handles to published KV out.
 
 Any thread may submit (`encoder_worker.core`). One thread owns the device, and what that one does is
-in `encoder_worker.loop`. Knows no Serve, no HTTP and no decoder.
+in `encoder_worker.loop`.
 """
 
 from __future__ import annotations
@@ -66,13 +66,9 @@ class EncoderEngine(EncoderCore):
     ) -> None:
         """Load the weights, run one window to warm up, and start.
 
-        Args:
-            exporter: of this checkpoint; its pool's payload is what is published.
-            waits: until all kernels that this process compiles for a CPU are there.
-            clock: monotonic seconds, of deadlines and of what is measured.
-
-        Raises:
-            ConfigurationError: checkpoint and device do not fit each other.
+        exporter: of this checkpoint; its pool's payload is what is published. waits: until all
+        kernels that this process compiles for a CPU are there. Raises ConfigurationError:
+        checkpoint and device do not fit each other.
         """
         self.device = resolve_device(settings.device)
         self.dtype = resolve_dtype(settings.dtype, self.device)
@@ -121,8 +117,7 @@ class EncoderEngine(EncoderCore):
     def drain(self, timeout_s: float) -> bool:
         """Take nothing new, finish what is queued, wait until no exported page is leased.
 
-        Returns:
-            False when that was not so after `timeout_s`.
+        False when that was not so after `timeout_s`.
         """
         self.begin_drain()
         end = time.monotonic() + timeout_s

@@ -1,8 +1,7 @@
 """From windows of PCM to what is published: mel, encoder and projection on one device.
 
-Pages get the cross K/V of all layers or, where the decoder projects, the encoder's states. The
-computation of a batch and nothing else; who owns the pages and who waits for them is the engine's
-business. The call launches it, on a GPU or on the threads of `encoder_worker.cpu.team`; before that
+Pages get the cross K/V of all layers or, where the decoder projects, the encoder's states. The call
+launches the computation, on a GPU or on the threads of `encoder_worker.cpu.team`; before that
 team's kernels are built a CPU computes in the call.
 """
 
@@ -61,8 +60,6 @@ T = TypeVar("T")
 
 
 class WindowEncoder:
-    """All of the encoder worker's weights, with a call."""
-
     def __init__(
         self,
         checkpoint: Checkpoint,
@@ -78,13 +75,10 @@ class WindowEncoder:
         """Load onto `device` ("cpu" or "cuda"), computing in `dtype`, a key of TORCH_DTYPES.
 
         payload: what is written to pages: K/V, whose weights are large, or states as they are.
-        int8: hold the encoder's weights in 8 bits (CPU).
-        kv_dtype: of the pool that K/V go to; None: no 8-bit one.
-        contexts: positions below the full number that windows may have; on a GPU, with graphs.
-        float8: hold them in 8 bits, and multiply in 8 bits (GPU).
-
-        Raises:
-            ConfigurationError: float8 was asked for and the device cannot.
+        int8: hold the encoder's weights in 8 bits (CPU). kv_dtype: of the pool that K/V go to;
+        None: no 8-bit one. contexts: positions below the full number that windows may have; on a
+        GPU, with graphs. float8: hold them in 8 bits, and multiply in 8 bits (GPU);
+        ConfigurationError where it cannot.
         """
         if float8:
             on_gpu = device == "cuda"
@@ -167,15 +161,16 @@ class WindowEncoder:
 
         Args:
             windows: each int16 [n], n <= 480000, and its context where it has a `FileMel`.
-            pool: the pool's tensor: [n_pages, L, 2, page_frames, H, Dh] takes K/V,
-                [n_pages, T, n_audio_state] takes the states. Mutated.
+            pool: the pool's tensor, mutated: [n_pages, L, 2, page_frames, H, Dh] takes K/V,
+                [n_pages, T, n_audio_state] takes the states.
             pages: per window its pages in frame order, as many as its positions take.
             file_mels: per window what makes it a slice of its file; None where nothing does.
             context: positions to compute of each window, its first; FULL (0): all there are.
 
         Returns:
-            What to wait for before anyone may read the pages: a reader comes as soon as its
-            handle is out, past any stream's order.
+            What to wait for before anyone may read the pages: a reader comes as soon as its handle
+                is
+            out, past any stream's order.
         """
         if self._static is not None:
             return self._static(windows, pages, file_mels, context)
@@ -249,7 +244,6 @@ def _as_paged(pool: Tensor) -> Tensor:
 
 @torch.inference_mode()
 def _finish(futures: list[Future[None]], then: Callable[[], None]) -> None:
-    """Wait for a team's windows; then call what is to follow."""
     wait(futures)  # of all, so that after an error nobody writes to any page
     for future in futures:
         future.result()

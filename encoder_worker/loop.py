@@ -1,11 +1,9 @@
 """What a thread of the encoder engine does: take windows, encode them into pages, publish.
 
-Per batch it reserves export pages, launches log-mel, encoder and cross K/V into the pages, waits,
-and publishes. On a GPU, and on a CPU once its kernels are built, the next batch, if it is full, is
-launched before this one is waited for. No window holds a page before it is encoded; a full export
-pool stops the loop until pages come free, which is the backpressure that reaches the client.
-A window that cannot be encoded or published fails alone. How a window gets its answer is the
-business of `encoder_worker.publisher`.
+On a GPU, and on a CPU once its kernels are built, the next batch, if it is full, is launched before
+this one is waited for. No window holds a page before it is encoded; a full export pool stops the
+loop until pages come free, which is the backpressure that reaches the client. A window that cannot
+be encoded or published fails alone.
 """
 
 from __future__ import annotations
@@ -55,7 +53,7 @@ class _Found:
 class EncodeLoop:
     """All methods run on the lane's thread, but for `fail_queued` and `stop`.
 
-    forward: what encodes. window_s: what a window of all positions takes of late; 0 before any.
+    window_s: what a window of all positions takes of late; 0 before any.
     """
 
     def __init__(
@@ -68,10 +66,9 @@ class EncodeLoop:
         blocks: bool = True,
         beside: EncodeLoop | None = None,
     ) -> None:
-        """
-        Args:
-            blocks: wait for windows and pages here; else the caller comes again when there are.
-            beside: a loop of another thread whose batches this one's take turns with.
+        """blocks: wait for windows and pages here; else the caller comes again when there are.
+
+        beside: a loop of another thread whose batches this one's take turns with.
         """
         self.batcher = batcher
         self.forward = forward
@@ -154,7 +151,6 @@ class EncodeLoop:
         self._launched = following
 
     def stop(self) -> None:
-        """Take no further batch."""
         self._stopping = True
         self.batcher.wake()
 

@@ -1,9 +1,8 @@
 """Log-mel spectrogram of one or many windows, as Whisper was trained on (openai/whisper, audio.py).
 
-A window is padded with zeros to 30 s and scaled by its own maximum; one that comes with a
-`FileMel` is a slice of its file's spectrogram instead, scaled by the file's maximum. Both kinds
-share a batch. `FixedLogMel` is the same function at one fixed shape, for graphs. Knows nothing of
-files or queues.
+A window is padded with zeros to 30 s and scaled by its own maximum; one that comes with a `FileMel`
+is a slice of its file's spectrogram instead, scaled by the file's maximum. Both kinds share a
+batch. `FixedLogMel` is the same function at one fixed shape, for graphs.
 """
 
 from __future__ import annotations
@@ -52,15 +51,11 @@ class LogMel:
         windows: Sequence[NDArray[Any]],
         file_mels: Sequence[FileMel | None] | None = None,
     ) -> Tensor:
-        """Features of ragged windows.
+        """Features of ragged windows, float32 [len(windows), n_mels, 3000] on the device.
 
-        Args:
-            windows: each int16 [n], or floats in -1..1 [n], 16 kHz, n <= 480000; with a `FileMel`
-                up to 320 samples of context on each side come on top.
-            file_mels: one for each window; None where a window stands for itself.
-
-        Returns:
-            float32 [len(windows), n_mels, 3000] on the device.
+        windows: each int16 [n], or floats in -1..1 [n], 16 kHz, n <= 480000; with a `FileMel` up to
+        320 samples of context on each side come on top. file_mels: None where a window stands for
+        itself.
         """
         slices = [None] * len(windows) if file_mels is None else file_mels
         log_mel = self.log_power(self._pad(windows, slices))
@@ -72,11 +67,8 @@ class LogMel:
     def log_power(self, pcm: Tensor) -> Tensor:
         """Logarithm of the mel power of each 10 ms, not scaled yet.
 
-        Args:
-            pcm: float32 [B, n] on the device, with what its first and last frames see around them.
-
-        Returns:
-            float32 [B, n_mels, 1 + (n - 400) // 160] on the device.
+        pcm float32 [B, n] on the device, with what its first and last frames see around them ->
+        float32 [B, n_mels, 1 + (n - 400) // 160].
         """
         spectrum = torch.stft(
             pcm, N_FFT, HOP_LENGTH, window=self._hann, center=False, return_complex=True
@@ -115,7 +107,7 @@ def scaled(log_power: Tensor, peak: Tensor) -> Tensor:
 
 
 def _frames_needed(window: NDArray[Any], file_mel: FileMel | None) -> int:
-    """Frames to compute: 400 samples see the window's last one and more, up to its last frame."""
+    """400 samples see the window's last one and more, up to its last frame."""
     with_edges = -(-(len(window) + N_FFT) // HOP_LENGTH)
     if file_mel is None:
         return min(with_edges, WINDOW_FRAMES)
@@ -157,14 +149,10 @@ class FixedLogMel:
         self._frames = torch.arange(WINDOW_FRAMES, device=log_mel.device)
 
     def __call__(self, pcm: Tensor, marks: Tensor) -> Tensor:
-        """Features of a batch.
+        """Features of a batch, float32 [B, n_mels, 3000].
 
-        Args:
-            pcm: int16 [B, ROW_SAMPLES]; behind a window's own samples stands anything.
-            marks: int32 [B, N_MARKS], rows of `marks_of`, the last column the bits of a float32.
-
-        Returns:
-            float32 [B, n_mels, 3000].
+        pcm: int16 [B, ROW_SAMPLES]; behind a window's own samples stands anything. marks: int32 [B,
+        N_MARKS], rows of `marks_of`, the last column the bits of a float32.
         """
         n_samples, first, n_frames, is_slice, bits = marks.unbind(1)
         sliced = is_slice.bool()[:, None]

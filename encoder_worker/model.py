@@ -1,7 +1,6 @@
 """Whisper's audio encoder on torch: log-mel features to encoder states.
 
-Pre-norm transformer over 1500 positions, or fewer of them; every shape comes from the checkpoint.
-Runs without gradients. Knows nothing of batches, pages or decoders.
+Pre-norm transformer over 1500 positions, or fewer; every shape comes from the checkpoint.
 """
 
 from __future__ import annotations
@@ -108,14 +107,9 @@ class AudioEncoder:
         self.norm = LayerNorm.load(tensors, "encoder.layer_norm")
 
     def __call__(self, mel: Tensor) -> Tensor:
-        """Encode features.
+        """mel [B, n_mels, 2 * T], any float dtype -> states [B, T, n_audio_state] in the encoder's.
 
-        Args:
-            mel: [B, n_mels, 2 * T], any float dtype, on the encoder's device; T is n_audio_ctx,
-                1500, or less, which gives the states of a shorter context.
-
-        Returns:
-            States [B, T, n_audio_state] in the encoder's dtype.
+        T is n_audio_ctx, 1500, or less, which gives the states of a shorter context.
         """
         x = self.embedded(mel)
         for layer in self.layers:
@@ -137,14 +131,10 @@ class AudioEncoder:
         return torch.add(x, self.positions[: x.shape[1]], out=stream)
 
     def embed_rows(self, mel: Tensor, begin: int, end: int, alike: range) -> Tensor:
-        """What goes into the first layer at some positions of one window.
+        """What goes into the first layer at some positions of one window: [end - begin, d].
 
-        Args:
-            mel: [1, n_mels, 2 * T] in the encoder's dtype.
-            alike: positions that see the same features (`positions_alike`), computed once.
-
-        Returns:
-            Rows [end - begin, n_audio_state] in the residual stream's dtype.
+        mel: [1, n_mels, 2 * T] in the encoder's dtype. alike: positions that see the same features
+        (`positions_alike`), computed once. The rows are in the residual stream's dtype.
         """
         n_before = max(0, alike.start - begin) + 1
         first, last = begin + ALIKE_STEP * -(-n_before // ALIKE_STEP), min(end, alike.stop)
@@ -171,8 +161,8 @@ class AudioEncoder:
 def positions_alike(mel: Tensor) -> range:
     """Of the encoder's positions those that see nothing but a short window's padding.
 
-    mel [1, n_mels, 2 * T], whose last frames are all the same there. A position t sees frames
-    2t-2 to 2t+2; the last one sees beyond the window.
+    mel [1, n_mels, 2 * T], whose last frames are all the same there. A position t sees frames 2t-2
+    to 2t+2; the last one sees beyond the window.
     """
     differs = (mel[0] != mel[0, :, -1:]).any(0).nonzero()
     padded_from = int(differs[-1]) + 1 if len(differs) else 0

@@ -1,9 +1,9 @@
-"""How windows get their answers: from pages just written, from pages published before, or an error.
+"""How windows get their answers: from pages just written or published before, or an error.
 
 Pages that were written are published under the window's key. Windows of the same audio that waited
-with it, or came when it was published already, get further leases on the same pages. Everything
-but `fail` and `find` runs on the thread of a lane. Another lane's thread may evict what nobody
-reads: so those that waited get their leases while the window's own is still unanswered.
+with it, or came when it was published already, get further leases on the same pages. Everything but
+`fail` and `find` runs on the thread of a lane. Another lane's thread may evict what nobody reads:
+so those that waited get their leases while the window's own is still unanswered.
 """
 
 from __future__ import annotations
@@ -66,11 +66,9 @@ class Publisher:
         *,
         reuses: bool,
     ) -> None:
-        """
-        Args:
-            clock: monotonic seconds, the batchers'.
-            dtype: that the encoder computes in, as the settings say it ("int8" included).
-            reuses: whether KV is kept for further windows of the same audio.
+        """dtype: that the encoder computes in, as the settings say it ("int8" included).
+
+        reuses: whether KV is kept for further windows of the same audio.
         """
         self.exporter, self.recorder, self.clock = exporter, recorder, clock
         self.counts = Counts()
@@ -86,11 +84,7 @@ class Publisher:
         return hashlib.blake2b(named, digest_size=KEY_BYTES, key=self._worker).digest()
 
     def find(self, request: EncodeRequest, key: bytes, queue_s: float) -> EncodeReply | None:
-        """The answer from KV that is there already; counts a hit.
-
-        Raises:
-            WorkerDrainingError: the exporter is closed.
-        """
+        """The answer from KV that is there already; counts a hit. WorkerDrainingError if closed."""
         if not key or request.fresh:
             return None
         handle = self.exporter.publish_again(
@@ -104,8 +98,7 @@ class Publisher:
     def share(self, window: QueuedWindow) -> bool:
         """Answer a window with KV that is published already, or with what prevents that alone.
 
-        Returns:
-            False when there is none.
+        False when there is none.
         """
         queue_s = self.clock() - window.arrived_s
         try:
@@ -182,7 +175,6 @@ class Publisher:
 
 
 def _as_ours(error: Exception) -> WorkerError:
-    """A typed error that keeps its cause."""
     if isinstance(error, WorkerError):
         return error
     ours = SequenceFailedError(f"this window could not be encoded: {error}")

@@ -1,7 +1,4 @@
-"""How many windows an encoder's export pool has room for, beside all else that it takes of a GPU.
-
-Everything is computed from shapes.
-"""
+"""How many windows an encoder's export pool has room for, beside what else it takes of a GPU."""
 
 from __future__ import annotations
 
@@ -30,14 +27,9 @@ def sized(
     budget: GpuBudget | None,
     portion: float = 1.0,
 ) -> Settings:
-    """The settings with the export pool's size filled in.
+    """The settings with the export pool's size filled in; ConfigurationError where it does not fit.
 
-    Args:
-        budget: of the GPU; None on a CPU.
-        portion: of the room that is left, where the other role's pool comes after this one.
-
-    Raises:
-        ConfigurationError: so many windows do not fit.
+    portion: of the room that is left, where the other role's pool comes after this one.
     """
     role = settings.encoder
     n_windows = pool_windows(

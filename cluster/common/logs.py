@@ -1,12 +1,11 @@
 """Log lines that say which request, role and replica they belong to; plain or JSON.
 
-Modules log through `logging.getLogger(__name__)` and know nothing of this. The request id comes
-from the context of the running task, or from `extra={"request_id": ...}` where a thread serves
-many requests at once. Other items of `extra` are printed as well, except those of `log_fields`:
-the message says them already, so they are for JSON alone.
+The request id comes from the context of the running task, or from `extra={"request_id": ...}` where
+a thread serves many requests. Other items of `extra` are printed as well, except those of
+`log_fields`: the message says them already, so they are for JSON alone.
 
 What a client sent is in no line. The message of an unexpected exception may quote it, so a process
-that sees what clients send (the router) logs the exception's class and place without its message.
+that sees what clients send (the router) logs the exception's class and place alone.
 """
 
 from __future__ import annotations
@@ -57,12 +56,11 @@ def counted(number: int, noun: str) -> str:
 
 
 def current_request_id() -> str:
-    """Id of the request this task works for, "-" outside of any."""
     return _request_id.get()
 
 
 def log_fields(request_id: str | None = None, **fields: object) -> dict[str, object]:
-    """The `extra` of a line whose message says the same: window, attempt, peer, figures."""
+    """The `extra` of a line whose message says the same."""
     named = {} if request_id is None else {"request_id": request_id}
     return {**named, "log_fields": fields}
 
@@ -79,16 +77,8 @@ def configure_logging(
 ) -> None:
     """Send the log lines of `packages` to `stream` (stderr); calling it again replaces it.
 
-    Other libraries' loggers and the root logger are left as they are.
-
-    Args:
-        level: such as "INFO".
-        packages: names of the loggers, with all below them.
-        role: "router", "encoder", "decoder", or what else this process is.
-        replica: its name among the replicas of that role.
-        encoding: one readable line, or one JSON object, per record.
-        quotes: log what unexpected exceptions say, which may be a piece of somebody's request.
-        stream: where to.
+    Other libraries' loggers and the root logger are left as they are. quotes: log what unexpected
+    exceptions say, which may be a piece of somebody's request.
     """
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if encoding == "json" else PlainFormatter())
@@ -116,8 +106,6 @@ class PlainFormatter(logging.Formatter):
 
 
 class JsonFormatter(logging.Formatter):
-    """One JSON object per line, with the same content."""
-
     def format(self, record: logging.LogRecord) -> str:
         told = vars(record)
         line: dict[str, Any] = {

@@ -1,9 +1,8 @@
 """Names, units, help texts and buckets of every metric, and a small recorder for each role.
 
-Ray exports each as `ray_<name>`, tagged by deployment, replica and application; a router has
-its own at `/metrics`, too. A role calls `Recorder` methods; outside of a Serve replica the recorder
-is a no-op, so that engines never ask where they run. `configs/observability` shows them: what is
-added here belongs there too.
+Ray exports each as `ray_<name>`, tagged by deployment, replica and application; a router has its
+own at `/metrics`, too. Outside of a Serve replica the recorder is a no-op. `configs/observability`
+shows them: what is added here belongs there too.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ _BATCH = (1.0, 2.0, 4.0, 8.0, 16.0, 32.0, 64.0)
 
 @dataclass(frozen=True, slots=True)
 class MetricSpec:
-    """One metric: its exported name, kind, help text, extra tags and histogram bounds."""
-
     name: str
     kind: Kind
     help: str
@@ -175,7 +172,6 @@ class Recorder:
         self.tell_also(make)
 
     def tell_also(self, make: Callable[[MetricSpec], Any]) -> None:
-        """From now on tell also what `make` makes of each metric."""
         for spec in self._specs:
             self._metrics[spec.name].append(make(spec))
 
@@ -199,14 +195,14 @@ class Recorder:
 
 
 def serve_recorder(specs: tuple[MetricSpec, ...]) -> Recorder:
-    """A recorder that exports through Ray Serve; call it inside a replica."""
+    """Exports through Ray Serve; call it inside a replica."""
     from ray.serve import metrics
 
     return Recorder(specs, partial(_exported, metrics))
 
 
 def ray_recorder(specs: tuple[MetricSpec, ...]) -> Recorder:
-    """A recorder that exports through Ray, from any of its processes."""
+    """Exports through Ray, from any of its processes."""
     from ray.util import metrics
 
     return Recorder(specs, partial(_exported, metrics))
@@ -226,12 +222,11 @@ class _Silent:
 
 
 def silent_recorder(specs: tuple[MetricSpec, ...]) -> Recorder:
-    """A recorder for use outside of Ray."""
     return Recorder(specs, lambda spec: _Silent())
 
 
 async def report_each_second(record: Callable[[], None]) -> None:
-    """Have `record` tell its state until cancelled; should it fail, that is logged, not fatal."""
+    """Until cancelled; should `record` fail, that is logged, not fatal."""
     while True:
         try:
             record()

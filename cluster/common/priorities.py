@@ -3,8 +3,7 @@
 Live windows go before those of short interactive requests, these before those of longer ones, and
 all before bulk ones. No class starves: when `PASSED_BY` windows of more urgent classes have gone
 while one of a class waited, its turn is next. Windows of long requests leave some room to short
-ones, and bulk work leaves more (`SHARES`). The rule is the same wherever windows wait: for an
-encoder's batch, for a decoder's pages, and for its rows. It knows none of these.
+ones, and bulk work leaves more (`SHARES`).
 
 Where a CPU computes, bulk work runs in idle threads: the operating system takes the core away from
 them within microseconds when anybody else wants it. Linux shares cores out between sessions first
@@ -61,21 +60,17 @@ class Turns:
 
 
 def leaves_room(used: int, wanted: int, total: int, share: float) -> bool:
-    """Whether a window may take `wanted` pages or rows of `total`, of which some are used.
-
-    One always may where nothing is used.
-    """
+    """Whether `wanted` pages or rows of `total` may be taken: always where nothing is used."""
     return used + wanted <= max(wanted, share * total)
 
 
 def let_encoder_go_first() -> None:
     """Give the calling thread a lower priority than that of an encoder on a CPU.
 
-    A decoder's: where windows wait for the encoder, a decode step is for the one or two that are
-    encoded, and reads all weights for them. While the encoder goes first, more of them come to
-    share a step. One that decodes audio: else it cuts long files into windows that nobody takes
-    yet, while a short one waits in both pools. Threads that the caller starts have its priority.
-    Does nothing where the system refuses.
+    For a decoder's threads: while the encoder goes first, more windows come to share a step, which
+    reads all weights. And for those that decode audio: else they cut long files into windows that
+    nobody takes yet, while a short one waits in both pools. Inherited by threads that the caller
+    starts; does nothing where the system refuses.
     """
     if sys.platform != "linux":  # elsewhere a thread has no priority of its own
         return
@@ -86,11 +81,7 @@ def let_encoder_go_first() -> None:
 
 
 def run_when_idle() -> None:
-    """Make the calling thread such a thread, for good.
-
-    Threads and processes that it starts from then on are such, too. Does nothing where the system
-    has no such policy (Linux has), or refuses it.
-    """
+    """Have the calling thread, and what it starts, run in idle time alone, for good (Linux)."""
     if sys.platform == "linux":
         with suppress(OSError):
             os.sched_setscheduler(0, os.SCHED_IDLE, os.sched_param(0))  # 0: the calling thread

@@ -1,7 +1,7 @@
 """Where settings come from: a YAML file, the environment, the command line; and files of keys.
 
-Order of precedence: command-line flags over `SPLITSCRIBE_*` variables over the file over the
-defaults of `cluster.common.settings`. This is the only module that reads the environment for them.
+Command-line flags go over `SPLITSCRIBE_*` variables, these over the file over the defaults. This is
+the only module that reads the environment for them.
 """
 
 from __future__ import annotations
@@ -48,14 +48,9 @@ def load_settings(
 ) -> Settings:
     """Merge file, environment and flags into one checked object.
 
-    Args:
-        file: YAML with the fields of `Settings`.
-        flags: nested mapping of what the command line set; None values are left out.
-        environ: defaults to the process environment. `SPLITSCRIBE_ROUTER__PORT=9000` sets
-            `router.port`; two underscores nest.
-
-    Raises:
-        ConfigurationError: names the field, what came and what is allowed.
+    flags: nested mapping of what the command line set; None values are left out. environ: the
+    process's by default; `SPLITSCRIBE_ROUTER__PORT=9000` sets `router.port`. Raises
+    ConfigurationError, which names the field, what came and what is allowed.
     """
     merged: dict[str, Any] = {}
     if file is not None:
@@ -75,13 +70,9 @@ def load_settings(
 
 
 def read_yaml(file: Path, what: str, remedy: str = "") -> Any:
-    """The content of a file that a person wrote.
+    """Content that a person wrote; `what` it is, and what to do (`remedy`) are for messages.
 
-    Args:
-        what: it is, for messages. remedy: what to do where it cannot be read.
-
-    Raises:
-        ConfigurationError: it cannot be read, or is not YAML.
+    Raises ConfigurationError where it cannot be read, or is not YAML.
     """
     try:
         return yaml.safe_load(file.read_text())
@@ -92,7 +83,7 @@ def read_yaml(file: Path, what: str, remedy: str = "") -> Any:
 
 
 def _variables(environ: Mapping[str, str]) -> dict[Fields, tuple[str, str]]:
-    """What the environment sets: name and text of each variable, by the fields that lead there."""
+    """Name and text of each variable, by the fields that lead to what it sets."""
     return {
         tuple(name[len(ENV_PREFIX) :].lower().split("__")): (name, text)
         for name, text in environ.items()
@@ -128,7 +119,6 @@ def _from_variables(variables: Mapping[Fields, tuple[str, str]]) -> dict[str, An
 
 
 def _sets(given: Mapping[str, Any], path: Fields) -> bool:
-    """Whether a nested mapping has something at `path`."""
     for name in path:
         if not isinstance(given, Mapping) or name not in given:
             return False
@@ -156,7 +146,6 @@ def _merge(into: dict[str, Any], new: Mapping[str, Any]) -> None:
 
 
 def _explain(error: ValidationError, variables: Mapping[Fields, str]) -> str:
-    """What does not fit. variables: the names of those that set something, by its fields."""
     lines = []
     for item in error.errors():
         path = tuple(map(str, item["loc"]))
@@ -176,7 +165,6 @@ def _explain(error: ValidationError, variables: Mapping[Fields, str]) -> str:
 
 
 def _unknown(path: Fields, variables: list[str]) -> str:
-    """That there is no such setting, and the nearest that is there."""
     inside = _settings_of(ModelSettings, path[:2]) if path[0] == "models" else ()
     known = {".".join(one): one for one in (*inside, *_settings_of(Settings))}
     where = ".".join(path)
@@ -194,7 +182,6 @@ def _unknown(path: Fields, variables: list[str]) -> str:
 
 
 def _settings_of(model: type[BaseModel], path: Fields = ()) -> Iterator[Fields]:
-    """The fields that lead to each setting of a model."""
     for name, field in model.model_fields.items():
         kind = field.annotation
         if isinstance(kind, type) and issubclass(kind, BaseModel):
@@ -204,10 +191,9 @@ def _settings_of(model: type[BaseModel], path: Fields = ()) -> Iterator[Fields]:
 
 
 def read_api_keys(file: Path) -> tuple[str, ...]:
-    """The keys of a file, one in each line: KEY, or NAME KEY. A line may be blank or a # comment.
+    """One in each line: KEY, or NAME KEY. A line may be blank or a # comment.
 
-    Raises:
-        ConfigurationError: it cannot be read, holds none, or has another line.
+    Raises ConfigurationError where it cannot be read, holds none, or has another line.
     """
     try:
         lines = file.expanduser().read_text().splitlines()

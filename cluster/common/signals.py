@@ -23,8 +23,7 @@ class EncoderSignals:
 
     busy: share of the last seconds that it worked. queue_s: seconds of its work that wait, there
     and in routers. slack_s: the least time that a waiting window has left. unread: share of its
-    export pool that no decoder has read yet. bulk_busy, bulk_queue_s: of bulk work, which the
-    others leave out.
+    export pool that no decoder has read yet. bulk_*: of bulk work, which the others leave out.
     """
 
     busy: float = 0.0
@@ -50,7 +49,6 @@ class DecoderSignals:
     """What one decoder reports to the autoscaler, as shares of its capacity.
 
     used: pages or rows in use; waiting: what does not fit beside them, there and in routers.
-    bulk_used, bulk_waiting: of bulk work, which the others leave out.
     """
 
     used: float = 0.0
@@ -59,7 +57,6 @@ class DecoderSignals:
     bulk_waiting: float = 0.0
 
     def with_bulk(self) -> DecoderSignals:
-        """The same where bulk work counts as any other."""
         return DecoderSignals(self.used + self.bulk_used, self.waiting + self.bulk_waiting)
 
 
@@ -82,7 +79,6 @@ class Backlogs:
         self._heard[request.sender, request.priority] = Backlog(request.backlog, self._clock())
 
     def total(self, *, bulk: bool) -> float:
-        """Of bulk work, or of all other."""
         since_s = self._clock() - HEARD_S
         self._heard = {key: one for key, one in self._heard.items() if one.heard_s > since_s}
         return sum(

@@ -1,9 +1,8 @@
 """Traces by OpenTelemetry: one per request, with a span for each stage and each hand-off.
 
 Off unless `otel_endpoint` is set; then `span` gives the same do-nothing object every time, and
-messages carry an empty `traceparent`. What crosses a process is that string (W3C Trace Context).
-Stages whose times an engine tells afterwards are added to the span that is open. A span holds ids,
-figures and peers, and nothing that a client sent but its request id.
+messages carry an empty `traceparent` (W3C Trace Context). A span holds ids, figures and peers, and
+nothing that a client sent but its request id.
 """
 
 from __future__ import annotations
@@ -68,11 +67,9 @@ class Span:
             self.__exit__(None if error is None else type(error), error, None)
 
     def note(self, **attributes: Attribute) -> None:
-        """Add attributes."""
         self._span.set_attributes(_named(attributes))
 
     def event(self, name: str, **attributes: Attribute) -> None:
-        """Add something that happened now."""
         self._span.add_event(name, _named(attributes))
 
     def stage(self, name: str, began_s: float, seconds: float, **attributes: Attribute) -> None:
@@ -93,10 +90,9 @@ NO_SPAN = Span(trace.NoOpTracer(), trace.INVALID_SPAN)
 
 
 class Tracer:
-    """Makes spans, by a provider of its own."""
+    """Makes spans, by a provider of OpenTelemetry's SDK; None: nothing is traced."""
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
-        """provider: of OpenTelemetry's SDK; None: nothing is traced."""
         self._provider = provider
         self._tracer = provider.get_tracer(SERVICE) if provider else None
 
@@ -137,11 +133,7 @@ NO_TRACER = Tracer()
 
 
 def make_tracer(settings: Settings, role: str, replica: str) -> Tracer:
-    """The tracer of one process.
-
-    Raises:
-        ConfigurationError: `otel_endpoint` is set, and OpenTelemetry's exporter is not installed.
-    """
+    """Raises ConfigurationError where OpenTelemetry's exporter is needed and not installed."""
     if not settings.otel_endpoint:
         return NO_TRACER
     try:

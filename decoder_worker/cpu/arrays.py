@@ -1,7 +1,7 @@
 """What the compiled decoder reads and writes: stacked weights, plans, memory between phases, runs.
 
 Tuples of arrays, as compiled code takes them; a dtype says how an element is stored: float32,
-uint16 for the bits of a bfloat16, int16 for those of a float16, int8 with a scale. Knows no numba.
+uint16 for the bits of a bfloat16, int16 for those of a float16, int8 with a scale. No numba.
 """
 
 from __future__ import annotations
@@ -76,9 +76,8 @@ class Products(NamedTuple):
 class Layers(NamedTuple):
     """norms: float32 [3 * L + 1, 2, d], weight and bias of each in the order that they come.
 
-    tiles: where products are computed by the CPU's tiles, their configuration
-        (`common.kernels.cpu.tile_registers`), and every weight is uint16, or int8
-        in blocks; else None.
+    tiles: where products are computed by the CPU's tiles, their configuration (`tile_config`), and
+    every weight is uint16, or int8 in blocks; else None.
     """
 
     qkv: Products
@@ -105,9 +104,7 @@ class Head(NamedTuple):
 class CoarseHead(NamedTuple):
     """The head in 8 bits: half of the bytes tell which tokens can be the likeliest at all.
 
-    weight int8 [n_vocab, d]; for tiles `in_blocks`, with zeros behind the last output.
-
-    scale: float32 [n_vocab], of each output's weights.
+    weight: int8 [n_vocab, d]; for tiles `in_blocks`. scale: float32 [n_vocab].
     error: float32 [n_vocab], the length of the difference between an output's weights and these:
         times the length of x, the most that a logit can be off.
     longest: float32, the greatest length of an output's weights. tiles: as in `Layers`.
@@ -121,9 +118,8 @@ class CoarseHead(NamedTuple):
 
 
 class Pages(NamedTuple):
-    """What rows attend to in one pool.
+    """What rows attend to in one pool, [page, L, 2, page_size, H, HEAD_DIM].
 
-    pool: [page, L, 2, page_size, H, HEAD_DIM].
     pieces: int32 [n, 7]: first row and behind the last, page, first position and behind the last,
         number among the pieces of these rows, positions that the page is laid out for (its size, or
         fewer where a window lies packed in its beginning). n_pieces: int32 [n rows].
@@ -169,8 +165,8 @@ class Embedding(NamedTuple):
 class Choice(NamedTuple):
     """The rules of sampling, as `LogitRules` has them, and where slots keep what they remember.
 
-    table: int64, the slots'. suppressed, never: float32 [n_vocab]. not_first: int64.
-    n_words: tokens before end of text.
+    table: int64, the slots'. suppressed, never: float32 [n_vocab]. not_first: int64. n_words:
+    tokens before end of text.
     """
 
     table: Any
@@ -304,8 +300,8 @@ def new_run(slots: Any, most: int, logits: Any, interrupt: Any) -> Run:
 def step_units(units: Any, n_layer: int, n_rows: int, n_vocab: int, n_words: int | None) -> Any:
     """int64 [3]: units of a step's layers, of its head, and of all of it.
 
-    units: int64 [N_PHASES], of each phase of a layer. n_words: of a coarse head; None: there is
-    none. A step has one unit to begin with, and one to choose each row's token.
+    n_words: of a coarse head, or None. A step has one unit to begin with, and one to choose each
+    row's token.
     """
     layers = n_units(units, n_layer)
     coarse = 0 if n_words is None else n_likely_units(n_rows, n_vocab, n_words)
@@ -314,12 +310,10 @@ def step_units(units: Any, n_layer: int, n_rows: int, n_vocab: int, n_words: int
 
 
 def fits_coarse(dims: ModelDims) -> bool:
-    """Whether a coarse head is of use for a model of this size."""
     return dims.n_vocab >= LEAST_VOCAB and dims.n_text_state % TILE_ROW_BYTES == 0
 
 
 def coarse_head(weight: Tensor, tiles: Any = None) -> CoarseHead:
-    """Of weight [n_vocab, d], in 16 bits."""
     n_vocab, d = weight.shape
     quantized = torch.zeros(n_vocab, d, dtype=torch.int8)
     scale, error = torch.empty(n_vocab), torch.empty(n_vocab)

@@ -1,10 +1,8 @@
-"""Paged attention of a few query rows on a CPU: pages are read where they lie.
+"""Paged attention of a few query rows on a CPU: pages are read where they lie. Imports numba.
 
 For few rows an attention is bound by the memory that it reads; torch's kernel, which is made for
 many, reaches a fifth of that in bfloat16. What a row attends to is cut into pieces, which threads
 share out; the pieces of a row are then joined.
-
-Imports numba: `fused_kernels` is made of this.
 """
 
 from __future__ import annotations
@@ -27,10 +25,7 @@ _LOWEST = np.float32(-3.0e38)
 
 
 def lay_out_query(query: Any, scale: Any, keys: Any, laid_out: Any) -> None:
-    """query float32 [at least H * HEAD_DIM] times scale, to laid_out [H, HEAD_DIM], in any order.
-
-    keys: of the dtype that `scores_of` will be given.
-    """
+    """query float32 [H * HEAD_DIM or more] times scale, to laid_out [H, HEAD_DIM], in any order."""
     raise NotImplementedError("only inside a kernel")
 
 
@@ -67,7 +62,6 @@ def _scores_of(laid_out, keys, first, last, scores):
 
 @njit(nogil=True, cache=True)
 def _highest(scores: Any) -> Any:
-    """The largest of scores [PIECE]."""
     top = _LOWEST
     for i in range(PIECE):
         top = larger(top, scores[i])
@@ -89,8 +83,7 @@ def _powers(scores: Any, top: Any) -> Any:
 def to_weights(scores: Any, n: Any, highest: Any, total: Any) -> None:
     """The first n scores of each head to powers of two; their highest, and the powers' sum.
 
-    scores float32 [H, PIECE]. As many are computed as a piece may have: loops of a fixed length
-    take half of the time.
+    scores float32 [H, PIECE]: loops of a fixed length take half of the time.
     """
     for h in range(len(scores)):
         for i in range(n, PIECE):
@@ -118,7 +111,6 @@ def _mix_values(weights, values, first, last, mixed):
 
 @njit(fastmath=True, nogil=True, cache=True)
 def _plain_scores(query: Any, keys: Any, first: Any, last: Any, scores: Any) -> None:
-    """scores[h, i] = query[h] . keys[first + i, h], keys [page_size, H, HEAD_DIM]."""
     for i in range(last - first):
         for h in range(len(scores)):
             q, key = query[h], keys[first + i, h]
@@ -130,7 +122,6 @@ def _plain_scores(query: Any, keys: Any, first: Any, last: Any, scores: Any) -> 
 
 @njit(fastmath=True, nogil=True, cache=True)
 def _plain_mix(weights: Any, values: Any, first: Any, last: Any, mixed: Any) -> None:
-    """mixed[h] = the sum of weights[h, i] * values[first + i, h]."""
     mixed[:] = np.float32(0)
     i, n = 0, last - first
     while i + 4 <= n:  # a sum is read and written once for four values
@@ -152,7 +143,6 @@ def _plain_mix(weights: Any, values: Any, first: Any, last: Any, mixed: Any) -> 
 
 @njit(nogil=True, cache=True)
 def append(qkv: Any, pool: Any, last: Any, layer: Any) -> None:
-    """Rows' own keys and values to their places."""
     n_head = pool.shape[4]
     for r in range(len(qkv)):
         for which in range(2):
@@ -167,11 +157,10 @@ def append(qkv: Any, pool: Any, last: Any, layer: Any) -> None:
 def attend_piece(
     query: Any, piece: Any, keys: Any, values: Any, room: Any, laid_row: Any, results: Any
 ) -> Any:
-    """All heads of the rows that attend to a piece.
+    """All heads of the rows that attend to a piece; the row whose query lies in `room` then.
 
     query [n, at least H * HEAD_DIM]; keys and values of a page, [page_size, H, HEAD_DIM]; room for
-    scores [H, PIECE] and a query [H, HEAD_DIM], where that of `laid_row` lies; results `Memory`'s
-    highest, total and mixed. The row whose query lies there now.
+    scores [H, PIECE] and a query [H, HEAD_DIM]; results `Memory`'s highest, total and mixed.
     """
     (scores, laid_out), (highest, total, mixed) = room, results
     begin, end, first, last, index = piece[0], piece[1], piece[3], piece[4], piece[5]
@@ -264,10 +253,7 @@ def _of_layer(page: Any, index: Any, n: Any) -> Any:
 def attend_pieces(
     query: Any, pages: Any, layer: Any, results: Any, counters: Any, begin: Any, end: Any
 ) -> Any:
-    """The phase's units, while there are any: a unit is a piece.
-
-    Whether all of them are done by this thread's last one.
-    """
+    """The phase's units, the pieces; whether this thread did the last one of all."""
     pool, pieces, n_done = pages.pool, pages.pieces, 0
     n_head, laid_row = pool.shape[4], np.int64(-1)
     room = (np.empty((n_head, PIECE), np.float32), np.empty((n_head, HEAD_DIM), np.float32))

@@ -1,13 +1,11 @@
 """Scores and mixed values of one query in vectors of 16, of keys and values in 16 or 8 bits.
 
-A vector of 32 bfloat16 is two of float32: its even numbers and its odd ones. So a query is laid
-out that way once, and what is mixed is put in order at the end; float8 is read in the same order.
-A CPU that computes in float16 takes float8 that way, products of two or eight numbers at a time,
-whose sums are then added up in float32: they are off by far less than float8 itself.
-Memory limits this. So some positions that lie far apart are read at once: a CPU sees as many
-streams and asks ahead for each, where it would ask too little ahead for one.
-
-For CPUs with AVX-512 (`fits_vectors`). Imports numba.
+A vector of 32 bfloat16 is two of float32: its even numbers and its odd ones. So a query is laid out
+that way once, and what is mixed is put in order at the end; float8 is read in the same order. A CPU
+that computes in float16 takes float8 that way, products of two or eight numbers at a time, whose
+sums are then added up in float32: they are off by far less than float8 itself. Memory limits this.
+So some positions that lie far apart are read at once: a CPU sees as many streams and asks ahead for
+each. For AVX-512 (`fits_vectors`). Imports numba.
 """
 
 from __future__ import annotations
@@ -195,8 +193,6 @@ def _parts(builder: Any, numbers: Any, like: Any) -> list[Any]:
 
 @_intrinsic  # type: ignore[untyped-decorator]
 def _store_float16(_context: Any, _number: Any, _to: Any) -> Any:
-    """The nearest float16 of a float32, to an address."""
-
     def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
         half = ir.HalfType()
         to = builder.inttoptr(args[1], half.as_pointer())
@@ -208,7 +204,6 @@ def _store_float16(_context: Any, _number: Any, _to: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def lay_out_query(query: Any, scale: Any, keys: Any, laid_out: Any) -> None:
-    """query float32 [at least H * HEAD_DIM] times scale, laid out for keys like these."""
     if HAS_FLOAT16 and keys.itemsize == 1:
         for h in range(len(laid_out)):
             to = address(laid_out[h])
@@ -228,7 +223,6 @@ def lay_out_query(query: Any, scale: Any, keys: Any, laid_out: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def scores_of(laid_out: Any, keys: Any, first: Any, last: Any, scores: Any) -> None:
-    """scores[h, i] = query[h] . keys[first + i, h], keys [page_size, H, HEAD_DIM]."""
     n_head, query, n, like = len(scores), address(laid_out), last - first, keys[first, 0, 0]
     head_bytes = HEAD_DIM * keys.itemsize
     stride, spaced = np.int64(n_head * head_bytes), n // AT_ONCE
@@ -248,7 +242,6 @@ def scores_of(laid_out: Any, keys: Any, first: Any, last: Any, scores: Any) -> N
 
 @njit(nogil=True, cache=True)
 def mix_values(weights: Any, values: Any, first: Any, last: Any, mixed: Any) -> None:
-    """mixed[h] = the sum of weights[h, i] * values[first + i, h]."""
     n_head, n, like = len(mixed), last - first, values[first, 0, 0]
     head_bytes = HEAD_DIM * values.itemsize
     sums = np.zeros((n_head, HEAD_DIM), np.float32)

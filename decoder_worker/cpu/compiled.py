@@ -1,8 +1,4 @@
-"""The decoder's kernels as a worker asks for them. Imports numba only where they are built.
-
-A dtype is NumPy's of what lies in memory: uint16 for the bits of a bfloat16, int16 for those of a
-float16, uint8 for those of a float8_e4m3fn.
-"""
+"""The decoder's kernels as a worker asks for them. Imports numba only where they are built."""
 
 from __future__ import annotations
 
@@ -22,15 +18,13 @@ if TYPE_CHECKING:
 
 
 def decoder_kernels(kinds: Kinds) -> InBackground[DecoderKernels]:
-    """Begins to build them."""
     return InBackground("decoder", partial(_build_decoder, kinds), KERNEL_SOURCES, str(kinds))
 
 
 def all_builds(*, bfloat16: bool, int8: bool) -> tuple[Callable[[], InBackground[Any]], ...]:
     """What begins each build of a decoder that computes in bfloat16 or float32.
 
-    Its own pool has the dtype that it computes in; that of cross-attention KV has the same, or
-    float8 (`kv_dtype`). int8: its weights are held in 8 bits.
+    Its own pool has that dtype; that of cross-attention KV has the same, or float8 (`kv_dtype`).
     """
     own = np.uint16 if bfloat16 else np.float32
     weight = np.int8 if int8 else own

@@ -2,8 +2,7 @@
 
 `TorchDecoder` is the reference, and does what the program does not: many rows, odd shapes, and all
 until the kernels are built. Beside torch's weights this holds a plain copy of them, which torch
-shares where the model is large (`decoder_worker.backends`). Bound to the two page pools of an
-engine; for that engine's thread.
+shares where the model is large (`decoder_worker.backends`). For one engine and its thread.
 
 Greedy rows take steps, several at once where nobody looks at what comes between them. Such a run
 ends where a row does, or where somebody interrupts it, so that whoever arrives waits for one step.
@@ -73,7 +72,6 @@ def fits_layers(dims: ModelDims) -> bool:
 
 
 def fits_pools(self_pool: Tensor, cross_pool: Tensor) -> bool:
-    """Whether there are kernels for these pools."""
     pools = (self_pool, cross_pool)
     on_cpu = all(pool.device.type == "cpu" for pool in pools)
     have_dtypes = self_pool.dtype in DTYPES and cross_pool.dtype in CROSS_DTYPES
@@ -81,9 +79,9 @@ def fits_pools(self_pool: Tensor, cross_pool: Tensor) -> bool:
 
 
 class FusedDecoder:
-    """Implements `TextDecoder` over a self pool and a cross pool.
+    """Implements `TextDecoder` over two pools [page, L, 2, page_size, H, HEAD_DIM].
 
-    Both are [page, L, 2, page_size, H, HEAD_DIM]. For one thread, but for `interrupt`.
+    For one thread, but for `interrupt`.
     """
 
     def __init__(
@@ -243,10 +241,7 @@ class FusedDecoder:
         return kernels
 
     def _room(self, n_rows: int, own: Pages, cross: Pages) -> tuple[Memory, Any]:
-        """Memory for a forward, and the units of each phase of a layer, int64 [N_PHASES].
-
-        The memory is for all forwards until one needs more pieces.
-        """
+        """Memory for a forward, kept for later ones, and a layer's units, int64 [N_PHASES]."""
         most_pieces = int(max(own.n_pieces.max(), cross.n_pieces.max()))
         if self._memory is None or self._memory.highest.shape[1] < most_pieces:
             dims, d = self._dims, self._dims.n_text_state

@@ -2,11 +2,8 @@
 
 For few rows a forward is bound by reading weights and pages, and a core alone reaches a part of
 what the memory gives; so all threads of a team go through the same phases and share out each one's
-units (`decoder_worker.cpu.work_sharing`). Whether products by the CPU's tiles (`tile_products`) are
-compiled is decided here, by whether there is a configuration of tiles.
-Sums are float32 throughout: only what lies in memory, weights and pages, is narrower.
-
-Imports numba: `decoder_worker.cpu.step_kernels` builds this in the background.
+units (`work_sharing`). Products go by the CPU's tiles where there is a configuration of them. Sums
+are float32 throughout: only what lies in memory is narrower. Imports numba.
 """
 
 from __future__ import annotations
@@ -72,10 +69,7 @@ def _product_of_four(x: Any, weight: Any, scale: Any, first: Any, last: Any, out
 
 
 def begin_product(x: Any, weight: Any, tiles: Any) -> Any:
-    """What `product` takes of x float32 [n, n_in] on this thread, which calls `end_product` last.
-
-    weight: what it will be multiplied by. tiles: as in `arrays.Layers`.
-    """
+    """What `product` takes of x float32 [n, n_in] on this thread, until `end_product`."""
     raise NotImplementedError("only inside a kernel")
 
 

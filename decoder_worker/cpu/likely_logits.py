@@ -4,9 +4,7 @@ Words are computed in 8 bits first. Of each the logit is off by at most `error` 
 x, so a word whose logit is lower than another's by more than both bounds cannot be the likeliest.
 All others are computed again from the weights themselves, and so are from the start the tokens from
 end of text on, whose probabilities are compared as a sum. What is left from 8 bits counts in the
-sum of probabilities alone, where its errors hardly show.
-
-Imports numba: `decoder_worker.cpu.step_kernels` builds this in the background.
+sum of probabilities alone, where its errors hardly show. Imports numba.
 """
 
 from __future__ import annotations

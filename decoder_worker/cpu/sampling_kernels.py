@@ -1,7 +1,6 @@
-"""The choice of each row's next token on a CPU: rules, argmax, probability, slot.
+"""The choice of each row's next token on a CPU, as `TorchSampler` makes it for rows without noise.
 
-Threads share out the rows (`decoder_worker.cpu.work_sharing`). It is what `TorchSampler` does for
-rows without noise. Imports numba: `decoder_worker.cpu.step_kernels` builds this in the background.
+Threads share out the rows (`work_sharing`). Imports numba.
 """
 
 from __future__ import annotations
@@ -51,7 +50,6 @@ def _highest(row: Any, first: Any, last: Any) -> Any:
 
 @njit(fastmath=SUMS, nogil=True, cache=True)
 def _sum_exp(row: Any, first: Any, last: Any, top: Any) -> Any:
-    """Of exp(row - top)."""
     part, total = row[first:last], np.float32(0)
     for c in range(len(part)):
         total += exp2((part[c] - top) * np.float32(LOG2_E))
@@ -60,7 +58,6 @@ def _sum_exp(row: Any, first: Any, last: Any, top: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def _place(row: Any, first: Any, last: Any, value: Any) -> Any:
-    """The first place of `value`, which is there."""
     while first + _STRIDE < last and _highest(row, first, first + _STRIDE) < value:
         first += _STRIDE
     while row[first] != value:

@@ -1,9 +1,7 @@
 """Decode steps of a few rows as one compiled program: nothing lies between two of them.
 
 A step is embedding, layers, logits and choice. All threads stay at work from step to step, until a
-sequence ends or somebody interrupts.
-
-Imports numba, so this is built in the background.
+sequence ends or somebody interrupts. Imports numba.
 """
 
 from __future__ import annotations
@@ -168,8 +166,8 @@ def _run_steps(
 ) -> None:
     """Every thread of a team calls this.
 
-    own, cross: `Pages`, of the first step; own is changed. units: of each phase of a layer.
-    parts: int64 [3], the units of the layers, of the head, and of a step.
+    own, cross: `Pages`, of the first step; own is changed. units: of each phase of a layer. parts:
+    int64 [3], the units of the layers, of the head, and of a step.
     """
     control, most = run.control, len(run.tokens)
     end = begin + most * parts[2]
@@ -207,7 +205,7 @@ def _run_steps(
 
 @dataclass(frozen=True, slots=True)
 class DecoderKernels:
-    """cut, layers, head, steps: `cut`, `run_layers`, `run_head`, `_run_steps`.
+    """`cut`, `run_layers`, `run_head`, `_run_steps`.
 
     The last three are jobs of a `StepTeam`, once their first arguments are given.
     """

@@ -117,5 +117,4 @@ def _end(helpers: list[_Helper]) -> None:
 
 
 def new_counters() -> Any:
-    """Of a team whose units are numbered from 0."""
     return np.zeros(N_COUNTERS, dtype=np.int64)

@@ -7,7 +7,7 @@ into two integers: whole steps of a 127th of its largest value, and what these l
 254th as large; their sums are exact. Eight rows take as long as one: weights are read once. Those
 in blocks are read from the first byte to the last, faster than 64 rows side by side.
 
-Imports numba, and compiles only where `common.kernels.cpu.tile_registers.has_bfloat16_tiles`.
+Imports numba, and compiles only where `has_bfloat16_tiles`.
 """
 
 from __future__ import annotations
@@ -53,8 +53,6 @@ _intrinsic: Any = intrinsic
 
 @_intrinsic  # type: ignore[untyped-decorator]
 def clear_sums(_context: Any) -> Any:
-    """Set a block's sums to zero, of whichever numbers."""
-
     def write(builder: Any) -> None:
         for tile in _SUMS:
             clear_tile(builder, tile)
@@ -246,7 +244,6 @@ def _scale_sums(_context: Any, _sums: Any, _scale: Any, _step: Any, _to: Any) ->
 
 
 def _part(builder: Any, numbers: Any, part: int) -> Any:
-    """16 of the float32 at an address."""
     return vectors.load(builder, offset(builder, numbers, part * 4 * vectors.LANES))
 
 
@@ -281,9 +278,9 @@ def split_in_8_bits(x: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def int8_tile_product(rows: Any, weight: Any, scale: Any, first: Any, last: Any, out: Any) -> None:
-    """out[:, first:last] = scale * (weight @ x), for float32 out [n, n_out].
+    """As `tile_product`, of rows from `split_in_8_bits` and a weight `in_int8_blocks`.
 
-    rows: x, from `split_in_8_bits`. weight: int8, `in_int8_blocks`. first: a whole block's.
+    first: a whole block's.
     """
     split, steps = rows
     n, n_tiles = len(steps), weight.shape[1]

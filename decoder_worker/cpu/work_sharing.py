@@ -1,10 +1,9 @@
 """How threads share out the units of a computation that goes phase by phase, inside numba.
 
 The units of all phases are numbered through, and the numbers go on from one computation to the
-next. A thread claims the next unit of the phase that is open, does it, and notes that it is done;
-a phase opens when all units before it are done. So a thread that gets no processor time delays the
+next. A thread claims the next unit of the phase that is open, does it, and notes that it is done; a
+phase opens when all units before it are done. So a thread that gets no processor time delays the
 others only if it stops within a unit, and one that comes late finds nothing to claim and returns.
-Imports numba, so only what is built in the background imports this.
 """
 
 from __future__ import annotations
@@ -128,7 +127,6 @@ def conclude(counters: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def is_past(counters: Any, end: Any) -> Any:
-    """Whether all units below `end` are done."""
     return _load(counters, DONE) >= end
 
 

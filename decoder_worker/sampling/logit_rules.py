@@ -23,11 +23,10 @@ NO_TIMESTAMP = -1
 class History:
     """What the rules know of the tokens sampled so far; all [n], on the logits' device.
 
-    n_sampled: int64, tokens sampled after the prompt.
-    last_is_timestamp: bool, False before the first token.
-    before_is_timestamp: bool, the token before the last; True while there is none.
-    last_timestamp: int64, the latest timestamp as index from <|0.00|>, or NO_TIMESTAMP.
-    timed: bool, decode with timestamps; where False only the suppress lists apply.
+    n_sampled: int64, tokens sampled after the prompt. last_is_timestamp: bool, False before the
+    first token. before_is_timestamp: bool, the token before the last; True while there is none.
+    last_timestamp: int64, the latest timestamp as index from <|0.00|>, or NO_TIMESTAMP. timed:
+    bool, decode with timestamps; where False only the suppress lists apply.
     """
 
     n_sampled: Tensor
@@ -37,7 +36,6 @@ class History:
     timed: Tensor
 
     def after(self, tokens: Tensor, timestamp_begin: int) -> History:
-        """The history once `tokens` (int64 [n]) were sampled."""
         is_timestamp = tokens >= timestamp_begin
         stamp = tokens - timestamp_begin
         return History(
@@ -61,8 +59,7 @@ class Marks(NamedTuple):
 class LogitRules:
     """The filters of one checkpoint.
 
-    Besides the checkpoint's list, the tokens that only a prompt may hold (start of transcript,
-    of previous text, of the language model's text, the tasks, no speech) are never sampled.
+    Besides the checkpoint's list, the tokens that only a prompt may hold are never sampled.
     """
 
     def __init__(
@@ -99,7 +96,6 @@ class LogitRules:
         return Marks(self.eot, self.no_timestamps, self.timestamp_begin, self.latest_first)
 
     def apply(self, logits: Tensor, history: History) -> Tensor:
-        """As `apply_rules`."""
         return apply_rules(logits, history, self.suppressed, self.begin, self.marks)
 
 
@@ -108,8 +104,7 @@ def apply_rules(
 ) -> Tensor:
     """Set what may not be sampled to -inf in logits float32 [n, n_vocab], in place; `logits`.
 
-    Timestamps come in pairs around text, rise, and begin the window. suppressed, begin: as in
-    `LogitRules`.
+    Timestamps come in pairs around text, rise, and begin the window.
     """
     first = history.n_sampled == 0
     logits += suppressed

@@ -28,9 +28,9 @@ class Sampled:
     """One step's outcome; [n], on the device.
 
     tokens: int64. logprobs: float32, of each token after the rules, at temperature 1; NaN or
-    infinite where the model gave no finite logits.
-    top_tokens, top_logprobs: [n, n_top], the likeliest tokens of each row, best first; None where
-    nobody asked for them.
+        infinite
+        where the model gave no finite logits.
+    top_tokens, top_logprobs: [n, n_top], the likeliest tokens of each row, best first; or None.
     """
 
     tokens: Tensor
@@ -50,8 +50,9 @@ class Sampler(Protocol):
         Args:
             logits: float32 [n, n_vocab], changed in place.
             rows: as the slots stand, each slot at most once but for the inert one.
-            noisy: int64 [m], the rows that get noise, all whose temperature is above 0 among
-                them; None when there is none. At temperature 0 noise changes nothing.
+            noisy: int64 [m], the rows that get noise, all whose temperature is above 0 among them;
+                None
+                when there is none. At temperature 0 noise changes nothing.
             n_top: so many of each row's likeliest tokens are returned as well; a beam search, which
                 chooses among them, sets the rows' slots itself.
         """
@@ -119,8 +120,8 @@ def noise_key(seed: int, window: int, attempt: int, candidate: int) -> int:
 def gumbel(keys: Tensor, steps: Tensor, n_vocab: int) -> Tensor:
     """Standard Gumbel noise for every token: float32 [n, n_vocab], all finite (-2.9 to 22.2).
 
-    Adding it to logits / temperature and taking the argmax samples from their softmax.
-    keys: int64 [n], from `noise_key`. steps: int64 [n], tokens sampled before this step.
+    Adding it to logits / temperature and taking the argmax samples from their softmax. keys: int64
+    [n], from `noise_key`. steps: int64 [n], tokens sampled before this step.
     """
     bits = random_bits(keys, steps, n_vocab) & 0x7FFF_FFFF
     # Small values keep their full precision, and these are the ones that win: -log(1 - u) is
@@ -130,7 +131,6 @@ def gumbel(keys: Tensor, steps: Tensor, n_vocab: int) -> Tensor:
 
 
 def random_bits(keys: Tensor, steps: Tensor, n_vocab: int) -> Tensor:
-    """int32 [n, n_vocab] of uniform bits; arguments as in `gumbel`."""
     mixed = _mix64(keys + (steps + 1) * _signed(_GOLDEN, 64))
     low, high = (_low32(half).unsqueeze(1) for half in (mixed, mixed >> 32))
     tokens = torch.arange(n_vocab, dtype=torch.int32, device=keys.device)
@@ -152,7 +152,6 @@ def _mix64_int(x: int) -> int:
 
 
 def _hash32_(x: Tensor) -> Tensor:
-    """In place, int32."""
     x.bitwise_xor_(_shift_right(x, 16, 32)).mul_(_signed(_HASH_1, 32))
     x.bitwise_xor_(_shift_right(x, 15, 32)).mul_(_signed(_HASH_2, 32))
     return x.bitwise_xor_(_shift_right(x, 16, 32))

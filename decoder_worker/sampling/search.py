@@ -1,9 +1,8 @@
 """How the hypotheses of one attempt grow, and which of them wins: openai/whisper's `decoding.py`.
 
 `CandidateSearch` follows each row by itself (greedy, or several samples); `BeamSearch` keeps the
-likeliest continuations of all rows together. Both take what a step gave for each live row.
-Host-side bookkeeping only: where a hypothesis goes on in another row, the search says which row's
-self-attention KV must be copied.
+likeliest continuations of all rows together. Where a hypothesis goes on in another row, the search
+says which row's self-attention KV must be copied.
 """
 
 from __future__ import annotations
@@ -18,9 +17,8 @@ from typing import Protocol
 class Row:
     """One place in the batch with the hypothesis that grows there.
 
-    slot, self_pages: held from admission to release. candidate: names its sampling noise.
-    tokens, logprobs: sampled after the prompt, without end-of-text; `sum_logprob` includes
-        end-of-text.
+    slot, self_pages: held from admission to release. candidate: names its sampling noise. tokens,
+    logprobs: after the prompt, without end-of-text, which `sum_logprob` includes.
     """
 
     slot: int
@@ -39,8 +37,8 @@ class Row:
 class StepOutput:
     """One row's outcome of a call of the runner.
 
-    no_speech_prob: of the prompt's call only. top: for beam search, the likeliest tokens with
-    their log probabilities, best first; empty otherwise.
+    no_speech_prob: of the prompt's call only. top: for beam search, the likeliest tokens with their
+    log probabilities, best first; empty otherwise.
     """
 
     token: int

@@ -1,10 +1,9 @@
 """What a decode step knows of each sequence, by slot, on the device.
 
-A step reads its rows here and writes back what the next one needs, so that steps follow one another
-without the host. That writes a slot only where an attempt begins or a search chose otherwise.
-
-One slot more than the batch has rows, the last, is inert: it fills up a batch that runs at a fixed
-size, always at position 0 and always stopped.
+A step reads its rows here and writes back what the next one needs; the host writes a slot only
+where an attempt begins or a search chose otherwise. One slot more than the batch has rows, the
+last, is inert: it fills up a batch that runs at a fixed size, always at position 0 and always
+stopped.
 """
 
 from __future__ import annotations
@@ -26,11 +25,7 @@ N_COLUMNS = 9
 
 @dataclass(frozen=True, slots=True)
 class SlotOptions:
-    """What a sequence brings into its slot.
-
-    noise_key: as from `decoder_worker.sampling.sampler`. limit: tokens that may be sampled, with
-    those of a prefix.
-    """
+    """limit: tokens that may be sampled, with those of a prefix; noise_key: the sampler's."""
 
     timed: bool
     temperature: float
@@ -40,10 +35,9 @@ class SlotOptions:
 
 @dataclass(frozen=True, slots=True)
 class SlotRows:
-    """Some slots as a step reads them; int64 [n] each but the last two.
+    """Some slots as a step reads them; int64 [n] each but temperature (float32) and history.
 
     index: the slots. token: to be fed next, at `position`.
-    temperature: float32 [n].
     """
 
     index: Tensor
@@ -56,10 +50,7 @@ class SlotRows:
 
 
 class SlotTable:
-    """One row of integers and a temperature for each of `n_slots` slots and the inert one.
-
-    table: int64 [n_slots + 1, columns].
-    """
+    """table: int64 [n_slots + 1, columns]."""
 
     def __init__(self, n_slots: int, device: torch.device | str) -> None:
         self.device = torch.device(device)
@@ -90,7 +81,6 @@ class SlotTable:
         self._temperature.index_copy_(0, index, upload(temperatures, torch.float32, self.device))
 
     def rows(self, index: Tensor) -> SlotRows:
-        """As `read_rows`."""
         return read_rows(self.table, self._temperature, index)
 
 
@@ -138,7 +128,6 @@ def advance(table: Tensor, rows: SlotRows, tokens: Tensor, eot: int, timestamp_b
 def _row(
     options: SlotOptions, tokens: Sequence[int], position: int, timestamp_begin: int
 ) -> list[int]:
-    """A slot's columns."""
     stamps = [token - timestamp_begin for token in tokens if token >= timestamp_begin]
     row = [0] * N_COLUMNS
     row[TOKEN] = tokens[-1] if tokens else 0

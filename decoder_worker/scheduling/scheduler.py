@@ -1,12 +1,10 @@
 """Who waits, who loads, who runs; and the pages and slots that they hold.
 
 Admission is in the one order of work (`cluster.common.fair_order`): a sequence gets its
-cross-attention pages, and those that its encoder states land in where these travel, or it waits
-holding nothing. Its rows, each with a slot in the batch and self-attention pages for the longest
-text, it gets when it begins to run, all at once. So KV is read while the batch is still full. Who
-runs has all that it can ever need, is never preempted, and so always finishes.
-`release` and what it calls are the only way back for pages and slots. Knows no tensors and no
-transfers.
+cross-attention pages, and those that its encoder states land in, or it waits holding nothing. Its
+rows, each with a slot in the batch and self-attention pages for the longest text, it gets when it
+begins to run, all at once: so KV is read while the batch is still full, and who runs is never
+preempted and always finishes. `release` is the only way back for pages and slots.
 """
 
 from __future__ import annotations
@@ -35,8 +33,7 @@ TOGETHER: Mapping[Priority, int] = {"live": 0, "interactive": 0, "later": 0, "bu
 class Scheduler:
     """One worker's queues. Used by the engine's thread alone.
 
-    self_pages: pages of one row in `self_pool`. Pages of that one that are taken already are
-    somebody else's for good.
+    self_pages: pages of one row in `self_pool`; pages taken there already are somebody else's.
     """
 
     def __init__(
@@ -194,9 +191,9 @@ class Scheduler:
     def start_running(self) -> list[DecodeSequence]:
         """Move sequences whose KV is in their pages to RUNNING, up to a budget of prompt tokens.
 
-        None that the next step would leave out. Those that begin again have kept their rows, and
-        go first. The others go in order: where one needs more rows than are free, the ones behind
-        it wait, so that many small ones do not keep it waiting for ever.
+        None that the next step would leave out. Those that begin again have kept their rows, and go
+        first. The others go in order: where one needs more rows than are free, the ones behind it
+        wait, so that many small ones do not keep it waiting for ever.
         """
         started: list[DecodeSequence] = []
         n_tokens = 0
@@ -312,7 +309,7 @@ class Scheduler:
         return [s for s in unanswered if s.deadline_s <= now]
 
     def next_deadline(self) -> float:
-        """The earliest deadline of an unanswered sequence; infinite when there is none."""
+        """Of the unanswered sequences; infinite when there is none."""
         return min((s.deadline_s for s in self._unanswered()), default=math.inf)
 
     def _unanswered(self) -> list[DecodeSequence]:
@@ -320,7 +317,6 @@ class Scheduler:
         return [s for s in self.everything() if not s.resolved]
 
     def everything(self) -> list[DecodeSequence]:
-        """All sequences, in any state."""
         waiting = [sequence for of_class in self._waiting.values() for sequence in of_class]
         return [*waiting, *self._loading, *self._running]
 

@@ -1,8 +1,8 @@
 """One window being decoded: what was asked, where it stands, and what it holds.
 
 Its rows are the hypotheses that grow side by side; they share the window's cross-attention pages.
-States, in order: WAITING (its handle is accepted, no page held) -> LOADING (pages reserved, its
-KV in flight or arrived, no rows yet) -> RUNNING (in the batch) -> FINISHED (nothing held). It may
+States, in order: WAITING (its handle is accepted, no page held) -> LOADING (pages reserved, its KV
+in flight or arrived, no rows yet) -> RUNNING (in the batch) -> FINISHED (nothing held). It may
 finish from any of them. Only the engine's thread changes a sequence.
 
 After an attempt, whether another temperature is tried and which one stands is openai/whisper's
@@ -47,8 +47,6 @@ class SequenceState(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Attempt:
-    """One temperature's outcome."""
-
     hypothesis: Hypothesis
     temperature: float
     compression_ratio: float
@@ -60,14 +58,10 @@ class DecodeSequence:
 
     language: the code asked for; None until the runner detected it, and then `language_logprob` is
         its log probability among all languages.
-    n_new_max: tokens that may be sampled.
-    on_token: called with each token as it is sampled, on the engine's thread; None: no caller
-        wants them.
     cross_pages, landing_pages: set by the scheduler at admission; rows: when it begins to run. All
         are taken back by its `release`; landing pages once their states are projected.
     reading: a READ may still write to its pages, which stay held while it is True.
     fetched: set by the engine when the READ ended well.
-    prompt: set by the engine when the language is known.
     search: the attempt that runs; attempts: those that ended.
     n_in_flight: launches whose results the loop has not taken; until there is none, kernels may
         write to its pages, so they stay held. n_ahead: those of them that the attempt is in.
@@ -182,7 +176,6 @@ class DecodeSequence:
 
     @property
     def temperature(self) -> float:
-        """Of the attempt that runs."""
         return self.options.temperatures[len(self.attempts)]
 
     def n_cached(self, row: Row) -> int:
@@ -225,10 +218,6 @@ def known_attempt(tokens: tuple[int, ...]) -> Attempt:
 
 
 def finished_result(sequence: DecodeSequence, now: float, *, doubted: bool = False) -> DecodeResult:
-    """The sequence is RUNNING, its attempts are made.
-
-    now: monotonic seconds. doubted: as in `DecodeResult`.
-    """
     assert sequence.language is not None
     index = chosen_attempt(sequence)
     attempt = sequence.attempts[index]

@@ -1,7 +1,7 @@
-"""What a team's thread does of a layer for some rows: its matrix products, and attention.
+"""What a team's thread does of a layer for some rows: its matrix products, and attention. No numba.
 
 `make_products` and `make_attention` choose once for an encoder and its CPU, in one dtype or int8;
-the team then computes its layers without a branch. Imports no numba.
+the team then computes its layers without a branch.
 """
 
 from __future__ import annotations
@@ -34,7 +34,6 @@ LOG2_E = math.log2(math.e)
 
 
 def make_products(encoder: AudioEncoder, kernels: TeamKernels) -> Products:
-    """int8 needs its kernels; without them the encoder's own products do it."""
     in_int8 = isinstance(encoder.layers[0].qkv, DynamicInt8)
     if in_int8 and kernels.int8 is not None:
         return Int8Products(encoder, kernels.int8)
@@ -46,7 +45,6 @@ class PlainProducts:
 
     Computes on the calling thread; used by many at a time. What is "normed" are the rows behind a
     layer's norm, with which its products for q, k and v begin; `Int8Products` has them quantised.
-
     most_rows: at a time, of one or two threads.
     """
 
@@ -183,12 +181,11 @@ class ProductAttention:
     """By torch's own kernel, or in bfloat16 by oneDNN's products.
 
     Torch's own takes no bfloat16 instructions without AMX. Of bfloat16 scores are rounded between
-    the two products, so keys come centred: what is rounded is smaller. Computes on the calling
-    thread; used by many at a time.
+    the two products, so keys come centred: what is rounded is smaller. For many threads at a time.
 
     key_multiple: memory has room for a multiple of so many keys, and zeros behind the last.
-    values_by_dim: values lie as [H, Dh, T], and are given as a view of that.
-    centres_keys: keys come without their mean, which softmax does not see.
+    values_by_dim: values lie as [H, Dh, T], and are given as a view of that. centres_keys: keys
+    come without their mean, which softmax does not see.
     """
 
     key_multiple, values_by_dim, centres_keys = 1, False, True
@@ -197,14 +194,9 @@ class ProductAttention:
         self._kernels = kernels
 
     def __call__(self, q: Tensor, k: Tensor, v: Tensor, n_keys: int) -> Tensor:
-        """Some queries over all keys.
+        """Queries q [H, n, Dh], contiguous, over all of n_keys keys: [n, H * Dh] in their dtype.
 
-        Args:
-            q: [H, n, Dh], contiguous.
-            k, v: [H, T, Dh], T at least n_keys.
-
-        Returns:
-            [n, H * Dh] in their dtype.
+        k, v: [H, T, Dh], T at least n_keys.
         """
         if q.dtype == torch.float32:
             # With a batch in front: without one torch takes its slow way, through all scores.

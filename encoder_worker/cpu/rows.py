@@ -4,7 +4,7 @@ Rows become heads, or float8; and of products in int8: oneDNN multiplies integer
 scale for all rows. So a product comes here times its weights' scales alone, and these kernels
 multiply each row by its own, add the bias, do what follows (residual and LayerNorm, GELU, or heads)
 and quantise the row for the next product; between that it is float32 in the nearest cache.
-`cluster.common.model.layers.DynamicInt8` does the same by torch.
+`DynamicInt8` does the same by torch.
 
 All run on the calling thread, and a row's results depend on no other row. Imports numba.
 """
@@ -120,7 +120,6 @@ def store_float8(rows: Tensor, block: Tensor) -> None:
 
 
 def build_float8() -> None:
-    """Compile (or load) what stores float8."""
     empty = torch.zeros(2, 2, dtype=torch.bfloat16)
     store_float8(empty, empty.to(torch.float8_e4m3fn))
 
@@ -136,8 +135,7 @@ class Int8Kernels:
     quantize(x, rows, scales): x own [n, m].
     add_norm(x, product, scales, bias, weight, norm_bias, out): x float32 [n, d] += the product;
         out own [n, d] = LayerNorm(x).
-    add_norm_quantize(x, product, scales, bias, weight, norm_bias, rows, row_scales): the same,
-        quantised.
+    add_norm_quantize(x, product, scales, bias, weight, norm_bias, rows, row_scales): quantised.
     gelu_quantize(product, scales, bias, rows, row_scales): through GELU.
     split(product, scales, bias, begin, q, k, v, key_sums): as `TeamKernels.split`.
     """

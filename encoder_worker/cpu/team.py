@@ -8,8 +8,8 @@ next unit, and the threads that it needs wait for its next layer. A product by a
 and join instead, a dozen each layer, costs a third more on two cores, and far more where another
 process has one.
 
-A unit of rows is always computed alike, so a window's result does not depend on who took it, nor
-on what else there is. What a unit is depends on whether there are more than two threads.
+A unit of rows is always computed alike, so a window's result does not depend on who took it, nor on
+what else there is. What a unit is depends on whether there are more than two threads.
 """
 
 from __future__ import annotations
@@ -49,10 +49,7 @@ Sink = Callable[[Tensor, int], None]  # takes states [n, d] of rows from an inde
 
 
 def team_kernels(dtype: torch.dtype, *, int8: bool = False) -> InBackground[TeamKernels]:
-    """Those of an encoder that computes in `dtype`, one of DTYPES; begins to build them.
-
-    int8: with those for products of int8.
-    """
+    """Those of an encoder that computes in `dtype`, one of DTYPES; begins to build them."""
     own = np.uint16 if dtype == torch.bfloat16 else np.float32
     tiles = dtype == torch.bfloat16 and has_bfloat16_tiles()
     name = own.__name__ + (" tiles" if tiles else "") + (" int8" if int8 else "")
@@ -74,7 +71,6 @@ class TeamEncoder:
         kernels: TeamKernels,
         n_threads: int,
     ) -> None:
-        """Start the threads."""
         self._encoder = encoder
         self._kernels = kernels
         dims = encoder.dims
@@ -93,15 +89,11 @@ class TeamEncoder:
             thread.start()
 
     def submit(self, mel: Tensor, sink: Sink, *, is_urgent: bool = False) -> Future[None]:
-        """Encode a window.
+        """Encode mel [1, n_mels, 2 * T], in any dtype; T up to the checkpoint's positions.
 
-        Args:
-            mel: [1, n_mels, 2 * T], in any dtype; T up to the checkpoint's positions.
-            sink: called on the team's threads, with each row once, in units.
-            is_urgent: before all that are not, unless these were passed by too often.
-
-        Returns:
-            Done when all rows are; fails with what a thread raised, after which no thread is at it.
+        sink: called on the team's threads, with each row once, in units. is_urgent: before all that
+        are not, unless these were passed by too often. The future is done when all rows are; it
+        fails with what a thread raised, after which no thread is at it.
         """
         with self._changed:
             memory = self._idle.pop() if self._idle else self._new_memory()
@@ -197,7 +189,6 @@ class TeamEncoder:
         self._project(window, 0, unit, self._products.begin(x))
 
     def _project(self, window: _Window, index: int, unit: int, normed: Any) -> None:
-        """Queries, keys and values of one layer, from its rows behind the norm."""
         memory = window.memory
         k, v = as_array(memory.k[index % 2]), as_array(memory.v[index % 2])
         q, sums = as_array(memory.q[unit]), memory.key_sums[unit]
@@ -219,10 +210,10 @@ class TeamEncoder:
 class _Memory:
     """What a window needs while it is encoded, for as many positions as there can be.
 
-    n: the window's positions, set by `lay_out` with what follows from it. units: begin and end.
-    x: the residual stream, float32 [n, d]. q: of each unit [H, its rows, Dh]. k, v: keys and values
-    of two layers, [2, H, T, Dh], as the attention asks for them (T, and how v lies): while some
-    attend with one layer's, others write the next one's.
+    n: the window's positions, set by `lay_out` with what follows from it. units: begin and end. x:
+    the residual stream, float32 [n, d]. q: of each unit [H, its rows, Dh]. k, v: keys and values of
+    two layers, [2, H, T, Dh], as the attention asks for them (T, and how v lies): while some attend
+    with one layer's, others write the next one's.
     """
 
     def __init__(
@@ -242,7 +233,6 @@ class _Memory:
         self.lay_out(most)
 
     def lay_out(self, n: int) -> None:
-        """Make room for a window of `n` positions."""
         self.n, d, n_head = n, self.d, self._n_head
         head_dim, room = d // n_head, self._room_for(n)
         self.units = units_of(n, d, self._n_threads, self._most_rows)

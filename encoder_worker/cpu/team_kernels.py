@@ -1,7 +1,6 @@
 """What stands between the encoder's matrix products on a CPU, each one pass over rows in cache.
 
-All run on the calling thread: `encoder_worker.cpu.team` has a thread for each core. Imports numba,
-so they are built in the background.
+All run on the calling thread. Imports numba, so they are built in the background.
 """
 
 from __future__ import annotations
@@ -94,7 +93,6 @@ def build(own: Any, *, tiles: bool = False, int8: bool = False) -> TeamKernels:
     """Compile (or load) the kernels; `own` is uint16 or float32.
 
     tiles: attend by the CPU's tiles, which needs uint16.
-    int8: have those for products of int8 too.
     """
     plain, row = np.zeros(4, np.float32), np.zeros((1, 4), own)
     heads = np.zeros((1, 1, 4), own)

@@ -1,7 +1,6 @@
 """A Whisper checkpoint in Hugging Face's layout: its configs and where its tensors are.
 
-No torch: the router opens one for its tokenizer. `cluster.common.model.weights` loads tensors, each
-role its own; `cluster.common.model.text.tokenizer` reads the vocabulary.
+No torch: the router opens one for its tokenizer.
 """
 
 from __future__ import annotations
@@ -31,10 +30,7 @@ N_FFT = 400  # samples, 25 ms
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """An opened checkpoint; every mapping is the parsed file, empty where the file is absent.
-
-    name: what the user asked for ("demo", a folder, a Hub id).
-    """
+    """`name` is what the user asked for; mappings are parsed files, empty where one is absent."""
 
     name: str
     path: Path
@@ -45,11 +41,7 @@ class Checkpoint:
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorEntry]:
-        """Every tensor by its name without `model.`; reads the files' headers on first use.
-
-        Raises:
-            CheckpointError: no safetensors weights, a shard missing, a file truncated.
-        """
+        """Every tensor by its name without `model.`; raises CheckpointError."""
         return index_tensors(weight_files(self.path))
 
     @cached_property
@@ -66,13 +58,9 @@ class Checkpoint:
 def open_checkpoint(model: str, *, weights: bool = True) -> Checkpoint:
     """Find `model` (download it when it is a Hub id), read and check its configs.
 
-    Args:
-        model: "demo" (bundled), a folder, openai/whisper's short name such as "large-v3", or a
-            Hub id, perhaps with `@revision`.
-        weights: False does not ask for the weight files (neither download nor check).
-
-    Raises:
-        CheckpointError: says what is missing or wrong, and where.
+    model: "demo", a folder, openai/whisper's short name, or a Hub id, perhaps with `@revision`.
+    weights: False does not ask for the weight files. Raises CheckpointError, which says what is
+    missing or wrong, and where.
     """
     path = locate(model, weights)
     config = read_json(path / "config.json")

@@ -1,4 +1,4 @@
-"""Resolve "auto" to a device and a dtype of this machine. Each role does so once, at start."""
+"""Resolve "auto" to a device and a dtype of this machine, once, at each role's start."""
 
 from __future__ import annotations
 
@@ -15,11 +15,7 @@ MOST_STEP = 8  # threads that read as fast as the memory gives
 
 
 def resolve_device(device: Device) -> str:
-    """ "cpu" or "cuda"; "auto" takes the GPU where there is one.
-
-    Raises:
-        ConfigurationError: CUDA was asked for and this process sees none.
-    """
+    """ "auto" takes the GPU where there is one. Raises ConfigurationError."""
     found = torch.cuda.is_available()
     if device == "auto":
         return "cuda" if found else "cpu"
@@ -35,10 +31,9 @@ def resolve_dtype(dtype: EncoderDType, device: str) -> str:
     """What a role computes in: a key of `cluster.common.model.weights.TORCH_DTYPES`.
 
     "auto" is bfloat16 on a GPU and on a CPU that multiplies it natively, float32 on any other.
-    "int8" holds weights in 8 bits and computes between them as "auto" does, and so does "float8".
+    "int8" and "float8" hold weights in 8 bits and compute between them as "auto" does.
 
-    Raises:
-        ConfigurationError: int8 was asked for on a GPU, or float8 on a CPU.
+    Raises ConfigurationError where int8 was asked for on a GPU, or float8 on a CPU.
     """
     if dtype == "int8" and device != "cpu":
         raise ConfigurationError("dtype int8 is for CPUs: on a GPU take bfloat16 or float8")
@@ -50,10 +45,7 @@ def resolve_dtype(dtype: EncoderDType, device: str) -> str:
 
 
 def has_native_bfloat16() -> bool:
-    """Whether this CPU multiplies bfloat16 by instructions of its own (AVX512_BF16 or AMX).
-
-    Others compute it by conversions, slower than float32.
-    """
+    """By AVX512_BF16 or AMX; other CPUs convert, slower than float32."""
     checks = (
         getattr(torch.cpu, name, None)
         for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
@@ -76,12 +68,12 @@ def use_step_threads(threads: int) -> None:
 
 
 def step_threads(threads: int) -> int:
-    """That share out a decode step which is one program; 0 takes every core, up to `MOST_STEP`."""
+    """Threads of a compiled decode step; 0 takes every core, up to `MOST_STEP`."""
     return threads or min(usable_cores(), MOST_STEP)
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """That this process may use: its affinity, and its container's limit on processor time."""
+    """By the process's affinity, and its container's limit on processor time."""
     has_affinity = hasattr(os, "sched_getaffinity")
     n = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     quota = _quota(cgroup)
@@ -89,7 +81,7 @@ def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def _quota(cgroup: Path) -> float | None:
-    """In cores, as Linux's control groups (version 2 or 1) say it; None: no limit."""
+    """In cores, by Linux's control groups (version 2 or 1); None: no limit."""
     try:
         if (unified := cgroup / "cpu.max").exists():
             limit, period = unified.read_text().split()

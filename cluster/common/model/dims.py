@@ -1,10 +1,8 @@
 """Shapes of a Whisper checkpoint, by its Hugging Face `config.json`, and all its tensors. No torch.
 
-Nothing is assumed: heads, widths, layers, mel bins and vocabulary all come from the file. Each role
-asks for its own part of the tensors, so that an encoder never reads a decoder's weights; only the
-cross-attention K and V projections are apart, because the encoder worker exports projected KV: a
-decoder reads them where states travel instead. Names are without the `model.` prefix that some
-files have.
+Each role asks for its own part of the tensors, so that an encoder never reads a decoder's weights;
+the cross-attention K and V projections are apart, because the encoder worker exports projected KV.
+Names are without the `model.` prefix that some files have.
 """
 
 from __future__ import annotations
@@ -18,11 +16,7 @@ from cluster.common.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class ModelDims:
-    """Dimensions under openai/whisper's names.
-
-    n_audio_ctx: encoder positions in a window (1500, after the stride-2 convolution).
-    n_text_ctx: decoder positions (448).
-    """
+    """Under openai/whisper's names; n_audio_ctx is 1500 (after the stride-2 convolution)."""
 
     n_mels: int
     n_vocab: int
@@ -39,7 +33,7 @@ class ModelDims:
 
     @property
     def n_mel_frames(self) -> int:
-        """Mel frames in a window: 3000, two for each encoder position."""
+        """3000, two for each encoder position."""
         return 2 * self.n_audio_ctx
 
     @property
@@ -48,11 +42,7 @@ class ModelDims:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelDims:
-        """Read a `config.json` mapping.
-
-        Raises:
-            CheckpointError: a key is missing, or the sizes contradict each other.
-        """
+        """Raises CheckpointError: a key is missing, or the sizes contradict each other."""
         try:
             dims = cls(
                 n_mels=int(config["num_mel_bins"]),
@@ -87,7 +77,6 @@ PROJ_OUT = "proj_out.weight"  # tied to EMBED_TOKENS in every published checkpoi
 
 
 def encoder_shapes(dims: ModelDims) -> dict[str, Shape]:
-    """The audio encoder, without the cross-attention projections."""
     d = dims.n_audio_state
     shapes: dict[str, Shape] = {
         "encoder.conv1.weight": (d, dims.n_mels, 3),
@@ -117,7 +106,6 @@ def cross_kv_shapes(dims: ModelDims) -> dict[str, Shape]:
 
 
 def decoder_shapes(dims: ModelDims) -> dict[str, Shape]:
-    """The text decoder, without the cross-attention K and V projections."""
     d = dims.n_text_state
     shapes: dict[str, Shape] = {
         EMBED_TOKENS: (dims.n_vocab, d),

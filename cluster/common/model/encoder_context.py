@@ -1,9 +1,8 @@
 """How many of its positions an encoder computes for a window: all, or the audio's and some slack.
 
 Whisper was trained on 30 s, so most of what it computes for a short clip is padding. A checkpoint
-that was tuned for it says in its folder (`encoder_context.json`) how little suffices behind the
-audio; for any other a person may turn it on. The length is a function of the window alone, never
-of its neighbours, so that no text depends on what else is transcribed. Knows no torch.
+that was tuned for it says so in `encoder_context.json`; for any other a person may turn it on. The
+length is a function of the window alone, so that no text depends on its neighbours.
 """
 
 from __future__ import annotations
@@ -35,24 +34,16 @@ UNTUNED_MAX_CONTENT_S = 8.0
 
 @dataclass(frozen=True, slots=True)
 class EncoderContext:
-    """From a window's content to the positions that are computed of it.
-
-    slack: positions of 20 ms behind the content, at least.
-    max_content_s: the longest content that is trimmed; a longer window gets all positions.
-    """
+    """slack: positions of 20 ms behind the content, at least; longer content gets all positions."""
 
     slack: int = UNTUNED_SLACK
     max_content_s: float = UNTUNED_MAX_CONTENT_S
 
     def positions_for(self, content_frames: int, n_audio_ctx: int) -> int:
-        """Positions to compute for a window, one of `LENGTHS`; FULL (0) for all there are.
+        """One of `LENGTHS`, or FULL (0), for so many mel frames that are audio and not padding.
 
-        Example: 5 s are 500 mel frames or 250 positions; with a slack of 64 that makes 314, and
-        the next length is 320.
-
-        Args:
-            content_frames: mel frames of the window that are audio and not padding.
-            n_audio_ctx: positions of the checkpoint.
+        Example: 5 s are 500 mel frames or 250 positions; with a slack of 64 that makes 314, and the
+        next length is 320.
         """
         if content_frames > self.max_content_s * FRAMES_PER_S:
             return FULL
@@ -67,15 +58,13 @@ class EncoderContext:
 
 
 def positions_of(content_frames: int) -> int:
-    """Encoder positions that `content_frames` mel frames reach into."""
     return -(-content_frames // MEL_PER_POSITION)
 
 
 def read_context(folder: Path) -> EncoderContext | None:
     """What a checkpoint was tuned for: {"slack": 64, "max_content_s": 30.0}; None without a file.
 
-    Raises:
-        CheckpointError: the file cannot be read, or does not say what it must.
+    Raises CheckpointError where the file is not like that.
     """
     if (content := read_json(file := folder / FILE)) is None:
         return None
@@ -93,11 +82,7 @@ def read_context(folder: Path) -> EncoderContext | None:
 
 
 def chosen_context(checkpoint: Checkpoint, settings: EncoderSettings) -> EncoderContext | None:
-    """By which rule windows are trimmed; None where every window gets all positions.
-
-    Raises:
-        CheckpointError: as `read_context`.
-    """
+    """None where every window gets all positions; raises as `read_context`."""
     if settings.context == "full":
         return None
     declared = read_context(checkpoint.path)
@@ -111,11 +96,7 @@ def chosen_context(checkpoint: Checkpoint, settings: EncoderSettings) -> Encoder
 
 
 def unused_settings(settings: EncoderSettings, rule: EncoderContext | None) -> tuple[str, ...]:
-    """Settings of trimmed windows that a person gave where no window is trimmed, by their names.
-
-    Args:
-        rule: of `chosen_context`.
-    """
+    """Settings of trimmed windows that were given where `chosen_context` trims none, by name."""
     if rule is not None or settings.context == "full":  # `full` takes them back on purpose
         return ()
     given = {"context_slack": settings.context_slack, "context_max_s": settings.context_max_s}

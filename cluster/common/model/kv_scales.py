@@ -31,10 +31,7 @@ NORM = "encoder.layer_norm"
 
 @dataclass(frozen=True, slots=True)
 class KVScales:
-    """What is stored, times these, is K and V.
-
-    keys: float32 [L, H]. values: float32 [L]. Powers of two.
-    """
+    """What is stored, times these powers of two, is K and V: float32 [L, H] and [L]."""
 
     keys: Tensor
     values: Tensor
@@ -50,7 +47,7 @@ class KVScales:
         return replace(projection, weight=projection.weight / scale[:, None], bias=bias)
 
     def grow(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A decoder's tensors by name, with queries and outputs for K and V as they are stored."""
+        """A decoder's tensors, with queries and outputs for K and V as they are stored."""
         grown = dict(tensors)
         for layer in range(len(self.values)):
             prefix = f"decoder.layers.{layer}.encoder_attn"
@@ -73,11 +70,7 @@ class KVScales:
 
 
 def kv_scales(checkpoint: Checkpoint, stored_in: torch.dtype) -> KVScales | None:
-    """The scales of a checkpoint's K and V in that dtype; None where it needs none.
-
-    Raises:
-        CheckpointError: the weights cannot be read.
-    """
+    """Of a checkpoint's K and V in that dtype; None where it needs none. Raises CheckpointError."""
     if stored_in is not torch.float8_e4m3fn:
         return None
     dims, most = checkpoint.dims, torch.finfo(stored_in).max

@@ -1,13 +1,11 @@
-"""The layers that encoder and decoder share, as frozen weights with a call.
+"""The layers that encoder and decoder share, as frozen weights with a call; `load` takes HF's
+names.
 
 Plain dataclasses instead of `nn.Module`: nothing here trains, and a captured graph or a compiler
-sees only tensors. `load` takes its tensors by Hugging Face's names.
-
-`packer` chooses once, at load, what each matrix product becomes: as it is, packed for this CPU, or
-in int8; a layer then calls it without a branch. The plain `Linear` is the reference and what a GPU
-runs. On a CPU oneDNN's own weight layout takes 0.4 of the time of torch's default in float32 on
-AMD, and half of it in bfloat16 for the few rows of a decode step; and it rounds once, after the
-epilogue (activation or residual).
+sees only tensors. `packer` chooses once, at load, what each matrix product becomes: as it is (the
+reference, and what a GPU runs), packed for this CPU, or in int8. On a CPU oneDNN's own weight
+layout takes 0.4 of the time of torch's default in float32 on AMD, and half of it in bfloat16 for
+the few rows of a decode step; and it rounds once, after activation or residual.
 """
 
 from __future__ import annotations
@@ -32,8 +30,7 @@ MOST_WITHOUT_VNNI = 63
 class Projection(Protocol):
     """A product with frozen weights [n_out, n_in]; x [..., n_in], results [..., n_out]."""
 
-    def __call__(self, x: Tensor) -> Tensor:
-        """x @ weight.T + bias."""
+    def __call__(self, x: Tensor) -> Tensor: ...
 
     def gelu(self, x: Tensor) -> Tensor:
         """The same through GELU (exact, by the error function)."""
@@ -55,10 +52,7 @@ class Linear:
 
     @classmethod
     def fused(cls, parts: Sequence[Linear]) -> Linear:
-        """One product for all `parts`, outputs side by side in their order.
-
-        A part without bias (Whisper's K) gets zeros where another part has one.
-        """
+        """One product for all `parts`, outputs side by side; a missing bias (Whisper's K) is 0."""
         weight = torch.cat([part.weight for part in parts])
         if all(part.bias is None for part in parts):
             return cls(weight, None)
@@ -86,7 +80,7 @@ def as_it_is(linear: Linear) -> Projection:
 
 
 def as_loaded(projection: Projection) -> Linear:
-    """A product that `as_it_is` kept, which a GPU has: for kernels that need its weights."""
+    """A product that `as_it_is` kept, as a GPU's are: for kernels that need its weights."""
     assert isinstance(projection, Linear)
     return projection
 
@@ -94,10 +88,7 @@ def as_loaded(projection: Projection) -> Linear:
 def packer(device: torch.device | str, dtype: torch.dtype, *, int8: bool = False) -> Pack:
     """How a role on `device` prepares its products.
 
-    oneDNN packs bfloat16 for CPUs with AVX-512 (or AVX-NE-CONVERT) alone; others keep it as it is.
-
-    Args:
-        int8: weights in 8 bits, a scale for each output; rows are quantised as they come. CPU only.
+    int8: weights in 8 bits, a scale for each output; rows are quantised as they come. CPU only.
     """
     on_cpu = torch.device(device).type == "cpu"
     if not on_cpu or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
@@ -137,9 +128,7 @@ class PackedLinear:
 class DynamicInt8:
     """int8 weights and activations, multiplied as integers; a scale for each output and each row.
 
-    Weights have 7 bits on CPUs where 8 would saturate.
-
-    weight: oneDNN's layout (opaque); scale float32 [n_out]; bias [n_out] or None.
+    Weights have 7 bits on CPUs where 8 would saturate, and oneDNN's layout (opaque).
     """
 
     weight: Tensor
@@ -163,10 +152,11 @@ class DynamicInt8:
         return out.view(*x.shape[:-1], -1)
 
     def unscaled(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """What rows uint8 [n, n_in], their zero at MIDDLE, give without their scales and the bias.
+        """The product of rows uint8 [n, n_in], their zero at MIDDLE, without their scales and the
+        bias.
 
-        The integers' product times the weights' scale, [n, n_out] in `dtype`. One scale for all
-        rows, here 1, is all that oneDNN's call knows, so the rows' own come after it.
+        [n, n_out] in `dtype`, times the weights' scale. One scale for all rows, here 1, is all that
+        oneDNN's call knows, so the rows' own come after it.
         """
         found: Tensor = torch.ops.onednn.qlinear_pointwise(
             *(rows, 1.0, MIDDLE, self.weight, self.scale, self.zeros, None),
@@ -236,7 +226,7 @@ class LayerNorm:
 
     @property
     def arrays(self) -> tuple[Any, Any]:
-        """weight, bias as NumPy arrays on the same memory; of a CPU."""
+        """NumPy arrays on the same memory; of a CPU."""
         return self.weight.numpy(), self.bias.numpy()
 
     def __call__(self, x: Tensor) -> Tensor:
@@ -257,7 +247,6 @@ class MLP:
 
     @classmethod
     def load(cls, tensors: Mapping[str, Tensor], prefix: str, pack: Pack = as_it_is) -> MLP:
-        """`prefix` is the layer's: "encoder.layers.0"."""
         return cls(
             norm=LayerNorm.load(tensors, f"{prefix}.final_layer_norm"),
             fc1=pack(Linear.load(tensors, f"{prefix}.fc1")),
@@ -269,6 +258,6 @@ class MLP:
 
 
 def load_qkv(tensors: Mapping[str, Tensor], prefix: str, pack: Pack = as_it_is) -> Projection:
-    """The fused projection of one self-attention ("...self_attn"): [3 * d, d], order q, k, v."""
+    """The fused projection of one self-attention: [3 * d, d], order q, k, v."""
     names = ("q_proj", "k_proj", "v_proj")
     return pack(Linear.fused([Linear.load(tensors, f"{prefix}.{name}") for name in names]))

@@ -1,11 +1,8 @@
-"""Whisper's mel filters, made by librosa: the one place that all who need them take them from.
+"""Whisper's mel filters, made by librosa. No torch, so that the router can use it.
 
-    python -m cluster.common.model.mel_filters
-
-writes the file beside this module, which holds the filters of every published number of bins, as
-openai/whisper's own assets do. Reading it takes a hundredth of the second that importing librosa
-takes, and 2 MB instead of 79 MB of each audio worker's memory. Other numbers of bins are made when
-they are asked for. No torch, so that the router can use it.
+`python -m cluster.common.model.mel_filters` writes the file beside this module, which holds the
+filters of every published number of bins. Reading it takes a hundredth of the second that importing
+librosa takes, and 2 MB instead of 79 MB of each audio worker's memory.
 """
 
 from __future__ import annotations
@@ -25,8 +22,7 @@ _FILE = Path(__file__).with_suffix(".npz")
 def mel_filters(n_mels: int) -> NDArray[np.float32]:
     """Triangles over the bins of an STFT, float32 [n_mels, 201], each of the same area.
 
-    Where `n_mels` may be none of `PUBLISHED`, call `ensure_jit_cache`
-    (`common.kernels.cpu.cache`) first: librosa imports numba.
+    Where `n_mels` may be none of `PUBLISHED`, call `ensure_jit_cache` first: librosa imports numba.
     """
     if n_mels not in PUBLISHED:
         return make_mel_filters(n_mels)

@@ -1,11 +1,8 @@
 """CUDA's streams, events and graphs of a role, and nothing at all on a CPU.
 
 Each role computes on a stream of its own, never on the default one, so that both can share a GPU
-within one process. There the decoder's goes first: its kernels are short, and what it leaves idle
-the encoder fills.
-
-All that orders work on a GPU is asked for here and nowhere else, so that a test can put a simulated
-GPU in CUDA's place (`replaced_by`) and see which work is ordered before which.
+within one process, where the decoder's short kernels go first. All that orders work on a GPU is
+asked for here, so that a test can put a simulated GPU in CUDA's place (`replaced_by`).
 """
 
 from __future__ import annotations
@@ -27,8 +24,6 @@ Body = Callable[[], None]
 
 
 class CudaRuntime:
-    """What the roles ask of CUDA's runtime, by torch."""
-
     def new_stream(self, device: torch.device, priority: int) -> torch.cuda.Stream:
         return torch.cuda.Stream(device, priority)  # type: ignore[no-untyped-call]
 
@@ -81,7 +76,6 @@ def replaced_by(runtime: CudaRuntime) -> Iterator[None]:
 
 
 def new_stream(device: torch.device | str, priority: int = 0) -> torch.cuda.Stream | None:
-    """A stream of `device`; None on a CPU."""
     device = torch.device(device)
     return _runtime.new_stream(device, priority) if device.type == "cuda" else None
 
@@ -102,7 +96,6 @@ def on_stream(stream: torch.cuda.Stream | None) -> AbstractContextManager[Any]:
 
 
 def current_stream(device: torch.device | None = None) -> torch.cuda.Stream:
-    """Where this thread's work goes; of the current device where none is named."""
     return _runtime.current_stream(device)
 
 
@@ -119,24 +112,18 @@ def synchronize(device: torch.device | str) -> None:
 
 
 def pinned(values: Sequence[float], dtype: torch.dtype) -> Tensor:
-    """A tensor of `values` in pinned memory of the host, from where copies wait for nobody."""
     return _runtime.pinned(values, dtype)
 
 
 def upload(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of `values` on `device`; to a GPU from pinned memory, without waiting for it.
-
-    The pinned memory is torch's, which does not use it again before the copy has been made.
-    """
+    """A tensor of `values` on `device`; to a GPU from pinned memory, without waiting for it."""
     if device.type == "cpu":
         return torch.tensor(values, dtype=dtype)
     return pinned(values, dtype).to(device, non_blocking=True)
 
 
 def new_graph_memory() -> Any:
-    """Memory for graphs to share: never two of them run at once, and none leaves anything there
-    for another to read.
-    """
+    """For graphs of which never two run at once, and none reads what another left."""
     return _runtime.new_graph_memory()
 
 
@@ -147,15 +134,10 @@ def warm_up(body: Body) -> None:
 
 
 def capture(body: Body, memory: Any) -> Body:
-    """A CUDA graph of `body` on the current stream, which must not be the default one.
+    """A CUDA graph of `body` on the current stream, not the default one: what replays it.
 
     It may only launch work for the device on tensors that stay where they are: no copy from or to
     the host, no shape that depends on values, no wait, and nothing that it allocates may be read
-    once it has returned.
-
-    memory: from `new_graph_memory`.
-
-    Returns:
-        What replays the graph, on the current stream.
+    once it has returned. memory: from `new_graph_memory`.
     """
     return _runtime.capture(body, memory)

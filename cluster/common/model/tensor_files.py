@@ -1,10 +1,8 @@
 """Where a checkpoint's files are, and the tensors in them: which file holds which, their shapes.
 
-A checkpoint is the bundled one, a local folder, or a Hub id's snapshot. The Hub client honours
-HF_HOME, HF_TOKEN and HF_HUB_OFFLINE by itself; it is imported only when a Hub id is asked for.
-
-Reads only headers (and, for the fingerprint, a few bytes of each tensor); no torch, no weights
-in memory. Takes one file or shards with an index, and names with or without `model.` in front.
+A checkpoint is the bundled one, a local folder, or a Hub id's snapshot. Reads only headers (and,
+for the fingerprint, a few bytes of each tensor). Takes one file or shards with an index, and names
+with or without `model.` in front.
 """
 
 from __future__ import annotations
@@ -30,7 +28,7 @@ _SAMPLE_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """One tensor: `key` is its name inside `file`, `offset` its first byte there."""
+    """`key` is its name inside `file`, `offset` its first byte there."""
 
     file: Path
     key: str
@@ -41,11 +39,7 @@ class TensorEntry:
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files of a checkpoint folder.
-
-    Raises:
-        CheckpointError: there are none, or a shard of the index is missing.
-    """
+    """The safetensors files of a folder; CheckpointError where there are none, or not all."""
     if (folder / SINGLE_FILE).is_file():
         return (folder / SINGLE_FILE,)
     if (folder / INDEX_FILE).is_file():
@@ -75,12 +69,9 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def index_tensors(files: tuple[Path, ...]) -> dict[str, TensorEntry]:
-    """All tensors by name (without `model.`).
+    """All tensors by name (without `model.`); CheckpointError where a file is cut, or another kind.
 
     A file that keeps only the output projection of the tied pair gives it under both names.
-
-    Raises:
-        CheckpointError: a file is not safetensors, or is shorter than its header says.
     """
     entries: dict[str, TensorEntry] = {}
     for file in files:
@@ -111,11 +102,7 @@ def content_digest(entries: Mapping[str, TensorEntry]) -> str:
 
 
 def read_json(file: Path) -> dict[str, Any] | None:
-    """The object in a checkpoint's file; None where there is no such file.
-
-    Raises:
-        CheckpointError: it cannot be read, or holds something else.
-    """
+    """The object in a checkpoint's file; None where there is none. Raises CheckpointError."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -180,14 +167,10 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?")
 
 
 def locate(model: str, weights: bool) -> Path:
-    """The local folder that holds `model`, downloaded when it is a Hub id.
+    """The local folder that holds `model` (as in `open_checkpoint`), downloaded when it is a Hub
+    id.
 
-    Args:
-        model: "demo", a folder, one of `SHORT_NAMES`, or a Hub id, perhaps with `@revision`.
-        weights: False leaves the weight files out of a download (the router needs none).
-
-    Raises:
-        CheckpointError: no such folder, and not a Hub id that can be had.
+    weights: False leaves the weight files out of a download. Raises CheckpointError.
     """
     if model == BUNDLED_MODEL:
         if not (BUNDLED_FOLDER / "config.json").is_file():
@@ -213,7 +196,6 @@ def locate(model: str, weights: bool) -> Path:
 
 
 def _near(model: str) -> str:
-    """The name that was meant, if one is near."""
     known = [BUNDLED_MODEL, *SHORT_NAMES, *SHORT_NAMES.values()]
     near = get_close_matches(model, known, n=1, cutoff=0.7)
     return f"; did you mean {near[0]}?" if near and near[0] != model else ""

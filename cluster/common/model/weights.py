@@ -1,6 +1,6 @@
 """Load the tensors that a role asks for, checked against the architecture's table.
 
-Tensors are read one by one through a memory map, so a role never holds what it does not use.
+One by one through a memory map, so a role never holds what it does not use.
 """
 
 from __future__ import annotations
@@ -29,13 +29,9 @@ def load_tensors(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> dict[str, torch.Tensor]:
-    """Read the tensors named in `shapes` (from `cluster.common.model.dims`), converted to `dtype`.
+    """The tensors named in `shapes` by name, contiguous, converted to `dtype`, on `device`.
 
-    Returns:
-        Name to tensor, contiguous, on `device`.
-
-    Raises:
-        CheckpointError: names the tensors that are missing or whose shape is another.
+    Raises CheckpointError, which names those that are missing or whose shape is another.
     """
     check_tensors(checkpoint, shapes)
     by_file: dict[str, list[str]] = defaultdict(list)
@@ -55,11 +51,7 @@ def load_tensors(
 
 
 def check_tensors(checkpoint: Checkpoint, shapes: Mapping[str, Shape]) -> None:
-    """Compare the files' headers with the table, without reading weights.
-
-    Raises:
-        CheckpointError: as `load_tensors`.
-    """
+    """The files' headers against the table, without reading weights; raises as `load_tensors`."""
     missing = [name for name in shapes if name not in checkpoint.tensors]
     if missing:
         raise CheckpointError(

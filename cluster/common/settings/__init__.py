@@ -1,7 +1,7 @@
 """Frozen settings, one model for each role, composed into `Settings`.
 
-"auto" is resolved once, into a new object, by the role that knows its hardware. Where values come
-from is in `cluster.common.settings_sources`. Import the names of `roles` and `router` from here.
+"auto" is resolved once, into a new object, by the role that knows its hardware. Import the names of
+`roles` and `router` from here.
 """
 
 from __future__ import annotations
@@ -203,7 +203,6 @@ class Settings(FrozenModel):
         return SpeakerSettings(model=model, threshold=threshold or SPEAKER_THRESHOLD)
 
     def aliases_of(self, name: str) -> tuple[str, ...]:
-        """Further names of the model called `name`."""
         return self.models[name].aliases if name in self.models else ()
 
 
@@ -221,6 +220,5 @@ def _with_live_policy(router: RouterSettings, policy: LivePolicy | None) -> Rout
 
 
 def _default_name(model: str) -> str:
-    """What a model is called when nobody named it: its Hub id, or its folder's name."""
     path = Path(model)
     return path.name if path.is_absolute() else model

@@ -1,7 +1,7 @@
 """API keys as settings and key files write them: `KEY`, or `NAME KEY`.
 
 A key is printable ASCII, so that it can be sent in every way in which clients send keys. Its name
-stands for it in logs and metrics. Messages here never show an entry: it may be a key.
+stands for it in logs and metrics. Errors (ValueError) never show an entry: it may be a key.
 """
 
 from __future__ import annotations
@@ -13,7 +13,6 @@ _ENTRY = re.compile(r"(?:([A-Za-z0-9_.@+-]{1,64})[ \t]+)?([!-~]+)")
 
 
 def named_key(entry: str) -> tuple[str, str]:
-    """Name (empty where it has none) and key. Raises ValueError."""
     if not entry.strip():
         raise ValueError("an API key is empty; leave it out to serve without keys")
     found = _ENTRY.fullmatch(entry)
@@ -30,7 +29,6 @@ def named_key(entry: str) -> tuple[str, str]:
 
 
 def checked_keys(entries: tuple[str, ...]) -> tuple[str, ...]:
-    """`entries`, each of which is a key. Raises ValueError."""
     for entry in entries:
         named_key(entry)
     return entries

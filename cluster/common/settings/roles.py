@@ -165,7 +165,6 @@ class PoolSettings(FrozenModel):
         return self.fewest < self.most
 
     def check_bounds(self) -> None:
-        """Raises ValueError."""
         if not self.fewest <= self.replicas <= self.most:
             raise ValueError(
                 f"replicas ({self.replicas}) must lie between min_replicas ({self.fewest}) and "

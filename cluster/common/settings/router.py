@@ -188,7 +188,7 @@ class RouterSettings(FrozenModel):
 
     @property
     def shows_page(self) -> bool:
-        """Whether `GET /` is there: `auto` shows it where everyone may call the API anyway."""
+        """`auto` shows it where everyone may call the API anyway."""
         with_keys = bool(self.api_key or self.api_key_file)
         return self.page == "on" or (self.page == "auto" and not with_keys)
 

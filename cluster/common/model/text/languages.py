@@ -52,5 +52,5 @@ def language_code(text: str) -> str | None:
 
 
 def language_name(code: str) -> str:
-    """English name of a code, lower case as OpenAI's API gives it; the code itself if unknown."""
+    """In lower case as OpenAI's API gives it; the code itself if unknown."""
     return LANGUAGES.get(code, code)

@@ -1,8 +1,4 @@
-"""Whether an attempt at a window stands, and whether a window holds speech: openai/whisper's rules.
-
-Used by the decoder, which tries again by them, and by the router, which leaves silence out. Pure
-functions of a text and three numbers.
-"""
+"""Whether an attempt at a window stands, and whether it holds speech: openai/whisper's rules."""
 
 from __future__ import annotations
 
@@ -20,7 +16,6 @@ def compression_ratio(text: str) -> float:
 def needs_fallback(
     gates: QualityGates, ratio: float, avg_logprob: float, no_speech_prob: float
 ) -> bool:
-    """Whether the next temperature is to be tried."""
     failed = repeats_itself(gates, ratio) or is_unsure(gates, avg_logprob)
     is_quiet = gates.no_speech_prob is not None and no_speech_prob > gates.no_speech_prob
     return failed and not (is_quiet and is_unsure(gates, avg_logprob))
@@ -35,7 +30,7 @@ def is_unsure(gates: QualityGates, avg_logprob: float) -> bool:
 
 
 def is_silence(gates: QualityGates, avg_logprob: float, no_speech_prob: float) -> bool:
-    """Whether the window holds no speech: the model says so and is not sure of its text."""
+    """The model says so and is not sure of its text."""
     if gates.no_speech_prob is None or no_speech_prob <= gates.no_speech_prob:
         return False
     return gates.avg_logprob is None or avg_logprob <= gates.avg_logprob

@@ -1,12 +1,10 @@
-"""Whisper's tokenizer: text to ids and back, and the ids that steer a decode.
+"""Whisper's tokenizer: text to ids and back, and the ids that steer a decode. No torch.
 
-Every id comes from the checkpoint's files, none from this code: vocabularies differ (51864 to
-51866 published, the bundled one is far smaller), and so does every special id. No torch, so that
-the router can use it.
-
-Which tokens a decode may never sample comes from the checkpoint's lists, else from openai/whisper's
-rule (`tokenizer.py`): symbols that annotate, such as brackets and musical notes, where they are one
-token, alone or after a space; of a musical note the first token is, however many it takes.
+Every id comes from the checkpoint's files: vocabularies differ (51864 to 51866 published, the
+bundled one is far smaller), and so does every special id. Which tokens a decode may never sample
+comes from the checkpoint's lists, else from openai/whisper's rule (`tokenizer.py`): symbols that
+annotate, such as brackets and musical notes, where they are one token, alone or after a space; of a
+musical note the first token is, however many it takes.
 """
 
 from __future__ import annotations
@@ -50,12 +48,9 @@ class WhisperTokenizer:
     """Encodes and decodes text, and builds start sequences.
 
     is_multilingual: False for `.en` checkpoints, whose start sequence has neither language nor
-        task.
-    languages: codes that a request may name: those that `languages` in the generation config
-        lists, else all that have a token.
-    suppress_tokens: ids that no step may sample; begin_suppress_tokens: not the first one.
+    task. languages: codes that a request may name: the generation config's, else all that have a
+    token. suppress_tokens: ids that no step may sample; begin_suppress_tokens: not the first one.
     n_vocab: rows of the token embedding (ids above the vocabulary are padding).
-    timestamp_step_s: seconds from one timestamp token to the next.
     """
 
     special: SpecialTokens
@@ -69,11 +64,7 @@ class WhisperTokenizer:
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint) -> WhisperTokenizer:
-        """Read the tokenizer of an opened checkpoint.
-
-        Raises:
-            CheckpointError: no tokenizer files, or a token that Whisper needs is not in them.
-        """
+        """Raises CheckpointError: no tokenizer files, or a token that Whisper needs is missing."""
         vocabulary = read_vocabulary(checkpoint.path)
         special = _special_tokens(checkpoint, vocabulary)
         is_multilingual = _is_multilingual(checkpoint, special)
@@ -93,10 +84,7 @@ class WhisperTokenizer:
         """Tokens that begin a decode, for example `<|sot|> <|en|> <|transcribe|>`.
 
         English-only checkpoints take `<|sot|>` alone. Without timestamps, `<|notimestamps|>` ends
-        the sequence.
-
-        Raises:
-            UnsupportedValueError: the checkpoint has no such language or task.
+        the sequence. Raises UnsupportedValueError: the checkpoint has no such language or task.
         """
         tokens = [self.special.sot]
         if self.is_multilingual:
@@ -113,11 +101,6 @@ class WhisperTokenizer:
         return tuple(tokens)
 
     def language_token(self, language: str) -> int:
-        """Id of a language's token.
-
-        Raises:
-            UnsupportedValueError: the checkpoint has no such language.
-        """
         try:
             return self.special.languages[language]
         except KeyError:
@@ -127,7 +110,7 @@ class WhisperTokenizer:
             ) from None
 
     def language_of(self, token: int) -> str | None:
-        """Code of a language token, None for any other token."""
+        """None for any other token."""
         found = (code for code, own in self.special.languages.items() if own == token)
         return next(found, None)
 
@@ -135,14 +118,11 @@ class WhisperTokenizer:
         return self.special.timestamp_begin <= token <= self.special.timestamp_end
 
     def encode(self, text: str) -> list[int]:
-        """Text tokens of `text`; what looks like a special token in it is text as well."""
+        """What looks like a special token in it is text as well."""
         return self._vocabulary.encode(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Text of `tokens`; special and timestamp tokens are skipped.
-
-        A character that is split over tokens and not complete becomes U+FFFD.
-        """
+        """Special and timestamp tokens are skipped; an incomplete character becomes U+FFFD."""
         return self.decode_bytes(tokens).decode("utf-8", errors="replace")
 
     def decode_with_names(self, tokens: Sequence[int]) -> str:
@@ -163,7 +143,7 @@ class WhisperTokenizer:
         return b"".join(parts).decode("utf-8", errors="replace")
 
     def decode_bytes(self, tokens: Sequence[int]) -> bytes:
-        """The bytes of `tokens`, perhaps ending inside a character."""
+        """Perhaps ending inside a character."""
         pieces = self._vocabulary.pieces
         return b"".join([pieces.get(token, b"") for token in tokens])
 
@@ -245,10 +225,7 @@ _NON_SPEECH = -1  # in a list: stands for the symbols
 
 
 def _suppress_tokens(checkpoint: Checkpoint, vocabulary: Vocabulary) -> tuple[int, ...]:
-    """Ids that no step may sample, ascending.
-
-    An explicit list of the checkpoint is taken as it is, an empty one too.
-    """
+    """Ascending; an explicit list of the checkpoint is taken as it is, an empty one too."""
     chosen = _listed(checkpoint, "suppress_tokens")
     if chosen is None:
         chosen = {_NON_SPEECH}
@@ -261,7 +238,7 @@ def _suppress_tokens(checkpoint: Checkpoint, vocabulary: Vocabulary) -> tuple[in
 def _begin_suppress_tokens(
     checkpoint: Checkpoint, vocabulary: Vocabulary, eot: int
 ) -> tuple[int, ...]:
-    """Ids that the first step may not sample, ascending: the blank and end-of-text."""
+    """Ascending: the blank and end-of-text."""
     listed = _listed(checkpoint, "begin_suppress_tokens")
     chosen = {*vocabulary.encode(" "), eot} if listed is None else listed
     return tuple(sorted(token for token in chosen if 0 <= token < checkpoint.dims.n_vocab))

@@ -1,7 +1,6 @@
 """The vocabulary files of a checkpoint: byte-level BPE pieces, and the tokens added to them.
 
-Reads tokenizer.json, or vocab.json and merges.txt where a repository is older than that. Knows
-nothing of what the special tokens mean: that is `cluster.common.model.text.tokenizer`. No torch.
+Reads tokenizer.json, or vocab.json and merges.txt where a repository is older than that.
 """
 
 from __future__ import annotations
@@ -21,8 +20,8 @@ from cluster.common.model.tensor_files import read_json
 class Vocabulary:
     """pieces: token id to the bytes it stands for (text tokens only).
 
-    added: content of every added token to its id; specials such as `<|endoftext|>` among them.
-    bpe: the encoder without any added token, so that a user's "<|endoftext|>" stays text.
+    added: content of every added token to its id. bpe: the encoder without any added token, so that
+    a user's "<|endoftext|>" stays text.
     """
 
     pieces: dict[int, bytes]
@@ -30,17 +29,12 @@ class Vocabulary:
     bpe: Tokenizer
 
     def encode(self, text: str) -> list[int]:
-        """Text tokens; what looks like a special token is text as well."""
         ids: list[int] = self.bpe.encode(text, add_special_tokens=False).ids
         return ids
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:
-    """Read a checkpoint folder's tokenizer files.
-
-    Raises:
-        CheckpointError: the files are missing or hold another kind of tokenizer.
-    """
+    """Raises CheckpointError: files are missing, or hold another kind of tokenizer."""
     definition = read_json(folder / "tokenizer.json") or _definition_from_merges(folder)
     if definition is None:
         raise CheckpointError(
@@ -75,7 +69,7 @@ def _is_special(content: str) -> bool:
 
 
 def _added_tokens(folder: Path, definition: dict[str, Any]) -> dict[str, int]:
-    """Added tokens of all the files that may list them, the newest kind of file last."""
+    """Of all the files that may list them, the newest kind of file last."""
     added: dict[str, int] = read_json(folder / "added_tokens.json") or {}
     config = read_json(folder / "tokenizer_config.json") or {}
     decoder = config.get("added_tokens_decoder", {})
@@ -108,8 +102,7 @@ def _definition_from_merges(folder: Path) -> dict[str, Any] | None:
 def _byte_of_character() -> dict[str, int]:
     """Byte-level BPE writes each byte as one printable character.
 
-    Bytes that print in Latin-1 stand for themselves; the other 68 follow from U+0100 upward, in
-    order: byte 0 is U+0100, the space is U+0120.
+    Bytes that print in Latin-1 stand for themselves; the other 68 follow from U+0100 upward.
     """
     printable = {*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)}
     others = [byte for byte in range(256) if byte not in printable]

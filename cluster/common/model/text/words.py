@@ -1,12 +1,9 @@
 """Text tokens into words: openai/whisper's rule (`tokenizer.py`, `split_to_word_tokens`).
 
-A character that is spread over tokens is never cut. What is a word beyond that is a matter of the
-language: with spaces, what begins with one, and each punctuation mark; without, each group of
-whole characters. Pure bytes and ids, no torch.
-
-A window's tokens are cut into segments at its timestamps, also by openai/whisper's rule
-(`transcribe.py`): the router makes segments of the pieces, and the decoder aligns their words.
-Times are counted in timestamp steps (20 ms) from the window's start.
+With spaces between words, a word is what begins with one, and each punctuation mark; without, each
+group of whole characters. A window's tokens are cut into segments at its timestamps, also by
+openai/whisper's rule (`transcribe.py`): the router makes segments of the pieces, and the decoder
+aligns their words. Times are counted in timestamp steps (20 ms) from the window's start.
 """
 
 from __future__ import annotations
@@ -35,8 +32,8 @@ def split_words(
 ) -> list[WordTokens]:
     """Cut text tokens into words; together they are all of `tokens`, in order.
 
-    Bytes that are no character become U+FFFD. Where they begin in one token and end in a later
-    one, those stay together; openai/whisper loses its place there, and with it the words behind.
+    Bytes that are no character become U+FFFD. Where they begin in one token and end in a later one,
+    those stay together; openai/whisper loses its place there, and with it the words behind.
     """
     characters = _split_characters(tokens, tokenizer)
     return characters if language in _UNSPACED else _join_at_spaces(characters)
@@ -61,7 +58,7 @@ def _split_characters(tokens: Sequence[int], tokenizer: WhisperTokenizer) -> lis
 
 
 def _continues(begun: bytes, rest: bytes) -> bool:
-    """Whether what follows belongs to the character that `begun` is the beginning of."""
+    """Whether `rest` belongs to the character that `begun` is the beginning of."""
     if not rest:
         return False
     together = (begun + rest).decode("utf-8", errors="replace")
@@ -82,7 +79,6 @@ def _join_at_spaces(groups: Sequence[WordTokens]) -> list[WordTokens]:
 
 
 def joined(groups: Sequence[WordTokens]) -> WordTokens:
-    """Several as one."""
     tokens = tuple(token for group in groups for token in group.tokens)
     return WordTokens("".join(group.text for group in groups), tokens)
 
@@ -103,11 +99,9 @@ class Piece:
 class Split:
     """All segments of a window.
 
-    next_start: the step up to which the window was decoded, when a later window should begin
-        there; None when the window was decoded to its end.
-    tail: the tokens behind the last closed segment, which belong to none.
-    ends_single: the text ends with one timestamp: nothing is said after it.
-    is_cut: there were consecutive timestamps to cut at.
+    next_start: the step at which a later window begins; None: it was decoded to its end. tail: the
+    tokens behind the last closed segment, which belong to none. ends_single: the text ends with one
+    timestamp: nothing is said after it. is_cut: there were consecutive timestamps to cut at.
     """
 
     pieces: tuple[Piece, ...]
