@@ -233,14 +233,17 @@ def test_the_choice_compiles_for_gpus(monkeypatch: pytest.MonkeyPatch, architect
 @pytest.mark.slow
 @pytest.mark.parametrize("width", WIDTHS)
 @pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("n", [1, 16, MAX_ROWS])
+@pytest.mark.parametrize("n", [1, 32, MAX_ROWS])
 @pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
 def test_every_product_of_a_layer_compiles_for_gpus(
     monkeypatch: pytest.MonkeyPatch, architecture: int, width: int, n: int
 ) -> None:
     """On the tensor cores, with loads ahead into shared memory; of which an SM has 99 KiB (8.9)."""
     module = load_kernel(monkeypatch, TRITON, interpreted=False)
-    sums, gain = on_meta(5 * width, dtype=torch.float32), on_meta(width)
+    sums = on_meta(5 * width, dtype=torch.float32)
+    gain = FewRows.of(make_linear(16, 1, torch.bfloat16), make_norm(16, torch.bfloat16)).gain
+    assert gain is not None
+    gain = on_meta(width, dtype=gain.dtype)
     wide, narrow = 4 * width, width
     products = [
         (width, 3 * width, False, False, True),
@@ -255,6 +258,8 @@ def test_every_product_of_a_layer_compiles_for_gpus(
         built = compiled(module.launch_few_rows, "few_rows", architecture, *args)
         assert "mma" in built["ptx"]
         assert "cp.async" in built["ptx"]
+        if normed:  # two bytes a thread would be loaded when they are needed
+            assert "ld.global.b16" not in built["ptx"]
         assert built["shared"] <= 99 * 1024
 
 

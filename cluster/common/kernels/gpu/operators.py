@@ -113,6 +113,7 @@ _add_norm = define(
 class FewRows:
     """weight [n_out, n_in], bias [n_out] or None; with a norm in front gain [n_in], and `sums`.
 
+    gain: in float32, since a GPU loads numbers of two bytes ahead only where a thread takes two.
     sums: float32 [n_out], W @ gain; the bias then has W @ shift in it, and is float32.
     """
 
@@ -130,7 +131,8 @@ class FewRows:
         bias = weight @ norm.bias.float()
         if linear.bias is not None:
             bias += linear.bias.float()
-        return cls(linear.weight, bias, norm.weight, weight @ norm.weight.float())
+        gain = norm.weight.float()
+        return cls(linear.weight, bias, gain, weight @ gain)
 
     def __call__(self, x: Tensor, out: Tensor) -> None:
         """out = x @ weight.T + bias, of norm(x) where there is a norm. Mutates `out`.
