@@ -12,6 +12,7 @@ from torch import Tensor
 
 from decoder_worker.attention.base import AttentionBatch, PagedKV, ProjectedAttention
 from decoder_worker.attention.flashinfer_tables import (
+    PinnedPlans,
     PrefillTable,
     StepTable,
     Table,
@@ -33,28 +34,28 @@ class FlashInfer:
     def __init__(self, self_pool: Tensor, cross_pool: Tensor) -> None:
         self._pools = self_pool, cross_pool
         workspace = torch.zeros(WORKSPACE_BYTES, dtype=torch.uint8, device=self_pool.device)
-        self._common = (self_pool.dtype, workspace)
+        self._common = (self_pool.dtype, workspace, PinnedPlans())
 
-    def _prefill_tables(self, n_rows: int) -> tuple[PrefillTable, PrefillTable]:
+    def _prefill_tables(self, *sizes: int) -> tuple[PrefillTable, PrefillTable]:
         own, cross = self._pools
         return (
-            PrefillTable(own, *self._common, n_rows, is_own=True),
-            PrefillTable(cross, *self._common, n_rows),
+            PrefillTable(own, *self._common, *sizes, is_own=True),
+            PrefillTable(cross, *self._common, *sizes),
         )
 
     def ragged(self) -> ProjectedAttention:
-        return RaggedAttention(*self._prefill_tables(0))
+        return RaggedAttention(*self._prefill_tables())
 
     def fixed(self, n_rows: int, n_tokens: int, n_sharing: int = 1) -> ProjectedAttention:
         """As `MakeFixed`."""
         if n_tokens > 1:
             assert n_sharing == 1
-            return PromptAttention(*self._prefill_tables(n_rows), n_rows, n_tokens)
+            return PromptAttention(*self._prefill_tables(n_rows, n_tokens), n_rows, n_tokens)
         own, cross = self._pools
         steps = StepTable(own, *self._common, n_rows, is_own=True)
         if n_sharing == 1:
             return StepAttention(steps, StepTable(cross, *self._common, n_rows), n_rows)
-        windows = PrefillTable(cross, *self._common, n_rows // n_sharing)
+        windows = PrefillTable(cross, *self._common, n_rows // n_sharing, n_sharing)
         return StepAttention(steps, windows, n_rows)
 
 
@@ -132,8 +133,9 @@ class PromptAttention(_OverTables):
         super().__init__(own, cross, entries, positions)
 
     def plan(self, batch: AttentionBatch) -> None:
-        self._self.plan(batch.self_kv)
-        self._cross.plan(batch.cross_kv)
+        """Does something only where rows or windows have other pages than those planned last."""
+        self._self.plan(batch.self_kv, same)
+        self._cross.plan(batch.cross_kv, same)
 
     def begin(self, positions: Tensor) -> None:
         """All begin at position 0."""

@@ -7,15 +7,18 @@ Written from the source of flashinfer-python 0.7.2.post1; what it relies on ther
   within its last page, and `kv_last_page_len` is set on the device, from the positions.
 - With CUDA graphs the grid depends on the batch size only, and a plan's device pointers on nothing:
   a replayed graph follows a new plan.
-- A plan writes to a pinned buffer of its wrapper, then copies from it in the stream: the copy must
-  have been made before the next plan.
+- A plan writes to a pinned buffer, which it takes from its wrapper at each call, then copies from
+  it in the stream: the copy must have been made before another plan writes there.
 - `plan` itself waits for the device when the page indices come from the host; `fast_decode_plan`
   does not, and leaves it to the caller to bring them there.
 """
 
 from __future__ import annotations
 
+from collections import deque
 from collections.abc import Callable
+from functools import partial
+from typing import Any
 
 import torch
 from flashinfer.decode import BatchDecodeWithPagedKVCacheWrapper, fast_decode_plan
@@ -32,6 +35,7 @@ from decoder_worker.attention.operators import (
     empty_queries,
 )
 
+N_PINNED = 8  # plans whose copies may be on their way, of 8 MB each; a launch has two or four
 SPLIT_FRAMES = 125  # of a larger page: kernels share out a window by its pages
 BACKEND = "fa2"  # not "auto": it takes any page size and fp8 pages under bf16 queries
 
@@ -95,16 +99,51 @@ def parts_of(pool: Tensor) -> int:
     return page_frames // SPLIT_FRAMES if page_frames % SPLIT_FRAMES == 0 else 1
 
 
+class PinnedPlans:
+    """Pinned buffers for plans, in turns: a few for all tables, of which each wrapper has its own.
+
+    One buffer alone would have a plan wait for the step before, behind which the last plan's copy
+    stands in the stream.
+    """
+
+    def __init__(self) -> None:
+        # Each with the event that is recorded when the copy out of it was queued.
+        self._turns: deque[tuple[Tensor, Any]] = deque()
+
+    def take_from(self, wrapper: Any) -> None:
+        """Take a new wrapper's own buffer, or give it back where there are enough."""
+        if len(self._turns) < N_PINNED:
+            self._turns.append((wrapper._pin_memory_int_workspace_buffer, new_event()))
+        wrapper._pin_memory_int_workspace_buffer = None
+
+    def plan(self, wrapper: Any, plan: Callable[[], None]) -> None:
+        """Call a wrapper's `plan`, on a buffer out of which the last copy has been made."""
+        self._turns.rotate()
+        buffer, copied = self._turns[0]
+        copied.synchronize()
+        wrapper._pin_memory_int_workspace_buffer = buffer
+        plan()
+        copied.record()
+
+
 class Table:
     """A page table on the device, over one pool."""
 
     _planned_run: Planned
+    _wrapper: Any
 
     def __init__(
-        self, pool: Tensor, dtype: torch.dtype, workspace: Tensor, *, is_own: bool
+        self,
+        pool: Tensor,
+        dtype: torch.dtype,
+        workspace: Tensor,
+        plans: PinnedPlans,
+        *,
+        is_own: bool,
     ) -> None:
         """dtype: of queries. is_own: of self-attention, whose pages are short as they are."""
         self.device = pool.device
+        self._plans = plans
         self._workspace = workspace
         n_head, head_dim = pool.shape[4:]
         self._split = SplitPages(pool, 1 if is_own else parts_of(pool))
@@ -114,8 +153,6 @@ class Table:
         self._pool = pool
         self._layers = self._split.layers
         self.indptr = self.indices = self.last_page_len = torch.empty(0)  # int32, set below
-        # Recorded when the last plan's copy out of its pinned buffer was queued.
-        self._planned = new_event()
         self._kv: PagedKV | None = None  # planned last
 
     def _make_buffers(self, n_rows: int, n_pages: int) -> None:
@@ -129,11 +166,13 @@ class Table:
         kv = self._split.table(kv)
         if self._kv is not None and is_same is not None and is_same(self._kv, kv):
             return False
-        self._planned.synchronize()
-        self._plan(kv)
-        self._planned.record()
+        self._plans.plan(self._wrapper, partial(self._plan, kv))
         self._kv = kv
         return True
+
+    def _planned(self, wrapper: Any) -> Planned:
+        self._plans.take_from(wrapper)
+        return Planned(wrapper.run)
 
     def _plan(self, kv: PagedKV) -> None:
         raise NotImplementedError
@@ -164,18 +203,23 @@ class Table:
 
 
 class PrefillTable(Table):
-    """n_rows: the number of entries, for a table that a graph holds; 0 takes any."""
+    """n_rows: the number of entries, for a table that a graph holds; 0 takes any.
+
+    n_queries: of each entry there. Without it a kernel in a graph takes tiles of 64 queries or more.
+    """
 
     def __init__(
         self,
         pool: Tensor,
         dtype: torch.dtype,
         workspace: Tensor,
-        n_rows: int,
+        plans: PinnedPlans,
+        n_rows: int = 0,
+        n_queries: int = 0,
         *,
         is_own: bool = False,
     ) -> None:
-        super().__init__(pool, dtype, workspace, is_own=is_own)
+        super().__init__(pool, dtype, workspace, plans, is_own=is_own)
         buffers: dict[str, Tensor] = {}
         if n_rows:
             self._make_buffers(n_rows, self._split.n_pages)
@@ -188,9 +232,9 @@ class PrefillTable(Table):
         self._wrapper = BatchPrefillWithPagedKVCacheWrapper(
             workspace, "NHD", use_cuda_graph=n_rows > 0, backend=BACKEND, **buffers
         )
-        self._planned_run = Planned(self._wrapper.run)
+        self._planned_run = self._planned(self._wrapper)
         self._is_fixed = n_rows > 0
-        self._is_own = is_own
+        self._options = {"causal": is_own, "uniform_q_len": n_queries, **self._dtypes}
 
     def _plan(self, kv: PagedKV) -> None:
         # From the host, a plan would wait for the device.
@@ -204,8 +248,7 @@ class PrefillTable(Table):
             indices,
             kv.kv_last_page_len.pin_memory(),
             *self._sizes,
-            causal=self._is_own,
-            **self._dtypes,
+            **self._options,
         )
 
 
@@ -215,11 +258,12 @@ class StepTable(Table):
         pool: Tensor,
         dtype: torch.dtype,
         workspace: Tensor,
+        plans: PinnedPlans,
         n_rows: int,
         *,
         is_own: bool = False,
     ) -> None:
-        super().__init__(pool, dtype, workspace, is_own=is_own)
+        super().__init__(pool, dtype, workspace, plans, is_own=is_own)
         self._make_buffers(n_rows, self._split.n_pages)
         self._wrapper = BatchDecodeWithPagedKVCacheWrapper(
             workspace,
@@ -230,7 +274,7 @@ class StepTable(Table):
             paged_kv_last_page_len_buffer=self.last_page_len,
             backend=BACKEND,
         )
-        self._planned_run = Planned(self._wrapper.run)
+        self._planned_run = self._planned(self._wrapper)
 
     def _plan(self, kv: PagedKV) -> None:
         if self._kv is None:  # loads the kernels, which the fast way needs

@@ -263,7 +263,7 @@ def bucket_sizes(max_batch: int) -> list[int]:
 def few_sizes(max_batch: int, step: int) -> list[int]:
     """1, `step`, its square, ... and `max_batch`: where filling up costs little.
 
-    Each bucket's attention holds 16 MB of plans on the device, and as much pinned on the host.
+    Each bucket's attention holds 16 MB of plans on the device.
     """
     sizes = [1]
     while sizes[-1] < max_batch:

@@ -45,6 +45,7 @@ class _Wrapper:
         """buffers: of the page table, in the order of `plan`, where a graph holds them."""
         assert (layout, backend, bool(buffers)) == ("NHD", "fa2", use_cuda_graph)
         self.buffers = list(buffers.values())
+        self._pin_memory_int_workspace_buffer = torch.zeros(1)
         self.n_plans = 0
         self.made.append(self)
 
@@ -149,8 +150,11 @@ class BatchPrefillWithPagedKVCacheWrapper(_Wrapper):
         paged_kv_last_page_len: Tensor,
         *sizes: int,
         causal: bool = False,
+        uniform_q_len: int = 0,
         **dtypes: Any,
     ) -> None:
+        if self.buffers:
+            assert set(qo_indptr.diff().tolist()) == {uniform_q_len}
         table = [qo_indptr, paged_kv_indptr, paged_kv_indices, paged_kv_last_page_len]
         if self.buffers:
             assert len(qo_indptr) == len(self.buffers[0])

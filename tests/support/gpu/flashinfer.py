@@ -1,6 +1,6 @@
 """flashinfer on a simulated GPU: `fake_flashinfer`'s values, and the traffic of the real one.
 
-A plan is written to a pinned buffer of its wrapper and copied from there in the stream's order, and
+A plan is written to its wrapper's pinned buffer and copied from there in the stream's order, and
 each run reads the copy. Nothing in it waits for the device.
 """
 
@@ -29,7 +29,8 @@ def flashinfer_on(gpu: SimulatedGpu) -> ModuleType:
         class OnGpu(wrapper):  # type: ignore[misc]
             def __init__(self, *args: Any, **kwargs: Any) -> None:
                 super().__init__(*args, **kwargs)
-                self._pinned = torch.zeros(PLAN_BYTES, dtype=torch.uint8, pin_memory=True)
+                pinned = torch.zeros(PLAN_BYTES, dtype=torch.uint8, pin_memory=True)
+                self._pin_memory_int_workspace_buffer = pinned
                 self._int_workspace = torch.zeros(PLAN_BYTES, dtype=torch.uint8, device=CUDA)
 
             def plan(self, *args: Any, **kwargs: Any) -> None:
@@ -41,8 +42,8 @@ def flashinfer_on(gpu: SimulatedGpu) -> ModuleType:
                     gpu.touch("plan", (), tuple(self.buffers))
 
             def send(self) -> None:
-                self._pinned.fill_(1)
-                self._int_workspace.copy_(self._pinned, non_blocking=True)
+                pinned = self._pin_memory_int_workspace_buffer
+                self._int_workspace.copy_(pinned.fill_(1), non_blocking=True)
 
             def run(self, *args: Any, **kwargs: Any) -> Tensor:
                 gpu.touch("run", (self._int_workspace,))

@@ -27,6 +27,7 @@ from tests.support.workers.decoder_engines import assert_same, make_stand
 
 N_HEAD, HEAD_DIM, N_LAYER = 2, 8, 2
 FRAMES = 60
+N_PINNED = 8  # of `flashinfer_tables`, which imports flashinfer
 
 
 @pytest.fixture
@@ -78,6 +79,35 @@ def test_steps_follow_positions_and_plan_only_what_changed(backend: ModuleType) 
     # Pages begin at steps 4 and 8, for the third row at 9, when the first one goes.
     assert [own for own, _ in plans] == [1, 1, 1, 1, 2, 3, 3, 3, 4, 5, 5, 5]
     assert [cross for _, cross in plans] == [1, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3]
+
+
+def test_prompts_are_planned_for_their_length_and_only_for_other_pages(backend: ModuleType) -> None:
+    """All entries of a graph have as many queries, which every plan says (asserted by the fake)."""
+    own, cross = make_pools(8, 20)
+    prompts = backend.FlashInfer(own, cross).fixed(2, 4)
+    wrappers = fake.BatchPrefillWithPagedKVCacheWrapper.made
+    plans = []
+    for pages, windows in (([0, 1], [0, 1]), ([0, 1], [0, 1]), ([0, 1], [2, 1]), ([3, 1], [2, 1])):
+        table = partial(PagedKV.make, [4, 4])
+        rows, kv = [[page] for page in pages], [[page] for page in windows]
+        prompts.plan(AttentionBatch(table(rows, [4, 4], 8), table(kv, [20, 7], 20)))
+        plans.append([wrapper.n_plans for wrapper in wrappers])
+    assert plans == [[1, 1], [1, 1], [1, 2], [2, 2]]
+
+
+def test_all_tables_share_a_few_pinned_buffers(backend: ModuleType) -> None:
+    """Of 8 MB each; plans one after the other take different ones."""
+    own, cross = make_pools(8, 20)
+    kernels = backend.FlashInfer(own, cross)
+    prompts = [kernels.fixed(2, 4) for _ in range(20)]
+    wrappers = fake.BatchPrefillWithPagedKVCacheWrapper.made
+    assert all(wrapper._pin_memory_int_workspace_buffer is None for wrapper in wrappers)
+    table = PagedKV.make([4, 4], [[0], [1]], [4, 4], 8)
+    for one in prompts:
+        one.plan(AttentionBatch(table, table))
+    used = [id(wrapper._pin_memory_int_workspace_buffer) for wrapper in wrappers]
+    assert len(set(used)) == N_PINNED
+    assert all(len(set(used[i : i + N_PINNED])) == N_PINNED for i in range(len(used) - N_PINNED))
 
 
 @pytest.mark.parametrize("n_tokens", [1, 4])
