@@ -205,7 +205,7 @@ class Table:
 class PrefillTable(Table):
     """n_rows: the number of entries, for a table that a graph holds; 0 takes any.
 
-    n_queries: of each entry there. Without it a kernel in a graph takes tiles of 64 queries or more.
+    n_queries: of each entry there, without which a kernel in a graph takes tiles of 64 or more.
     """
 
     def __init__(
