@@ -6,6 +6,7 @@
     python -m tests.chaos --hosts                      # on four hosts: network, nodes, redeploys
     python -m tests.chaos --kept                       # while kept KV is evicted and asked for
     python -m tests.chaos --soak 3600                  # random faults for an hour, resumable
+    python -m tests.chaos --live-soak 3600             # live sessions for an hour, without faults
 
 Needs two idle cores. Ends with one JSON line; status 1 when a text was wrong, a request lost, a
 worker not replaced or something left over; with --kept also when nothing was found or evicted.
@@ -28,7 +29,7 @@ from tests.chaos.kept_load import TIGHT, steady_load
 from tests.chaos.load import CLIPS
 from tests.chaos.report import Outcome, table
 from tests.chaos.several_hosts import several_hosts
-from tests.chaos.soak import soak
+from tests.chaos.soak import MAX_GROWTH, live_soak, soak
 from tests.chaos.target import local_target
 
 
@@ -48,6 +49,7 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--kept", action="store_true", help="small export pools, repeated audio")
     parser.add_argument("--folder", type=Path, help="of --hosts: where their files stay")
     parser.add_argument("--soak", type=float, metavar="SECONDS", help="in all, over interruptions")
+    parser.add_argument("--live-soak", type=float, metavar="SECONDS")
     parser.add_argument("--state", type=Path, default=Path(".soak-state.json"), help="of --soak")
     parser.add_argument("--json", type=Path, help="write the report there, too")
     return parser
@@ -60,6 +62,11 @@ def report_of(outcomes: Sequence[Outcome]) -> str:
 def main(argv: Sequence[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     random.seed(args.seed)
+    if args.live_soak:
+        found = live_soak(args.live_soak)
+        print(json.dumps(found))
+        is_flat = (found["memory_per_hour"] or 0.0) < MAX_GROWTH
+        return 0 if is_flat and not found["bad"] and not found["left_over"] else 1
     if args.soak:
         run = soak(args.soak, args.state, seed=args.seed, rate=args.rate)
         print(run.line())

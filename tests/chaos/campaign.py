@@ -7,7 +7,6 @@ from collections.abc import Iterable, Iterator
 
 from tests.chaos.faults import Fault
 from tests.chaos.load import Load, goodput
-from tests.chaos.page_tables import broken_tables
 from tests.chaos.report import SPAN_S, Outcome, recovery_s
 from tests.chaos.target import Target
 
@@ -25,7 +24,6 @@ def run_fault(
     before_s: float = BEFORE_S,
     watch_s: float = WATCH_S,
     is_timed: bool = True,
-    checks_tables: bool = True,
 ) -> Outcome:
     """Inject one fault into a whole cluster under load; returns when it is whole and idle again.
 
@@ -59,10 +57,8 @@ def run_fault(
     if outcome.replaced_s is None:
         outcome.left_over.append(f"not replaced: {target.missing()}")
     load.wait_for_answers(SETTLE_S)
-    outcome.count(load.sent[n_before:], fault_s)
+    outcome.count(load.sent[n_before:])
     outcome.left_over += target.left_over(files_before)
-    if checks_tables:
-        outcome.left_over += broken_tables(target)
     outcome.evicted = sum(
         max(0, n - evicted_before.get(name, 0)) for name, n in target.evictions().items()
     )

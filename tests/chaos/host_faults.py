@@ -3,200 +3,139 @@
 from __future__ import annotations
 
 import shlex
+from collections.abc import Callable
 from contextlib import suppress
-from dataclasses import dataclass, field
+from dataclasses import dataclass
 from typing import Any
 
 import psutil
 
 from tests.chaos.faults import NODE_S, WORKER_S, Fault
 from tests.chaos.load import Load
-from tests.chaos.network import Link
 from tests.chaos.several_hosts import HostTarget
 from tests.chaos.target import MARKS, Target
-from tests.support.hosts import Host
 
 NOT_RAY = ("sshd", "sleep infinity")
-
-
-def cluster_of(target: Target) -> HostTarget:
-    assert isinstance(target.hosts, HostTarget)
-    return target.hosts
-
-
-@dataclass
-class BadLink(Fault):
-    hold_s: float = 15.0
-    limit_s: float = NODE_S
-    is_cut: bool = False
-    delay_s: float = 0.0
-    loss: float = 0.0
-    _n_before: int = field(default=0, init=False)
-
-    @property
-    def name(self) -> str:
-        what = "cut" if self.is_cut else ""
-        what += f"delayed by {1000 * self.delay_s:g} ms" if self.delay_s else ""
-        what += f"losing {self.loss:.0%}" if self.loss else ""
-        return f"encoder-decoder link {what} for {self.hold_s:g} s"
-
-    def inject(self, target: Target, load: Load) -> None:
-        link: Link = cluster_of(target).link
-        self._n_before = link.n_packets
-        link.is_cut, link.delay_s, link.loss = self.is_cut, self.delay_s, self.loss
-
-    def undo(self, target: Target) -> None:
-        link: Link = cluster_of(target).link
-        link.reset()
-        print(f"{link.n_packets - self._n_before} packets met the fault: {self.name}")
+Act = Callable[[HostTarget], object]
 
 
 @dataclass
 class HostFault(Fault):
-    host: str = "spare"
-    hold_s: float = 30.0
+    """begin, end: what is done when it is injected, and when it is undone."""
+
+    title = "{what}"
+    what: str = ""
+    begin: Act = lambda _: None
+    end: Act = lambda _: None
     limit_s: float = NODE_S
 
-    def there(self, target: Target) -> Host:
-        return cluster_of(target).by_name[self.host]
-
-    def processes(self, target: Target) -> list[psutil.Process]:
-        first = psutil.Process(self.there(target).process.pid)
-        return [one for one in first.children(recursive=True) if one.ppid() != first.pid]
-
-
-@dataclass
-class LinkDown(HostFault):
-    title = "{host} host off the network for {hold_s:g} s"
-    hold_s: float = 4.0
-
     def inject(self, target: Target, load: Load) -> None:
-        self.there(target).run("ip link set eth0 down")
+        self.begin(target.hosts)
 
     def undo(self, target: Target) -> None:
-        self.there(target).run("ip link set eth0 up")
+        self.end(target.hosts)
 
 
-@dataclass
-class LoseHost(HostFault):
+def bad_link(how: str, **changes: Any) -> HostFault:
+    """changes: of the link between the encoder's and the decoder's host."""
+    return HostFault(
+        what=f"encoder-decoder link {how} for 15 s",
+        begin=lambda hosts: hosts.link.set(**changes),
+        end=lambda hosts: hosts.link.set(),
+        hold_s=15.0,
+    )
+
+
+def lose_host(name: str) -> HostFault:
     """As if its power went: silent at once, for the others too. Later it comes back, empty."""
 
-    title = "lose the {host} host"
-
-    def inject(self, target: Target, load: Load) -> None:
-        self.there(target).run("ip link set eth0 down")
-        for process in reversed(self.processes(target)):
+    def begin(hosts: HostTarget) -> None:
+        hosts.by_name[name].run("ip link set eth0 down")
+        for process in reversed(hosts.processes(name)):
             with suppress(psutil.Error):
-                command = " ".join(process.cmdline())
-                if not any(one in command for one in NOT_RAY):
+                if not any(one in " ".join(process.cmdline()) for one in NOT_RAY):
                     process.kill()
 
-    def undo(self, target: Target) -> None:
-        self.there(target).run("ip link set eth0 up")
-        cluster_of(target).start_ray(self.there(target))
+    def end(hosts: HostTarget) -> None:
+        hosts.by_name[name].run("ip link set eth0 up")
+        hosts.start_ray(name)
+
+    return HostFault(what=f"lose the {name} host", begin=begin, end=end, hold_s=30.0)
 
 
-@dataclass
-class KillRaylet(HostFault):
-    title = "kill the {host} host's raylet"
-    hold_s: float = 20.0
-
-    def inject(self, target: Target, load: Load) -> None:
-        self.there(target).run("pkill -9 -x raylet")
-
-    def undo(self, target: Target) -> None:
-        self.there(target).run("ray stop --force", 60, check=False)
-        cluster_of(target).start_ray(self.there(target))
+def restart_ray(hosts: HostTarget) -> None:
+    hosts.by_name["spare"].run("ray stop --force", 60, check=False)
+    hosts.start_ray("spare")
 
 
-@dataclass
-class LoseProxy(HostFault):
-    """SIGKILL, or SIGSTOP for good, to Serve's proxy on a host; clients have the others."""
-
-    hold_s: float = 0.0
-    limit_s: float = WORKER_S
-    is_frozen: bool = False
-
-    @property
-    def name(self) -> str:
-        return f"{'freeze' if self.is_frozen else 'kill'} the {self.host} host's proxy"
-
-    def inject(self, target: Target, load: Load) -> None:
-        (proxy,) = (
-            one for one in self.processes(target) if MARKS["proxy"] in " ".join(one.cmdline())
-        )
-        proxy.suspend() if self.is_frozen else proxy.kill()
+def kill_gcs(hosts: HostTarget) -> None:
+    """What supervises it starts it again, from its disk."""
+    (gcs,) = hosts.marked("head", MARKS["gcs"])
+    hosts.gcs_command = shlex.join(gcs.cmdline())
+    gcs.kill()
 
 
-@dataclass
-class KillGcs(Fault):
-    """SIGKILL to Ray's control store; what supervises it starts it again, from its disk."""
-
-    title = "kill the GCS, back after {hold_s:g} s"
-    hold_s: float = 5.0
-    limit_s: float = NODE_S
-    _command: list[str] = field(default_factory=list, init=False)
-
-    def inject(self, target: Target, load: Load) -> None:
-        (gcs,) = target.processes("gcs")
-        self._command = gcs.cmdline()
-        gcs.kill()
-
-    def undo(self, target: Target) -> None:
-        head = cluster_of(target).by_name["head"]
-        head.run(f"nohup {shlex.join(self._command)} > /tmp/gcs.log 2>&1 &")
+def proxy_fault(how: str, act: Callable[[psutil.Process], object]) -> HostFault:
+    """To Serve's proxy on a host; clients have the others."""
+    return HostFault(
+        what=f"{how} the spare host's proxy",
+        begin=lambda hosts: [act(one) for one in hosts.marked("spare", MARKS["proxy"])],
+        limit_s=WORKER_S,
+    )
 
 
-@dataclass
-class Redeploy(Fault):
-    """`serve deploy` of other settings; good ones are deployed again where they are broken."""
+def redeploy(label: str, broken_s: float = 0.0, **settings: Any) -> HostFault:
+    """broken_s: how long `settings` that cannot work are left, before good ones are deployed.
 
-    title = "redeploy: {label}"
-    label: str = "new version"
-    settings: dict[str, Any] = field(default_factory=dict)
-    is_broken: bool = False
-    hold_s: float = 0.0
-    limit_s: float = WORKER_S
+    Serve replaces worker by worker: a replacement has replaced all, or none can be had.
+    """
 
-    def inject(self, target: Target, load: Load) -> None:
-        cluster = cluster_of(target)
-        cluster.per_node = None
-        cluster.deploy(**self.settings)
-        if not self.is_broken:
-            cluster.wait_for("RUNNING")
+    def begin(hosts: HostTarget) -> None:
+        hosts.per_node = None
+        hosts.deploy(**settings)
+        if not broken_s:
+            hosts.wait_for("RUNNING")
 
-    def undo(self, target: Target) -> None:
-        if self.is_broken:
-            cluster_of(target).deploy()
-            cluster_of(target).wait_for("RUNNING")
+    def end(hosts: HostTarget) -> None:
+        if broken_s:
+            hosts.deploy()
+            hosts.wait_for("RUNNING")
+
+    what = f"redeploy: {label}"
+    return HostFault(what=what, begin=begin, end=end, hold_s=broken_s, limit_s=WORKER_S)
 
 
 def host_faults() -> list[Fault]:
     """In the order in which they are run: new versions may put both of a role on one host."""
     return [
-        BadLink(delay_s=0.2),
-        BadLink(loss=0.05),
-        BadLink(is_cut=True),
-        LinkDown(host="decoder"),
-        KillGcs(),
-        LoseProxy(),
-        LoseProxy(is_frozen=True),
-        LoseHost(host="encoder"),
-        LoseHost(host="decoder"),
-        LoseHost(host="spare"),
-        KillRaylet(),
-        Redeploy(settings={"decoder": {"max_batch": 8}, "encoder": {"batch_wait_ms": 4.0}}),
-        Redeploy(label="another KV layout", settings={"page_frames": 750}),
-        Redeploy(
-            label="a model that is not there",
-            settings={"model": "/no/such"},
-            is_broken=True,
-            hold_s=15.0,
+        bad_link("delayed by 200 ms", delay_s=0.2),
+        bad_link("losing 5%", loss=0.05),
+        bad_link("cut", is_cut=True),
+        HostFault(  # shorter than it takes to be given up for lost
+            what="decoder host off the network for 4 s",
+            begin=lambda hosts: hosts.by_name["decoder"].run("ip link set eth0 down"),
+            end=lambda hosts: hosts.by_name["decoder"].run("ip link set eth0 up"),
+            hold_s=4.0,
         ),
-        Redeploy(
-            label="workers that cannot start",
-            settings={"page_frames": 7},
-            is_broken=True,
-            hold_s=40.0,
+        HostFault(
+            what="kill the GCS, back after 5 s",
+            begin=kill_gcs,
+            end=lambda hosts: hosts.by_name["head"].run(
+                f"nohup {hosts.gcs_command} > /tmp/gcs.log 2>&1 &"
+            ),
+            hold_s=5.0,
         ),
+        proxy_fault("kill", psutil.Process.kill),
+        proxy_fault("freeze", psutil.Process.suspend),
+        *map(lose_host, ("encoder", "decoder", "spare")),
+        HostFault(
+            what="kill the spare host's raylet",
+            begin=lambda hosts: hosts.by_name["spare"].run("pkill -9 -x raylet"),
+            end=restart_ray,
+            hold_s=20.0,
+        ),
+        redeploy("new version", decoder={"max_batch": 8}, encoder={"batch_wait_ms": 4.0}),
+        redeploy("another KV layout", page_frames=750),
+        redeploy("a model that is not there", broken_s=15.0, model="/no/such"),
+        redeploy("workers that cannot start", broken_s=40.0, page_frames=7),
     ]

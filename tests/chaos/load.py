@@ -24,7 +24,6 @@ from tests.support.audio.recordings import lengthened
 CLIPS = ("short", "short", "medium", "short")  # in turn; 5 and 25 seconds of speech
 GIVEN_UP_S = 150.0  # a request without an answer by then is lost; above any deadline of a clip
 REFUSALS = (429, 503)
-STAGE = re.compile(r"(\w+);dur=([\d.]+)")  # of the header `server-timing`, in milliseconds
 N_VARIANTS = 400  # more windows than all encoders keep
 
 Verdict = Literal["right", "wrong", "refused", "lost"]
@@ -33,7 +32,7 @@ Verdict = Literal["right", "wrong", "refused", "lost"]
 @dataclass(slots=True)
 class Sent:
     """Times are monotonic. statuses: of each try, 0 where no answer came. n_hits: windows that an
-    encoder had kept. stages: seconds of the last try, by the names of the header `server-timing`.
+    encoder had kept.
     """
 
     number: int
@@ -44,7 +43,6 @@ class Sent:
     detail: str = ""
     statuses: list[int] = field(default_factory=list)
     n_hits: int = 0
-    stages: dict[str, float] = field(default_factory=dict)
 
     @property
     def retried(self) -> bool:
@@ -71,8 +69,6 @@ async def _note_answer(response: httpx.Response) -> None:
     sent.statuses[-1] = response.status_code
     if found := re.search(r"hits=(\d+)", response.headers.get("x-splitscribe-cache", "")):
         sent.n_hits = int(found[1])
-    timing = response.headers.get("server-timing", "")
-    sent.stages = {name: float(ms) / 1000 for name, ms in STAGE.findall(timing)}
 
 
 class Load:

@@ -29,17 +29,14 @@ MAX_QUEUED = 10_000  # packets under way; more are lost, as in a real queue
 
 class Link:
     def __init__(self, one: int, other: int) -> None:
-        self.is_cut = False
-        self.delay_s = 0.0
-        self.loss = 0.0
-        self.n_packets = 0
+        self.set()
         self._to = {one: other, other: one}
         self._closing = threading.Event()
         self._thread = threading.Thread(target=self._run, daemon=True)
         self._thread.start()
 
-    def reset(self) -> None:
-        self.is_cut, self.delay_s, self.loss = False, 0.0, 0.0
+    def set(self, is_cut: bool = False, delay_s: float = 0.0, loss: float = 0.0) -> None:
+        self.is_cut, self.delay_s, self.loss = is_cut, delay_s, loss
 
     def close(self) -> None:
         self._closing.set()
@@ -61,7 +58,6 @@ class Link:
                     packet = os.read(descriptor, MAX_PACKET)
                 except OSError:  # its host is down
                     continue
-                self.n_packets += 1
                 is_lost = self.is_cut or len(under_way) > MAX_QUEUED or rng.random() < self.loss
                 if not is_lost:
                     due_s = time.monotonic() + self.delay_s

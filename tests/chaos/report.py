@@ -14,8 +14,6 @@ from tests.chaos.load import Sent, goodput, verdicts
 SPAN_S = 5.0  # goodput is counted over so much
 SHARE = 0.9  # of the goodput before, at which the service has recovered
 STEP_S = 0.25
-SLOW_S = 3.0  # the table says of a slower answer where its time went
-SHORT_S = 0.05  # a stage that took less is not named
 EDGE = 0.5  # requests: what one more or less in a span does not decide
 
 COLUMNS = (
@@ -44,7 +42,6 @@ class Outcome:
     wrong: int = 0
     lost: int = 0
     slowest_s: float = 0.0
-    slowest: str = ""  # where the time of the slowest answer went
     goodput_before: float = 0.0
     recovery_s: float | None = None
     replaced_s: float | None = None
@@ -57,8 +54,7 @@ class Outcome:
     def is_good(self) -> bool:
         return not (self.wrong or self.lost or self.left_over) and self.replaced_s is not None
 
-    def count(self, sent: Sequence[Sent], fault_s: float | None = None) -> None:
-        """fault_s: when the fault was injected, on the clock of the requests."""
+    def count(self, sent: Sequence[Sent]) -> None:
         by_verdict = verdicts(sent)
         self.sent = len(sent)
         self.right, self.refused = by_verdict["right"], by_verdict["refused"]
@@ -66,9 +62,7 @@ class Outcome:
         self.retried = sum(one.retried for one in sent)
         self.met_refusal = sum(one.was_refused for one in sent)
         self.hits = sum(one.n_hits for one in sent)
-        slowest = max(sent, key=lambda one: one.took_s, default=None)
-        if slowest is not None:
-            self.slowest_s, self.slowest = slowest.took_s, where_time_went(slowest, fault_s)
+        self.slowest_s = max((one.took_s for one in sent), default=0.0)
         self.details = [
             f"request {one.number} ({one.clip}), tries {one.statuses}: {one.verdict}, {one.detail}"
             for one in sent
@@ -91,19 +85,6 @@ def recovery_s(sent: Sequence[Sent], fault_s: float, until_s: float, before: flo
     return None if fell else 0.0
 
 
-def where_time_went(sent: Sent, fault_s: float | None = None) -> str:
-    """Those of no stage are waits for a dead worker, pauses, and earlier tries. Windows of a long
-    file are in stages side by side, whose sum may be more than the answer took.
-    """
-    stages = {name: s for name, s in sent.stages.items() if name != "total" and s >= SHORT_S}
-    elsewhere_s = sent.took_s - sum(s for name, s in sent.stages.items() if name != "total")
-    shares = [f"{name} {s:.1f} s" for name, s in stages.items()]
-    if elsewhere_s >= 0.0:
-        shares.append(f"no stage {elsewhere_s:.1f} s")
-    when = "" if fault_s is None else f", sent {sent.began_s - fault_s:+.1f} s from the fault"
-    return f"request {sent.number} ({sent.clip}){when}, tries {sent.statuses}: " + ", ".join(shares)
-
-
 def table(outcomes: Sequence[Outcome]) -> str:
     made, notes = Table(*COLUMNS, box=None, pad_edge=False), []
     for one in outcomes:
@@ -118,8 +99,6 @@ def table(outcomes: Sequence[Outcome]) -> str:
             _seconds(one.replaced_s),
             *map(str, (one.hits, one.evicted)),
         )
-        if one.slowest_s > SLOW_S:
-            notes.append(f"{one.fault}: slowest: {one.slowest}")
         notes += [f"{one.fault}: left over: {what}" for what in one.left_over]
         notes += [f"{one.fault}: {detail}" for detail in one.details[:5]]
     console = Console(width=200, file=StringIO())

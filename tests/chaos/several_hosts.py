@@ -34,7 +34,7 @@ from tests.support.hosts import NETWORK, Host, hosts
 
 START_S = 180.0
 CLIENTS, HEAD, PORT = f"{NETWORK}.1", f"{NETWORK}.10", 8000
-POOLS = {"encoder": "encoder", "decoder": "decoder", "spare": "spare"}
+POOLS = ("encoder", "decoder", "spare")
 NEW_VERSION_S = 240.0
 END_S = 10.0
 BIND = "bind :443 ssl crt /etc/splitscribe/tls.pem alpn h2,http/1.1"
@@ -47,10 +47,20 @@ class HostTarget:
     link: Link
     per_node: int | None = 1  # replicas of a role; None: any, as new ones start beside old ones
     deployed_s: float = 0.0  # on the wall's clock
+    gcs_command: str = ""
 
-    def start_ray(self, host: Host) -> None:
+    def processes(self, name: str) -> list[psutil.Process]:
+        """Those of a host, its first one not among them."""
+        first = psutil.Process(self.by_name[name].process.pid)
+        return [one for one in first.children(recursive=True) if one.ppid() != first.pid]
+
+    def marked(self, name: str, mark: str) -> list[psutil.Process]:
+        return [one for one in self.processes(name) if mark in " ".join(one.cmdline())]
+
+    def start_ray(self, name: str) -> None:
+        host = self.by_name[name]
         host.run(
-            f"ray start --address={HEAD}:6379 --labels=pool={POOLS[host.name]} --num-cpus=1 "
+            f"ray start --address={HEAD}:6379 --labels=pool={name} --num-cpus=1 "
             f"--node-ip-address={host.address} --object-store-memory=100000000",
             timeout_s=120,
         )
@@ -156,14 +166,13 @@ def _started(ours: HostTarget, url: str) -> Target:
     exports = "".join(f'export {name}="{value}"\n' for name, value in environment.items())
     for host in ours.by_name.values():
         (host.home / ".bashrc").write_text(exports)
-    head, *others = ours.by_name.values()
-    head.run(
+    ours.by_name["head"].run(
         f"ray start --head --node-ip-address={HEAD} --port=6379 --num-cpus=0 --labels=pool=head "
         "--object-store-memory=100000000",
         timeout_s=120,
     )
-    for host in others:
-        ours.start_ray(host)
+    for name in POOLS:
+        ours.start_ray(name)
     ours.deploy()
     target = Target(
         url,

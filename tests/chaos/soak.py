@@ -15,6 +15,8 @@ import numpy as np
 from tests.chaos.campaign import run_fault
 from tests.chaos.faults import random_fault
 from tests.chaos.kept_load import steady_load
+from tests.chaos.live_load import LiveLoad, live_texts
+from tests.chaos.load import verdicts
 from tests.chaos.report import Outcome
 from tests.chaos.target import local_target
 
@@ -22,6 +24,8 @@ WARM_SAMPLES = 3  # of a cluster's start, before its caches are full
 MIN_SAMPLES = 8  # for a line through them
 MAX_GROWTH = 0.10  # of the memory, in an hour
 BEFORE_S, WATCH_S = 20.0, 15.0
+LIVE_RATE = 0.33  # sessions/s; they take 7 s, and every fourth 27 s: four at once
+SAMPLE_S, END_S = 30.0, 180.0  # of live sessions
 
 
 @dataclass
@@ -88,12 +92,10 @@ class Soak:
         )
 
 
-def slope_per_hour(
-    starts: Sequence[Sequence[Mapping[str, Any]]], what: str, kind: str | None = None
-) -> float | None:
-    """Growth in an hour by the slope that fits all starts, each with a level of its own.
+def slope_per_hour(starts: Sequence[Sequence[Mapping[str, Any]]], what: str) -> float | None:
+    """Growth in an hour, as a share of the mean: one slope for all starts, each with its level.
 
-    what: "memory" in bytes, or "files". kind: of processes; None: all, as a share of the mean.
+    what: "memory", or "files".
     """
     times: list[float] = []
     values: list[float] = []
@@ -101,15 +103,13 @@ def slope_per_hour(
     for samples in starts:
         if len(samples) > 1:
             at = np.array([one["at_s"] for one in samples])
-            own = [one[what].get(kind, 0) if kind else sum(one[what].values()) for one in samples]
-            value = np.array(own, float)
+            value = np.array([sum(one[what].values()) for one in samples], float)
             times += list(at - at.mean())
             values += list(value - value.mean())
             levels += list(value)
     if len(times) < MIN_SAMPLES:
         return None
-    slope = 3600 * np.dot(times, values) / np.dot(times, times)
-    return float(slope if kind else slope / np.mean(levels))
+    return float(3600 * np.dot(times, values) / np.dot(times, times) / np.mean(levels))
 
 
 def soak(asked_s: float, state: Path, *, seed: int, rate: float) -> Soak:
@@ -143,3 +143,29 @@ def soak(asked_s: float, state: Path, *, seed: int, rate: float) -> Soak:
             run.save(state)
             print(f"{fault.name}: {run.line()}")
     return run
+
+
+def live_soak(seconds: float) -> dict[str, Any]:
+    """Live sessions, one after another, without faults; the slopes leave out the first quarter."""
+    samples: list[dict[str, Any]] = []
+    with local_target() as target:
+        with LiveLoad(target.url, live_texts(target.url), LIVE_RATE) as load:
+            began_s = time.monotonic()
+            for due_s in np.arange(SAMPLE_S, seconds + 1, SAMPLE_S):
+                time.sleep(max(0.0, began_s + due_s - time.monotonic()))
+                memory, files = target.memory_bytes(), target.files()
+                samples.append({"at_s": due_s, "memory": memory, "files": files})
+                print(f"{due_s / 60:.1f} min: {dict(verdicts(tuple(load.sent)))}", flush=True)
+            load.pause()
+            load.wait_for_answers(END_S)
+        left_over = target.left_over()
+    warm = [samples[len(samples) // 4 :]]
+    return {
+        "benchmark": "live_soak",
+        "seconds": seconds,
+        "sessions": dict(verdicts(load.sent)),
+        "bad": [one.detail for one in load.sent if one.verdict != "right"][:20],
+        "memory_per_hour": slope_per_hour(warm, "memory"),
+        "files_per_hour": slope_per_hour(warm, "files"),
+        "left_over": left_over,
+    }

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import os
-import secrets
 import subprocess
 import tempfile
 import time
@@ -16,7 +15,7 @@ from typing import Any
 import httpx
 import psutil
 
-from tests.e2e.conftest import start_server, stop_server
+from tests.e2e.conftest import health_of, start_server, stop_server
 
 ROLES = ("router", "encoder", "decoder")
 AUDIO_WORKERS = 2  # of each router, at most
@@ -48,7 +47,6 @@ class Target:
     wanted: Mapping[str, int]
     spool: Path | None = None
     spool_bytes: int = 0
-    ray_token: str = ""
     hosts: Any = None  # what several hosts are to the faults of hosts
 
     def everything(self) -> list[psutil.Process]:
@@ -72,14 +70,7 @@ class Target:
         return self.by_kind()[kind]
 
     def health(self) -> dict[str, Any]:
-        """What the pools say now: a busy one's last state may be older."""
-        asked_s = time.monotonic()
-        while True:
-            answer: dict[str, Any] = httpx.get(f"{self.url}/health", timeout=5).json()
-            age_s, waited_s = answer["age_s"], time.monotonic() - asked_s
-            if waited_s > 10.0 or (age_s is not None and age_s < waited_s):
-                return answer
-            time.sleep(0.05)
+        return health_of(self.url)
 
     def workers(self, role: str) -> list[dict[str, Any]]:
         found: list[dict[str, Any]] = self.health()["pools"][role]["workers"]
@@ -188,9 +179,7 @@ def local_target(
         on_own_disk = os.geteuid() == 0 and _mounted(spool)
         if on_own_disk:
             stack.callback(subprocess.run, ["umount", "--lazy", spool], check=False)
-        token = secrets.token_hex(16)
         settings = {
-            "RAY_AUTH_TOKEN": token,
             "SPLITSCRIBE_ROUTER__REPLICAS": str(routers),
             "SPLITSCRIBE_ROUTER__AUDIO_WORKERS": str(AUDIO_WORKERS),
             "TMPDIR": str(spool),
@@ -208,7 +197,6 @@ def local_target(
             {"router": routers, "encoder": 2, "decoder": 2},
             spool,
             SPOOL_MB * 2**20 if on_own_disk else 0,
-            token,
         )
         try:
             yield target

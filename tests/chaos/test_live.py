@@ -9,14 +9,13 @@ import pytest
 from cluster.demo.samples import sample_text
 from tests.chaos.campaign import run_fault
 from tests.chaos.faults import Fault, Freeze, Kill
-from tests.chaos.host_faults import BadLink
+from tests.chaos.host_faults import bad_link
 from tests.chaos.live_load import CLOSED, LiveLoad, live_texts, words_of
 from tests.chaos.load import CLIPS, Load
 from tests.chaos.several_hosts import several_hosts
+from tests.chaos.soak import LIVE_RATE
 from tests.chaos.target import Target, local_target
 from tests.support.hosts import missing_for_hosts
-
-RATE = 0.33  # sessions/s; they take 7 s in the mean, and every fourth 27 s: four at once
 
 
 @pytest.fixture(scope="module")
@@ -32,7 +31,7 @@ def load(target: Target) -> Iterator[Load]:
     for clip in CLIPS:
         said, true = words_of(texts[clip]), words_of(sample_text(clip))
         assert abs(len(said) - len(true)) <= 0.1 * len(true), texts[clip]
-    with LiveLoad(target.url, texts, RATE) as running:
+    with LiveLoad(target.url, texts, LIVE_RATE) as running:
         yield running
 
 
@@ -72,9 +71,14 @@ def test_no_session_pays_for_a_cut_link() -> None:
         pytest.skip(reason)
     with several_hosts() as target:
         texts = live_texts(target.url)
-        with LiveLoad(target.url, texts, RATE) as load:
+        with LiveLoad(target.url, texts, LIVE_RATE) as load:
             outcome = run_fault(
-                BadLink(is_cut=True), target, load, before_s=8.0, watch_s=20.0, is_timed=False
+                bad_link("cut", is_cut=True),
+                target,
+                load,
+                before_s=8.0,
+                watch_s=20.0,
+                is_timed=False,
             )
     assert outcome.sent > 0
     assert outcome.is_good, outcome

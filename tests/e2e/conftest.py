@@ -40,14 +40,7 @@ class Server:
         return openai.AsyncOpenAI(base_url=f"{self.url}/v1", api_key="none", **options)
 
     def health(self) -> dict[str, Any]:
-        """What the pools say now: a busy one's last state may be older."""
-        asked_s = time.monotonic()
-        while True:
-            answer: dict[str, Any] = httpx.get(f"{self.url}/health", timeout=10).json()
-            age_s, waited_s = answer["age_s"], time.monotonic() - asked_s
-            if waited_s > 10.0 or (age_s is not None and age_s < waited_s):
-                return answer
-            time.sleep(0.05)
+        return health_of(self.url)
 
     def workers(self, role: str) -> list[dict[str, Any]]:
         workers: list[dict[str, Any]] = self.health()["pools"][role]["workers"]
@@ -78,6 +71,17 @@ class Server:
 
     def output(self) -> str:
         return "".join(self.lines)
+
+
+def health_of(url: str) -> dict[str, Any]:
+    """What the pools say now: a busy one's last state may be older."""
+    asked_s = time.monotonic()
+    while True:
+        answer: dict[str, Any] = httpx.get(f"{url}/health", timeout=10).json()
+        age_s, waited_s = answer["age_s"], time.monotonic() - asked_s
+        if waited_s > 10.0 or (age_s is not None and age_s < waited_s):
+            return answer
+        time.sleep(0.05)
 
 
 def wait_until(
