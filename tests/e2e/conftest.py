@@ -10,6 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Callable, Iterator
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -144,6 +145,17 @@ def stop_server(server: Server) -> int:
         raise
 
 
+@contextmanager
+def serving(folder: Path, *flags: str, env: dict[str, str] | None = None) -> Iterator[Server]:
+    """`start_server`, and at the end a stop that must go well."""
+    running = start_server(folder, *flags, env=env)
+    try:
+        yield running
+    finally:
+        status = stop_server(running)
+    assert status == 0, running.output()[-4000:]
+
+
 def pytest_collection_modifyitems(items: list[pytest.Item]) -> None:
     """A test that starts a cluster counts the start as its own time."""
     for item in items:
@@ -159,12 +171,23 @@ def kernels() -> None:
 
 
 @pytest.fixture(scope="session")
+def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    """A key and its own certificate for "localhost" in one file."""
+    folder = tmp_path_factory.mktemp("tls")
+    key, certificate, both = (folder / name for name in ("key.pem", "crt.pem", "tls.pem"))
+    command = [
+        *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
+        *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"),
+        *("-keyout", key, "-out", certificate),
+    ]
+    subprocess.run(command, check=True, capture_output=True)
+    both.write_text(certificate.read_text() + key.read_text())
+    return both
+
+
+@pytest.fixture(scope="session")
 def server(kernels: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Two encoders and two decoders, each decoder pulling from any encoder."""
     folder = tmp_path_factory.mktemp("cwd")
-    running = start_server(folder, "--encoders", "2", "--decoders", "2", env=WITH_DASHBOARD)
-    try:
+    with serving(folder, "--encoders", "2", "--decoders", "2", env=WITH_DASHBOARD) as running:
         yield running
-    finally:
-        status = stop_server(running)
-    assert status == 0, running.output()[-4000:]

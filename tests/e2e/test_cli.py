@@ -9,13 +9,14 @@ import subprocess
 import sys
 import zipfile
 from pathlib import Path
+from typing import Any
 
 import pytest
 
 from cluster.demo.samples import SAMPLES, sample_path
 from cluster.serve.distribution import package_root
 from router.http.page import FOLDER
-from tests.e2e.conftest import SPLITSCRIBE, Server, start_server, stop_server, wait_until
+from tests.e2e.conftest import SPLITSCRIBE, Server, serving, wait_until
 
 
 def splitscribe(
@@ -118,24 +119,19 @@ def test_transcribe_in_process_and_through_a_server_agree(server: Server, tmp_pa
     [(("--placement", "colocated"), "as set"), (("--transport", "memory"), "KV moves in memory")],
 )
 def test_one_worker_is_both_pools(tmp_path: Path, flags: tuple[str, ...], reason: str) -> None:
-    running = start_server(tmp_path, *flags)
-    try:
+    with serving(tmp_path, *flags) as running:
         client = running.client()
-        answer = client.audio.transcriptions.create(model="demo", file=sample_path("short"))
+        asked: dict[str, Any] = {"model": "demo", "file": sample_path("short")}
+        answer = client.audio.transcriptions.create(**asked)
         assert answer.text
         stream = client.audio.transcriptions.create(
-            model="demo",
-            file=sample_path("short"),
-            stream=True,
-            extra_body={"fallback": False},
+            **asked, stream=True, extra_body={"fallback": False}
         )
         assert list(stream)[-1].text == answer.text
         assert f"colocated ({reason})" in running.output()
         assert running.workers("decoder")[0]["transport"] == "memory"
         assert running.pid("encoder") == running.pid("decoder")
         wait_until(running.is_idle, 15.0, "every page free again")
-    finally:
-        assert stop_server(running) == 0
 
 
 @pytest.mark.slow

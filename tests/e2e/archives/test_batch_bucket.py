@@ -15,7 +15,7 @@ from cluster.archives.outputs import hash_of
 from cluster.archives.places import Place
 from cluster.cli.batch.run import answers
 from tests.e2e.archives.test_batch import finish, interrupt_when, start
-from tests.e2e.conftest import Server, start_server, stop_server, wait_until
+from tests.e2e.conftest import Server, serving, wait_until
 from tests.support.archive_files import make_files
 from tests.support.environments import Program, environment_of
 from tests.support.ports import free_port
@@ -97,12 +97,8 @@ def server(
 ) -> Iterator[Server]:
     for name, value in store[1].items():
         monkeypatch.setenv(name, value)
-    running = start_server(tmp_path)
-    try:
+    with serving(tmp_path) as running:
         yield running
-    finally:
-        status = stop_server(running)
-    assert status == 0, running.output()[-4000:]
 
 
 def sidecars(texts: Place) -> dict[str, dict[str, Any]]:

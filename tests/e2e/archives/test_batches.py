@@ -14,7 +14,7 @@ import pytest
 from openai.types import Batch
 
 from cluster.demo.samples import SAMPLES, sample_path
-from tests.e2e.conftest import Server, start_server, stop_server, wait_until
+from tests.e2e.conftest import Server, serving, wait_until
 from tests.support.batches import ENDPOINT, line
 from tests.support.http_host import Answer, Came, Host, http_host
 
@@ -95,21 +95,15 @@ def batching(
 ) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("batches")
     secret = "whsec_" + base64.b64encode(bytes(24)).decode()
-    running = start_server(
-        folder,
-        env=settings_of(
-            folder / "kept",
-            allowed_hosts=store.name,
-            webhook_hosts=store.name,
-            webhook_secret=secret,
-            private_networks="127.0.0.0/8",
-        ),
+    env = settings_of(
+        folder / "kept",
+        allowed_hosts=store.name,
+        webhook_hosts=store.name,
+        webhook_secret=secret,
+        private_networks="127.0.0.0/8",
     )
-    try:
+    with serving(folder, env=env) as running:
         yield running
-    finally:
-        status = stop_server(running)
-    assert status == 0, running.output()[-4000:]
 
 
 def test_a_batch_has_the_texts_of_the_endpoint(batching: Server, store: Host) -> None:
@@ -193,20 +187,13 @@ def done(client: openai.OpenAI, batch: Batch) -> int:
 @pytest.mark.timeout(600)
 def test_a_server_that_is_started_again_goes_on(kernels: None, tmp_path: Path) -> None:
     env = settings_of(tmp_path / "kept")
-    server = start_server(tmp_path, env=env)
-    try:
+    with serving(tmp_path, env=env) as server:
         client = server.client(max_retries=0)
         batch, texts = upload_talks(client, 24)
         files = {file.id for file in client.files.list(purpose="user_data")}
         wait_until(lambda: done(client, batch) >= 2, BATCH_S, "two lines")
-    finally:
-        status = stop_server(server)
-    assert status == 0, server.output()[-4000:]
-    server = start_server(tmp_path, env=env)
-    try:
+    with serving(tmp_path, env=env) as server:
         client = server.client(max_retries=0)
         assert {file.id for file in client.files.list(purpose="user_data")} == files
         assert len(files) == len(SAMPLES)
         assert texts_in(client, ended(client, batch.id)) == texts
-    finally:
-        assert stop_server(server) == 0, server.output()[-4000:]

@@ -18,7 +18,7 @@ import pytest
 
 from tests.e2e.archives.test_batch import finish, sidecars, start
 from tests.e2e.archives.test_batches import settings_of
-from tests.e2e.conftest import Server, start_server, stop_server, wait_until
+from tests.e2e.conftest import Server, serving, wait_until
 from tests.support.archive_files import ArchiveFiles, make_files
 from tests.support.archives import same_answer
 from tests.support.batches import ENDPOINT
@@ -41,12 +41,8 @@ def talks(tmp_path_factory: pytest.TempPathFactory) -> ArchiveFiles:
 @pytest.fixture(scope="module")
 def cluster(kernels: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("cwd")
-    running = start_server(folder, "--dtype", "float32", env=settings_of(folder / "kept"))
-    try:
+    with serving(folder, "--dtype", "float32", env=settings_of(folder / "kept")) as running:
         yield running
-    finally:
-        status = stop_server(running)
-    assert status == 0, running.output()[-4000:]
 
 
 @pytest.fixture(scope="module")

@@ -9,7 +9,7 @@ import pytest
 import yaml
 
 from cluster.demo.samples import sample_path
-from tests.e2e.conftest import Server, start_server, stop_server
+from tests.e2e.conftest import Server, serving
 from tests.e2e.test_reuse import ask
 from tests.support.audio.recordings import lengthened
 
@@ -28,9 +28,8 @@ def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
         "router": {"api_key": "another", "api_key_file": str(folder / "keys")},
     }
     (folder / "settings.yaml").write_text(yaml.safe_dump(settings))
-    server = start_server(folder, "--config", "settings.yaml")
-    yield server
-    assert stop_server(server) == 0, server.output()[-4000:]
+    with serving(folder, "--config", "settings.yaml") as server:
+        yield server
     assert KEY not in server.output()
 
 
@@ -75,15 +74,3 @@ def test_what_one_key_has_sent_is_encoded_again_for_another(several: Server) -> 
     audio = lengthened("short", 11)
     said = [ask(several, audio, key)[1] for key in (KEY, KEY, "another", "another", KEY)]
     assert [one.partition(";")[0] for one in said] == ["miss", "hit", "miss", "hit", "hit"]
-
-
-@pytest.mark.parametrize("name", ["short", "long"])
-def test_a_stream_says_what_the_whole_answer_says(server: Server, name: str) -> None:
-    create = server.client().audio.transcriptions.create
-    whole = create(model="whisper-1", file=sample_path(name))
-    events = list(create(model="whisper-1", file=sample_path(name), stream=True))
-    deltas = [event.delta for event in events if event.type == "transcript.text.delta"]
-    assert events[-1].type == "transcript.text.done"
-    assert events[-1].text == "".join(deltas) == whole.text
-    if name == "long":  # 70 s are three full windows; trimmed ones end at pauses behind 6 s
-        assert len(deltas) > 3, "text comes early, although fallback may decode a window again"

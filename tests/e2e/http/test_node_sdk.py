@@ -71,15 +71,6 @@ def test_whatever_the_file_is_given_as_its_text_is_the_same(
     assert set(report["uploads"].values()) == {said}
 
 
-def test_a_stream_iterates_to_the_whole_text(report: dict[str, Any], server: Server) -> None:
-    create = server.client().audio.transcriptions.create
-    *deltas, done = report["stream"]
-    assert {event["type"] for event in deltas} == {"transcript.text.delta"}
-    assert done["type"] == "transcript.text.done"
-    whole = create(model="whisper-1", file=sample_path("long")).text
-    assert "".join(event["delta"] for event in deltas) == done["text"] == whole
-
-
 @pytest.mark.parametrize(
     ("case", "raised", "status", "param", "code"),
     [

@@ -96,15 +96,7 @@ async def test_a_client_that_hangs_up_frees_everything(server: Server) -> None:
             await asyncio.wait_for(call, after_s)
 
     await asyncio.gather(*(hang_up(0.05 * n) for n in range(1, 9)))
-
-    def all_free() -> bool:
-        workers = server.workers("encoder") + server.workers("decoder")
-        return all(
-            w["pages_free"] == w["pages_total"] and not w["queued"] and not w["running"]
-            for w in workers
-        )
-
-    await asyncio.to_thread(wait_until, all_free, 15.0, "every page free again")
+    await asyncio.to_thread(wait_until, server.is_idle, 15.0, "every page free again")
 
 
 def test_health_names_every_worker(server: Server) -> None:
@@ -117,23 +109,6 @@ def test_health_names_every_worker(server: Server) -> None:
         assert all(worker["transport"].startswith("nixl") for worker in workers)
     # What READs ran at, where there was one.
     assert any(worker["extra"]["transfer_gb_per_s"] > 0 for worker in workers)
-
-
-@pytest.mark.slow
-def test_started_beside_foreign_modules(tmp_path: Path) -> None:
-    from tests.e2e.conftest import start_server, stop_server
-
-    (tmp_path / "cluster").mkdir()
-    (tmp_path / "cluster" / "__init__.py").write_text("raise SystemExit('foreign cluster')\n")
-    (tmp_path / "router.py").write_text("raise SystemExit('foreign router')\n")
-    running = start_server(tmp_path)
-    try:
-        answer = running.client().audio.transcriptions.create(
-            model="whisper-1", file=sample_path("short")
-        )
-        assert answer.text
-    finally:
-        assert stop_server(running) == 0
 
 
 def test_a_known_text_gets_its_times(server: Server, tmp_path: Path) -> None:

@@ -17,7 +17,7 @@ from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from cluster.demo.samples import sample_path, sample_text
-from tests.e2e.conftest import Server, start_server, stop_server, wait_until
+from tests.e2e.conftest import Server, serving, start_server, stop_server, wait_until
 from tests.support.live.realtime_door import append, read_nothing, until
 
 RATE = 24_000
@@ -100,9 +100,8 @@ def door(
         "SPLITSCRIBE_ROUTER__LIVE__MAX_SESSIONS": "1",
         "RAY_SERVE_THROUGHPUT_OPTIMIZED": optimised,
     }
-    running = start_server(tmp_path_factory.mktemp("cwd"), env=env)
-    yield running
-    assert stop_server(running) == 0, running.output()[-4000:]
+    with serving(tmp_path_factory.mktemp("cwd"), env=env) as running:
+        yield running
 
 
 def address(server: Server) -> str:

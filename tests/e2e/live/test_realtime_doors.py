@@ -6,28 +6,18 @@ import asyncio
 import json
 import re
 import ssl
-import subprocess
-from collections.abc import AsyncIterator, Iterator, Mapping
+from collections.abc import AsyncIterator, Mapping
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import asynccontextmanager, contextmanager
+from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-import httpx
 import pytest
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
 from cluster.cli.config import shipped_config
 from cluster.common.settings import LiveSettings
-from tests.e2e.conftest import wait_until
-from tests.e2e.operation.test_tls import (
-    START_S,
-    certificate,
-    free_port,
-    haproxy_command,
-    nginx_command,
-)
 from tests.support.live.fake_engine import spoken
 from tests.support.live.realtime_door import (
     RATE,
@@ -39,13 +29,13 @@ from tests.support.live.realtime_door import (
     until,
 )
 from tests.support.programs import needs
+from tests.support.proxies import proxy_in_front
 from tests.support.router_fakes import make_settings
 
 CLOSED_S = 120.0
 PATIENCE_S = 25  # of a proxy; pings come every 20 s
 
 pytestmark = needs("openssl")
-__all__ = ["certificate"]  # a fixture
 
 
 class Proxied:
@@ -56,45 +46,6 @@ class Proxied:
 
     def connect(self, **options: Any) -> connect:
         return connect(self.url, ssl=self.context, **options)
-
-
-@contextmanager
-def proxy_in_front(
-    kind: str,
-    backend: str,
-    folder: Path,
-    certificate: Path,
-    changed: Mapping[str, str] | None = None,
-) -> Iterator[int]:
-    """The shipped proxy before `backend` (host and port), once it answers; gives its port.
-
-    changed: further texts of its configuration, and what stands there instead.
-    """
-    port = free_port()
-    shipped = shipped_config(f"tls/{kind}").path
-    text = shipped.read_text()
-    changes = {
-        "127.0.0.1:8000": backend,
-        "/etc/splitscribe/tls.pem": str(certificate),
-        "bind :443": f"bind 127.0.0.1:{port}",
-        "listen 443": f"listen 127.0.0.1:{port}",
-    }
-    for old in changed or ():
-        assert old in text
-    for old, new in (changes | dict(changed or {})).items():
-        text = text.replace(old, new)
-    config = folder / shipped.name
-    config.write_text(text)
-    make = haproxy_command if kind == "haproxy" else nginx_command
-    process = subprocess.Popen(make(config, folder))
-    context = ssl.create_default_context(cafile=str(certificate))
-    try:
-        with httpx.Client(base_url=f"https://localhost:{port}", verify=context) as client:
-            wait_until(lambda: client.get("/health").status_code == 200, START_S, "the proxy")
-        yield port
-    finally:
-        process.terminate()
-        process.wait(START_S)
 
 
 @asynccontextmanager

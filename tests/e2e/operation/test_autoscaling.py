@@ -14,7 +14,7 @@ import httpx
 import pytest
 
 from cluster.demo.samples import sample_path
-from tests.e2e.conftest import WITH_DASHBOARD, Server, start_server, stop_server, wait_until
+from tests.e2e.conftest import WITH_DASHBOARD, Server, serving, wait_until
 from tests.e2e.operation.test_metrics import EXPORT_S, scrape
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(600)]
@@ -36,11 +36,8 @@ scaling: {to_zero_delay_s: 3}
 def scaled_server(folder: Path, settings: str) -> Iterator[Server]:
     file = folder / "settings.yaml"
     file.write_text(settings)
-    running = start_server(folder, "--config", str(file), env=WITH_DASHBOARD)
-    try:
+    with serving(folder, "--config", str(file), env=WITH_DASHBOARD) as running:
         yield running
-    finally:
-        assert stop_server(running) == 0, running.output()[-4000:]
 
 
 def sizes(server: Server) -> tuple[int, ...]:

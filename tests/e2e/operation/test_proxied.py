@@ -8,7 +8,7 @@ import httpx
 import pytest
 
 from cluster.demo.samples import sample_path, sample_text
-from tests.e2e.conftest import Server, start_server, stop_server, wait_until
+from tests.e2e.conftest import Server, serving, wait_until
 
 URL = "/v1/audio/transcriptions"
 FORM = {"model": "whisper-1", "language": "en"}
@@ -19,9 +19,8 @@ def proxied(
     request: pytest.FixtureRequest, tmp_path_factory: pytest.TempPathFactory
 ) -> Iterator[Server]:
     env = {"SPLITSCRIBE_ROUTER__LISTENER": "serve", "RAY_SERVE_THROUGHPUT_OPTIMIZED": request.param}
-    running = start_server(tmp_path_factory.mktemp("cwd"), env=env)
-    yield running
-    assert stop_server(running) == 0, running.output()[-4000:]
+    with serving(tmp_path_factory.mktemp("cwd"), env=env) as running:
+        yield running
 
 
 @pytest.mark.slow

@@ -11,7 +11,7 @@ import openai
 import pytest
 
 from cluster.demo.samples import sample_path
-from tests.e2e.conftest import WITH_DASHBOARD, Server, start_server, stop_server, wait_until
+from tests.e2e.conftest import WITH_DASHBOARD, Server, serving, wait_until
 from tests.e2e.operation.test_metrics import metrics_addresses
 
 REQUEST_ID = f"seen-{secrets.token_hex(4)}"
@@ -47,12 +47,9 @@ def test_no_log_holds_text_prompts_keys_or_file_names(server: Server) -> None:
 def test_nor_at_the_level_that_tells_most(tmp_path: Path) -> None:
     key = f"known{secrets.token_hex(8)}"
     env = {"SPLITSCRIBE_LOG_FORMAT": "json", "SPLITSCRIBE_ROUTER__API_KEY": key}
-    running = start_server(tmp_path, "--log-level", "DEBUG", env=env | WITH_DASHBOARD)
-    try:
+    with serving(tmp_path, "--log-level", "DEBUG", env=env | WITH_DASHBOARD) as running:
         check_logs(running, key)
         text = logged(running)
-    finally:
-        assert stop_server(running) == 0
     assert key not in text + running.output()
 
 

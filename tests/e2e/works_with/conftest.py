@@ -11,7 +11,7 @@ from typing import Any
 import pytest
 
 from cluster.demo.samples import sample_path
-from tests.e2e.conftest import Server, start_server, stop_server
+from tests.e2e.conftest import Server, serving
 from tests.support.audio.speech import pcm_of, wav_of
 from tests.support.environments import Environment
 
@@ -22,12 +22,8 @@ CALLS_S = 240.0  # some of the programs take long to import
 @pytest.fixture(scope="session")
 def server(kernels: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     env = {"SPLITSCRIBE_ROUTER__ASR_WEBSERVICE": "true"}
-    running = start_server(tmp_path_factory.mktemp("cwd"), env=env)
-    try:
+    with serving(tmp_path_factory.mktemp("cwd"), env=env) as running:
         yield running
-    finally:
-        status = stop_server(running)
-    assert status == 0, running.output()[-4000:]
 
 
 @pytest.fixture(scope="session")

@@ -22,16 +22,14 @@ from pydantic import BaseModel, TypeAdapter
 from cluster.demo.samples import sample_path
 from tests.e2e.http.test_node_sdk import FOLDER, install
 from tests.e2e.live.test_realtime import MOST_WRONG, pcm_24_khz, wrong_share
-from tests.e2e.live.test_realtime_doors import proxy_in_front
-from tests.e2e.operation.test_tls import certificate
 from tests.support.in_process import in_process_server, translating_model
 from tests.support.programs import needs
+from tests.support.proxies import proxy_in_front
 
 pytestmark = [
     pytest.mark.slow,
     pytest.mark.filterwarnings("ignore::DeprecationWarning"),  # the SDK's, of what is withdrawn
 ]
-__all__ = ["certificate"]  # a fixture
 PAGE = Path(__file__).parents[3] / "configs" / "FROM-OPENAI.md"
 CALLS_S = 240
 SHORT = sample_path("short")
