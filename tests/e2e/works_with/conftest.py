@@ -10,7 +10,6 @@ from typing import Any
 
 import pytest
 
-from cluster.demo.samples import sample_path
 from tests.e2e.conftest import Server, serving
 from tests.support.audio.speech import pcm_of, wav_of
 from tests.support.environments import Environment
@@ -40,12 +39,6 @@ def said(server: Server, speech: Path) -> str:
     text = server.client().audio.transcriptions.create(model="whisper-1", file=speech).text
     assert len(text.split()) > 5
     return text
-
-
-@pytest.fixture(scope="session")
-def medium_said(server: Server) -> str:
-    create = server.client().audio.transcriptions.create
-    return create(model="whisper-1", file=sample_path("medium")).text
 
 
 def call(environment: Environment, script: str, *arguments: str | Path, **env: str) -> Any:

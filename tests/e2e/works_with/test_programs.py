@@ -15,7 +15,9 @@ import httpx
 import openai
 import pytest
 
+from cluster.demo.samples import sample_text
 from tests.e2e.conftest import Server, wait_until
+from tests.e2e.live.test_realtime import MOST_WRONG, pcm_24_khz, wrong_share
 from tests.e2e.works_with.conftest import call
 from tests.e2e.works_with.programs import (
     HAYSTACK,
@@ -32,6 +34,7 @@ from tests.support.programs import needs
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(INSTALL_S + 600)]
 START_S = 120.0
+ENOUGH_WORDS = str(len(sample_text("short").split()) - 2)  # of finals: no turn is open then
 OFFLINE = {"LITELLM_LOCAL_MODEL_COST_MAP": "True"}  # else it asks the network for prices first
 
 
@@ -117,6 +120,35 @@ def test_livekit_agents_hear_an_utterance(server: Server, speech: Path, said: st
 
 def test_pipecat_hears_an_utterance(server: Server, speech: Path, said: str) -> None:
     assert call(environment_of(PIPECAT), "pipecat_stt", server.url, speech) == {"text": said}
+
+
+@pytest.fixture(scope="module")
+def pcm(tmp_path_factory: pytest.TempPathFactory) -> Path:
+    path = tmp_path_factory.mktemp("pcm") / "short.pcm"
+    path.write_bytes(pcm_24_khz("short"))
+    return path
+
+
+@pytest.mark.parametrize("model", ["gpt-4o-mini-transcribe", "gpt-live-transcribe", "whisper-1"])
+def test_livekit_agents_hear_live(server: Server, pcm: Path, model: str) -> None:
+    """With the server's turn detection, and where the name makes it commit by its own."""
+    arguments = (f"{server.url}/v1", model, pcm, ENOUGH_WORDS)
+    heard = call(environment_of(LIVEKIT), "livekit_live", *arguments)
+    assert wrong_share(" ".join(heard["finals"])) <= MOST_WRONG, heard
+    assert heard["interims"]
+    assert "recognition_usage" in heard["kinds"]
+
+
+@pytest.mark.parametrize(
+    ("model", "vad"),
+    [("gpt-realtime-whisper", "local"), ("gpt-transcribe", "server"), ("whisper-1", "server")],
+)
+def test_pipecat_hears_live(server: Server, pcm: Path, model: str, vad: str) -> None:
+    address = f"{server.url.replace('http', 'ws', 1)}/v1/realtime"
+    arguments = (address, model, pcm, vad, ENOUGH_WORDS)
+    heard = call(environment_of(PIPECAT), "pipecat_live", *arguments)
+    assert heard["errors"] == []
+    assert wrong_share(" ".join(heard["finals"])) <= MOST_WRONG, heard
 
 
 def test_home_assistant_s_protocol_through_wyoming_openai(

@@ -1,10 +1,4 @@
-"""LiveKit agents' OpenAI STT plugin, as its users call it. Runs in an environment of its own.
-
-    python livekit_client.py BASE_URL MODEL PCM24K WORDS
-
-Streams the recording (int16, 24 kHz, mono) in real time, waits for finals of so many WORDS (60 s at
-most), and prints JSON: finals, interims, kinds.
-"""
+"""LiveKit agents' realtime STT: BASE_URL, MODEL, PCM (int16, 24 kHz), WORDS to wait for."""
 
 from __future__ import annotations
 

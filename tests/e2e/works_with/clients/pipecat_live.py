@@ -1,9 +1,5 @@
-"""Pipecat's realtime STT service in a pipeline, as its users build one. Has its own environment.
+"""Pipecat's realtime STT in a pipeline: WS_URL, MODEL, PCM (int16, 24 kHz), VAD, WORDS to wait for.
 
-    python pipecat_client.py WS_URL MODEL PCM24K VAD WORDS
-
-Streams the recording (int16, 24 kHz, mono) in real time, waits for finals of so many WORDS (60 s at
-most), and prints JSON: finals, interims, errors.
 VAD: "server", or "local", where the client says itself that the speaker has stopped.
 """
 
