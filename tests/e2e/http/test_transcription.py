@@ -107,6 +107,8 @@ def test_health_names_every_worker(server: Server) -> None:
         workers = health["pools"][role]["workers"]
         assert len(workers) == 2
         assert all(worker["transport"].startswith("nixl") for worker in workers)
+    metrics = httpx.get(f"{server.url}/metrics").text
+    assert 'splitscribe_worker_healthy{model="demo",role="encoder"' in metrics
     # What READs ran at, where there was one.
     assert any(worker["extra"]["transfer_gb_per_s"] > 0 for worker in workers)
 
