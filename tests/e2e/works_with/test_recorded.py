@@ -10,7 +10,6 @@ from pathlib import Path
 import httpx
 import pytest
 
-from cluster.demo.samples import sample_path
 from tests.e2e.conftest import Server
 from tests.e2e.works_with import recorded
 from tests.e2e.works_with.recorded import Recorded
@@ -109,9 +108,3 @@ def test_bazarr_gets_subtitles_and_the_language(server: Server, said: str) -> No
     assert " ".join(texts) == said
     found = send(server, recorded.BAZARR_DETECTS, samples).json()
     assert (found["language_code"], found["detected_language"]) == ("en", "english")
-
-
-def test_recordings_of_every_container_are_read_by_their_content(server: Server) -> None:
-    """Nextcloud calls all files file.mp3."""
-    content = sample_path("short").read_bytes()
-    assert send(server, recorded.NEXTCLOUD, content).json()["text"]
