@@ -4,15 +4,17 @@ from __future__ import annotations
 
 import base64
 import functools
+from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
 from benchmark.shared.clips import Clip
+from benchmark.shared.speech.wav import wav_bytes
 from cluster.common.messages import SAMPLE_RATE, Pcm
 from cluster.demo.samples import sample_path
-from tests.support.audio.sounds import FORMATS, cut, encode, write_video, write_wav
+from tests.support.audio.sounds import FORMATS, cut, encode, write_video
 
 KINDS = [name for name in FORMATS if name not in ("alac", "wav24", "wav32f", "mulaw")]
 SHORTEST_S, LONGEST_S = 3.0, 10.0
@@ -38,7 +40,7 @@ def recording(name: str) -> Pcm:
 def make_files(folder: Path, n_files: int, n_broken: int, long_s: int = 0) -> ArchiveFiles:
     """Write `n_files` in all, of which the broken ones and the long one are a part."""
     talks = tuple(_talk(folder, i) for i in range(n_files - n_broken - bool(long_s)))
-    broken = tuple(BREAK[i % len(BREAK)](folder / f"broken-{i}") for i in range(n_broken))
+    broken = tuple(_broken(folder, i) for i in range(n_broken))
     long = write_long(folder / "long.aac", long_s) if long_s else None
     return ArchiveFiles(folder, talks, broken, long)
 
@@ -65,59 +67,30 @@ def write_long(file: Path, seconds: int) -> Path:
     return file
 
 
-def _noise(path: Path) -> Path:
-    path = path.with_suffix(".mp3")
-    path.write_bytes(b"this is no audio " * 100)
-    return path
-
-
-def _empty(path: Path) -> Path:
-    path = path.with_suffix(".wav")
-    path.touch()
-    return path
-
-
-def _only_a_header(path: Path) -> Path:
-    return write_wav(path.with_suffix(".wav"), np.zeros(0, np.int16))
-
-
-def _picture(path: Path) -> Path:
-    path = path.with_suffix(".webm")
-    path.write_bytes(base64.b64decode(PICTURE))
-    return path
-
-
-def _video_without_sound(path: Path) -> Path:
-    return write_video(path.with_suffix(".mp4"), None)
-
-
-def _without_an_index(path: Path) -> Path:
+def _without_an_index(path: Path) -> None:
     """An MP4's table of frames stands at its end."""
     whole = encode(path.with_suffix(".whole"), recording("short"), *FORMATS["m4a"])
-    target = cut(whole, 0.5).rename(path.with_suffix(".m4a"))
+    cut(whole, 0.5).rename(path)
     whole.unlink()
-    return target
 
 
-def _page(path: Path) -> Path:
-    path = path.with_suffix(".ogg")
-    path.write_bytes(b"<html><body>404 Not Found</body></html>")
-    return path
-
-
-def _zeros(path: Path) -> Path:
-    path = path.with_suffix(".flac")
-    path.write_bytes(bytes(50_000))
-    return path
-
-
-BREAK = (
-    _noise,
-    _empty,
-    _only_a_header,
-    _picture,
-    _video_without_sound,
-    _without_an_index,
-    _page,
-    _zeros,
+BROKEN: tuple[tuple[str, bytes | Callable[[Path], object]], ...] = (
+    (".mp3", b"this is no audio " * 100),
+    (".wav", b""),
+    (".wav", wav_bytes(np.zeros(0, np.int16))),
+    (".webm", base64.b64decode(PICTURE)),
+    (".mp4", lambda path: write_video(path, None)),
+    (".m4a", _without_an_index),
+    (".ogg", b"<html><body>404 Not Found</body></html>"),
+    (".flac", bytes(50_000)),
 )
+
+
+def _broken(folder: Path, number: int) -> Path:
+    suffix, content = BROKEN[number % len(BROKEN)]
+    path = folder / f"broken-{number}{suffix}"
+    if isinstance(content, bytes):
+        path.write_bytes(content)
+    else:
+        content(path)
+    return path

@@ -16,10 +16,9 @@ from typing import Any
 import psutil
 import pytest
 
-from benchmark.shared.clips import Clip
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import SPLITSCRIBE, Server, wait_until
-from tests.support.audio.sounds import FORMATS, encode
+from tests.support.archive_files import make_files
 
 pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
@@ -33,18 +32,6 @@ def address_of(server: Server) -> str:
             if process.name() == "raylet" and arg.startswith(flag):
                 return arg.removeprefix(flag)
     raise AssertionError("no raylet")
-
-
-def make_archive(folder: Path, n_files: int, n_broken: int) -> None:
-    kinds = [name for name in FORMATS if name not in ("alac", "wav24", "wav32f", "mulaw")]
-    for i in range(n_files - n_broken):
-        kind = kinds[i % len(kinds)]
-        target = folder / f"{i // 10:02d}" / f"talk-{i:03d}.{kind}"
-        target.parent.mkdir(parents=True, exist_ok=True)
-        name = "medium" if i % 3 == 0 else "short"
-        encode(target, Clip(name, sample_path(name)).pcm(), *FORMATS[kind])
-    for i in range(n_broken):
-        (folder / f"broken-{i}.mp3").write_bytes(b"this is no audio " * (i + 1))
 
 
 def start(
@@ -86,7 +73,7 @@ def interrupt_when(process: subprocess.Popen[str], due: Callable[[], bool]) -> N
 
 def test_an_archive_is_interrupted_and_goes_on(server: Server, tmp_path: Path) -> None:
     archive, output = tmp_path / "talks", tmp_path / "texts"
-    make_archive(archive, 12, 1)
+    make_files(archive, 12, 1)
     told = finish(start(archive, output, server, "--dry-run"), 0)
     assert "12 files, 12 to do, about" in told
     assert not sidecars(output)
@@ -165,20 +152,11 @@ def test_a_pipeline_may_have_pools_of_its_own(tmp_path: Path) -> None:
 
 
 def test_without_an_application_the_run_has_pools_of_its_own(tmp_path: Path) -> None:
-    make_archive(tmp_path / "talks", 2, 0)
+    make_files(tmp_path / "talks", 2, 0)
     ran = subprocess.run(
         [
-            SPLITSCRIBE,
-            "batch",
-            "talks/*/*",
-            "-o",
-            "texts",
-            "--address",
-            "none",
-            "--model",
-            "demo",
-            "-f",
-            "txt",
+            *(SPLITSCRIBE, "batch", "talks/*/*", "-o", "texts", "-f", "txt"),
+            *("--address", "none", "--model", "demo"),
         ],
         cwd=tmp_path,
         capture_output=True,

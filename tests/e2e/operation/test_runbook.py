@@ -10,16 +10,13 @@ import re
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import expect
 
 from cluster.demo.samples import sample_path
 from cluster.serve.distribution import package_root
 from tests.e2e.conftest import Server, wait_until
+from tests.support.browsers.page import running_browser
 from tests.support.programs import needs
-
-playwright = pytest.importorskip("playwright.sync_api")
-from playwright.sync_api import expect  # noqa: E402
-
-from tests.support.browsers.page import running_browser  # noqa: E402
 
 CONFIGS = package_root() / "configs"
 MAX_BYTES = 150_000

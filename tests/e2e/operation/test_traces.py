@@ -8,13 +8,11 @@ from collections.abc import Iterator
 from typing import Any
 
 import pytest
+from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 from tests.e2e.conftest import Server, serving, wait_until
 from tests.support.audio.recordings import delayed
 from tests.support.http_host import Answer, Host, http_host
-
-pytest.importorskip("opentelemetry.exporter.otlp.proto.http")
-from opentelemetry.proto.collector.trace.v1.trace_service_pb2 import ExportTraceServiceRequest
 
 EXPORT_S = 30.0  # a replica sends what it has every 5 s
 REQUEST = "POST /v1/audio/transcriptions"

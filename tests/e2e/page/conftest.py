@@ -8,15 +8,12 @@ from collections.abc import Iterator
 from pathlib import Path
 
 import pytest
+from playwright.sync_api import Browser, Page
 
 from tests.e2e.conftest import Server
 from tests.e2e.http.test_node_sdk import OFFLINE
 from tests.support.audio.recordings import lengthened
-
-playwright = pytest.importorskip("playwright.sync_api")
-from playwright.sync_api import Browser, Page  # noqa: E402
-
-from tests.support.browsers.page import opened, running_browser  # noqa: E402
+from tests.support.browsers.page import opened, running_browser
 
 AXE = Path(__file__).with_name("browser")
 

@@ -8,18 +8,15 @@ from pathlib import Path
 
 import httpx
 import pytest
+from playwright.sync_api import Browser, Page, expect
 
 from cluster.demo.samples import sample_path
 from router.api.subtitles import srt, txt, vtt
 from router.transcript import Segment
 from tests.e2e.conftest import Server, wait_until
+from tests.support.browsers.page import drop, opened, text_of
+from tests.support.browsers.transcribing import FORM, WAIT_MS, ask, downloaded, transcribe
 from tests.support.programs import needs
-
-playwright = pytest.importorskip("playwright.sync_api")
-from playwright.sync_api import Browser, Page, expect  # noqa: E402
-
-from tests.support.browsers.page import drop, opened, text_of  # noqa: E402
-from tests.support.browsers.transcribing import FORM, WAIT_MS, ask, downloaded, transcribe  # noqa: E402
 
 pytestmark = [pytest.mark.slow, needs("chromium", "npm")]
 WATCH_LIT = """() => {

@@ -7,18 +7,15 @@ from pathlib import Path
 from typing import Any
 
 import pytest
+from playwright.sync_api import Browser, Page, expect
 
 from cluster.demo.samples import sample_path
 from cluster.serve.distribution import package_root
 from tests.e2e.conftest import Server
 from tests.support.audio.recordings import delayed
+from tests.support.browsers.page import drop, opened, shifts, violations, watch_shifts, webp
+from tests.support.browsers.transcribing import WAIT_MS, answered_with, transcribe
 from tests.support.programs import needs
-
-playwright = pytest.importorskip("playwright.sync_api")
-from playwright.sync_api import Browser, Page, expect  # noqa: E402
-
-from tests.support.browsers.page import drop, opened, shifts, violations, watch_shifts, webp  # noqa: E402
-from tests.support.browsers.transcribing import WAIT_MS, answered_with, transcribe  # noqa: E402
 
 pytestmark = [pytest.mark.slow, needs("chromium", "npm")]
 IMAGES = package_root() / "configs/images"

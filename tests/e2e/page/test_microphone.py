@@ -9,16 +9,13 @@ from typing import Any
 
 import numpy as np
 import pytest
+from playwright.sync_api import Browser, Page, WebSocketRoute, expect
 
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import Server, wait_until
+from tests.support.browsers.page import ELSEWHERE, opened, text_of
+from tests.support.browsers.transcribing import WAIT_MS, downloaded, transcribe
 from tests.support.programs import needs
-
-playwright = pytest.importorskip("playwright.sync_api")
-from playwright.sync_api import Browser, Page, WebSocketRoute, expect  # noqa: E402
-
-from tests.support.browsers.page import ELSEWHERE, opened, text_of  # noqa: E402
-from tests.support.browsers.transcribing import WAIT_MS, downloaded, transcribe  # noqa: E402
 
 pytestmark = [pytest.mark.slow, needs("chromium", "npm")]
 

@@ -7,18 +7,15 @@ from pathlib import Path
 
 import httpx
 import pytest
+from playwright.sync_api import Browser, Page, expect
 
 from cluster.demo.samples import sample_path
 from router.http.routes import create_app
 from tests.e2e.conftest import Server, wait_until
+from tests.support.browsers.page import drop, opened, text_of
+from tests.support.browsers.transcribing import WAIT_MS, answered_with, downloaded
 from tests.support.programs import needs
 from tests.support.router_fakes import FakeTranscriber, make_registry, make_settings, running_server
-
-playwright = pytest.importorskip("playwright.sync_api")
-from playwright.sync_api import Browser, Page, expect  # noqa: E402
-
-from tests.support.browsers.page import drop, opened, text_of  # noqa: E402
-from tests.support.browsers.transcribing import WAIT_MS, answered_with, downloaded  # noqa: E402
 
 pytestmark = [pytest.mark.slow, needs("chromium", "npm")]
 KEY = "a-key(of)this@test!"  # with characters that no header of a WebSocket may have

@@ -7,19 +7,16 @@ from typing import Any
 
 import httpx
 import pytest
+from playwright.sync_api import Browser, Locator, Page, expect
 
 from cluster.common.errors import InvalidAudioError
 from cluster.demo.samples import sample_path
 from router.http.routes import create_app
 from tests.e2e.conftest import wait_until
+from tests.support.browsers.page import drop, opened
+from tests.support.browsers.transcribing import WAIT_MS, answered_with
 from tests.support.programs import needs
 from tests.support.router_fakes import FakeTranscriber, make_registry, make_settings, running_server
-
-playwright = pytest.importorskip("playwright.sync_api")
-from playwright.sync_api import Browser, Locator, Page, expect  # noqa: E402
-
-from tests.support.browsers.page import drop, opened  # noqa: E402
-from tests.support.browsers.transcribing import WAIT_MS, answered_with  # noqa: E402
 
 pytestmark = [pytest.mark.slow, needs("chromium", "npm")]
 AUDIO = sample_path("short").read_bytes()
