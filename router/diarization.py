@@ -44,13 +44,7 @@ async def find_turns(
         search = SpeakerSearch(tuple(zip(options.names, paths, strict=True)), least, most)
         for tries in count(1):
             try:
-                heard = await audio.survey(
-                    upload,
-                    request_id=context.request_id,
-                    timeout_s=context.remaining_s(),
-                    client=context.client,
-                    speakers=search,
-                )
+                heard = await audio.survey(upload, context, search)
                 break
             except WorkerError:
                 if tries == MAX_SEARCHES:

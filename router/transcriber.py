@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import math
 from collections.abc import Callable, Collection, Sequence
-from contextlib import AbstractAsyncContextManager
 from dataclasses import replace
 from pathlib import Path
 
@@ -34,7 +33,7 @@ from cluster.common.tracing import NO_TRACER, Tracer
 from router.alignment import AlignmentRun
 from router.api.params import TranscriptionParams
 from router.audio.pool import AudioPool
-from router.audio.stream import AudioStream, WholeAudio
+from router.audio.stream import AudioStream
 from router.diarization import find_turns
 from router.interface import PoolHealth, RequestContext, TranscriptionResult
 from router.known_text import aligned_transcript, given_words, said_parts
@@ -124,12 +123,7 @@ class RequestTranscriber:
                 raise UnsupportedValueError(NO_SPEAKER_MODEL, param=param)
             turns = find_turns(self._audio, upload, speakers, context)
             return await transcribe_voices(run, one, turns, words=params.words)
-        found = await self._audio.survey(
-            upload,
-            request_id=context.request_id,
-            timeout_s=context.remaining_s(),
-            client=context.client,
-        )
+        found = await self._audio.survey(upload, context)
         run.timings.audio_s += found.decode_s
         return await transcribe_channels(
             channels_of(found.channels, speakers.names),
@@ -165,7 +159,9 @@ class RequestTranscriber:
             context_for=None if by_token or params.known_lines else self._context_for,
         )
         early = params.stream and work.context_for is not None
-        async with self._open(upload, params, context, early=early, channel=channel) as stream:
+        async with self._audio.open(
+            upload, context, chunking=params.chunking, early=early, channel=channel
+        ) as stream:
             if stream.expected_s is not None:
                 context.expect_audio(stream.expected_s)
             await work.decode_all(stream, slots)
@@ -193,40 +189,16 @@ class RequestTranscriber:
         said, alone = await asyncio.to_thread(said_parts, given, parts, self.tokenizer, most)
         work = AlignmentRun(self._pipeline, run, self._options(params), self.tokenizer)
         if said:
-            async with self._open(upload, params, run.context) as stream:
+            async with self._audio.open(upload, run.context, chunking=params.chunking) as stream:
                 await work.align_all(stream, said, self._settings.max_windows_in_flight)
         return await asyncio.to_thread(aligned_transcript, heard, lines, given, work.times, alone)
-
-    def _open(
-        self,
-        upload: Path,
-        params: TranscriptionParams,
-        context: RequestContext,
-        *,
-        early: bool = False,
-        channel: int | None = None,
-    ) -> AbstractAsyncContextManager[AudioStream]:
-        return self._audio.open(
-            upload,
-            request_id=context.request_id,
-            timeout_s=context.remaining_s(),
-            client=context.client,
-            chunking=params.chunking,
-            early=early,
-            channel=channel,
-        )
 
     async def _transcribe_sequential(
         self, upload: Path, params: TranscriptionParams, run: RequestRun, channel: int | None
     ) -> Transcript:
         context, opened_s = run.context, self._clock.monotonic()
         async with self._audio.open_whole(
-            upload,
-            request_id=context.request_id,
-            timeout_s=context.remaining_s(),
-            client=context.client,
-            n_mels=self._dims.n_mels,
-            channel=channel,
+            upload, context, n_mels=self._dims.n_mels, channel=channel
         ) as audio:
             if audio.expected_s is not None:
                 context.expect_audio(audio.expected_s)
@@ -255,14 +227,7 @@ class RequestTranscriber:
         return work.transcript(params.task)
 
     async def detect_language(self, upload: Path, context: RequestContext) -> tuple[str, float]:
-        async with self._audio.open(
-            upload,
-            request_id=context.request_id,
-            timeout_s=context.remaining_s(),
-            client=context.client,
-            chunking=None,
-            early=False,
-        ) as stream:
+        async with self._audio.open(upload, context) as stream:
             if stream.expected_s is not None:
                 context.expect_audio(stream.expected_s)
             pcm = await _first_speech(stream)
@@ -282,9 +247,7 @@ class RequestTranscriber:
             carried=params.sequential.carry_initial_prompt,
         )
 
-    def _record_audio(
-        self, audio: AudioStream | WholeAudio, run: RequestRun, opened_s: float
-    ) -> None:
+    def _record_audio(self, audio: AudioStream, run: RequestRun, opened_s: float) -> None:
         run.timings.audio_s += audio.decode_s
         run.context.span.stage("audio", opened_s, audio.decode_s, audio_s=audio.duration_s)
         self._recorder.add("splitscribe_audio_seconds_total", audio.duration_s)

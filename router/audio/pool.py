@@ -14,7 +14,6 @@ import logging
 import signal
 from collections import deque
 from collections.abc import AsyncIterator
-from functools import partial
 from pathlib import Path
 
 from cluster.common.clock import SYSTEM_CLOCK, Clock
@@ -39,6 +38,7 @@ from router.audio.protocol import (
 )
 from router.audio.stream import AudioStream, WholeAudio
 from router.audio.worker_handle import AudioProcess
+from router.interface import RequestContext
 
 logger = logging.getLogger(__name__)
 
@@ -127,10 +127,8 @@ class AudioPool:
     async def open(
         self,
         path: Path,
+        context: RequestContext,
         *,
-        request_id: str,
-        timeout_s: float,
-        client: bytes = b"",
         chunking: Chunking | None = None,
         early: bool = False,
         channel: int | None = None,
@@ -138,8 +136,7 @@ class AudioPool:
         """Begin to decode the file at `path`, which must stay there until the block is left.
         Leaving the block, also by cancellation, ends the work on it.
 
-        timeout_s: time to open it, with the wait for a worker. client: whose it is; empty: not
-            known. chunking, early, channel: as in `OpenUpload`.
+        chunking, early, channel: as in `OpenUpload`.
 
         Raises:
             RateLimitError: the client's uploads have ended too many workers.
@@ -149,7 +146,7 @@ class AudioPool:
         upload = OpenUpload(
             next(self._upload_ids), str(path), chunking=chunking, early=early, channel=channel
         )
-        async with self._opened(AudioStream(upload, request_id, client), timeout_s) as stream:
+        async with self._opened(AudioStream(upload, context)) as stream:
             yield stream
 
     @property
@@ -157,13 +154,7 @@ class AudioPool:
         return self._limits.speaker_model is not None
 
     async def survey(
-        self,
-        path: Path,
-        *,
-        request_id: str,
-        timeout_s: float,
-        client: bytes = b"",
-        speakers: SpeakerSearch | None = None,
+        self, path: Path, context: RequestContext, speakers: SpeakerSearch | None = None
     ) -> AudioStream:
         """Hear a file once for its length, and its channels or `speakers`: the stream has them.
         Raises as `open`, InvalidRequestError where it has one channel, and InvalidAudioError for
@@ -171,44 +162,36 @@ class AudioPool:
         """
         survey = speakers is None
         upload = OpenUpload(next(self._upload_ids), str(path), survey=survey, speakers=speakers)
-        async with self._opened(AudioStream(upload, request_id, client), timeout_s) as stream:
+        async with self._opened(AudioStream(upload, context)) as stream:
             async for _ in stream:
                 raise AssertionError("a survey has no windows")
         return stream
 
     @contextlib.asynccontextmanager
     async def open_whole(
-        self,
-        path: Path,
-        *,
-        request_id: str,
-        timeout_s: float,
-        n_mels: int,
-        client: bytes = b"",
-        channel: int | None = None,
+        self, path: Path, context: RequestContext, *, n_mels: int, channel: int | None = None
     ) -> AsyncIterator[WholeAudio]:
         """As `open`, for those who read the audio in any order. n_mels: bins of the mel power whose
         maximum is wanted.
         """
         upload = OpenUpload(next(self._upload_ids), str(path), n_mels=n_mels, channel=channel)
-        stream = AudioStream(upload, request_id, client)
-        with contextlib.closing(WholeAudio(stream, partial(self._release, stream))) as audio:
-            async with self._opened(stream, timeout_s):
+        with contextlib.closing(WholeAudio(upload, context)) as audio:
+            async with self._opened(audio):
                 yield audio
 
     @contextlib.asynccontextmanager
-    async def _opened(self, stream: AudioStream, timeout_s: float) -> AsyncIterator[AudioStream]:
+    async def _opened(self, stream: AudioStream) -> AsyncIterator[AudioStream]:
         """A stream that a worker has opened; taken from it when the block is left."""
         if self._closed:
             raise WorkerDrainingError("the server is shutting down")
-        self._check_budget(stream.client)
+        self._check_budget(stream.context.client)
         with contextlib.suppress(OSError):  # the worker tells
             stream.is_long = stream.path.stat().st_size > LONG_BYTES
         self._waiting.append(stream)
         self._assign()
         try:
             try:
-                async with asyncio.timeout(timeout_s):
+                async with asyncio.timeout(stream.context.remaining_s()):
                     await stream.until_open()
             except TimeoutError as error:
                 raise DeadlineExceededError("no audio worker was free in time") from error
@@ -311,7 +294,10 @@ class AudioPool:
                 worker.ready.set()
                 self._assign()
             case UploadReport(upload_id) if upload_id in worker.streams:  # else it was cancelled
-                worker.streams[upload_id].take(report, pcm)
+                stream = worker.streams[upload_id]
+                stream.take(report, pcm)
+                if stream.ended:
+                    self._release(stream)
 
     def _reassign(self, worker: AudioProcess) -> None:
         """Blame the upload that a dead worker was on, and let others do its other uploads."""
@@ -321,8 +307,8 @@ class AudioPool:
         logger.warning("an audio worker ended (exit code %s) and is replaced", code)
         culprit = worker.streams.get(blamed, worker.left)
         is_known = culprit is not None and culprit.upload_id == blamed and not worker.stalled
-        if culprit is not None and is_known and culprit.client:
-            self._ended_s.setdefault(culprit.client, []).append(self._clock.monotonic())
+        if culprit is not None and is_known and (client := culprit.context.client):
+            self._ended_s.setdefault(client, []).append(self._clock.monotonic())
         for stream in worker.streams.values():
             stream.add_credit = None
             stream.moves += blamed in (0, stream.upload_id)
@@ -330,7 +316,7 @@ class AudioPool:
                 continue
             if (stream.upload_id == blamed and not worker.stalled) or stream.moves > MAX_MOVES:
                 error = self._blame(worker, code)
-                logger.warning(error.message, extra={"request_id": stream.request_id})
+                logger.warning(error.message, extra={"request_id": stream.context.request_id})
                 stream.fail(error)
             else:
                 self._waiting.appendleft(stream)

@@ -1,10 +1,10 @@
 """What the router and an audio worker say to each other, and the limits of an upload.
 
 Each message over their socket pair is one of the dataclasses below, as a JSON object, and for a
-window followed by its PCM. What arrives is checked against the types of its fields. There is no
-pickle, so a worker that a hostile upload has taken over can send nothing but text and samples, with
-numbers inside the bounds declared here. Imports no codec and no model, so that the router stays
-light.
+window followed by its PCM, framed as `multiprocessing.connection` does it. What arrives is checked
+against the types of its fields. There is no pickle, so a worker that a hostile upload has taken
+over can send nothing but text and samples, with numbers inside the bounds declared here. Imports no
+codec and no model, so that the router stays light.
 """
 
 from __future__ import annotations
@@ -12,8 +12,6 @@ from __future__ import annotations
 import json
 import mmap
 import os
-import socket
-import struct
 import tempfile
 import time
 from dataclasses import asdict, dataclass
@@ -33,8 +31,6 @@ from router.api.params import Chunking
 
 MAX_MESSAGE_BYTES = 65_536
 MAX_PCM_BYTES = 2 * WINDOW_SAMPLES
-_PREFIX = struct.Struct("<II")  # bytes of JSON, bytes of PCM
-PREFIX_BYTES = _PREFIX.size
 MAX_TURNS = 1_000  # in one message
 _LARGEST = 2**40  # no count and no length comes near to it, and sums stay exact
 
@@ -217,64 +213,17 @@ _COMMANDS: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discrimin
 _REPORTS: TypeAdapter[Report] = TypeAdapter(Annotated[Report, Field(discriminator="kind")])
 
 
-def pack(message: Command | Report, n_pcm_bytes: int = 0) -> bytes:
-    """The bytes of a message, without the PCM that follows it."""
-    content = json.dumps(asdict(message), separators=(",", ":")).encode()
-    return _PREFIX.pack(len(content), n_pcm_bytes) + content
+def pack(message: Command | Report) -> bytes:
+    return json.dumps(asdict(message), separators=(",", ":")).encode()
 
 
-def unpack_prefix(prefix: bytes) -> tuple[int, int]:
-    """How many bytes of JSON and of PCM follow. Raises ValueError: more than any worker sends."""
-    n_bytes, n_pcm_bytes = _PREFIX.unpack(prefix)
-    if n_bytes > MAX_MESSAGE_BYTES or n_pcm_bytes > MAX_PCM_BYTES:
-        raise ValueError(f"an audio worker announces {n_bytes} and {n_pcm_bytes} bytes")
-    return n_bytes, n_pcm_bytes
+def unpack_command(content: bytes) -> Command:
+    return _COMMANDS.validate_json(content, strict=True)
 
 
 def unpack_report(content: bytes) -> Report:
     """Raises ValueError: it is no message of a worker."""
     return _REPORTS.validate_json(content, strict=True)
-
-
-class WorkerSocket:
-    """The worker's end: blocking sends; receives without waiting, or until something comes."""
-
-    def __init__(self, sock: socket.socket) -> None:
-        self._sock = sock
-        self._received = bytearray()
-
-    def send(self, report: Report, pcm: memoryview | None = None) -> None:
-        self._sock.sendall(pack(report, 0 if pcm is None else pcm.nbytes))
-        if pcm is not None:
-            self._sock.sendall(pcm)
-
-    def receive(self, wait: bool) -> list[Command]:
-        """Every whole message that is there; with `wait`, at least one. Raises EOFError: the router
-        is gone.
-        """
-        commands = self._parse()
-        while True:
-            try:
-                flags = 0 if wait and not commands else socket.MSG_DONTWAIT
-                chunk = self._sock.recv(MAX_MESSAGE_BYTES, flags)
-            except BlockingIOError:
-                return commands
-            if not chunk:
-                raise EOFError
-            self._received += chunk
-            commands += self._parse()
-
-    def _parse(self) -> list[Command]:
-        commands = []
-        while len(self._received) >= PREFIX_BYTES:
-            n_bytes, _ = _PREFIX.unpack_from(self._received)
-            end = PREFIX_BYTES + n_bytes
-            if len(self._received) < end:
-                break
-            content = bytes(self._received[PREFIX_BYTES:end])
-            commands.append(_COMMANDS.validate_json(content, strict=True))
-            del self._received[:end]
-        return commands
 
 
 class UploadSlot:

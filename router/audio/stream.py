@@ -26,6 +26,7 @@ from router.audio.protocol import (
     WindowFound,
 )
 from router.audio.windows import Window
+from router.interface import RequestContext
 
 CREDIT = 2  # windows of one upload that may wait in the router for their consumer
 RETRY_AFTER_S = 10.0  # after a full disk
@@ -41,10 +42,9 @@ class AudioStream:
         ended.
     """
 
-    def __init__(self, upload: OpenUpload, request_id: str, client: bytes = b"") -> None:
+    def __init__(self, upload: OpenUpload, context: RequestContext) -> None:
         self.upload_id = upload.upload_id
-        self.client = client
-        self.request_id = request_id
+        self.context = context
         self.expected_s: float | None = None
         self.duration_s = 0.0
         self.decode_s = 0.0
@@ -131,7 +131,7 @@ class AudioStream:
             self._changed.set()
 
 
-class WholeAudio:
+class WholeAudio(AudioStream):
     """One upload's samples, to be read in any order once `load` has ended.
 
     They are in a temporary file without a name, so that hours of audio take no memory, and nothing
@@ -140,34 +140,19 @@ class WholeAudio:
     it.
     """
 
-    def __init__(self, stream: AudioStream, release: Callable[[], None]) -> None:
-        """release: called when the audio worker is done with the upload."""
+    def __init__(self, upload: OpenUpload, context: RequestContext) -> None:
+        super().__init__(upload, context)
         self.n_samples = 0
-        self.log_max = 0.0
-        self.stream = stream
-        self._release = release
         self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - see close
         self._lock = threading.Lock()
 
-    @property
-    def expected_s(self) -> float | None:
-        return self.stream.expected_s
-
-    @property
-    def decode_s(self) -> float:
-        return self.stream.decode_s
-
-    @property
-    def duration_s(self) -> float:
-        return self.n_samples / SAMPLE_RATE
-
-    async def load(self, on_found: Callable[[float], None] | None = None) -> None:
+    async def load(self, on_found: Callable[[float], None]) -> None:
         """Decode to the end; the audio worker is free for others then.
 
         on_found: gets the seconds of audio decoded so far; what it raises ends the load. Raises as
             `AudioStream.__anext__`, and OverloadedError: the disk is full.
         """
-        async for piece in self.stream:
+        async for piece in self:
             try:
                 await asyncio.to_thread(self._write, piece.pcm)
             except OSError as error:
@@ -176,14 +161,11 @@ class WholeAudio:
                     retry_after_s=RETRY_AFTER_S,
                 ) from error
             self.n_samples += piece.n_samples
-            if on_found is not None:
-                on_found(self.duration_s)
-        self.log_max = self.stream.log_max
-        self._release()
+            on_found(self.n_samples / SAMPLE_RATE)
 
     async def read(self, start: int, stop: int) -> Pcm:
         """Samples from `start` up to `stop`, or to the end where that comes first."""
-        return await asyncio.to_thread(self._read, start, min(stop, self.n_samples))
+        return await asyncio.to_thread(self._read, start, stop)
 
     def close(self) -> None:
         with self._lock:
@@ -197,13 +179,7 @@ class WholeAudio:
                 view, at = view[written:], at + written
 
     def _read(self, start: int, stop: int) -> Pcm:
-        content = bytearray()
-        n_left, at = (stop - start) * SAMPLE_BYTES, start * SAMPLE_BYTES
         with self._lock:
-            while n_left > 0 and not self._file.closed:
-                piece = os.pread(self._file.fileno(), n_left, at)
-                if not piece:
-                    break
-                content += piece
-                n_left, at = n_left - len(piece), at + len(piece)
-        return np.frombuffer(content, np.int16)
+            if self._file.closed or not self.n_samples:
+                return np.empty(0, np.int16)
+            return np.array(np.memmap(self._file, np.int16, "r")[start:stop])

@@ -12,12 +12,12 @@ import json
 import math
 import resource
 import signal
-import socket
 import sys
 import time
 from collections.abc import Generator
 from contextlib import closing, suppress
 from dataclasses import dataclass, replace
+from multiprocessing.connection import Connection
 from pathlib import Path
 
 import numpy as np
@@ -48,7 +48,8 @@ from router.audio.protocol import (
     UploadReport,
     UploadSlot,
     WindowFound,
-    WorkerSocket,
+    pack,
+    unpack_command,
 )
 from router.audio.vad import SpeechDetector
 from router.audio.voices import Voices
@@ -78,7 +79,7 @@ class Upload:
 
 
 class AudioWorker:
-    def __init__(self, connection: WorkerSocket, slot: UploadSlot, limits: AudioLimits) -> None:
+    def __init__(self, connection: Connection, slot: UploadSlot, limits: AudioLimits) -> None:
         self._connection = connection
         self._slot = slot
         self._limits = limits
@@ -96,17 +97,15 @@ class AudioWorker:
             pass
 
     def run(self) -> None:
-        self._connection.send(Alive())
+        self._connection.send_bytes(pack(Alive()))
         while True:
             upload = self._next_upload()
             try:
-                commands = self._connection.receive(wait=upload is None)
+                while self._connection.poll(None if upload is None else 0.0):
+                    self._obey(unpack_command(self._connection.recv_bytes()))
+                    upload = self._next_upload()
             except EOFError:
                 return
-            for command in commands:
-                self._obey(command)
-            if commands:
-                upload = self._next_upload()
             if upload is not None:
                 self._step(upload)
 
@@ -138,7 +137,7 @@ class AudioWorker:
                     upload_id, steps, command.credit, command.skip, max_busy_s=limit_s
                 )
             case Order("ping"):
-                self._connection.send(Alive())
+                self._connection.send_bytes(pack(Alive()))
             case Order("credit", upload_id) if upload_id in self._uploads:
                 self._uploads[upload_id].credit += 1
             case Order("cancel", upload_id) if upload_id in self._uploads:
@@ -181,7 +180,9 @@ class AudioWorker:
         self._report(upload, found, window.pcm.data.cast("B"))
 
     def _report(self, upload: Upload, event: UploadEvent, pcm: memoryview | None = None) -> None:
-        self._connection.send(UploadReport(upload.id, upload.busy_s, event), pcm)
+        self._connection.send_bytes(pack(UploadReport(upload.id, upload.busy_s, event)))
+        if pcm is not None:
+            self._connection.send_bytes(pcm)
 
     def _drop(self, upload: Upload) -> None:
         del self._uploads[upload.id]
@@ -302,8 +303,7 @@ def main() -> None:
     socket_fd, slot_fd, limits_json = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the router closes the socket instead
     limits = AudioLimits(**json.loads(limits_json))
-    connection = WorkerSocket(socket.socket(fileno=socket_fd))
-    worker = AudioWorker(connection, UploadSlot(slot_fd), limits)
+    worker = AudioWorker(Connection(socket_fd), UploadSlot(slot_fd), limits)
     worker.warm_up()
     if limits.when_idle:  # not before: on a busy machine it would take long to come up
         run_when_idle()

@@ -15,15 +15,16 @@ from functools import partial
 import psutil
 
 from router.audio.protocol import (
+    MAX_MESSAGE_BYTES,
     MAX_PCM_BYTES,
-    PREFIX_BYTES,
     AudioLimits,
     Command,
     Order,
     Report,
+    UploadReport,
     UploadSlot,
+    WindowFound,
     pack,
-    unpack_prefix,
     unpack_report,
 )
 from router.audio.stream import AudioStream
@@ -91,19 +92,26 @@ class AudioProcess:
 
     def send(self, command: Command) -> None:
         if self.alive:
-            self._writer.write(pack(command))
+            content = pack(command)
+            self._writer.write(len(content).to_bytes(4) + content)
 
     async def receive(self) -> tuple[Report, bytes]:
         """The next message and its PCM. Raises EOFError: the worker is gone; ValueError: it sent
         something that no worker sends.
         """
         try:
-            n_bytes, n_pcm_bytes = unpack_prefix(await self._reader.readexactly(PREFIX_BYTES))
-            report = unpack_report(await self._reader.readexactly(n_bytes))
+            report = unpack_report(await self._frame(MAX_MESSAGE_BYTES))
             self._is_asked = False
-            return report, await self._reader.readexactly(n_pcm_bytes)
+            has_pcm = isinstance(report, UploadReport) and isinstance(report.event, WindowFound)
+            return report, await self._frame(MAX_PCM_BYTES) if has_pcm else b""
         except (asyncio.IncompleteReadError, OSError) as error:
             raise EOFError from error
+
+    async def _frame(self, most: int) -> bytes:
+        n_bytes = int.from_bytes(await self._reader.readexactly(4), signed=True)
+        if not 0 <= n_bytes <= most:
+            raise ValueError(f"an audio worker announces {n_bytes} bytes")
+        return await self._reader.readexactly(n_bytes)
 
     def n_silent(self) -> int:
         """Ask for a sign of life. Returns how many times in a row there has been none.

@@ -15,6 +15,7 @@ from benchmark.shared.speech.wav import wav_bytes
 from cluster.common.settings_sources import load_settings
 from cluster.demo.samples import SAMPLES, sample_path, sample_text
 from router.audio.pool import AudioPool
+from router.interface import RequestContext
 from tests.e2e.conftest import Server, wait_until
 
 TOLERANCE = 0.1  # word error rate that a small model may have on its own recordings
@@ -67,7 +68,7 @@ async def test_the_long_recording_has_the_text_of_its_parts(server: Server) -> N
     pool = AudioPool(load_settings(environ={}).router)
     await pool.start()
     try:
-        async with pool.open(sample_path("long"), request_id="parts", timeout_s=60) as stream:
+        async with pool.open(sample_path("long"), RequestContext.unlimited("parts", 60)) as stream:
             windows = [window async for window in stream]
     finally:
         await pool.close()

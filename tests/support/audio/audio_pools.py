@@ -13,8 +13,13 @@ from cluster.common.settings import RouterSettings
 from router.audio.pool import AudioPool
 from router.audio.stream import AudioStream
 from router.audio.worker_handle import AudioProcess
+from router.interface import RequestContext
 
 PATIENCE_S = 30.0
+
+
+def request(client: bytes = b"", time_s: float = PATIENCE_S) -> RequestContext:
+    return RequestContext("r", None, timeout_s=time_s, client=client)
 
 
 @contextlib.asynccontextmanager

@@ -32,14 +32,16 @@ from router.audio.protocol import AudioLimits
 from router.audio.stream import CREDIT, AudioStream
 from router.audio.windows import Window
 from router.audio.worker import AudioWorker, Upload
-from tests.support.audio.audio_pools import PATIENCE_S, freeze_on, pids, running, until, worker_of
+from tests.support.audio.audio_pools import freeze_on, pids, request, running, until, worker_of
 from tests.support.audio.sounds import encode, joined, silence, tone, voice, write_wav
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # that of the shared `pool`
 
 
-def opened(pool: AudioPool, path: Path, **wishes: Any) -> AbstractAsyncContextManager[AudioStream]:
-    return pool.open(path, request_id="r", timeout_s=PATIENCE_S, **wishes)
+def opened(
+    pool: AudioPool, path: Path, client: bytes = b"", **wishes: Any
+) -> AbstractAsyncContextManager[AudioStream]:
+    return pool.open(path, request(client), **wishes)
 
 
 async def read(pool: AudioPool, path: Path, **wishes: Any) -> tuple[list[Window], AudioStream]:
@@ -315,7 +317,7 @@ async def test_a_worker_that_cannot_be_had_in_time(clip: Path) -> None:
     async with running() as pool:
         os.kill(pids(pool)[0], signal.SIGSTOP)
         with pytest.raises(DeadlineExceededError):
-            async with pool.open(clip, request_id="r", timeout_s=0.1):
+            async with pool.open(clip, request(time_s=0.1)):
                 pass
         os.kill(pids(pool)[0], signal.SIGCONT)
         assert len((await read(pool, clip))[0]) == 1

@@ -23,7 +23,7 @@ from cluster.common.errors import ConfigurationError
 from cluster.common.settings import RouterSettings
 from router.audio.pool import AudioPool
 from router.audio.protocol import MAX_MESSAGE_BYTES
-from tests.support.audio.audio_pools import PATIENCE_S, freeze_on, pids, running, until
+from tests.support.audio.audio_pools import freeze_on, pids, request, running, until
 from tests.support.audio.sounds import voice, write_wav
 
 # Both hang up at once. One then ends by itself, the other only when it is killed.
@@ -165,10 +165,9 @@ async def test_a_worker_that_sends_nonsense_is_replaced(
     """A worker that an upload has taken over can end itself, and not its keeper."""
     alive = '{"kind": "alive"}'
     sends = "".join(
-        f"s.sendall(struct.pack('<II', {len(text)}, 0) + {text.encode()!r}); "
-        for text in (alive, nonsense)
+        f"s.sendall({len(text).to_bytes(4) + text.encode()!r}); " for text in (alive, nonsense)
     )
-    boot = f"import socket, struct, sys; s = socket.socket(fileno=int(sys.argv[2])); {sends}"
+    boot = f"import socket, sys; s = socket.socket(fileno=int(sys.argv[2])); {sends}"
     monkeypatch.setattr("router.audio.worker_handle.BOOT", boot + "s.recv(1)")
     async with nothing_stays():
         pool = AudioPool(RouterSettings(audio_workers=1))
@@ -195,7 +194,7 @@ async def test_a_worker_frozen_while_idle_is_replaced(tmp_path: Path) -> None:
     async with running() as pool:
         (frozen,) = pids(pool)
         os.kill(frozen, signal.SIGSTOP)
-        async with pool.open(clip, request_id="r", timeout_s=PATIENCE_S) as stream:
+        async with pool.open(clip, request()) as stream:
             windows = [window async for window in stream]
         assert len(windows) == 1
         assert frozen not in pids(pool)
@@ -206,9 +205,9 @@ async def test_an_upload_goes_on_where_its_frozen_worker_stopped(tmp_path: Path)
     """Unlike one that takes too long, it is not to blame, and no window comes twice."""
     path = write_wav(tmp_path / "long", voice(400.0))
     async with running() as pool:
-        async with pool.open(path, request_id="r", timeout_s=PATIENCE_S) as stream:
+        async with pool.open(path, request()) as stream:
             expected = [window.start_sample async for window in stream]
-        async with pool.open(path, request_id="r", timeout_s=PATIENCE_S) as stream:
+        async with pool.open(path, request()) as stream:
             found = [(await anext(stream)).start_sample]
             frozen = await freeze_on(pool, stream)
             found += [window.start_sample async for window in stream]
@@ -223,7 +222,7 @@ async def test_a_worker_at_work_is_not_taken_for_a_frozen_one(tmp_path: Path) ->
     async with running() as pool:
         before = pids(pool)
         (worker,) = pool._workers
-        async with pool.open(path, request_id="r", timeout_s=PATIENCE_S) as stream:
+        async with pool.open(path, request()) as stream:
             async for _ in stream:
                 worker.n_silent()
         await until(lambda: worker.n_silent() == 0)

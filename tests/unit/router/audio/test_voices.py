@@ -122,7 +122,7 @@ class PlayedPool:
         self.searches: list[SpeakerSearch] = []
         self.heard: list[bytes] = []
 
-    async def survey(self, path: Path, *, speakers: SpeakerSearch, **_: Any) -> Any:
+    async def survey(self, path: Path, _: RequestContext, speakers: SpeakerSearch) -> Any:
         self.searches.append(speakers)
         self.heard = contents(speakers)
         if len(self.searches) <= self.n_deaths:

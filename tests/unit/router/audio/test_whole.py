@@ -22,7 +22,7 @@ from router.audio.pool import AudioPool
 from router.audio.stream import WholeAudio
 from router.audio.windows import Pieces
 from router.audio.worker import MelPeak
-from tests.support.audio.audio_pools import PATIENCE_S, freeze_on, pids, running, until
+from tests.support.audio.audio_pools import freeze_on, pids, request, running, until
 from tests.support.audio.sounds import joined, silence, voice, write_wav
 from tests.support.references.hugging_face import make_pcm
 
@@ -42,12 +42,12 @@ def long_file(tmp_path_factory: pytest.TempPathFactory, long_pcm: NDArray[np.int
 
 
 def open_whole(pool: AudioPool, path: Path) -> AbstractAsyncContextManager[WholeAudio]:
-    return pool.open_whole(path, request_id="r", timeout_s=PATIENCE_S, n_mels=N_MELS)
+    return pool.open_whole(path, request(), n_mels=N_MELS)
 
 
 async def load(pool: AudioPool, path: Path) -> tuple[NDArray[np.int16], WholeAudio]:
     async with open_whole(pool, path) as audio:
-        await audio.load()
+        await audio.load(lambda _: None)
         return await audio.read(0, audio.n_samples), audio
 
 
@@ -91,11 +91,11 @@ async def test_another_uploads_death_costs_nothing(
         _, undisturbed = await load(pool, long_file)
         async with (
             open_whole(pool, long_file) as audio,
-            pool.open(victim_file, request_id="victim", timeout_s=PATIENCE_S) as victim,
+            pool.open(victim_file, request()) as victim,
         ):
-            await until(lambda: audio.stream.n_received > 0)
+            await until(lambda: audio.n_received > 0)
             os.kill(await freeze_on(pool, victim), signal.SIGKILL)
-            await audio.load()
+            await audio.load(lambda _: None)
             with pytest.raises(WorkerError, match="died on this upload"):
                 await anext(victim)
             assert np.array_equal(await audio.read(0, audio.n_samples), long_pcm)
