@@ -1,13 +1,12 @@
 """The simulator beside real servers whose devices wait: are the latencies the same?
 
     python -m benchmark.planning.simulation [--workers 1 2 3 4] [--loads 0.3 0.6 0.9 1.2]
-        [--seconds 60] [--kinds poisson bursts lengths]
+        [--seconds 60]
 
 The servers are real (`benchmark.planning.timed_workers`), and so are the requests: each has audio
-of its own, at the times that the simulator's load draws. Their real times and lengths are then
-played to the simulator as a trace. Devices are so slow that the cores of this machine have little
-to do. One figure is fitted, on a light load that is not judged: what a call of a worker takes
-beside its device.
+of its own, at the times that the simulator's load draws; their real times and lengths are then
+simulated. Devices are so slow that the cores of this machine have little to do. One figure is
+fitted, on a light load that is not judged: what a call of a worker takes beside its device.
 
 Prints goodput, p50 and p95 of both side by side, their ratios, how long the simulator took, and one
 JSON line last.
@@ -22,7 +21,6 @@ import math
 import sys
 import tempfile
 import time
-from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -40,19 +38,18 @@ from benchmark.shared.server import BenchServer, serving
 from benchmark.shared.speech.wav import wav_bytes
 from cluster.common.messages import SAMPLE_RATE
 from cluster.demo.samples import sample_path
-from cluster.planning.profile import Profile, save_profile
+from cluster.planning.profile import Profile
 from cluster.planning.report import at_percentile
-from cluster.planning.scenario import Lengths, Load, arrivals, make_scenario
+from cluster.planning.scenario import Arrival, Lengths, Load, arrivals, make_scenario
 from cluster.planning.simulate import simulate
 
 ENCODE_S = 0.4  # of a window: one encoder does 2.5 a second
 STEP_S, ROW_S = 0.05, 0.0005
 ROWS = (1, 16)
 ROUTER_S = 0.006  # of a router's processor for a request, as two cores of a Xeon take beside others
-LIGHT, MEDIUM = 0.15, 0.6  # loads: of the fit; of bursts and other lengths
+LIGHT, MEDIUM = 0.15, 0.6  # loads: of the fit; of wider lengths
 CLIPS = Lengths(median_s=5.0, sigma=0.4, max_s=10.0)
 WIDE = Lengths(median_s=10.0, sigma=0.7, max_s=28.0)
-KINDS = ("poisson", "bursts", "lengths")
 SLO_S, SLO_PER_AUDIO_S = 2.0, 0.2  # 3 s for a clip of 5 s
 FIGURES = ("goodput", "p50", "p95")
 OWN = (sys.executable, "-m", "benchmark.planning.timed_workers")
@@ -92,12 +89,8 @@ def slow_profile(hop_s: float) -> Profile:
 
 
 def load_of(kind: str, load: float, workers: int, seconds: float) -> Load:
-    """Requests at a share of what so many encoders can do; bursts and lengths at their own."""
-    rate = load * workers / ENCODE_S
-    if kind == "bursts":  # three times as many for a fifth of the time; the same mean
-        fields = {"kind": "bursts", "burst_factor": 3.0, "burst_s": 4.0, "period_s": 20.0}
-        return Load(rate_per_s=rate / 1.4, seconds=seconds, lengths=CLIPS, **fields)
-    lengths = WIDE if kind == "lengths" else CLIPS
+    """Requests at a share of what so many encoders can do."""
+    rate, lengths = load * workers / ENCODE_S, WIDE if kind == "lengths" else CLIPS
     return Load(rate_per_s=rate, seconds=seconds, lengths=lengths)
 
 
@@ -151,16 +144,12 @@ async def real(url: str, load: Load, seed: int) -> Seen:
 
 def simulated(seen: Seen, workers: int, profile: Profile) -> Seen:
     """The same arrivals in the simulator."""
-    with tempfile.TemporaryDirectory() as folder:
-        trace = Path(folder, "trace.jsonl")
-        trace.write_text(
-            "\n".join(json.dumps({"at_s": at, "audio_s": audio_s}) for at, audio_s, _ in seen.rows)
-        )
-        fields = {
-            "cluster": {"encoders": workers, "decoders": workers},
-            "load": {"kind": "trace", "trace": trace, "seconds": seen.rows[-1][0] + 1.0},
-        }
-        outcome = simulate(make_scenario(fields), profile)
+    fields = {
+        "cluster": {"encoders": workers, "decoders": workers},
+        "load": {"seconds": seen.rows[-1][0] + 1.0},
+    }
+    played: list[Arrival] = [(at_s, audio_s, "interactive") for at_s, audio_s, _ in seen.rows]
+    outcome = simulate(make_scenario(fields), profile, rows=played)
     rows = outcome.records.answers["interactive"]
     answered = sorted(row for row in rows if row[2] < math.inf)
     return Seen(answered, len(rows) - len(answered))
@@ -168,25 +157,17 @@ def simulated(seen: Seen, workers: int, profile: Profile) -> Seen:
 
 def fitted_hop_s(server: BenchServer, seconds: float) -> float:
     """Seconds of a call beside its device, by the median of what requests took longer."""
-    seen = asyncio.run(real(server.url, load_of("poisson", LIGHT, 1, seconds), seed=99))
+    seen = asyncio.run(real(server.url, load_of("clips", LIGHT, 1, seconds), seed=99))
     bare = simulated(seen, 1, slow_profile(0.0))
     pairs = zip(seen.rows, bare.rows, strict=True)
     return max(0.0, median(ours[2] - theirs[2] for ours, theirs in pairs) / CALLS)
 
 
-def runs_of(args: argparse.Namespace) -> Iterator[tuple[str, float]]:
-    """Kinds and loads to run."""
-    if "poisson" in args.kinds:
-        yield from (("poisson", load) for load in args.loads)
-    yield from ((kind, MEDIUM) for kind in ("bursts", "lengths") if kind in args.kinds)
-
-
 def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
-    """All runs, each real and simulated."""
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder, "slow.json")
-        save_profile(slow_profile(0.0), file)
+        file.write_text(slow_profile(0.0).model_dump_json())
 
         def server_of(workers: int) -> Any:
             counts = ("--encoders", str(workers), "--decoders", str(workers))
@@ -197,7 +178,7 @@ def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
         print(f"fitted: {hop_s:.4f} s a call")
         for workers in args.workers:
             with server_of(workers) as server:
-                for kind, load in runs_of(args):
+                for kind, load in [*(("clips", load) for load in args.loads), ("lengths", MEDIUM)]:
                     requests = load_of(kind, load, workers, args.seconds)
                     seed = round(100 * load) + 1000 * workers
                     rows.append(compare_one(server.url, workers, kind, load, requests, seed, hop_s))
@@ -208,7 +189,6 @@ def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
 def compare_one(
     url: str, workers: int, kind: str, load: float, requests: Load, seed: int, hop_s: float
 ) -> dict[str, Any]:
-    """One run of a server, played to the simulator."""
     psutil.cpu_times_percent(None)
     seen = asyncio.run(real(url, requests, seed))
     busy, began = 100.0 - psutil.cpu_times_percent(None).idle, time.perf_counter()
@@ -236,7 +216,6 @@ def main() -> None:
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 3, 4])
     parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6, 0.9, 1.2])
     parser.add_argument("--seconds", type=float, default=60.0, help="of each run")
-    parser.add_argument("--kinds", nargs="+", choices=KINDS, default=list(KINDS))
     args = parser.parse_args()
     rows = compare(args)
     print_table(rows, "real, simulated; good requests per second, seconds")

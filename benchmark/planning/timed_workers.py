@@ -32,8 +32,6 @@ TOKENS_PER_S = 3.2  # as the lengths of a scenario have it
 
 
 class RealClock:
-    """In the place of a simulated worker's clock: it waits."""
-
     def now(self) -> float:
         return time.monotonic()
 
@@ -43,8 +41,6 @@ class RealClock:
 
 
 class UsualTexts(Texts):
-    """Of requests that nobody has told of: as many tokens as their audio usually has."""
-
     def n_tokens(self, sequence: DecodeSequence) -> int:
         request = LoadRequest("", 0.0, 0.0, "interactive", TOKENS_PER_S, ())
         return request.n_tokens(sequence.request.content_frames)
@@ -63,8 +59,6 @@ class TimedEncoder(EncoderReplica):
 
 
 class TimedDecoder(DecoderReplica):
-    """The same of a decoder."""
-
     def __init__(self, settings: Settings, build: str, profile: Profile) -> None:
         super().__init__(settings, build)
         clock: Any = RealClock()
@@ -77,7 +71,6 @@ class TimedDecoder(DecoderReplica):
 def build_timed(
     args: argparse.Namespace, profile: Profile, settings: Settings, build: str, placement: Placement
 ) -> Any:
-    """As `cluster.serve.app.build_app`, with devices that wait."""
     workers = {
         role: pool(worker, role, n, most).bind(settings, build, profile)
         for role, worker, n, most in (

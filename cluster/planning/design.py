@@ -1,9 +1,8 @@
-"""What a plan is asked for, and a design for it: which role runs where, and what a request costs.
+"""What a plan is asked for, and designs for it: which role runs where, and what a request costs.
 
-An order is made from the texts of `splitscribe plan`'s flags. The costs are what can be computed
-from a profile without simulating: device seconds with the best batches, bytes, and processor time.
-No cluster does with fewer workers than these say, so they are where a search begins. Waiting is not
-in them; that is what the simulator is for.
+Costs are computed from a profile without simulating: device seconds with the best batches, bytes,
+and processor time. Waiting is not in them. No cluster does with fewer workers than these say, so
+they are where a search begins.
 """
 
 from __future__ import annotations
@@ -18,9 +17,8 @@ from typing import Any, Literal
 
 from cluster.common.errors import ConfigurationError
 from cluster.common.kv.layout import window_bytes
-from cluster.common.messages import Payload
 from cluster.planning.profile import Profile, Surface, load_profile, shipped_profiles
-from cluster.planning.scenario import NAMED_LENGTHS, TIMESTAMPS, Load, arrivals
+from cluster.planning.scenario import TIMESTAMPS, Load, arrivals
 
 SAMPLES = 2000  # requests of the load from which means are taken
 ROUTER_BUSY = 0.5  # share of a core that a router, and each audio worker, may be busy
@@ -51,13 +49,12 @@ class NodeKind:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """All of it.
+    """What a plan is for.
 
     objectives: by percentile, the seconds within which so many requests are answered; a failed one
-    never is. link_gbit_per_s: between nodes. per_node: devices of a node, each for one worker.
-    spare_nodes: of each role, that may be lost while the objectives are kept. cores: of a node.
-    trial_requests: that a short simulation should have, for a percentile that holds. check_s: of
-    the long one.
+    never is. per_node: devices of a node, each for one worker. spare_nodes: of each role, beside
+    those that keep the objectives. cores: of a node. trial_requests: of a short simulation.
+    check_s: of the long one.
     """
 
     load: Load
@@ -75,7 +72,6 @@ class Order:
 
     @property
     def loosest_s(self) -> float:
-        """The longest of the objectives' times."""
         return max(self.objectives.values())
 
     @property
@@ -152,26 +148,6 @@ def parse_kinds(text: str, model: str) -> tuple[NodeKind, ...]:
     return tuple(kinds)
 
 
-def make_load(rate: str | None, lengths: str, trace: Path | None) -> Load:
-    """Requests at a rate, or those of a trace, which has its own.
-
-    Raises:
-        ConfigurationError: none of them was given, or both, or the trace is too short.
-    """
-    if trace is None:
-        if rate is None:
-            raise ConfigurationError("how much is to be done? --rate 500/s, or --trace FILE")
-        return Load(rate_per_s=parse_rate(rate), lengths=NAMED_LENGTHS[lengths])
-    if rate is not None:
-        raise ConfigurationError("give --rate or --trace, not both: a trace has its own rate")
-    every = list(arrivals(Load(kind="trace", trace=trace, seconds=1e12), Random(0)))
-    if len(every) < 2 or every[-1].at_s <= every[0].at_s:
-        raise ConfigurationError(f"the trace {trace} has fewer than two requests")
-    seconds = every[-1].at_s
-    per_s = len(every) / (seconds - every[0].at_s)
-    return Load(kind="trace", trace=trace, rate_per_s=per_s, seconds=seconds + 1e-3)
-
-
 @dataclass(frozen=True, slots=True)
 class Design:
     """Colocated: encoder and decoder are the same kind, and one worker is both."""
@@ -179,14 +155,11 @@ class Design:
     placement: Placement
     encoder: NodeKind
     decoder: NodeKind
-    handoff: Payload = "cross_kv"
 
     def __str__(self) -> str:
         if not self.is_split:
             return f"colocated on {self.encoder.name}"
-        where = f"encoders on {self.encoder.name}, decoders on {self.decoder.name}"
-        sent = "KV" if self.handoff == "cross_kv" else "encoder states"
-        return f"split, {where}, {sent} handed over"
+        return f"split, encoders on {self.encoder.name}, decoders on {self.decoder.name}"
 
     @property
     def is_split(self) -> bool:
@@ -208,13 +181,8 @@ class Design:
 
 
 def designs(order: Order) -> list[Design]:
-    """Every combination: both placements, and of split ones both hand-overs."""
     found = [Design("colocated", kind, kind) for kind in order.kinds]
-    for encoder in order.kinds:
-        for decoder in order.kinds:
-            found.append(Design("split", encoder, decoder))
-            if decoder.profile.decoder.projection_s:
-                found.append(Design("split", encoder, decoder, "encoder_states"))
+    found += [Design("split", one, other) for one in order.kinds for other in order.kinds]
     return [design for design in found if design.placement in order.placements]
 
 
@@ -242,29 +210,26 @@ class Costs:
         audio_s = sum(request.audio_s for request in requests) / len(requests)
         windows = sum(len(request.cuts_s) for request in requests) / len(requests)
         tokens = load.lengths.tokens_per_s * audio_s + TIMESTAMPS * windows
-        window_s = prefill.at(rows, positions) / rows
-        if design.handoff == "encoder_states":
-            window_s += profile.decoder.projection_s
+        prefill_s = windows * prefill.at(rows, positions) / rows
         return cls(
             encode_s=windows * min(encode.at(size, positions) / size for size in sizes),
-            decode_s=tokens * step.at(rows, positions) / rows + windows * window_s,
+            decode_s=tokens * step.at(rows, positions) / rows + prefill_s,
             router_s=profile.router.request_s + windows * profile.router.window_s,
             audio_cpu_s=profile.audio.request_s + profile.audio.audio_second_s * audio_s,
-            kv_bytes=windows * window_bytes(profile.layout(design.handoff)),
+            kv_bytes=windows * window_bytes(profile.kv_layout()),
             audio_s=audio_s,
         )
 
 
 @dataclass(frozen=True, slots=True)
 class NodeRow:
-    """Nodes of one kind in all cells, spare ones included. pool: its label in a cluster file."""
+    """Nodes of one kind in all cells, spare ones included. pool: their label."""
 
     kind: str
     nodes: int
     spare: int
     pool: str
     devices: int  # of each node
-    on_cpu: bool
     dollars: float  # of all of them, an hour
 
 
@@ -337,15 +302,14 @@ class Found:
         rows, spare = [], order.spare_nodes * cells
         for pool, kind, workers in pools:
             nodes = cells * math.ceil(workers / each) + spare
-            dollars = nodes * each * kind.dollars
-            rows.append(NodeRow(kind.name, nodes, spare, pool, each, kind.on_cpu, dollars))
+            rows.append(NodeRow(kind.name, nodes, spare, pool, each, nodes * each * kind.dollars))
         cores_used = order.load.rate_per_s * (costs.router_s + costs.audio_cpu_s)
-        share = BESIDE_CPUS if any(row.on_cpu for row in rows) else BESIDE_GPUS
+        share = BESIDE_CPUS if any(kind.on_cpu for _, kind, _ in pools) else BESIDE_GPUS
         if cores_used > share * order.cores * sum(row.nodes - row.spare for row in rows):
             of_cell = math.ceil(cores_used / self.cells / (ROUTER_BUSY * order.cores))
-            nodes = self.cells * (of_cell + order.spare_nodes)
-            dollars, spare = nodes * order.router_dollars, order.spare_nodes * self.cells
-            rows.append(NodeRow("CPU", nodes, spare, "router", 0, True, dollars))
+            spare = order.spare_nodes * self.cells
+            nodes = self.cells * of_cell + spare
+            rows.append(NodeRow("CPU", nodes, spare, "router", 0, nodes * order.router_dollars))
         return rows
 
     @property

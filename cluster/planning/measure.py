@@ -1,10 +1,8 @@
-"""Makes a profile: times both engines in this process, and a server where one is given.
+"""Makes a profile: times both engines in this process.
 
 The engines are those of a served worker, with the kernels that this machine compiles. Windows go
 through one and then the other, so many at a time; what each forward and each READ took is what the
-engines themselves count, and the fastest of some rounds counts here. Requests to a server go one at
-a time, so that nothing waits. Their `server-timing` says what each stage took; of the rest of the
-time one half counts as the router's, and one as the calls'.
+engines themselves count, and the fastest of some rounds counts here.
 """
 
 from __future__ import annotations
@@ -12,7 +10,6 @@ from __future__ import annotations
 import os
 import platform
 import re
-import statistics
 import time
 from collections.abc import Callable
 from contextlib import ExitStack
@@ -22,11 +19,9 @@ from itertools import product
 from pathlib import Path
 
 import av
-import httpx
 import numpy as np
 import psutil
 
-from cluster.common.errors import ConfigurationError
 from cluster.common.kv.connect import make_exporter, make_importer, served_kv_layout
 from cluster.common.kv.importer import KVImporter
 from cluster.common.messages import DecodeOptions, DecodeRequest, EncodeReply, EncodeRequest, Pcm
@@ -51,38 +46,26 @@ from cluster.serve.in_process import on_one_device, sized_together
 from decoder_worker.engine import DecoderEngine
 from encoder_worker.engine import EncoderEngine, auto_batch
 
-# Assumed where no server is given to measure: a router's processor time is what router and proxy
-# took on two cores of an EPYC; the others nobody has measured.
+# Assumed: a router's processor time is what router and proxy took on two cores of an EPYC; the
+# others nobody has measured.
 USUAL_ROUTER = RouterProfile(request_s=0.0048, window_s=0.0, hop_s=0.002)
 USUAL_AUDIO = AudioProfile(request_s=0.004, audio_second_s=0.002)
 PROCESS_S = 3.0  # until Ray has a process for a replica, and it has imported what it needs
 PACKAGES = ("splitscribe", "torch", "ray", "nixl-cu13", "numba")
 CONTEXTS = (320, 768)  # beside the whole window's
 ROWS = (1, 2, 4, 8, 16, 32, 64)
-WARM_UP = 3  # requests to a server that do not count
 ANSWER_S = 120.0
 LEAST_LATENCY_S = 1e-6
-SHORT_S, MEDIUM_S = 5.0, 25.0  # of the two samples, about; the rate is taken between them
-CALLS = 2  # of a window: one of each role
-STAGE = re.compile(r"(\w+);dur=([\d.]+)")
 
 Tell = Callable[[str], None]
 
 
-def measure(
-    name: str, settings: Settings, url: str | None, api_key: str | None, rounds: int, tell: Tell
-) -> Profile:
-    """Measure all of it; takes a minute or so on two cores.
-
-    Args:
-        name: of the profile. url: of a server, for its router. rounds: the fastest counts.
+def measure(name: str, settings: Settings, rounds: int, tell: Tell) -> Profile:
+    """Measure a profile of this name; takes a minute or so on two cores.
 
     Raises:
-        ConfigurationError: settings and checkpoint do not fit this machine, or there is no server.
+        ConfigurationError: settings and checkpoint do not fit this machine.
     """
-    router, audio = USUAL_ROUTER, USUAL_AUDIO
-    if url is not None:  # first: a wrong address is told at once
-        router, audio = time_server(url, rounds, api_key, tell)
     checkpoint = open_checkpoint(settings.model)
     settings = on_one_device(settings)
     device = settings.encoder.device
@@ -122,13 +105,12 @@ def measure(
             )
         transport = importer.transport
     ahead = settings.decoder.steps_ahead
-    of_router = f"measured at {url}" if url else "assumed"
     installed = {one.name: one.version for one in distributions() if one.name in PACKAGES}
     return Profile(
         name=name,
         predicted=False,
         source=f"splitscribe profile, the fastest of {rounds}, one worker alone; router "
-        f"and audio {of_router}; load of the machine {os.getloadavg()[0]:.1f}",
+        f"and audio assumed; load of the machine {os.getloadavg()[0]:.1f}",
         machine={
             "cpu": _cpu_name(),
             "cores": usable_cores(),
@@ -155,8 +137,8 @@ def measure(
             steps_ahead=int(device != "cpu") if ahead is None else ahead,
         ),
         handoff=_link(bench.points("read"), transport),
-        router=router,
-        audio=audio,
+        router=USUAL_ROUTER,
+        audio=USUAL_AUDIO,
         start_s=StartProfile(encoder=start_s, decoder=start_s, router=start_s),
     )
 
@@ -215,10 +197,7 @@ class Bench:
 
 
 def _link(reads: tuple[Point, ...], transport: str) -> LinkProfile:
-    """Latency and rate, of the line through the READs of a short window and of a whole one.
-
-    reads: of so many bytes each.
-    """
+    """Latency and rate of the line through the READs of a short window and of a whole one."""
     short, whole = min(reads, key=lambda one: one.size), max(reads, key=lambda one: one.size)
     rate = whole.size / whole.seconds
     if whole.seconds > short.seconds and whole.size > short.size:
@@ -232,46 +211,3 @@ def _cpu_name() -> str:
     text = file.read_text() if file.exists() else ""
     found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
     return found[1] if found else platform.processor()
-
-
-def time_server(
-    url: str, rounds: int, api_key: str | None, tell: Tell
-) -> tuple[RouterProfile, AudioProfile]:
-    """What a request costs a router and its audio workers.
-
-    Raises:
-        ConfigurationError: no server of ours answers there.
-    """
-    headers = {"authorization": f"Bearer {api_key}"} if api_key else {}
-    try:
-        with httpx.Client(base_url=url, timeout=ANSWER_S, headers=headers) as client:
-            client.get("/health").raise_for_status()
-            rest_s, short_s = _time(client, "short", rounds)
-            _, medium_s = _time(client, "medium", rounds)
-    except (httpx.HTTPError, KeyError) as error:
-        raise ConfigurationError(f"cannot measure the server at {url}: {error!r}") from error
-    tell(f"server: {1000 * rest_s:.1f} ms of a request beside its stages")
-    per_s = max(0.0, (medium_s - short_s) / (MEDIUM_S - SHORT_S))
-    router = RouterProfile(request_s=rest_s / 2, window_s=0.0, hop_s=rest_s / 2 / CALLS)
-    audio_s = max(0.0, short_s - per_s * SHORT_S)
-    return router, AudioProfile(request_s=audio_s, audio_second_s=per_s)
-
-
-def _time(client: httpx.Client, name: str, rounds: int) -> tuple[float, float]:
-    """Medians: of the time beside all stages, and of the stage `audio`."""
-    audio = sample_path(name).read_bytes()
-    rests, audios = [], []
-    for number in range(WARM_UP + rounds):
-        began = time.perf_counter()
-        answer = client.post(
-            "/v1/audio/transcriptions",
-            files={"file": (f"{number}.flac", audio)},
-            data={"model": "whisper-1", "language": "en"},
-        )
-        answer.raise_for_status()
-        seconds = time.perf_counter() - began
-        header = answer.headers["server-timing"]
-        told = {stage: float(ms) / 1000 for stage, ms in STAGE.findall(header)}
-        rests.append(max(0.0, seconds - (sum(told.values()) - told["total"])))
-        audios.append(told["audio"])
-    return statistics.median(rests[WARM_UP:]), statistics.median(audios[WARM_UP:])

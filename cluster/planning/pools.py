@@ -1,9 +1,7 @@
 """Pools of simulated workers, and what Ray Serve does between a router and them.
 
-The choice of a worker is the real hook's (`LoadAwareRouter`), a router's client is the real
-`ServePool`, and the number of workers is the real policy's (`PoolPolicy`), asked as Serve's
-controller asks it. Serve's own part is small: workers take all calls, so each goes to the first in
-the hook's order at once, or waits for a worker where there is none.
+`LoadAwareRouter`, `ServePool` and `PoolPolicy` are the real ones. Serve's own part is small: a
+call goes to the first worker in the hook's order at once, or waits where there is none.
 """
 
 from __future__ import annotations
@@ -34,10 +32,7 @@ IDLE_LOOK_S = 0.2  # between two looks whether a draining worker is done
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """A worker as Serve knows it; the hook reads its ids and `replica_metadata`.
-
-    roles: of a colocated worker both. ongoing: calls.
-    """
+    """A worker as Serve knows it; the hook reads its ids and `replica_metadata`."""
 
     replica_id: str
     node_id: str
@@ -51,17 +46,15 @@ class Replica:
 
 
 class SimPool:
-    """The workers of one deployment: how they are started, placed, scaled, drained, and ended.
+    """The workers of one deployment.
 
-    replicas: all that there are. opened: those that take new calls, replaced as a whole. wanted:
-    workers, those that are starting included. waiting: calls that no worker has taken. changed: set
-    when a worker was added.
+    opened: those that take new calls, replaced as a whole. wanted: workers, those that are starting
+    included. waiting: calls that no worker has taken. changed: set when a worker was added.
     """
 
     def __init__(
         self, roles: tuple[Role, ...], size: int, cell: Cell, per_node: int, records: Records
     ) -> None:
-        """At second 0 all of them are ready. per_node: 0: all are on one node."""
         self.name = roles[0] if len(roles) == 1 else "worker"
         self.replicas: list[Replica] = []
         self.opened: list[Replica] = []
@@ -79,7 +72,6 @@ class SimPool:
             self._add()
 
     def kill(self, count: int) -> None:
-        """End so many workers at once. Serve starts as many in their place."""
         for replica in self.opened[:count]:
             replica.kill(DETECTED_S)
             self._records.note(self._loop.time(), f"{replica.replica_id} is killed", "fault")
@@ -87,7 +79,6 @@ class SimPool:
             self._loop.call_later(DETECTED_S + self._start_s, self._started)
 
     def scale(self, balancer: Balancer) -> None:
-        """Ask the policy, where the settings give it room, and do what it says."""
         if self._policy is None:
             return
         decision, _ = self._policy.decide(self._context(), balancer)
@@ -144,7 +135,6 @@ class SimPool:
         self.opened = [one for one in self.opened if one is not replica]
 
     def remove(self, replica: Replica) -> None:
-        """It is gone; harmless when it is gone already."""
         self._close(replica)
         if replica in self.replicas:
             self.replicas.remove(replica)
@@ -159,8 +149,6 @@ class SimPool:
 
 
 def make_pools(cell: Cell, cluster: Cluster, records: Records) -> dict[Role, SimPool]:
-    """Of encoders and decoders, or one of colocated workers, which are both."""
-
     def pool(roles: tuple[Role, ...], size: int) -> SimPool:
         return SimPool(roles, size, cell, cluster.per_node, records)
 
@@ -176,10 +164,10 @@ class _WithoutServe(FIFOMixin, RequestRouter):
     """What the hook inherits of Serve and does not use for its choice."""
 
     def __init__(self) -> None:
-        """Nothing of Serve is there."""
+        pass
 
     def update_replicas(self, replicas: list[Any]) -> None:
-        """Serve notes them."""
+        pass
 
 
 class _Choice(LoadAwareRouter, _WithoutServe):
@@ -191,7 +179,6 @@ class _Choice(LoadAwareRouter, _WithoutServe):
         self._told: Any = None  # the workers of which it knows
 
     async def order(self, replicas: Any, pending: Any) -> list[Replica]:
-        """Those to be tried."""
         if replicas is not self._told:
             self.update_replicas(replicas)
             self._told = replicas

@@ -23,7 +23,6 @@ from pydantic import (
 
 from cluster.common.errors import ConfigurationError
 from cluster.common.kv.layout import PageLayout
-from cluster.common.messages import Payload
 
 FOLDER = Path(__file__).parent / "profiles"
 
@@ -33,8 +32,6 @@ class Frozen(BaseModel):
 
 
 class Shape(Frozen):
-    """Of the model, as far as its KV and its decoder's text depend on it."""
-
     n_audio_ctx: PositiveInt = 1500
     n_audio_state: PositiveInt
     n_text_ctx: PositiveInt = 448
@@ -68,7 +65,6 @@ class DecoderProfile(Frozen):
     max_batch: PositiveInt
     kv_windows: PositiveInt
     steps_ahead: int = Field(0, ge=0, le=1)
-    projection_s: NonNegativeFloat = Field(0.0, description="KV of one window, from encoder states")
 
 
 class LinkProfile(Frozen):
@@ -103,8 +99,6 @@ class StartProfile(Frozen):
 
 
 class Profile(Frozen):
-    """One machine's workers with one model."""
-
     format: Literal[1] = 1
     name: str
     predicted: bool = Field(description="computed from a roofline, and not measured")
@@ -128,7 +122,6 @@ class Profile(Frozen):
         return f"profile {self.name} ({kind}), model {self.model}"
 
     def kv_layout(self) -> PageLayout:
-        """Of the pages that the encoder exports and the decoder holds."""
         shape = self.shape
         return PageLayout(
             model=self.model,
@@ -140,26 +133,15 @@ class Profile(Frozen):
             dtype=self.kv_dtype,
         )
 
-    def layout(self, handoff: Payload) -> PageLayout:
-        """Of what is handed over."""
-        if handoff == "cross_kv":
-            return self.kv_layout()
-        shape = self.shape
-        return PageLayout.of_states(
-            self.model, shape.n_audio_state, shape.n_audio_ctx, self.kv_dtype
-        )
-
 
 class Surface:
     """Seconds by size and encoder positions.
 
-    Between the points they lie on straight lines in both directions, which go on beyond the
-    outermost points, but never below the smallest value: a launch does not become cheaper by doing
-    less.
+    Linear between the points and beyond them, never below the smallest value: a launch does not
+    become cheaper by doing less.
     """
 
     def __init__(self, points: Iterable[Point]) -> None:
-        """For each number of positions its own sizes."""
         lines: dict[int, list[tuple[float, float]]] = {}
         for point in points:
             lines.setdefault(point.positions, []).append((point.size, point.seconds))
@@ -168,7 +150,6 @@ class Surface:
         self._known: dict[tuple[int, int], float] = {}
 
     def at(self, size: int, positions: int) -> float:
-        """Seconds for this size at so many positions."""
         found = self._known.get((size, positions))
         if found is None:
             knots = [(float(at), _on_line(line, size)) for at, line in self._lines]
@@ -186,7 +167,6 @@ def _on_line(knots: list[tuple[float, float]], x: float) -> float:
 
 
 def shipped_profiles() -> dict[str, Path]:
-    """The profiles of the package, by name."""
     return {file.stem: file for file in sorted(FOLDER.glob("*.json"))}
 
 
@@ -212,23 +192,13 @@ def load_profile(name: str) -> Profile:
 
 
 def write_text(file: Path, text: str) -> None:
-    """Write a file, over what was there.
-
-    Raises:
-        ConfigurationError: it cannot be written.
-    """
     try:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"cannot write {file}: {error}") from error
 
 
-def save_profile(profile: Profile, file: Path) -> None:
-    write_text(file, profile.model_dump_json(indent=1) + "\n")
-
-
 def first_problem(error: ValidationError) -> str:
-    """The first of pydantic's complaints, with the place of the field that it is about."""
     problem = error.errors()[0]
     place = ".".join(str(part) for part in problem["loc"]) or "the file"
     return f"{place}: {problem['msg']}"

@@ -26,10 +26,9 @@ PERCENTILES = (50, 95, 99)
 class Records:
     """All of one simulation.
 
-    answers: by class, arrival, audio and latency of each request in seconds, in the order in which
-    they ended; those that failed have an infinite latency. failures: by class and reason.
-    decisions: also what happened to the cluster. moments: the cluster at each second, busy shares
-    and pages in use from 0 to 1.
+    answers: by class, arrival, audio and latency in seconds, in the order of their ends; a failed
+    one has an infinite latency. failures: by class and reason. decisions: with what happened to the
+    cluster. moments: the cluster at each second, busy shares and pages in use from 0 to 1.
     """
 
     answers: dict[Priority, list[tuple[float, float, float]]] = field(
@@ -71,7 +70,6 @@ class Outcome:
 
 
 def at_percentile(values: Sequence[float], percent: float) -> float:
-    """The nearest one of `values` above it; infinite of none."""
     return float(np.percentile(values, percent, method="higher")) if len(values) else math.inf
 
 
@@ -80,7 +78,6 @@ def percentiles(latencies: Sequence[float]) -> dict[str, float]:
 
 
 def summary(outcome: Outcome, run_time_s: float) -> dict[str, Any]:
-    """All figures; `run_time_s` is how long the simulation took on this machine."""
     scenario, records = outcome.scenario, outcome.records
     classes = {name: _of_class(outcome, name) for name in sorted(records.answers)}
     every = (row for rows in records.answers.values() for row in rows)

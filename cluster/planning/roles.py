@@ -1,8 +1,8 @@
 """The two roles of a simulated worker: real engines over devices that wait.
 
-What is real: queues, batches, scheduler, pages, leases, searches that grow token by token, and the
-engines' loops, of which each turn is one step. What is not: the forwards of the models, which take
-what the profile says; the decoder's gives as many tokens as the request has.
+Queues, batches, scheduler, pages, leases, searches and the engines' loops are real. The forwards
+of the models only take what the profile says; the decoder's gives as many tokens as the request
+has.
 """
 
 from __future__ import annotations
@@ -10,10 +10,10 @@ from __future__ import annotations
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
-from cluster.common.kv.connect import LANDING_WINDOWS
 from cluster.common.kv.exporter import KVExporter
 from cluster.common.kv.layout import PageLayout
 from cluster.common.kv.pool import PagePool
@@ -42,20 +42,6 @@ TEXT = (1000, 1448)  # of the vocabulary: one for each token that a window may h
 MEL_PER_STEP = 2  # mel frames in a timestamp's step of 20 ms
 
 
-@dataclass(frozen=True, slots=True)
-class Waiting:
-    """What the device is done with at a time that is known."""
-
-    clock: WorkerClock
-    done_s: float
-
-    def is_done(self) -> bool:
-        return self.clock.now() >= self.done_s
-
-    def wait(self) -> None:
-        self.clock.wait_until(self.done_s)
-
-
 class WaitingForward:
     """In the place of `WindowEncoder`: launches seconds."""
 
@@ -75,19 +61,18 @@ class WaitingForward:
         context: int = 0,
     ) -> Callable[[], None]:
         seconds = self._surface.at(len(windows), context or self._n_audio_ctx)
-        return Waiting(self._clock, self._device.launch(self._clock.now(), seconds)).wait
+        done_s = self._device.launch(self._clock.now(), seconds)
+        return partial(self._clock.wait_until, done_s)
 
     def close(self) -> None:
-        """Nothing is open."""
+        pass
 
 
 class SimEncoder(SimWorker):
-    """One encoder. `device` is another role's too where both are in one process."""
-
     def __init__(self, name: str, node: str, cell: Cell, device: Device) -> None:
         super().__init__(node, cell, device)
         profile, settings, now = cell.profile, cell.settings.encoder, self.clock.now
-        layout = profile.layout(cell.settings.handoff)
+        layout = profile.kv_layout()
         config = TransferConfig(
             cluster_key=b"simulated",
             name=name,
@@ -116,7 +101,6 @@ class SimEncoder(SimWorker):
         cell.links.exporters[name] = self
 
     def turn(self) -> float | None:
-        """A batch is launched and waited for, or there is none yet."""
         if not self._loop.has_launched:
             self._loop.begin()
         if self._loop.has_launched:
@@ -130,10 +114,9 @@ class SimEncoder(SimWorker):
         return IDLE_WAIT_S if ready_s is None else min(ready_s, IDLE_WAIT_S)
 
     def on_notification(self, message: bytes) -> None:
-        """Of a reader; pages may have come free."""
         if not self.is_dead:
             self._exporter.handle_notifications([message])
-            self.wake()
+            self.wake()  # pages may have come free
 
     def look_after_leases(self) -> None:
         self._exporter.expire()
@@ -160,8 +143,6 @@ def _without_thread(_owner: str, start: Callable[[], None], *_: Any) -> Any:
 
 @dataclass(frozen=True, slots=True)
 class WaitingLaunch(Launched):
-    """A forward that is done at a time that is known."""
-
     done_s: float = 0.0
     is_language: bool = False
 
@@ -205,7 +186,7 @@ class WaitingRunner:
         return [()] * len(sequences)
 
     def nothing(self, *_: Any) -> None:
-        """Nothing is on a device, or under way; a copy's time is a part of the step's."""
+        pass  # a copy's time is a part of the step's
 
     listen = interrupt = restore = copy_kv = nothing
 
@@ -223,55 +204,29 @@ class WaitingRunner:
         return WaitingLaunch(tuple(sequences), tuple(n_rows), (), done_s, is_language)
 
 
-class WaitingProjection:
-    """In the place of `StatesProjection`."""
-
-    def __init__(self, profile: Profile, device: Device, clock: WorkerClock) -> None:
-        self._position_s = profile.decoder.projection_s / profile.shape.n_audio_ctx
-        self._device = device
-        self._clock = clock
-
-    def project(self, sequences: Sequence[DecodeSequence]) -> list[Waiting]:
-        seconds = sum(s.n_positions for s in sequences) * self._position_s
-        done = Waiting(self._clock, self._device.launch(self._clock.now(), seconds))
-        return [done] * len(sequences)
-
-
 class SimDecoder(SimWorker):
-    """One decoder. `device` is another role's too where both are in one process."""
-
     def __init__(self, name: str, node: str, cell: Cell, device: Device) -> None:
         super().__init__(node, cell, device)
         profile, settings, now = cell.profile, cell.settings.decoder, self.clock.now
         self.pool = _pool(profile.kv_layout(), settings.kv_windows)
-        landing: PagePool | None = None
-        projection: Any = None
-        if cell.settings.handoff == "encoder_states":
-            landing = _pool(
-                profile.layout("encoder_states"), min(settings.kv_windows, LANDING_WINDOWS)
-            )
-            projection = WaitingProjection(profile, device, self.clock)
-        self._importer = SimImporter(
-            landing or self.pool, cell.links, node, now, settings.fetch_timeout_s
-        )
+        self._importer = SimImporter(self.pool, cell.links, node, now, settings.fetch_timeout_s)
         importer: Any = self._importer
         n_text = profile.shape.n_text_ctx
         self_layout = replace(profile.kv_layout(), n_frames=n_text, page_frames=n_text)
         self_pool = _pool(self_layout, settings.max_batch + 1)
         order = TOGETHER if profile.decoder.steps_ahead else ALONE  # a GPU's, or a CPU's
         scheduler = Scheduler(
-            self.pool, self_pool, 1, settings.max_batch, settings.bulk_share, landing, order
+            self.pool, self_pool, 1, settings.max_batch, settings.bulk_share, None, order
         )
         texts = Texts(cell.tokenizer, cell.requests)
         runner: Any = WaitingRunner(profile, texts, device, self.clock)
         ahead = settings.steps_ahead
         ahead = profile.decoder.steps_ahead if ahead is None else ahead
-        parts = EngineParts("meta", runner, scheduler, self.pool, self_pool, projection, ahead)
+        parts = EngineParts("meta", runner, scheduler, self.pool, self_pool, None, ahead)
         prompts = PromptBuilder(cell.tokenizer, cell.dims)
         self.core = DecoderCore(parts, importer, prompts, settings, self.wake, runner.nothing, now)
 
     def turn(self) -> float | None:
-        """One step; where nothing can run, until a deadline or until it is woken."""
         if self.core.turn():
             return 0.0
         return self.core.sleep_s() if self.core.n_live else None
@@ -287,11 +242,9 @@ class SimDecoder(SimWorker):
 
 
 class Texts:
-    """What each row of one decoder gets next: as many tokens as a request has.
+    """Tokens of the rows of one decoder: a timestamp, text, and a timestamp at the audio's end.
 
-    They are tokens as a real window has them, so that the router's own code makes segments of them:
-    a timestamp, text, and a timestamp at the end of the audio. The text does not repeat itself,
-    since the decoder tries one that does again at another temperature.
+    The text does not repeat itself: the decoder tries one that does at another temperature.
     """
 
     def __init__(self, tokenizer: WhisperTokenizer, requests: dict[str, LoadRequest]) -> None:
@@ -304,7 +257,6 @@ class Texts:
         self._stamps = [StepOutput(special.timestamp_begin + n, LOGPROB) for n in range(1501)]
 
     def next_output(self, sequence: DecodeSequence, row: Row) -> StepOutput:
-        """One of `n_tokens` in all, or the end behind them."""
         n_given, slot = len(row.tokens), sequence.rows[0].slot
         if n_given == 0:
             self._n_tokens[slot] = min(self.n_tokens(sequence), sequence.n_new_max)
@@ -318,8 +270,7 @@ class Texts:
         return self._text[n_given]
 
     def n_tokens(self, sequence: DecodeSequence) -> int:
-        """Of a request that is not under way any more: none."""
-        request = self._requests.get(sequence.request.request_id)
+        request = self._requests.get(sequence.request.request_id)  # None: its caller has left
         return request.n_tokens(sequence.request.content_frames) if request is not None else 0
 
 

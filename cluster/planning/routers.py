@@ -1,9 +1,7 @@
 """A simulated router: real admission, transcriber, pipeline and choice, over simulated parts.
 
-What is real is all that decides: `Admission`, `RequestContext`, `RequestTranscriber` with
-`ParallelRun` and `Pipeline`, `ServePool` with its calls. The processor time of the event loop and
-of the audio workers are waits from the profile. HTTP is not there, and windows are silence of the
-lengths that the request was drawn with: nobody hears it.
+Processor time of the event loop and of the audio workers are waits from the profile. HTTP is not
+there, and windows are silence of the lengths that the request was drawn with.
 """
 
 from __future__ import annotations
@@ -63,14 +61,13 @@ class SimStream:
 
 
 class SimAudio:
-    """In the place of `AudioPool`."""
+    """In the place of `AudioPool`: an upload waits for a process, which decodes it in one go."""
 
     def __init__(self, cell: Cell) -> None:
         self._processes = Device(cell.settings.router.audio_workers)
         self._cell = cell
 
     def open(self, upload: Path, *, request_id: str, **_: Any) -> nullcontext[SimStream]:
-        """The upload waits for a process, which then decodes it from its beginning to its end."""
         request, costs = self._cell.requests[request_id], self._cell.profile.audio
         spread_s = costs.audio_second_s * request.audio_s
         cpu_s = costs.request_s + spread_s
@@ -79,8 +76,6 @@ class SimAudio:
 
 
 class SimRouter:
-    """One replica of the router."""
-
     def __init__(
         self, cell: Cell, pools: dict[Role, SimPool], records: Records, *, language_known: bool
     ) -> None:
@@ -115,7 +110,6 @@ class SimRouter:
         )
 
     async def answer(self, request: LoadRequest) -> None:
-        """One request, from its arrival to its answer or its error."""
         latency_s = math.inf
         try:
             await self._transcribe(request)

@@ -1,20 +1,18 @@
 """What is to be simulated: a cluster, a load, faults, and what counts as good.
 
 A scenario is one YAML or JSON file, or what the flags of `splitscribe simulate` make of the
-defaults. Its requests are drawn from one source of chance, in the order of their arrivals, so that
-a seed gives the same ones whatever the cluster does with them.
+defaults. A seed gives the same requests whatever the cluster does with them.
 """
 
 from __future__ import annotations
 
 import math
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from dataclasses import dataclass
-from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
-from pydantic import ConfigDict, Field, ValidationError, model_validator
+from pydantic import Field, ValidationError, model_validator
 
 from cluster.common.errors import ConfigurationError
 from cluster.common.messages import FRAMES_PER_S, WINDOW_S, Priority, Role
@@ -23,7 +21,6 @@ from cluster.planning.profile import Frozen, first_problem
 
 SHORTEST_CUT_S = 20.0  # the cutter looks for a pause in the last 10 s of a full window
 TIMESTAMPS = 2  # tokens of a window beside its text
-LEAST_AUDIO_S = 0.1
 
 
 class Lengths(Frozen):
@@ -51,29 +48,16 @@ NAMED_LENGTHS: dict[str, Lengths] = {
 
 
 class Load(Frozen):
-    """Requests as they come, of clients that do not wait for each other.
+    """Requests of clients that do not wait for each other: a Poisson process."""
 
-    bursts: every `period_s` the rate is `burst_factor` times as high, for `burst_s`.
-    trace: a file with a JSON object a line: `at_s` and `audio_s`, and perhaps `priority`.
-    share: of a trace's requests, taken by chance: those of one cell.
-    """
-
-    kind: Literal["poisson", "bursts", "trace"] = "poisson"
-    rate_per_s: float = Field(10.0, gt=0, description="mean requests per second outside of bursts")
+    rate_per_s: float = Field(10.0, gt=0, description="mean requests per second")
     seconds: float = Field(300.0, gt=0, description="during which requests come")
     lengths: Lengths = NAMED_LENGTHS["short"]
     classes: dict[Priority, float] = Field({"interactive": 1.0}, description="their shares")
     language_known: bool = Field(True, description="clients say which language is spoken")
-    period_s: float = Field(300.0, gt=0)
-    burst_factor: float = Field(5.0, ge=1)
-    burst_s: float = Field(10.0, gt=0)
-    trace: Path | None = None
-    share: float = Field(1.0, gt=0, le=1)
 
     @model_validator(mode="after")
     def _complete(self) -> Load:
-        if (self.kind == "trace") != (self.trace is not None):
-            raise ValueError("a trace file belongs to the kind 'trace', and to no other")
         if not self.classes or sum(self.classes.values()) <= 0:
             raise ValueError("classes must have shares above 0")
         return self
@@ -109,8 +93,6 @@ class Slo(Frozen):
 
 
 class Scenario(Frozen):
-    """All that a simulation is made of, beside its profile's figures."""
-
     profile: str = "two-cores"
     cluster: Cluster = Cluster()
     load: Load = Load()
@@ -118,6 +100,12 @@ class Scenario(Frozen):
     slo: Slo = Slo()
     settings: Settings = Settings()
     seed: int = 0
+
+    @model_validator(mode="after")
+    def _simulable(self) -> Scenario:
+        if self.settings.handoff != "cross_kv":
+            raise ValueError("settings.handoff: only the hand-off of cross_kv is simulated")
+        return self
 
 
 def make_scenario(fields: dict[str, Any]) -> Scenario:
@@ -148,26 +136,24 @@ class LoadRequest:
         return TIMESTAMPS + round(self.tokens_per_s * content_frames / FRAMES_PER_S)
 
 
-def arrivals(load: Load, random: Random) -> Iterator[LoadRequest]:
-    """All requests, in the order in which they come.
+Arrival = tuple[float, float, Priority]  # at a second, so many seconds of audio
 
-    Raises:
-        ConfigurationError: a trace cannot be read.
-    """
-    drawn = _drawn(load, random) if load.trace is None else _of_trace(load, load.trace, random)
+
+def arrivals(
+    load: Load, random: Random, rows: Sequence[Arrival] | None = None
+) -> Iterator[LoadRequest]:
+    """All `LoadRequest`s in the order in which they come: drawn, or those of given rows."""
+    drawn = _drawn(load, random) if rows is None else sorted(rows, key=lambda row: row[0])
     for number, (at_s, audio_s, priority) in enumerate(drawn):
         cuts = tuple(_cuts(audio_s, random))
         yield LoadRequest(f"r{number}", at_s, audio_s, priority, load.lengths.tokens_per_s, cuts)
 
 
-def _drawn(load: Load, random: Random) -> Iterator[tuple[float, float, Priority]]:
+def _drawn(load: Load, random: Random) -> Iterator[Arrival]:
     lengths, classes, shares = load.lengths, list(load.classes), list(load.classes.values())
-    peak, at_s = load.burst_factor if load.kind == "bursts" else 1.0, 0.0
-    while (at_s := at_s + random.expovariate(load.rate_per_s * peak)) < load.seconds:
-        is_burst = at_s % load.period_s >= load.period_s - load.burst_s
-        if random.random() * peak >= (peak if is_burst else 1.0):
-            continue  # thinning (Lewis and Shedler 1979): what is left has the rate of the moment
-        priority = classes[0] if len(classes) == 1 else random.choices(classes, shares)[0]
+    at_s = 0.0
+    while (at_s := at_s + random.expovariate(load.rate_per_s)) < load.seconds:
+        priority = random.choices(classes, shares)[0]
         audio_s = lengths.median_s * math.exp(lengths.sigma * random.gauss(0.0, 1.0))
         yield at_s, min(max(audio_s, lengths.min_s), lengths.max_s), priority
 
@@ -179,32 +165,3 @@ def _cuts(audio_s: float, random: Random) -> Iterator[float]:
         begin_s += random.uniform(SHORTEST_CUT_S, WINDOW_S)
         yield begin_s
     yield audio_s
-
-
-class TraceRow(Frozen):
-    """A line of a trace; what else it has is of no interest."""
-
-    model_config = ConfigDict(frozen=True, extra="ignore")
-
-    at_s: float
-    audio_s: float
-    priority: Priority = "interactive"
-
-
-def _of_trace(load: Load, file: Path, random: Random) -> Iterator[tuple[float, float, Priority]]:
-    try:
-        lines = file.read_text(encoding="utf-8").splitlines()
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"cannot read the trace {file}: {error}") from error
-    rows: list[TraceRow] = []
-    for number, line in enumerate(lines, 1):
-        try:
-            rows += [TraceRow.model_validate_json(line)] if line.strip() else []
-        except ValidationError as error:
-            raise ConfigurationError(
-                f"{file}, line {number}: expected an object with at_s and audio_s: "
-                f"{first_problem(error)}"
-            ) from error
-    for row in sorted(rows, key=lambda one: one.at_s):
-        if row.at_s < load.seconds and (load.share == 1 or random.random() < load.share):
-            yield row.at_s, max(LEAST_AUDIO_S, row.audio_s), row.priority

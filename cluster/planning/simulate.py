@@ -1,7 +1,7 @@
 """Runs a scenario from its first request to its last answer, on a virtual clock.
 
-One cell: its routers, its pools, and what Serve does once in a while. The same scenario with the
-same seed gives the same records, whatever the machine and however fast it is.
+One cell: its routers, its pools, and what Serve does once in a while. A scenario and its seed give
+the same records on every machine.
 """
 
 from __future__ import annotations
@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import gc
 import logging
-from collections.abc import Callable, Iterator
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -24,7 +24,7 @@ from cluster.planning.pools import SimPool, make_pools
 from cluster.planning.profile import LinkProfile, Profile
 from cluster.planning.report import Outcome, Records
 from cluster.planning.routers import SimRouter
-from cluster.planning.scenario import Scenario, arrivals
+from cluster.planning.scenario import Arrival, Scenario, arrivals
 from cluster.planning.virtual_time import run_virtually, virtual_clock
 from cluster.planning.worker import Cell, Links
 from cluster.serve.app import STATS_PERIOD_S
@@ -37,18 +37,22 @@ OnProgress = Callable[[float, int], None]  # simulated seconds, requests that ha
 
 
 def simulate(
-    scenario: Scenario, profile: Profile, on_progress: OnProgress = lambda *_: None
+    scenario: Scenario,
+    profile: Profile,
+    on_progress: OnProgress = lambda *_: None,
+    rows: Sequence[Arrival] | None = None,
 ) -> Outcome:
-    """Run it. Takes as long as the machine needs; nothing waits.
-
-    Raises:
-        ConfigurationError: a trace cannot be read, or the bundled tokenizer.
-    """
+    """Run it. rows: requests in the place of those that the load draws."""
     with _quiet_and_quick():
-        return run_virtually(_run(scenario, profile, on_progress))
+        return run_virtually(_run(scenario, profile, on_progress, rows))
 
 
-async def _run(scenario: Scenario, profile: Profile, on_progress: OnProgress) -> Outcome:
+async def _run(
+    scenario: Scenario,
+    profile: Profile,
+    on_progress: OnProgress,
+    rows: Sequence[Arrival] | None,
+) -> Outcome:
     chance = Random(scenario.seed)
     load_chance, cell_chance = Random(chance.getrandbits(64)), Random(chance.getrandbits(64))
     cluster, records, loop = scenario.cluster, Records(), asyncio.get_running_loop()
@@ -62,7 +66,7 @@ async def _run(scenario: Scenario, profile: Profile, on_progress: OnProgress) ->
         loop.call_at(fault.at_s, pools[fault.role].kill, fault.count)
     keeping = asyncio.create_task(_keep(pools, routers, records, on_progress))
     async with asyncio.TaskGroup() as requests:
-        for request in arrivals(scenario.load, load_chance):
+        for request in arrivals(scenario.load, load_chance, rows):
             if (wait_s := request.at_s - loop.time()) > 0:
                 await asyncio.sleep(wait_s)
             records.n_requests += 1
@@ -108,7 +112,7 @@ def _resolved(settings: Settings, profile: Profile) -> Settings:
 async def _keep(
     pools: dict[Role, SimPool], routers: list[SimRouter], records: Records, on_progress: OnProgress
 ) -> None:
-    """What is done again and again: autoscaling, leases, a look at everything."""
+    """Autoscaling, leases, and a look at everything once a second."""
     balancer, busy_before, next_moment_s = Balancer(), dict.fromkeys(ROLES, 0.0), 0.0
     while True:
         now_s = asyncio.get_running_loop().time()

@@ -1,7 +1,6 @@
 """An event loop whose time is virtual: where it would wait, its time moves on at once.
 
-Everything that waits through the loop follows it: sleeps, timeouts, timers. It asks the system for
-no time. Of asyncio it replaces the clock and the selector, which are public.
+It replaces the clock and the selector, which are public parts of asyncio.
 """
 
 from __future__ import annotations
@@ -35,8 +34,6 @@ class _VirtualSelector(selectors.SelectSelector):
 
 
 class VirtualTimeLoop(asyncio.SelectorEventLoop):
-    """Begins at second 0."""
-
     def __init__(self) -> None:
         self._virtual = _VirtualSelector()
         super().__init__(self._virtual)
@@ -46,12 +43,10 @@ class VirtualTimeLoop(asyncio.SelectorEventLoop):
 
 
 def run_virtually(work: Coroutine[Any, Any, T]) -> T:
-    """Run `work` to its end on a virtual clock that begins at 0."""
     with asyncio.Runner(loop_factory=VirtualTimeLoop) as runner:
         return runner.run(work)
 
 
 def virtual_clock(random: Random | int = 0) -> Clock:
-    """The clock of the running loop, with chance that a seed decides."""
     chance = Random(random) if isinstance(random, int) else random
     return Clock(asyncio.get_running_loop().time, asyncio.sleep, chance)

@@ -1,13 +1,9 @@
 """What simulated workers are made of: a clock, a device, calls of those who wait, and KV's way.
 
-An engine's step is a call that returns when the device is done. On a virtual clock it returns at
-once, and the worker's own clock is ahead of the loop's by what the step would have taken. All that
-a step decides it decides at its beginning, so this is exact; what it hands out is given to others
-when the loop's clock has come so far. A worker that was killed answers nobody; who waits for it
-learns so by Ray's error.
-
-A READ of KV is a wait: the link's latency, and bytes over its rate, one READ after another at each
-node's port. When it ends it releases the lease by a notification, as a real one does.
+An engine's step returns at once, with the worker's own clock ahead of the loop's by what the step
+would have taken. A step decides all at its beginning, so this is exact; what it hands out is given
+to others when the loop's clock has come so far. A killed worker answers nobody: callers get Ray's
+error. A READ of KV waits for latency and bytes over the rate, one after another at a node's port.
 """
 
 from __future__ import annotations
@@ -46,9 +42,7 @@ TICK_S = 1e-6  # of rounding, between two times that are the same
 class Cell:
     """What all workers and routers of one simulated cell share.
 
-    settings: with every `auto` resolved. context: by which windows are trimmed. random: all chance
-    of the cell, from one seed. requests: those under way, by which a decoder knows how long a text
-    is.
+    settings: with every `auto` resolved. requests: under way; a decoder sees their texts' lengths.
     """
 
     profile: Profile
@@ -63,10 +57,9 @@ class Cell:
 
 
 class WorkerClock:
-    """Monotonic seconds of one thread of a worker."""
+    """Monotonic seconds of one thread of a worker; `now` is the event loop's."""
 
     def __init__(self, now: Callable[[], float]) -> None:
-        """now: the time of the event loop."""
         self._loop_now = now
         self._ahead_to_s = 0.0
 
@@ -75,18 +68,16 @@ class WorkerClock:
         return now_s if now_s > ahead_to_s else ahead_to_s  # quicker than max()
 
     def wait_until(self, at_s: float) -> None:
-        """The thread waits for the device until then."""
         self._ahead_to_s = max(self._ahead_to_s, at_s)
 
 
 class Device:
-    """Does what is launched, first come first served: a worker's device, or some processes.
+    """A worker's device, or some processes: `n_lanes` things at a time, first come first served.
 
-    busy_s: of all that was launched. The roles of a colocated worker have one device together.
+    The roles of a colocated worker have one device together.
     """
 
     def __init__(self, n_lanes: int = 1) -> None:
-        """n_lanes: how many things it does at a time."""
         self.busy_s = 0.0
         self._free_at_s = [0.0] * n_lanes  # a heap
 
@@ -119,20 +110,18 @@ class SimWorker(ABC):
         """One step of the engine's loop; seconds until the next one, None: when it is woken."""
 
     @abstractmethod
-    def look_after_leases(self) -> None:
-        """Called once a second."""
+    def look_after_leases(self) -> None: ...
 
     @abstractmethod
     def signals(self) -> Any:
         """The dataclass that it reports to the autoscaler."""
 
     @abstractmethod
-    def is_idle(self) -> bool:
-        """Whether it holds nothing."""
+    def is_idle(self) -> bool: ...
 
     def abandon(self, submitted: Future[Any]) -> None:
-        """The caller left when the engine had its answer already."""
-        del submitted  # what it held came back with the answer
+        """The caller left when the engine had its answer already; what it held came with that."""
+        del submitted
 
     async def call(self, request: Any) -> Any:
         """The engine's answer. The call may be cancelled at any time.
@@ -166,12 +155,10 @@ class SimWorker(ABC):
         return submitted.result()
 
     def wake(self) -> None:
-        """There is something to do: begin a turn as soon as the thread is free."""
         if not self.is_dead:
             self._turn_by(self.clock.now())
 
     def kill(self, detected_after_s: float) -> None:
-        """End it at once; its callers learn of it so much later."""
         self.is_dead = True
         if self._turn_at is not None:
             self._turn_at.cancel()
@@ -194,7 +181,6 @@ class SimWorker(ABC):
             self._turn_by(self.clock.now() + wait_s)
 
     def _on_done(self, answered_s: asyncio.Future[float], submitted: Future[Any]) -> None:
-        """The engine has answered, perhaps ahead of the loop's time."""
         if not submitted.cancelled() and not self.is_dead and not answered_s.done():
             answered_s.set_result(self.clock.now())
 
@@ -232,7 +218,6 @@ class SimImporter:
     def __init__(
         self, pool: PagePool, links: Links, node: str, clock: Callable[[], float], timeout_s: float
     ) -> None:
-        """clock: of the worker's thread. timeout_s: of a READ."""
         self.pool, self.layout = pool, pool.layout
         self._links = links
         self._node = node
@@ -242,11 +227,9 @@ class SimImporter:
         self._loop = asyncio.get_running_loop()
 
     def accept(self, handle: CrossKVHandle) -> None:
-        """Hold a handle, whose lease `renew` renews from here on."""
         self._held.hold(handle)
 
     def fetch(self, handle: CrossKVHandle, pages: Sequence[int]) -> Future[FetchStats]:
-        """As `KVImporter.fetch`."""
         arrival: Future[FetchStats] = Future()
         try:
             self._held.begin_fetch(handle)
@@ -265,12 +248,10 @@ class SimImporter:
         return arrival
 
     def drop(self, handle: CrossKVHandle) -> None:
-        """Release the lease of a handle that is not wanted; harmless when it is fetched."""
         if self._held.let_go(handle.lease):
             self._links.exporters[handle.agent].on_notification(release_message(handle.lease))
 
     def renew(self) -> None:
-        """Renew the leases of all handles."""
         for agent in sorted(self._held.agents()):
             for message in renewal_messages(self._held.leases_of(agent)):
                 self._links.exporters[agent].on_notification(message)

@@ -4,28 +4,24 @@ from __future__ import annotations
 
 import json
 from pathlib import Path
-from random import Random
 from typing import Any
 
 import pytest
-import yaml
 
-from cluster.cli.operate.files import read_cluster_file, read_serve_file
-from cluster.cli.planning import cluster_file, write_plan
+from cluster.cli.operate.files import read_serve_file
+from cluster.cli.planning import plan as plan_command
 from cluster.common.errors import ConfigurationError
 from cluster.planning.design import (
-    Design,
     Found,
     NodeKind,
     Order,
-    make_load,
     parse_kinds,
     parse_link,
     parse_objectives,
     parse_rate,
 )
 from cluster.planning.plan import Plan, make_plan
-from cluster.planning.scenario import Lengths, Load, arrivals
+from cluster.planning.scenario import Lengths, Load
 from tests.unit.planning.test_simulation import ENCODE_S, make_profile
 
 CLIPS = Lengths(median_s=5.0, sigma=0.0)
@@ -92,9 +88,7 @@ def test_devices_are_found_by_model_and_only_together_where_they_fit() -> None:
         parse_kinds("h200:cheap", "large-v3")
 
 
-def test_a_plan_keeps_its_objective_with_what_can_be_computed_and_when_nodes_are_lost(
-    split: Plan,
-) -> None:
+def test_a_plan_keeps_its_objective_with_what_can_be_computed(split: Plan) -> None:
     """15 requests a second of 0.1 s each fill one and a half encoders."""
     best = split.best
     assert (best.cells, best.encoders, best.decoders) == (1, 2, 1)
@@ -102,10 +96,7 @@ def test_a_plan_keeps_its_objective_with_what_can_be_computed_and_when_nodes_are
     assert least.costs.encode_s == pytest.approx(ENCODE_S)
     assert least.encoders == 2
     assert split.check.is_kept
-    assert split.loss is not None
-    assert split.check.figures["failed"] == split.loss.figures["failed"] == 0
-    assert split.loss.figures["decisions"] == ["encoder-0 is killed", "decoder-0 is killed"]
-    assert split.check.figures["p50_s"] >= split.floor.figures["p50_s"]
+    assert split.check.figures["failed"] == 0
 
 
 def test_the_figures_say_what_saturates_next(split: Plan) -> None:
@@ -119,60 +110,29 @@ def test_the_figures_say_what_saturates_next(split: Plan) -> None:
     json.dumps(figures)
 
 
-def test_the_files_of_a_plan_pass_the_checks_of_who_starts_them(
-    split: Plan, tmp_path: Path
+@pytest.mark.parametrize("placement", ["split", "colocated"])
+def test_a_plan_prints_the_file_that_deploys_it(
+    placement: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    write_plan(split, split.figures(), tmp_path / "plan")
-    serve = read_serve_file(tmp_path / "plan/serve.yaml")
-    assert serve.settings.encoder.replicas == 3
-    assert serve.settings.decoder.replicas == 2
-    assert serve.settings.encoder.node_labels == {"pool": "encoder"}
-    cluster = read_cluster_file(tmp_path / "plan/cluster.yaml")
-    assert len(cluster.worker_addresses) == 5
-    starts = yaml.safe_load((tmp_path / "plan/cluster.yaml").read_text())
-    table = starts["worker_start_ray_commands"][1]
-    assert table.count("pool=encoder") == table.count("pool=decoder") == 1
-    assert '*" 10.0.0.13 "*) pool=encoder' in table
+    file, figures = tmp_path / "serve.yaml", tmp_path / "plan.json"
+    plan_command("5/s", gpus="two-cores", placement=placement, seconds=20.0, json_file=figures)
+    file.write_text(capsys.readouterr().out)
+    serve, found = read_serve_file(file).settings, json.loads(figures.read_text())
+    assert serve.placement == placement
+    assert file.read_text().startswith("# profile two-cores (measured)")
+    if placement == "split":
+        assert serve.encoder.replicas == found["encoders"]["needed"] + 1
+        assert serve.encoder.node_labels == {"pool": "encoder"}
+    else:
+        assert serve.encoder.replicas == 1
+        assert serve.decoder.node_labels == {"pool": "worker"}
 
 
-def test_hosts_with_gpus_install_what_those_need() -> None:
-    (kind,) = parse_kinds("l40s:0.6", "large-v3")
-    order = make_order(kinds=(kind,))
-    text = cluster_file(Found.least(order, Design("split", kind, kind)).nodes(), 1)
-    gpu_line = next(line for line in text.splitlines() if "flashinfer" in line)
-    assert gpu_line.startswith("  - "), "a comment no more"
-
-
-def test_colocated_workers_are_cells_of_one(tmp_path: Path) -> None:
-    plan = planned(make_order(placements=("colocated",)))
-    assert plan.best.workers == plan.best.cells >= 2
-    write_plan(plan, plan.figures(), tmp_path / "plan")
-    serve = read_serve_file(tmp_path / "plan/serve.yaml")
-    assert serve.settings.placement == "colocated"
-    assert serve.settings.encoder.replicas == 1
-    assert len(read_cluster_file(tmp_path / "plan/cluster.yaml").worker_addresses) == 1
-
-
-def test_what_nobody_can_keep_is_refused_with_the_floor() -> None:
-    with pytest.raises(ConfigurationError, match=r"alone takes p95 0\.\d+ s"):
-        planned(make_order(limit_s=0.05))
+def test_what_nobody_can_keep_is_refused_with_the_best_that_was_tried() -> None:
+    with pytest.raises(ConfigurationError, match=r"p95 0\.\d+ s"):
+        planned(make_order(limit_s=0.05, placements=("split",)))
 
 
 def test_too_small_a_cluster_is_said_to_be_too_small() -> None:
     with pytest.raises(ConfigurationError, match="--max-workers"):
         planned(make_order(rate=60.0, most_workers=3))
-
-
-def test_a_trace_has_its_own_rate_and_a_cell_its_share_of_it(tmp_path: Path) -> None:
-    file = tmp_path / "trace.jsonl"
-    times = [float(n) for n in range(100)] + [50.0 + n / 10 for n in range(200)]
-    file.write_text("\n".join(json.dumps({"at_s": t, "audio_s": 5.0}) for t in times))
-    load = make_load(None, "short", file)
-    assert load.rate_per_s == pytest.approx(300 / 99)
-    assert len(list(arrivals(load, Random(0)))) == 300
-    share = load.model_copy(update={"share": 0.5})
-    assert len(list(arrivals(share, Random(0)))) == pytest.approx(150, rel=0.2)
-    plan = planned(make_order(load=load, placements=("split",), spare_nodes=0))
-    assert plan.best.encoders >= 2, "ten a second come for some time, and as many more"
-    with pytest.raises(ConfigurationError, match="not both"):
-        make_load("5/s", "short", file)

@@ -7,7 +7,7 @@ from pathlib import Path
 import pytest
 
 from cluster.common.errors import ConfigurationError
-from cluster.planning.profile import Point, Surface, load_profile, save_profile, shipped_profiles
+from cluster.planning.profile import Point, Surface, load_profile, shipped_profiles
 
 PREDICTED = {
     f"{model}-{gpu}" for model in ("large-v3", "large-v3-turbo") for gpu in ("h100", "h200", "l40s")
@@ -19,12 +19,6 @@ def test_the_shipped_profiles_say_which_of_them_are_predicted() -> None:
     assert {name for name, one in found.items() if one.predicted} == PREDICTED
     assert not found["two-cores"].predicted
     assert all(one.name == name and one.source for name, one in found.items())
-
-
-def test_a_profile_comes_back_as_it_was_written(tmp_path: Path) -> None:
-    profile = load_profile("large-v3-h200")
-    save_profile(profile, tmp_path / "mine.json")
-    assert load_profile(str(tmp_path / "mine.json")) == profile
 
 
 def test_a_wrong_name_tells_the_right_ones() -> None:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-from pathlib import Path
 from random import Random
 from typing import Any
 
@@ -23,14 +21,6 @@ def test_a_poisson_load_has_its_rate_and_its_median() -> None:
     assert [request.at_s for request in requests] == sorted(request.at_s for request in requests)
 
 
-def test_bursts_come_at_the_end_of_each_period() -> None:
-    load = Load(kind="bursts", rate_per_s=20.0, seconds=200.0, period_s=100.0, burst_s=10.0)
-    requests = list(arrivals(load, Random(0)))
-    within = sum(request.at_s % 100.0 >= 90.0 for request in requests)
-    assert within == pytest.approx(20 * 5 * 20, rel=0.1)
-    assert len(requests) - within == pytest.approx(20 * 180, rel=0.1)
-
-
 def test_windows_cover_their_audio_and_are_never_too_long() -> None:
     load = Load(lengths=NAMED_LENGTHS["long"], rate_per_s=1.0, seconds=100.0)
     for request in arrivals(load, Random(0)):
@@ -40,24 +30,10 @@ def test_windows_cover_their_audio_and_are_never_too_long() -> None:
         assert all(0 < length <= WINDOW_S for length in lengths)
 
 
-def test_a_trace_is_played_in_the_order_of_its_times(tmp_path: Path) -> None:
-    file = tmp_path / "trace.jsonl"
-    rows: list[dict[str, Any]] = [
-        {"at_s": 2.0, "audio_s": 7.0, "priority": "bulk"},
-        {"at_s": 1.0, "audio_s": 3.0},
-    ]
-    file.write_text("\n".join(map(json.dumps, rows)))
-    first, second = arrivals(Load(kind="trace", trace=file), Random(0))
+def test_given_rows_come_in_the_order_of_their_times() -> None:
+    first, second = arrivals(Load(), Random(0), [(2.0, 7.0, "bulk"), (1.0, 3.0, "interactive")])
     assert (first.at_s, first.audio_s, first.priority) == (1.0, 3.0, "interactive")
     assert (second.at_s, second.priority) == (2.0, "bulk")
-
-
-@pytest.mark.parametrize("line", ["{", "[]", '{"at_s": 1}', "3"])
-def test_a_broken_trace_names_its_line(tmp_path: Path, line: str) -> None:
-    file = tmp_path / "trace.jsonl"
-    file.write_text('{"at_s": 1, "audio_s": 2}\n' + line)
-    with pytest.raises(ConfigurationError, match="line 2"):
-        list(arrivals(Load(kind="trace", trace=file), Random(0)))
 
 
 @pytest.mark.parametrize(
@@ -66,7 +42,7 @@ def test_a_broken_trace_names_its_line(tmp_path: Path, line: str) -> None:
         ({"load": {"rate_per_s": 0}}, "load.rate_per_s"),
         ({"cluster": {"encoder": 2}}, "cluster.encoder"),
         ({"faults": [{"at_s": 1, "role": "router"}]}, "faults.0.role"),
-        ({"load": {"kind": "trace"}}, "trace file"),
+        ({"settings": {"handoff": "encoder_states"}}, "settings.handoff"),
     ],
 )
 def test_a_wrong_field_is_named(fields: dict[str, Any], place: str) -> None:

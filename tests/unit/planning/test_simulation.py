@@ -12,7 +12,7 @@ import pytest
 from cluster.cli.planning import simulate as simulate_command
 from cluster.planning.profile import Profile, load_profile
 from cluster.planning.report import Outcome, summary
-from cluster.planning.scenario import make_scenario
+from cluster.planning.scenario import Arrival, make_scenario
 from cluster.planning.simulate import simulate
 from cluster.planning.virtual_time import STANDS_STILL, run_virtually
 
@@ -44,9 +44,11 @@ def make_profile(**changes: Any) -> Profile:
     return Profile.model_validate(fields | changes)
 
 
-def run(fields: dict[str, Any], **changes: Any) -> tuple[Outcome, dict[str, Any]]:
+def run(
+    fields: dict[str, Any], rows: list[Arrival] | None = None, **changes: Any
+) -> tuple[Outcome, dict[str, Any]]:
     fields.setdefault("load", {}).setdefault("lengths", SIZES)
-    outcome = simulate(make_scenario(fields), make_profile(**changes))
+    outcome = simulate(make_scenario(fields), make_profile(**changes), rows=rows)
     return outcome, summary(outcome, 1.0)
 
 
@@ -91,59 +93,51 @@ def test_more_than_the_encoders_can_do_is_not_done() -> None:
 
 
 @pytest.mark.parametrize("routers", [1, 4])
-def test_clips_go_before_the_tails_of_files(routers: int, tmp_path: Path) -> None:
+def test_clips_go_before_the_tails_of_files(routers: int) -> None:
     """144 windows of 18 files wait, which are half a minute of work; the files lose nothing."""
-    rows = [{"at_s": 0.1, "audio_s": 300.0} for _ in range(18)]
-    rows += [{"at_s": 1.0 + 0.7 * n, "audio_s": 5.0} for n in range(25)]
-    trace = tmp_path / "trace.jsonl"
-    trace.write_text("\n".join(map(json.dumps, rows)))
-    load = {"kind": "trace", "trace": str(trace), "seconds": 20.0}
-    outcome, _ = run({"load": load, "cluster": {"routers": routers}})
+    rows: list[Arrival] = [(0.1, 300.0, "interactive") for _ in range(18)]
+    rows += [(1.0 + 0.7 * n, 5.0, "interactive") for n in range(25)]
+    outcome, _ = run({"load": {"seconds": 20.0}, "cluster": {"routers": routers}}, rows)
     answers = outcome.records.answers["interactive"]
     assert max(late_s for _, audio_s, late_s in answers if audio_s == 5.0) < 0.5
     # 18 files of about 12 windows, and 25 clips, of 0.1 s each.
     assert max(late_s for _, audio_s, late_s in answers if audio_s == 300.0) < 27.0
 
 
-def test_a_gpu_s_encoder_is_never_idle_under_a_backlog(tmp_path: Path) -> None:
+def test_a_gpu_s_encoder_is_never_idle_under_a_backlog() -> None:
     """The bound on what a router has in flight starves no batch."""
-    trace = tmp_path / "trace.jsonl"
-    rows = [{"at_s": 0.01 * n, "audio_s": 600.0, "priority": "bulk"} for n in range(24)]
-    trace.write_text("\n".join(map(json.dumps, rows)))
+    rows: list[Arrival] = [(0.01 * n, 600.0, "bulk") for n in range(24)]
     fields = {
-        "load": {"kind": "trace", "trace": str(trace), "seconds": 10.0},
+        "load": {"seconds": 10.0},
         "cluster": {"decoders": 8},
         "settings": {"router": {"audio_workers": 64}},
     }
-    outcome = simulate(make_scenario(fields), load_profile("large-v3-h200"))
+    outcome = simulate(make_scenario(fields), load_profile("large-v3-h200"), rows=rows)
     busy = [one["encoder_busy"] for one in outcome.records.moments if one["pending"] == len(rows)]
     assert sum(busy[1:]) / len(busy[1:]) > 0.98
 
 
-def test_nothing_is_encoded_twice_where_decoders_are_slow(tmp_path: Path) -> None:
+def test_nothing_is_encoded_twice_where_decoders_are_slow() -> None:
     """Sixty windows are more than the decoder takes: they wait in the router, without KV."""
-    trace = tmp_path / "trace.jsonl"
-    trace.write_text("\n".join([json.dumps({"at_s": 0.5, "audio_s": 5.0})] * 60))
+    rows: list[Arrival] = [(0.5, 5.0, "interactive")] * 60
     steps = [{"size": n, "positions": 1500, "seconds": 0.4} for n in (1, 16)]
     decoder = {"steps": steps, "prefills": steps, "max_batch": 16, "kv_windows": 16}
-    load = {"kind": "trace", "trace": str(trace), "seconds": 10.0}
-    outcome, figures = run({"load": load}, decoder=decoder)
+    outcome, figures = run({"load": {"seconds": 10.0}}, rows, decoder=decoder)
     assert figures["classes"]["interactive"]["failed"] == {}
     encoded_s = sum(one["encoder_busy"] for one in outcome.records.moments)
     assert encoded_s == pytest.approx(60 * ENCODE_S, rel=0.05)
 
 
-def test_a_router_s_backlog_wakes_pools_and_makes_them_grow(tmp_path: Path) -> None:
+def test_a_router_s_backlog_wakes_pools_and_makes_them_grow() -> None:
     """From none to one by the first window, and further by what waits behind it."""
-    trace = tmp_path / "trace.jsonl"
-    rows = [{"at_s": 5.0 + 0.01 * n, "audio_s": 300.0} for n in range(12)]
-    trace.write_text("\n".join(map(json.dumps, rows)))
+    rows: list[Arrival] = [(5.0 + 0.01 * n, 300.0, "interactive") for n in range(12)]
     sizes = {"min_replicas": 0, "max_replicas": 6}
     outcome, figures = run(
         {
-            "load": {"kind": "trace", "trace": str(trace), "seconds": 20.0},
+            "load": {"seconds": 20.0},
             "settings": {"encoder": sizes, "decoder": sizes, "scaling": {"to_zero_delay_s": 2.0}},
-        }
+        },
+        rows,
     )
     assert figures["classes"]["interactive"]["failed"] == {}
     told = [one["what"] for one in outcome.records.decisions]
@@ -173,8 +167,9 @@ def test_the_real_policy_adds_workers_and_takes_them_away() -> None:
         "encoder": {"replicas": 1, "max_replicas": 4},
         "scaling": {"downscale_delay_s": 10.0},
     }
-    load = {"kind": "bursts", "rate_per_s": 4.0, "seconds": 60.0, "period_s": 30.0, "burst_s": 10.0}
-    outcome, figures = run({"load": load, "settings": settings})
+    rows: list[Arrival] = [(n / 20, 5.0, "interactive") for n in range(400)]  # 20 a second
+    rows += [(20.0 + n / 4, 5.0, "interactive") for n in range(160)]
+    outcome, figures = run({"load": {"seconds": 60.0}, "settings": settings}, rows)
     sizes = [moment["encoders"] for moment in outcome.records.moments]
     assert max(sizes) > 1
     assert min(sizes[len(sizes) // 2 :]) < max(sizes)
@@ -189,25 +184,6 @@ def test_colocated_roles_share_their_device() -> None:
     busy = together["utilisation"]
     assert busy["encoder_busy"] == busy["decoder_busy"] > split["utilisation"]["encoder_busy"]
     assert together["classes"]["interactive"]["failed"] == {}
-
-
-def test_states_travel_in_fewer_bytes_and_are_projected() -> None:
-    """At 1 MB/s, so that the READ is most of the time."""
-    projection_s, rate = 0.05, 1e6
-    profile = make_profile()
-    outcome, figures = run(
-        {
-            "load": {"rate_per_s": 0.1, "seconds": 60.0},
-            "settings": {"handoff": "encoder_states"},
-        },
-        decoder=profile.decoder.model_copy(update={"projection_s": projection_s}),
-        handoff=profile.handoff.model_copy(update={"bytes_per_s": rate}),
-    )
-    tokens, read_s = 2 + 16, 1500 * 64 * 2 / rate
-    expected_s = ENCODE_S + read_s + projection_s + (tokens + 1) * 0.0025
-    found = figures["classes"]["interactive"]
-    assert found["p50_s"] == pytest.approx(expected_s, rel=0.03)
-    assert found["answered"] == outcome.records.n_requests
 
 
 def test_windows_between_nodes_wait_for_the_link() -> None:
