@@ -1,6 +1,5 @@
 """What an archive holds: the files that paths, globs, folders, URLs and manifests mean, as items.
 
-A manifest is a list of paths or URLs: JSONL, CSV, Parquet, or a line each from standard input.
 Files are listed and not opened, and no sooner than they are asked for, so that work on the first
 begins at once. A path that leads nowhere ends the command where it was named, and is an item that
 fails by itself where a manifest lists it.
@@ -21,7 +20,7 @@ from itertools import chain, groupby, islice
 from pathlib import Path
 from typing import Any
 
-from cluster.archives.places import UNKNOWN_BYTES, Entry, Place, is_url, shown, split_options
+from cluster.archives.places import UNKNOWN_BYTES, Entry, Place, is_url, shown
 from cluster.common.errors import InvalidRequestError
 
 STDIN = "-"
@@ -56,7 +55,6 @@ class Item:
 
     @property
     def about_s(self) -> float:
-        """Seconds of audio, by its size."""
         suffix = self.relative.rpartition(".")[2].lower()
         return max(0, self.size) / BYTES_PER_S.get(suffix, USUAL_BYTES_PER_S)
 
@@ -70,15 +68,11 @@ def check_there(names: Iterable[str]) -> None:
 
 
 def list_items(names: Sequence[str], stdin: Iterable[str] = ()) -> Iterator[Item]:
-    """Every item that `names` mean, each once.
+    """Every item that `names` mean, each once; `stdin`: lines for the name "-".
 
-    The first of each name is looked for at once, and the others as they are taken.
-
-    stdin: lines of standard input, for the name "-".
-
-    Raises:
-        InvalidRequestError: there is nothing of this name, a folder or glob has no audio, or a
-            manifest cannot be read; also later, of what cannot be listed.
+    The first of each name is looked for at once, and the others as they are taken. Raises
+    InvalidRequestError, also later: nothing is there, a folder or glob has no audio, a list cannot
+    be read.
     """
     listings = []
     for name in names:
@@ -111,12 +105,12 @@ def _items(name: str, stdin: Iterable[str]) -> Iterator[Item]:
 
 
 def _is_manifest(name: str) -> bool:
-    return split_options(name)[0].lower().endswith(MANIFESTS)
+    return name.lower().endswith(MANIFESTS)
 
 
 def _is_glob(name: str) -> bool:
     """Whether it is one, and not the name of what is there."""
-    if not glob.has_magic(split_options(name)[0]):
+    if not glob.has_magic(name):
         return False
     place = Place.of(name)
     return place.entries([place.path])[0].kind == "none"
@@ -140,17 +134,15 @@ def _of_file_or_folder(name: str) -> Iterator[Item]:
 
 
 def _of_glob(name: str) -> Iterator[Item]:
-    """Files that match; of a manifest among them, what it lists."""
-    base, options = split_options(name)
-    steady = base[: min(base.find(mark) for mark in "*?[" if mark in base)].rpartition("/")[0]
-    root = Place.of((steady or ("." if not base.startswith("/") else "/")) + options)
+    steady = name[: min(name.find(mark) for mark in "*?[" if mark in name)].rpartition("/")[0]
+    root = Place.of(steady or ("/" if name.startswith("/") else "."))
     if root.is_local:
         paths = sorted(str(Path(one).absolute()) for one in glob.iglob(name, recursive=True))
         entries = (root.entries([path])[0] for path in paths)
     else:
         from fsspec.utils import glob_translate
 
-        pattern = re.compile(glob_translate(f"{root.path}/{base[len(steady) + 1 :]}"))
+        pattern = re.compile(glob_translate(f"{root.path}/{name[len(steady) + 1 :]}"))
         entries = (one for one in root.below() if pattern.match(one.path))
     found = False
     for one in entries:
@@ -185,7 +177,6 @@ def _of_manifest(place: Place) -> Iterator[Item]:
 
 
 def _of_paths(paths: Iterable[Any], folder: Place) -> Iterator[Item]:
-    """Items of listed paths; those that are not absolute begin in the manifest's folder."""
     named = (path.strip() for path in map(_checked, paths) if path.strip())
     while some := list(islice(named, ASKED_AT_ONCE)):
         places = []
@@ -203,11 +194,7 @@ def _of_paths(paths: Iterable[Any], folder: Place) -> Iterator[Item]:
 
 
 def _path_of_line(line: str) -> Any:
-    """Of a line that is a path, or a JSON object with one.
-
-    Raises:
-        InvalidRequestError: it is an object without any.
-    """
+    """Of a line that is a path, or a JSON object with one."""
     if not line.lstrip().startswith("{"):
         return line
     try:
@@ -218,7 +205,6 @@ def _path_of_line(line: str) -> Any:
 
 
 def _checked(path: Any) -> str:
-    """Empty where there is none. Raises InvalidRequestError: it is no path."""
     if path is not None and not isinstance(path, str):
         raise InvalidRequestError(
             f"a row of the list has no path, but {type(path).__name__}: audio inside of Parquet "

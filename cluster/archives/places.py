@@ -1,8 +1,6 @@
 """Where archives and their transcripts are: folders of this machine, buckets, anything of fsspec.
 
-A place is named as people write it: a path, or a URL such as `s3://bucket/talks`. pyarrow's own
-filesystems are asked first, with the credentials that they find, and fsspec's for the rest. Knows
-bytes and names, nothing of audio.
+pyarrow's own filesystems are asked first, with the credentials that they find, then fsspec's.
 """
 
 from __future__ import annotations
@@ -26,8 +24,6 @@ from cluster.common.errors import ConfigurationError, InvalidRequestError
 from cluster.common.extras import install_command
 
 URL = re.compile(r"^([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
-# pyarrow's, at the end of a bucket's URL, as in ?region=eu-west-1. Names of objects may have a "?".
-OPTIONS = re.compile(r"\?[a-z_]+=[^?]*$")
 BUCKETS = ("s3", "gs", "gcs")
 GOOGLE_WAIT_S = 60  # pyarrow's own is 15 minutes, without a word, where there are no credentials
 CHUNK_BYTES = 2**20
@@ -37,7 +33,6 @@ REMEDY = f"archives need more packages: {install_command('bulk')}"
 
 
 def require_bulk() -> None:
-    """Raises ConfigurationError: the packages of the extra `bulk` are not installed."""
     for name in ("fsspec", "pandas", "pyarrow"):  # not imported: pandas takes half a second
         if find_spec(name) is None:
             raise ConfigurationError(f"{REMEDY} (there is no {name})")
@@ -52,18 +47,9 @@ def shown(path: str) -> str:
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
-def split_options(name: str) -> tuple[str, str]:
-    """A URL of a bucket without its options, and these as they are written; else empty ones."""
-    found = OPTIONS.search(name) if name.lower().startswith(BUCKETS) and is_url(name) else None
-    return (name, "") if found is None else (name[: found.start()], found[0])
-
-
 @dataclass(frozen=True, slots=True)
 class Entry:
-    """What a filesystem knows of a path in it.
-
-    size: bytes, or UNKNOWN_BYTES where nobody says. mtime_ns: Unix time, or 0.
-    """
+    """size: bytes, or UNKNOWN_BYTES where nobody says. mtime_ns: Unix time, or 0."""
 
     path: str
     kind: Kind
@@ -75,37 +61,29 @@ class Entry:
 class Place:
     """A file or folder of a filesystem.
 
-    path: within it. files: pyarrow's filesystem; None: this machine, where paths are absolute.
-    scheme, options: what stands around the path in the name. unnamed: the beginning of the path
-    that is not in the name, such as the container of an `abfs` URL.
+    files: pyarrow's filesystem; None: this machine, where paths are absolute. scheme: what stands
+    before the path in the name. unnamed: the beginning of the path that is not in the name, such as
+    the container of an `abfs` URL.
     """
 
     path: str
     files: Any = None
     scheme: str = ""
-    options: str = ""
     unnamed: str = ""
 
     @classmethod
     def of(cls, name: str) -> Place:
-        """The place that a path or URL means.
-
-        Raises:
-            InvalidRequestError: nobody knows its filesystem.
-        """
         if not is_url(name) or name.startswith("file://"):
             return cls(_local_path(name))
-        base, options = split_options(name)
-        files, path = _opened(base, options)
-        base, path = base.rstrip("/"), path.rstrip("/")
+        files, path = _opened(name)
+        base, path = name.rstrip("/"), path.rstrip("/")
         ends = zip(reversed(base), reversed(path), strict=False)
         n_same = len(list(takewhile(lambda pair: pair[0] == pair[1], ends)))
-        return cls(path, files, base[: len(base) - n_same], options, path[: len(path) - n_same])
+        return cls(path, files, base[: len(base) - n_same], path[: len(path) - n_same])
 
     @property
     def name(self) -> str:
-        """As people know it: absolute, or a URL."""
-        return self.scheme + self.path.removeprefix(self.unnamed) + self.options
+        return self.scheme + self.path.removeprefix(self.unnamed)
 
     @property
     def is_local(self) -> bool:
@@ -113,18 +91,15 @@ class Place:
 
     @property
     def folder(self) -> Place:
-        """That it is in."""
         return self.at(self.path.rpartition("/")[0])
 
     def at(self, path: str) -> Place:
-        """Another one in the same filesystem."""
         return replace(self, path=path)
 
     def __truediv__(self, below: str) -> Place:
         return self.at(f"{self.path}/{below}")
 
     def read(self) -> bytes:
-        """Raises OSError."""
         if self.is_local:
             return Path(self.path).read_bytes()
         with self.files.open_input_stream(self.path) as content:
@@ -134,9 +109,7 @@ class Place:
     def as_local_file(self) -> Iterator[Path]:
         """The file on this machine; what is elsewhere is copied, and the copy goes at the end.
 
-        Raises:
-            OSError: it cannot be had.
-            InvalidRequestError: its name is not UTF-8, as audio workers and sidecars have it.
+        Raises InvalidRequestError: its name is not UTF-8, as audio workers and sidecars have it.
         """
         if self.is_local:
             if shown(self.path) != self.path:
@@ -154,7 +127,7 @@ class Place:
             yield Path(copy.name)
 
     def write_whole(self, content: bytes) -> None:
-        """Write so that a reader finds all of it or what was there before. Raises OSError."""
+        """Write so that a reader finds all of it or what was there before."""
         folder = self.path.rpartition("/")[0]
         if not self.is_local:  # an object appears when it is whole
             with suppress(OSError, NotImplementedError):
@@ -177,23 +150,19 @@ class Place:
             raise
 
     def remove(self) -> None:
-        """Raises OSError, also where there is none."""
         if self.is_local:
             os.unlink(self.path)
         else:
             self.files.delete_file(self.path)
 
     def entries(self, paths: list[str]) -> list[Entry]:
-        """What is at each of these paths in the same filesystem. Raises OSError."""
         if self.is_local:
             return list(map(_local_entry, paths))
         return list(map(_entry_of, self.files.get_file_info(paths)))
 
     def below(self) -> Iterator[Entry]:
-        """Each file in this folder, at any depth; none where it is not there.
-
-        On this machine a file is looked at when it is taken; a bucket is listed once, and whole.
-        Raises OSError.
+        """Each file in this folder, at any depth; none where it is not there. A bucket is listed
+        once.
         """
         if self.is_local:
             yield from _local_files(self.path)
@@ -230,7 +199,6 @@ def _local_entry(path: str) -> Entry:
 
 
 def _local_files(folder: str) -> Iterator[Entry]:
-    """Raises OSError: a folder in it cannot be read."""
     seen: set[tuple[int, int]] = set()  # links may lead in circles
     for root, folders, names in os.walk(folder, onerror=_raise_unless_gone, followlinks=True):
         found = os.stat(root)
@@ -260,15 +228,13 @@ def _entry_of(info: Any) -> Entry:
     return Entry(info.path, kinds.get(info.type, "other"), size, info.mtime_ns or 0)
 
 
-def _opened(url: str, options: str) -> tuple[Any, str]:
-    """The filesystem of a URL, and the path in it. A bucket's own is kept with its options."""
+def _opened(url: str) -> tuple[Any, str]:
     scheme, rest = url.split("://", 1)
     try:
         if scheme in BUCKETS:
             bucket, slash, path = rest.partition("/")
-            if scheme != "s3" and "retry_limit_seconds" not in options:
-                options += f"{'&' if options else '?'}retry_limit_seconds={GOOGLE_WAIT_S}"
-            files, root = _filesystem(f"{scheme}://{bucket}{options}")
+            wait = "" if scheme == "s3" else f"?retry_limit_seconds={GOOGLE_WAIT_S}"
+            files, root = _filesystem(f"{scheme}://{bucket}{wait}")
             return files, f"{root}{slash}{path}"
         if scheme in ("hdfs", "abfs", "abfss"):
             return _filesystem(url)
@@ -282,7 +248,6 @@ def _opened(url: str, options: str) -> tuple[Any, str]:
 
 @lru_cache(maxsize=64)
 def _filesystem(url: str) -> tuple[Any, str]:
-    """pyarrow's, and the path in it; a URL without a path is one of fsspec's."""
     from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
 
     if not url.endswith("://"):

@@ -97,16 +97,13 @@ def test_a_file_url_is_a_path(folder: Path) -> None:
         assert [item.path for item in listed([url])] == [str(folder / "with space.mp3")]
 
 
-def test_options_of_a_bucket_go_with_every_name_in_it() -> None:
-    options = "?region=eu-west-1&endpoint_override=127.0.0.1:9"
-    place = Place.of(f"s3://talks/2026{options}")
+def test_names_in_a_bucket_may_have_any_signs() -> None:
+    place = Place.of("gs://anonymous@talks/2026")
     below = place.at("talks/2026/a b?.mp3")
-    assert (place.path, below.name) == ("talks/2026", f"s3://talks/2026/a b?.mp3{options}")
+    assert (place.path, below.name) == ("talks/2026", "gs://anonymous@talks/2026/a b?.mp3")
     again = Place.of(below.name)
     assert (again.path, again.files) == ("talks/2026/a b?.mp3", place.files)
-    assert (place / "x").name == f"s3://talks/2026/x{options}"
     assert again.folder.name == place.name
-    assert Place.of("gs://talks/what?.mp3").path == "talks/what?.mp3"
 
 
 @pytest.mark.slow
