@@ -58,7 +58,6 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 async def transcribe(clips: Sequence[Clip], args: argparse.Namespace) -> list[Outcome]:
-    """Every recording as it is, `--max-concurrency` at a time."""
     async with Client(args.url, args.api_key, args.timeout) as client:
         fields = form_fields(args.model, args.language, args.extra_body)
         uploads = [Upload.of(clip.read(), Path(clip.name).name, fields) for clip in clips]
@@ -66,11 +65,7 @@ async def transcribe(clips: Sequence[Clip], args: argparse.Namespace) -> list[Ou
 
 
 def limit_of(text: str, baseline: WordErrors | None) -> float:
-    """The highest word error rate that passes, in percent.
-
-    Raises:
-        SystemExit: it cannot be read, or means a baseline that was not given.
-    """
+    """The highest word error rate that passes, in percent."""
     limit = 0.0
     for part in text.split("+"):
         if part.strip() == BASELINE:
@@ -88,11 +83,7 @@ def limit_of(text: str, baseline: WordErrors | None) -> float:
 
 
 def read_baseline(file: Path, clips: Sequence[Clip]) -> list[WordErrors]:
-    """What `--save` wrote, in the order of `clips`.
-
-    Raises:
-        SystemExit: a clip is not in it.
-    """
+    """What `--save` wrote, in the order of `clips`."""
     rows = {row["name"]: row for row in json.loads(file.read_text())["clips"]}
     missing = [clip.name for clip in clips if clip.name not in rows]
     if missing:

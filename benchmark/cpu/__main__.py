@@ -129,7 +129,6 @@ def word_errors(plan: Plan, n: int) -> dict[str, list[WordErrors]]:
 
 
 def compare(shape: str, plan: Plan, audio: UniqueFiles) -> list[Row]:
-    """Every system on one shape."""
     weights = plan.cache / f"{shape}-{plan.n_tokens}-tokens"
     checkpoint = forced_checkpoint(weights, SHAPES[shape], plan.n_tokens)
     warm_up = audio.take(max(IN_FLIGHT))
@@ -170,7 +169,6 @@ def compare(shape: str, plan: Plan, audio: UniqueFiles) -> list[Row]:
 def _served(
     shape: str, checkpoint: Path, kind: str, warm_up: Sequence[Path], row: Row
 ) -> Iterator[Splitscribe]:
-    """Our server with one model, for a turn: it is at rest in nobody else's."""
     with our_server(by_dtype(shape, checkpoint, (kind,)), UNDOUBTED) as (ours,):
         _warm_up(ours, warm_up)
         row.n_tokens = row.n_tokens or ours.n_tokens(warm_up[0])

@@ -42,10 +42,7 @@ def best_of(rows: Sequence[Row], kind: str, in_flight: int, context: str = "") -
 
 
 def comparisons(shape: str, rows: Sequence[Row]) -> list[dict[str, Any]]:
-    """Our best, full and trimmed, against the best of each library.
-
-    And the best trimmed against the best full.
-    """
+    """Our best, full and trimmed, against the best of each library; and trimmed against full."""
     found = []
     for in_flight in IN_FLIGHT:
         for context in ("", TRIMMED):

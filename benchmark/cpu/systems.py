@@ -28,8 +28,6 @@ Models = Mapping[str, tuple[str, dict[str, Any]]]
 
 @dataclass(frozen=True, slots=True)
 class Splitscribe:
-    """One model of a running server."""
-
     name: str
     server: BenchServer
     model: str
@@ -78,7 +76,6 @@ def our_server(
 
 
 def by_dtype(key: str, folder: Path, kinds: Sequence[str]) -> Models:
-    """A checkpoint in every kind, such as "float32" or "bfloat16 trimmed", for `our_server`."""
     models = {}
     for kind in kinds:
         encoder: dict[str, Any] = {"dtype": dtype_of(kind), "context": "full"}

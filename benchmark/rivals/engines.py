@@ -1,9 +1,7 @@
 """Other engines on the same checkpoint and the same files, each in a process of its own.
 
-faster-whisper (CTranslate2; file by file with more threads or more workers, or its batched pipeline
-over clips laid end to end), Hugging Face's `generate` on batches, and openai-whisper. Each reads
-WAV files and decodes greedily in English, with timestamps and without fallback, prompt or voice
-detection: what the server does with `fallback=false`, but without HTTP.
+Each reads WAV files and decodes greedily in English, with timestamps and without fallback, prompt
+or voice detection: what the server does with `fallback=false`, but without HTTP.
 """
 
 from __future__ import annotations
@@ -35,10 +33,7 @@ STOP_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RivalSpec:
-    """A library and how it is set up.
-
-    way: "sequential", a file at a time for each worker, or "batched".
-    """
+    """way: "sequential", a file at a time for each worker, or "batched"."""
 
     library: Literal["faster-whisper", "transformers", "openai-whisper"]
     dtype: str
@@ -80,14 +75,8 @@ def rival_specs(cores: int) -> list[RivalSpec]:
 
 
 class RivalProcess:
-    """A rival in a process of its own, which is loaded and waits for files."""
-
     def __init__(self, spec: RivalSpec, checkpoint: Path) -> None:
-        """Start and load it.
-
-        Raises:
-            SystemExit: it did not start.
-        """
+        """Raises SystemExit: it did not start."""
         self.name = spec.name
         if spec.library == "faster-whisper":
             checkpoint = convert(checkpoint, spec.dtype)
@@ -153,8 +142,7 @@ def _read(file: Path) -> NDArray[np.float32]:
 def _by_file(one: Callable[[Path], tuple[str, int]], threads: int | None = None) -> Transcribe:
     """Transcribe files side by side, in `threads` threads; None: one for each file in flight.
 
-    The latency of file i, with n in flight, counts from the end of the (i - n)th file to finish:
-    that is when a client with n requests in flight would have sent it.
+    The latency of file i, with n in flight, counts from the end of the (i - n)th file to finish.
     """
 
     def transcribe(files: Sequence[Path], in_flight: int) -> list[Heard]:
@@ -303,11 +291,7 @@ GREEDY: dict[str, Any] = {
 
 
 def convert(checkpoint: Path, dtype: str) -> Path:
-    """The checkpoint in CTranslate2's format; made once.
-
-    Beside it, or where benchmarks keep their files for the bundled one, of which there are several
-    in the course of time.
-    """
+    """The checkpoint in CTranslate2's format; made once."""
     target = checkpoint.with_name(f"{checkpoint.name}-ctranslate2-{dtype}")
     if checkpoint.resolve() == BUNDLED_FOLDER:
         digest = hashlib.sha256((checkpoint / "model.safetensors").read_bytes()).hexdigest()[:12]

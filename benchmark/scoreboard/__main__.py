@@ -166,7 +166,6 @@ PARTS = {
 
 
 def measure(name: str, part: Part) -> Figures:
-    """Raises SystemExit where the program fails."""
     print(f"{name}: python -m {' '.join(part.command)}", flush=True)
     began = time.monotonic()
     done = subprocess.run(

@@ -37,8 +37,6 @@ SETTLE_S = 15.0  # from the last request: what ends a while after work has ended
 
 @dataclass(slots=True)
 class Kind:
-    """All processes of one kind."""
-
     processes: int = 0
     pss_mb: float = 0.0
     anonymous_mb: float = 0.0  # of it, what no file holds
@@ -66,7 +64,6 @@ def main() -> None:
 
 
 def measure(flags: Sequence[str], seconds: float, n_requests: int) -> dict[str, Any]:
-    """Figures of one start."""
     began_s = time.monotonic()
     with serving(*flags) as server:
         ready_s = time.monotonic() - began_s
@@ -88,10 +85,9 @@ def measure(flags: Sequence[str], seconds: float, n_requests: int) -> dict[str, 
 
 
 def ask(url: str, number: int) -> tuple[float, dict[str, float]]:
-    """Send the short recording, which is another one by a click for each number.
+    """Send the short recording, another one by a click for each number.
 
-    Returns:
-        Milliseconds until the answer, and of each stage, as the server tells them.
+    Returns milliseconds until the answer, and of each stage, as the server tells them.
     """
     pcm = Clip("short", sample_path("short")).pcm()
     pcm[number] ^= 1

@@ -95,14 +95,12 @@ class Heard:
 
     @property
     def text(self) -> str:
-        """All turns, in the order of their audio."""
         return " ".join(
             self.completed[item][1] for item in self.committed if item in self.completed
         )
 
     @property
     def is_append_only(self) -> bool:
-        """Whether every turn's deltas are its text."""
         joined: dict[str, str] = {}
         for _, item, text in self.deltas:
             joined[item] = joined.get(item, "") + text
@@ -110,11 +108,10 @@ class Heard:
 
 
 async def speak(url: str, model: str, talk: Talk, start_s: float) -> Heard:
-    """One session, from its first sample to its last turn: until its last commit is answered.
+    """One session, from its first sample to its last turn.
 
-    Two are sent, one behind the other: the first ends what is still open, and the second finds no
-    audio, so that it is answered by an item of 0 s, behind all that were open. However long a
-    server is silent before, it is waited for.
+    Two commits are sent: the first ends what is still open, and the second finds no audio, so that
+    it is answered by an item of 0 s, behind all that were open.
     """
     heard = Heard()
     endpoint = url.replace("http", "ws", 1) + "/v1/realtime?intent=transcription"
@@ -135,7 +132,6 @@ async def speak(url: str, model: str, talk: Talk, start_s: float) -> Heard:
 
 
 async def configure(socket: Any, transcription: Mapping[str, str], detection: Any) -> None:
-    """Send the session's update. detection: of turns; None: the client ends them."""
     audio = {
         "format": {"type": "audio/pcm", "rate": SAMPLE_RATE},
         "transcription": transcription,
@@ -158,7 +154,6 @@ async def send(socket: Any, pcm: NDArray[np.int16], start_s: float) -> float:
 
 
 async def _listen(socket: Any, heard: Heard, start_s: float) -> None:
-    """Until the last commit is answered."""
     async for message in socket:
         if heard.take(json.loads(message), time.perf_counter() - start_s):
             return
@@ -300,7 +295,6 @@ def within_limits(row: Mapping[str, Any], file_wer: float) -> bool:
 
 
 def main() -> None:
-    """Command line."""
     parser = make_parser(__doc__)
     parser.add_argument("--url", help="of a server that is there; else one is started")
     parser.add_argument("--model", default="demo")
@@ -350,7 +344,6 @@ def main() -> None:
 
 
 def _environment(args: argparse.Namespace) -> dict[str, str]:
-    """The server's settings as variables."""
     return {
         "SPLITSCRIBE_MODEL": args.model,
         "SPLITSCRIBE_ENCODER__CONTEXT": args.context,

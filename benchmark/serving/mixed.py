@@ -68,8 +68,6 @@ Waits = dict[str, list[float]]  # by kind
 
 
 class Speech:
-    """Audio that nobody has sent before."""
-
     def __init__(self) -> None:
         self._talks = np.concatenate([Clip(name, sample_path(name)).pcm() for name in SAMPLES])
         self._rng = np.random.default_rng()
@@ -95,8 +93,6 @@ class Figures:
 
 
 class Load:
-    """All parts against one server."""
-
     def __init__(
         self, server: BenchServer, command: str, figures: Figures, args: argparse.Namespace
     ) -> None:

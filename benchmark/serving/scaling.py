@@ -40,7 +40,6 @@ Server = BareServer | BenchServer
 
 
 def instant(*flags: str) -> AbstractContextManager[BenchServer]:
-    """A cluster of `benchmark.serving.instant`."""
     return serving("--log-level", "WARNING", *flags, command=OWN)
 
 
@@ -54,8 +53,6 @@ CONFIGURATIONS: Mapping[str, Any] = {
 
 @dataclass
 class Sample:
-    """All rounds of one configuration at one number in flight; one value a round."""
-
     requests_per_s: list[float] = field(default_factory=list)
     p50_ms: list[float] = field(default_factory=list)
     cpu_ms: dict[str, list[float]] = field(default_factory=dict)  # per request
@@ -85,11 +82,7 @@ class Sample:
 
 
 def measure(server: Server, n: int, in_flight: int) -> tuple[float, float, dict[str, float]]:
-    """One round: requests/s, the median of their ms, and CPU ms of each by kind of process.
-
-    Raises:
-        SystemExit: an answer was an error.
-    """
+    """One round: requests/s, the median of their ms, and CPU ms of each by kind of process."""
     audio = sample_path("short").read_bytes()
     uploads = [Upload.of(audio, "short.flac", form_fields("whisper-1", "en", {}))] * n
 

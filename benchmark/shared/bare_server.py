@@ -1,7 +1,4 @@
-"""uvicorn and Starlette that read an upload and answer at once, in a process of their own.
-
-The ceiling of everything that answers HTTP from Python. Nothing is decoded.
-"""
+"""uvicorn and Starlette that read an upload and answer at once: the ceiling of HTTP from Python."""
 
 from __future__ import annotations
 
@@ -18,20 +15,16 @@ TEXT = "a line that is always the same"
 
 @dataclass(frozen=True, slots=True)
 class BareServer:
-    """One that runs."""
-
     url: str
     process: psutil.Process
 
     def cpu_s(self) -> dict[str, float]:
-        """CPU seconds so far."""
         times = self.process.cpu_times()
         return {"bare": times.user + times.system}
 
 
 @contextmanager
 def bare_uvicorn() -> Iterator[BareServer]:
-    """One that runs while the block lasts."""
     context = multiprocessing.get_context("spawn")
     with socket.create_server(("127.0.0.1", 0), backlog=1024) as listening:
         process = context.Process(target=_run_uvicorn, args=(listening,), daemon=True)

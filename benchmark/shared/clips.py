@@ -37,10 +37,7 @@ TABLE = "references.tsv"
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """One recording as a client would upload it.
-
-    audio: the file, or its bytes. reference: what is said; None where nobody wrote it down.
-    """
+    """One recording as a client would upload it: the file or its bytes; reference: what is said."""
 
     name: str
     audio: Path | bytes
@@ -74,11 +71,7 @@ def add_clip_flags(parser: argparse._ActionsContainer) -> None:
 
 
 def clips_of(args: argparse.Namespace, limit: int | None = None) -> list[Clip]:
-    """What the flags ask for, at most `limit`; the recordings of the package when nothing is.
-
-    Raises:
-        SystemExit: there is nothing, or something needed is not installed.
-    """
+    """What the flags ask for, at most `limit`; the recordings of the package when nothing is."""
     if args.folder:
         found = folder_clips(args.folder)
     elif args.hf_dataset:
@@ -97,7 +90,6 @@ def clips_of(args: argparse.Namespace, limit: int | None = None) -> list[Clip]:
 
 
 def folder_clips(folder: Path) -> list[Clip]:
-    """Every audio file under `folder`, by name; the reference where there is one."""
     if not folder.is_dir():
         raise SystemExit(f"{folder} is no folder")
     if (folder / TABLE).is_file():
@@ -112,7 +104,6 @@ def folder_clips(folder: Path) -> list[Clip]:
 
 
 def _listed_clips(table: Path) -> list[Clip]:
-    """The recordings of a table, in its order; paths are relative to its folder."""
     with table.open(newline="") as lines:
         rows = [row for row in csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if row]
     return [Clip(name, table.parent / name, text.strip()) for name, text in rows]
@@ -150,11 +141,8 @@ def dataset_clips(
 def demo_clips(n: int, cache: Path) -> list[Clip]:
     """New utterances for the demo model: made sentences and words in free order by turns.
 
-    From a seed that training never used. Each is a file in a cache folder with its text beside it,
-    made when it is missing, in order: fewer of them are the first of more.
-
-    Raises:
-        SystemExit: they are not there yet, and the speech libraries are missing.
+    From a seed that training never used. Kept in a cache folder and made in order: fewer of them
+    are the first of more.
     """
     files = [cache / "demo-utterances" / f"{index:05}.wav" for index in range(n)]
     if not all(file.with_suffix(".txt").is_file() for file in files):
@@ -184,10 +172,9 @@ def _make_demo_clips(files: list[Path]) -> None:
 
 
 class UniqueFiles:
-    """Files of one recording that nobody has sent before.
+    """Files of one recording, each with noise of at most one step of 16 bits.
 
-    Each has noise of its own of at most one step of 16 bits, so that no engine can answer for it
-    with what it kept of another. A benchmark takes new ones for every round.
+    So no engine can answer for one with what it kept of another.
     """
 
     def __init__(self, folder: Path, recording: str) -> None:
@@ -197,7 +184,6 @@ class UniqueFiles:
         self._n_made = 0
 
     def take(self, n: int) -> list[Path]:
-        """`n` new ones."""
         files = []
         for _ in range(n):
             files.append(self._folder / f"{self._n_made}.wav")

@@ -1,7 +1,6 @@
 """The published models' shapes, and what a window takes at the least: operations, and bytes read.
 
-Counts matrix products and attention as operations, the decoder's weights and KV as bytes. A device
-with two rates takes no less than operations over the one, or bytes over the other: the ceiling of
+A device takes no less than operations over its one rate, or bytes over the other: the ceiling of
 what `benchmark.gpu` measures.
 """
 
@@ -35,12 +34,10 @@ def encoder_flops(shape: ModelShape) -> float:
 
 
 def projection_flops(shape: ModelShape) -> float:
-    """Of cross-attention's keys and values."""
     return float(4 * shape.decoder_layers * FRAMES * shape.d_model**2)
 
 
 def window_flops(shape: ModelShape, n_tokens: int) -> float:
-    """Of one window: encoder, projection, decoder steps."""
     d, layers = shape.d_model, shape.decoder_layers
     step = 28 * layers * d * d + 2 * shape.n_vocab * d + 4 * layers * (FRAMES + n_tokens / 2) * d
     return encoder_flops(shape) + projection_flops(shape) + (n_tokens + START_TOKENS) * step

@@ -75,17 +75,12 @@ def product_flops(dtype: torch.dtype, shape: ModelShape) -> float:
 
 @dataclass(slots=True)
 class Memory:
-    """Peak over all processes of a tree, in bytes. pss shares what several of them map."""
-
     rss: int = 0
     pss: int = 0
 
 
 class MemoryWatch:
-    """Samples the memory of process trees while it is entered.
-
-    Reading it takes time from what is watched: not for timed runs.
-    """
+    """Samples the memory of process trees while it is entered: not for timed runs."""
 
     def __init__(self, roots: Sequence[psutil.Process]) -> None:
         self.peak = Memory()

@@ -1,8 +1,7 @@
 """An async client of `/v1/audio/transcriptions` that costs little and measures each request.
 
-Works with every server that has OpenAI's endpoint. A body is one block of bytes, made before the
-clock starts. Nothing is tried again: a failure is a result, told apart by its status. Knows nothing
-of rates and texts.
+A body is one block of bytes, made before the clock starts. Nothing is tried again: a failure is a
+result, told apart by its status.
 """
 
 from __future__ import annotations
@@ -22,10 +21,7 @@ ENDPOINT = "/v1/audio/transcriptions"
 
 @dataclass(slots=True)
 class Outcome:
-    """What became of one request: its seconds, and the answer's text or JSON.
-
-    failure: "" when it succeeded, else its status, such as "503", "timeout" or "malformed".
-    """
+    """failure: "" when it succeeded, else its status, such as "503", "timeout" or "malformed"."""
 
     latency: float = 0.0
     failure: str = ""
@@ -36,8 +32,6 @@ class Outcome:
 
 @dataclass(frozen=True, slots=True)
 class Upload:
-    """A request's body, ready to send."""
-
     body: bytes
     content_type: str
 
@@ -67,8 +61,6 @@ def form_fields(model: str, language: str, extra: Mapping[str, object]) -> dict[
 
 
 class Client:
-    """Sends uploads to one endpoint; as many at a time as it is asked to."""
-
     def __init__(self, url: str, api_key: str | None = None, timeout_s: float = 600.0) -> None:
         self.endpoint = url.rstrip("/").removesuffix("/v1") + ENDPOINT
         self._headers = {"Authorization": f"Bearer {api_key}"} if api_key else {}
@@ -114,7 +106,6 @@ class Client:
 
 
 def _message(body: bytes) -> str:
-    """OpenAI's error message, or the beginning of whatever came."""
     try:
         return str(json.loads(body)["error"]["message"])
     except (ValueError, LookupError, TypeError):

@@ -31,7 +31,6 @@ def pool(worker: type, name: str, n_workers: int, most: int) -> Any:
 
 
 def with_router(settings: Settings, build: str, pools: Mapping[Any, Any]) -> Any:
-    """The application: as `cluster.serve.app.build_app`, with these pools, by role."""
     from ray import serve
 
     deployment: Any = serve.deployment
@@ -42,7 +41,6 @@ def with_router(settings: Settings, build: str, pools: Mapping[Any, Any]) -> Any
 
 
 def serve_until_signal(settings: Settings, build: Build) -> None:
-    """Print `ready at URL` when it is."""
     stop = threading.Event()
     with running_cluster(settings, build=build) as cluster:
         for number in (signal.SIGINT, signal.SIGTERM):

@@ -1,6 +1,6 @@
-"""Shared by the benchmarks: start a server, find its processes, count their CPU time.
+"""Start a server, find its processes, count their CPU time.
 
-The server is `splitscribe serve`, or a module that prints `ready at URL` as it does.
+It is `splitscribe serve`, or a module that prints `ready at URL` as it does.
 """
 
 from __future__ import annotations
@@ -27,13 +27,11 @@ STOP_S = 60.0
 
 @dataclass(frozen=True, slots=True)
 class BenchServer:
-    """One running server."""
-
     url: str
     process: psutil.Process
 
     def cpu_s(self) -> dict[str, float]:
-        """CPU seconds so far by kind of process: router, proxy, audio, encoder, decoder, other."""
+        """By kind of process: router, proxy, audio, encoder, decoder, other."""
         seconds: dict[str, float] = {}
         for child in self.process.children(recursive=True):
             try:
@@ -46,10 +44,7 @@ class BenchServer:
     def metrics(self) -> dict[str, float]:
         """What this machine's exporter tells, each series' name with the sum over its labels.
 
-        Workers tell it every 10 s.
-
-        Raises:
-            LookupError: there is no exporter among the server's processes.
+        Workers tell it every 10 s. Raises LookupError: there is no exporter.
         """
         sums: dict[str, float] = {}
         with httpx.Client(timeout=20.0) as client:
@@ -60,11 +55,7 @@ class BenchServer:
         return sums
 
     def ray_address(self) -> str:
-        """Of the Ray cluster that it has started, for those who join it.
-
-        Raises:
-            LookupError: it has none.
-        """
+        """Raises LookupError: it has started no Ray cluster."""
         for child in self.process.children(recursive=True):
             with suppress(psutil.Error):
                 found = re.search(r"--gcs-address=(\S+)", " ".join(child.cmdline()))
@@ -131,7 +122,6 @@ def _role(process: psutil.Process) -> str:
 def cpu_ms_each(
     before_s: Mapping[str, float], after_s: Mapping[str, float], n_requests: int
 ) -> dict[str, float]:
-    """CPU milliseconds per request, by kind of process, between two readings of `cpu_s`."""
     return {
         kind: 1000 * (used_s - before_s.get(kind, 0.0)) / n_requests
         for kind, used_s in after_s.items()

@@ -1,8 +1,4 @@
-"""Talks with true word times, spoken by espeak-ng: for whatever transcribes while people speak.
-
-Sentences of the bundled model's language with pauses of 0.3 to 1.2 s between them, over noise, each
-talk in one voice. The word times are the synthesiser's own. Needs espeak-ng.
-"""
+"""Talks with true word times, spoken by espeak-ng: for whatever transcribes while people speak."""
 
 from __future__ import annotations
 
@@ -36,12 +32,10 @@ class Talk:
 
 
 def make_talks(n: int, seconds: float, seed: int = 0) -> list[Talk]:
-    """`n` talks of about `seconds`, the same for the same arguments.
+    """`n` talks of about `seconds`, the same for the same arguments, with the synthesiser's word
+    times.
 
-    By turns in voices of which training never had the first two.
-
-    Raises:
-        SystemExit: espeak-ng is missing.
+    By turns in voices of which training never had the first two. SystemExit: no espeak-ng.
     """
     from benchmark.shared.speech.synthesis import (
         ESPEAK_VOICES,

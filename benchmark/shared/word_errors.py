@@ -1,8 +1,7 @@
 """Word error rates as Whisper's authors count them: their normaliser, then the words.
 
 By the alignment with the fewest errors, which is jiwer's. A request that failed has lost every
-word. Intervals are by bootstrap over clips, so two runs over the same clips are compared pair by
-pair. Knows texts, nothing of where they come from.
+word. Intervals are by bootstrap over clips, pair by pair.
 """
 
 from __future__ import annotations
@@ -36,7 +35,6 @@ class WordErrors:
 
     @property
     def errors(self) -> int:
-        """All three kinds together."""
         return self.substitutions + self.deletions + self.insertions
 
     @property
@@ -46,7 +44,6 @@ class WordErrors:
 
 
 def count_errors(said: str, heard: str) -> WordErrors:
-    """The errors of one text; both are normalised."""
     found = jiwer.process_words(said, heard)
     return WordErrors(len(said.split()), found.substitutions, found.deletions, found.insertions)
 
@@ -67,14 +64,12 @@ def normaliser(language: str | None) -> Callable[[str], str]:
 
 
 def count(reference: str, heard: str | None, normalise: Callable[[str], str]) -> WordErrors:
-    """The errors of one transcript; None: the request failed."""
     return count_errors(normalise(reference), normalise(heard or ""))
 
 
 def count_all(
     references: Sequence[str], heard: Sequence[str | None], language: str | None
 ) -> list[WordErrors]:
-    """The errors of each transcript, by the normaliser of the language."""
     normalise = normaliser(language or None)
     return [count(said, text, normalise) for said, text in zip(references, heard, strict=True)]
 
@@ -97,7 +92,6 @@ def difference(
 
 
 def _array(counted: Sequence[WordErrors]) -> NDArray[np.float64]:
-    """Errors and words, [n, 2]."""
     return np.array([(c.errors, c.words) for c in counted], dtype=np.float64)
 
 

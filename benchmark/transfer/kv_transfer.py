@@ -73,7 +73,6 @@ class Row:
         return statistics.median(self.times_ms[contender])
 
     def ratio_to(self, contender: str) -> float:
-        """How much of the contender's speed ours has: the median over rounds."""
         return median_ratio(self.times_ms[contender], self.times_ms["ours"])
 
     def as_json(self) -> dict[str, Any]:
@@ -93,8 +92,6 @@ class Row:
 
 
 class Encoder:
-    """The exporter's process."""
-
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
         self._connection = Connection(ours.detach())

@@ -1,14 +1,12 @@
 """What is asked for of an archive, and what a run leaves of each of its files.
 
-A run leaves a file for each format, and a sidecar that tells their source. Files are called as
-their input is below the folder that was named, with the format in place of the suffix. Where two
-inputs differ by their suffix alone, or have one name in two folders, the name of the later one
-keeps its suffix, and then gets a number: `talk.wav.srt`, `talk.wav-2.srt`.
+Outputs are called as their input is below the folder that was named, with the format in place of
+the suffix; where two inputs would share a name the later one keeps its suffix, and then gets a
+number: `talk.wav.srt`, `talk.wav-2.srt`.
 
-An input is done when its sidecar is there, with the same source and settings: beside `talk.srt` it
-is `.talk.splitscribe.json`. It is written last and whole, and removed before its outputs are
-written again, so that it is true at whatever moment a run is killed. One with an error tells why an
-input failed.
+An input is done when its sidecar, `.talk.splitscribe.json`, is there with the same source and
+settings. It is written last and whole, and removed before its outputs are written again, so it is
+true whenever a run is killed. One with an error tells why an input failed.
 """
 
 from __future__ import annotations
@@ -54,10 +52,7 @@ Sidecar = Mapping[str, Any]
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """What is asked for.
-
-    fields: of the file endpoint, for every file. model: whose texts they are.
-    """
+    """fields: of the file endpoint, for every file. model: whose texts they are."""
 
     where: Place
     fields: Fields = field(default_factory=dict)
@@ -69,13 +64,12 @@ class Archive:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that texts depend on, as JSON has it."""
+        """All that texts depend on."""
         fields = {k: v if isinstance(v, str) else list(v) for k, v in self.fields.items()}
         return {"model": self.model, "task": self.task, "fields": fields}
 
 
 def pairs_of(fields: Fields) -> tuple[tuple[str, str], ...]:
-    """As a form has them, with the application's first model where none is named."""
     return tuple(
         (name, text)
         for name, content in {"model": "whisper-1", **fields}.items()
@@ -104,7 +98,6 @@ class Outputs:
     """All outputs of one run. Any thread may write, of those of one item one at a time."""
 
     def __init__(self, archive: Archive, *, only_looks: bool = False) -> None:
-        """only_looks: nothing is written. Raises ConfigurationError: the place cannot be read."""
         self._archive, self._only_looks = archive, only_looks
         self._where = archive.where
         self._owners: dict[str, str] = {}  # of names, the items of this run
@@ -116,11 +109,9 @@ class Outputs:
     @classmethod
     @contextmanager
     def opened(cls, archive: Archive, *, only_looks: bool = False) -> Iterator[Self]:
-        """Keep other runs of this machine out; buckets have no locks, so there nothing does.
+        """Keep other runs of this machine out; buckets have no locks.
 
-        Raises:
-            InvalidRequestError: another run is writing there, or nothing can be written there.
-            ConfigurationError: it cannot be read.
+        Raises InvalidRequestError: another run is writing there, or nothing can be written there.
         """
         where = archive.where
         if not where.is_local:
@@ -139,11 +130,7 @@ class Outputs:
             yield cls(archive, only_looks=only_looks)
 
     def look(self, items: Sequence[Item]) -> list[Pending | Left]:
-        """What is to be done of each of these items; the formats that are missing are written.
-
-        What failed for a reason that may pass is to be done again; what failed for its own only
-        with `retry_failed`.
-        """
+        """What is to be done of each of these items; the formats that are missing are written."""
         firsts = list(dict.fromkeys(next(names_of(item)) for item in items))
         with ThreadPoolExecutor(READERS) as threads:
             sidecars = dict(zip(firsts, threads.map(self._sidecar, firsts), strict=True))
@@ -197,7 +184,6 @@ class Outputs:
         return Transcript(body["task"], body["language"], body["duration"], body["text"], segments)
 
     def write(self, pending: Pending, transcript: Transcript) -> None:
-        """Write every format, and then the sidecar. Raises OSError."""
         if pending.is_again:
             with suppress(FileNotFoundError):
                 self._where_of_sidecar(pending.output).remove()
@@ -206,7 +192,6 @@ class Outputs:
         self._write_sidecar(pending.output, self._about(pending.item) | done)
 
     def write_failure(self, pending: Pending, error: Exception) -> None:
-        """Keep why an item failed. Raises OSError."""
         failed = {"written": {}, "error": error_text(error), "may_pass": may_pass(error)}
         self._write_sidecar(pending.output, self._about(pending.item) | failed)
 
@@ -252,7 +237,6 @@ class Outputs:
 
 
 def names_of(item: Item) -> Iterator[str]:
-    """What an item's outputs may be called, the best first, without an end."""
     whole = _short(item.relative)
     stem, _, _ = item.relative.rpartition(".")
     first = _short(stem) if stem and not stem.endswith("/") else whole
@@ -260,7 +244,6 @@ def names_of(item: Item) -> Iterator[str]:
 
 
 def _short(relative: str) -> str:
-    """With names that stay such with a number and a format behind them."""
     parts = relative.split("/")
     return "/".join(part.encode()[:MOST_BYTES].decode(errors="ignore") for part in parts)
 
@@ -274,7 +257,6 @@ def hash_of(content: bytes) -> str:
 
 
 def error_text(error: Exception) -> str:
-    """Why a file failed, in one line."""
     text = error.message if isinstance(error, SplitscribeError) else str(error)
     if isinstance(error, FileNotFoundError):
         text = f"there is no such file: {text}"
@@ -287,7 +269,6 @@ def may_pass(error: Exception) -> bool:
 
 
 def write_failures(where: Place, failures: Mapping[str, str]) -> None:
-    """Write the table of keys and reasons. Raises OSError."""
     text = io.StringIO()
     writer = csv.writer(text, lineterminator="\n")
     writer.writerow(("path", "reason"))
@@ -297,7 +278,6 @@ def write_failures(where: Place, failures: Mapping[str, str]) -> None:
 
 @contextmanager
 def told(where: Place) -> Iterator[None]:
-    """Tell errors of a place by its name."""
     try:
         yield
     except OSError as error:

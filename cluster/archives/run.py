@@ -1,13 +1,8 @@
 """One run over an archive: a loop that takes files as they are listed through the pools.
 
 Of the files that are listed so far the longest goes first, so that none is left alone at the end.
-So many are in work at a time, and what is done is written at once. Knows neither flags nor how the
-Ray cluster was found.
-
-A person sees audio hours done and left, hours per hour, failures, and the time to go: on a terminal
-a bar, elsewhere a line every half a minute. How much audio there is, is known of the files that are
-done and estimated by size of those that are not, at the rate that the done ones had. What is done
-of files at work counts too.
+How much audio there is, is known of the files that are done and estimated by size of those that are
+not, at the rate that the done ones had.
 """
 
 from __future__ import annotations
@@ -65,10 +60,8 @@ async def run_archive(
 ) -> None:
     """Transcribe all that `look_at` gives; what is done when this ends early is kept.
 
-    Raises:
-        OSError: the output cannot be written.
-        InvalidRequestError: the application refuses the fields, or what was named cannot be listed
-            any further.
+    Raises OSError where the output cannot be written, and InvalidRequestError where the application
+    refuses the fields or no more can be listed.
     """
     params = engine.params(pairs_of(archive.fields), archive.task)
     queue = asyncio.PriorityQueue[tuple[float, int, Pending | None]](LISTED_AHEAD)
@@ -117,13 +110,12 @@ async def run_archive(
 class RunProgress:
     """What is known of an archive's items so far, and how far a run is; a context manager.
 
-    n_before, n_failed_before: done and failed in earlier runs, by sidecars; n_pending: of this
-    one; all of them once `is_listed`. failures: reasons by key. about_s: seconds of audio of those
-    that are pending, by their sizes. n_done, n_failed, done_s: of this run.
+    n_before, n_failed_before: by sidecars of earlier runs; n_pending: of this one; all of them once
+    `is_listed`. failures: reasons by key. about_s: seconds of audio of those that are pending, by
+    their sizes. n_done, n_failed, done_s: of this run.
     """
 
     def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
-        """`now`: seconds of a steady clock."""
         self._console, self._now = console, now
         self._started_s = self._told_s = now()
         self._bar = Progress(
@@ -149,7 +141,6 @@ class RunProgress:
         self.stop()
 
     def stop(self) -> None:
-        """Show no bar any more."""
         self._bar.stop()
 
     def say(self, line: str) -> None:
@@ -170,7 +161,6 @@ class RunProgress:
         return ", ".join(parts)
 
     def note(self, item: Item, done_s: float, known_s: float) -> None:
-        """How far a file at work is."""
         self._at_work[item.path] = done_s, known_s, item.about_s
         self._tell()
 
@@ -210,7 +200,6 @@ class RunProgress:
 
     @property
     def speed(self) -> float:
-        """Hours of audio in an hour; 0 before anything is done."""
         return self._heard_s / max(1e-9, self._now() - self._started_s)
 
     def line(self) -> str:
@@ -230,14 +219,12 @@ class RunProgress:
 
 
 def hours(seconds: float) -> str:
-    """`12.3 h`, and minutes or seconds where that says more."""
     if seconds >= 3600:
         return f"{seconds / 3600:.1f} h"
     return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"
 
 
 def duration(seconds: float) -> str:
-    """`2 d 3 h`, `3 h 5 min`, `12 min`, `40 s`."""
     days, rest = divmod(round(seconds), 86_400)
     n_hours, rest = divmod(rest, 3600)
     minutes, secs = divmod(rest, 60)

@@ -47,16 +47,13 @@ class Transcriber:
     ) -> None:
         """Open an engine over the running application, without limits of size and length.
 
-        Args:
-            fields: of the file endpoint, such as `{"language": "en"}`, with a list for those
-                that take several. The model is the application's first unless one is named.
-            files_at_once: at most so many are worked on, over all calls.
-            path_column: of paths that every node can open, or of URLs.
-            bytes_column: of audio; a row's bytes go before its path.
+        fields: of the file endpoint, such as `{"language": "en"}`, with a list for those that take
+        several. files_at_once: at most so many are worked on, over all calls. path_column: of paths
+        that every node can open, or of URLs. bytes_column: of audio; a row's bytes go before its
+        path.
 
-        Raises:
-            ConfigurationError: there is no application to ask.
-            InvalidRequestError: the fields are refused.
+        Raises ConfigurationError: there is no application. InvalidRequestError: the fields are
+        refused.
         """
         require_bulk()
         self._columns = path_column, bytes_column
@@ -75,11 +72,7 @@ class Transcriber:
     def __call__(self, batch: Any) -> Any:
         """Transcribe the rows of a batch in any of Ray Data's formats. May be called by threads.
 
-        Returns:
-            pyarrow's table of the same rows, in order, with the transcripts' columns.
-
-        Raises:
-            InvalidRequestError: there is neither column.
+        Returns pyarrow's table of the same rows, in order, with the transcripts' columns.
         """
         import pandas as pd
         import pyarrow as pa
@@ -188,14 +181,9 @@ def map_options(
     files_at_once: int = FILES_AT_ONCE,
     **more: Any,
 ) -> dict[str, Any]:
-    """Arguments of `map_batches(Transcriber, ...)` beside a running application.
+    """Arguments of `map_batches(Transcriber, ...)`; transcribers: more for many machines.
 
-    It asks Ray for no core: what computes are the application's workers, which claim none
-    either, and a cluster whose cores are all claimed would never start it.
-
-    Args:
-        transcribers: how many, each with audio workers of its own; more for many machines.
-        files_at_once: in each of them. more: see `Transcriber`.
+    It asks Ray for no core: a cluster whose cores the application claims would never start it.
     """
     from ray.data import ActorPoolStrategy
 
@@ -221,15 +209,8 @@ def own_pools(
     """Start pools, and a Ray cluster for them, which this process is in until the block is left.
 
     The process is in an empty folder meanwhile, since Ray imports from the one that it is in: name
-    files by absolute paths.
-
-    Args:
-        model: a folder, or a Hub id; None: that of `config`, or the bundled one. config: a YAML
-            file with further settings.
-        address: of a Ray cluster to start them in; None: one of their own on this machine.
-
-    Raises:
-        ConfigurationError: they do not start.
+    files by absolute paths. model: a folder, or a Hub id; None: that of `config` or the bundled
+    one. address: of a Ray cluster to start them in; None: one of their own on this machine.
     """
     from cluster.serve.start.launch import running_cluster
 

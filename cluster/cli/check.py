@@ -34,7 +34,7 @@ LONGEST_S = 600.0  # on cores that other processes have
 def check_machine(console: Console, *, compile_kernels: bool = False) -> int:
     """Print a table; 0 when a cluster can run here, else 1.
 
-    compile_kernels: compile those of a CPU's workers, in every precision; they are kept.
+    compile_kernels: those of a CPU's workers, in every precision.
     """
     rows: list[Row] = []
     probes = [
@@ -134,7 +134,6 @@ def _model() -> list[Row]:
 
 
 def _speakers() -> list[Row]:
-    """The network that tells voices apart, loaded and tried."""
     from router.speakers.embedding import SpeakerNetwork, fingerprint
 
     model = load_settings().speaker_network().model
@@ -165,7 +164,6 @@ def _available_gib() -> float | None:
 
 
 def _kernels() -> list[Row]:
-    """Compile what workers of any precision compute with here, unless it is kept already."""
     rows: dict[str, Row] = {}
     for begin in _builds():
         began_s = time.monotonic()

@@ -1,7 +1,4 @@
-"""`splitscribe config`: the configurations that come with the package, on the terminal.
-
-They are files under `configs/`, named by their path without its ending: "cluster/aws", "kuberay".
-"""
+"""`splitscribe config`: the files under `configs/`, named by their path without its ending."""
 
 from __future__ import annotations
 
@@ -97,7 +94,6 @@ class ShippedConfig:
 
 
 def shipped_configs() -> list[ShippedConfig]:
-    """All of them, by name."""
     root = package_root() / "configs"
     files = sorted(file for file in root.rglob("*") if file.suffix in ENDINGS)
     files = [file for file in files if file.parent.name != "templates"]  # of the chart
@@ -108,11 +104,7 @@ def shipped_configs() -> list[ShippedConfig]:
 
 
 def shipped_config(name: str) -> ShippedConfig:
-    """The one called `name`, or whose last part is, with or without its ending.
-
-    Raises:
-        ConfigurationError: there is none, or several.
-    """
+    """The one called `name`, or whose last part is, with or without its ending."""
     asked = name
     for ending in ENDINGS:
         asked = asked.removesuffix(ending)
@@ -140,7 +132,6 @@ def _about(file: Path) -> str:
 
 
 def shell_environment(variables: Mapping[str, str]) -> str:
-    """Lines for `eval` that set up a shell in which Ray is started for splitscribe."""
     folder = Path(sys.executable).parent
     lines = [f'export PATH={shlex.quote(str(folder))}:"$PATH"']
     lines += [f"export {name}={shlex.quote(value)}" for name, value in variables.items()]

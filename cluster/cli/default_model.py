@@ -1,8 +1,7 @@
 """Which model transcribes a person's own files where the command line names none.
 
 It is openai/whisper's default, since the bundled one would not understand them. Unless it is in the
-Hub's cache the person is told its size and source first, and asked; where nobody can be asked, or
-the Hub does not answer, the command ends with what to do.
+Hub's cache the person is asked; where nobody can be, the command ends with what to do.
 """
 
 from __future__ import annotations
@@ -35,12 +34,10 @@ def with_default_model(settings: Settings) -> Settings:
 
 
 def ask_before_download(model: str, *, yes: bool) -> None:
-    """Ask whether `model`, which nobody named, may be downloaded, if it has to be.
+    """Ask whether `model`, which nobody named, may be downloaded; `yes`: the answer was given
+    before.
 
-    yes: the answer was given before.
-
-    Raises:
-        ConfigurationError: it may not, nobody can be asked, or it cannot.
+    Raises ConfigurationError: it may not, nobody can be asked, or it cannot.
     """
     from huggingface_hub import constants, try_to_load_from_cache
 

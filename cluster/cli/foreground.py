@@ -1,9 +1,8 @@
 """`splitscribe serve`: run a cluster until the person at the terminal ends it.
 
-SIGINT and SIGTERM ask it to stop, whenever and however often. A signal handler in Python runs
-between two instructions of the main thread, which may hold any lock, so the handlers here do
-nothing: Python's own, in C, writes the signal's number into a pipe, and a thread that reads it does
-the rest.
+A signal handler in Python runs between two instructions of the main thread, which may hold any
+lock, so the handlers here do nothing: Python's own, in C, writes the signal's number into a pipe,
+and a thread that reads it does the rest.
 """
 
 from __future__ import annotations
@@ -41,13 +40,8 @@ def serve_foreground(
     """Start, print how to call it, wait for `stop`, which may come at any time, and stop cleanly.
 
     The cluster has a thread of its own: in the main thread Ray would take SIGTERM for itself.
-
-    Args:
-        verbose: tell all of the start on a terminal, too, and what Ray and Serve tell of it.
-
-    Raises:
-        ConfigurationError, CheckpointError: before or while starting.
-        SystemExit: instead, where log lines are JSON.
+    verbose: tell all of the start, and what Ray and Serve tell of it. Raises ConfigurationError or
+    CheckpointError before or while starting; where log lines are JSON, SystemExit.
     """
     is_json = settings.log_format == "json"
     with json_stderr() if is_json else contextlib.nullcontext():
@@ -104,7 +98,6 @@ def _serve(
 
 
 def curl_line(url: str, settings: Settings) -> str:
-    """A command that a newcomer can paste."""
     from cluster.demo.samples import sample_path
 
     has_keys = settings.router.api_key or settings.router.api_key_file
@@ -126,8 +119,7 @@ STOPPED = "stopped before it was ready"
 class StopSignals:
     """While open, the first signal sets the event and begins the time limit; more change nothing.
 
-    After a signal both stay ignored when it closes, so that none can end the process with another
-    status while the interpreter shuts down.
+    Both stay ignored when it closes after one, so that none ends the process with another status.
     """
 
     def __init__(
@@ -136,9 +128,7 @@ class StopSignals:
         give_up: Callable[[int], object] = os._exit,
         encoding: LogEncoding = "plain",
     ) -> None:
-        """give_up: ends the process with a status; called if it still runs after the limit, and at
-        once where it may leave.
-        """
+        """give_up: ends the process with a status, after the limit, or where it may leave."""
         self._limit_s = limit_s
         self._give_up = give_up
         self._is_json = encoding == "json"

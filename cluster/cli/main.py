@@ -1,8 +1,7 @@
-"""The command line: serve, transcribe, align, batch, pull, demo, check; up, deploy, status, down,
-config; and profile, simulate, plan.
+"""The command line.
 
-Settings come from flags over `SPLITSCRIBE_*` over `--config` over defaults. A mistake of the
-user's is one line that says what to do; everything else keeps its traceback.
+Settings come from flags over `SPLITSCRIBE_*` over `--config` over defaults. A mistake of the user's
+is one line that says what to do; everything else keeps its traceback.
 """
 
 from __future__ import annotations
@@ -197,7 +196,6 @@ def as_yaml(settings: Settings) -> str:
 
 
 def main() -> None:
-    """Entry point: one line on stderr and status 1 for a user's mistake."""
     try:
         app()
     except SplitscribeError as error:

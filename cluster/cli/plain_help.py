@@ -1,7 +1,6 @@
 """Commands whose `--help` and mistakes are plain text, wrapped to the terminal.
 
 Typer's tables cut long names, break paragraphs where the source does, and take brackets for markup.
-Options and commands are in sections by their `rich_help_panel`.
 """
 
 from __future__ import annotations
@@ -21,8 +20,6 @@ Row = tuple[str, tuple[str, str]]  # its section; name and text
 
 
 class PlainCommand(TyperCommand):
-    """One command."""
-
     def format_help_text(self, ctx: Any, formatter: Any) -> None:
         with formatter.indentation():
             formatter.write_paragraph()
@@ -36,8 +33,6 @@ class PlainCommand(TyperCommand):
 
 
 class PlainGroup(TyperGroup):
-    """Commands under one name."""
-
     def format_options(self, ctx: Any, formatter: Any) -> None:
         rows = [*_options(self, ctx)]
         for name, command in self.commands.items():

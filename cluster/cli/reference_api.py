@@ -57,7 +57,6 @@ HEAD = """\
 
 
 def reference_api() -> str:
-    """The whole file as text."""
     tables = (
         "\n".join((f"\n## {section}\n", HEAD, *map(_row, fields))) + "\n"
         for section, fields in SECTIONS.items()

@@ -22,7 +22,6 @@ HEADER = """\
 
 
 def reference_config() -> str:
-    """The whole file as text."""
     return HEADER + "\n".join(_lines(Settings(), "")) + "\n"
 
 

@@ -1,9 +1,8 @@
 """What `splitscribe serve` prints on stderr: its own lines and its workers', plain or JSON.
 
-Ray copies what workers print to the process that started them. Here those lines come as they were
-printed, without the coloured prefixes that Ray would put before them. Where lines are JSON, all
-that this process writes to the descriptor goes through a thread, Ray's native part included, and
-what is no JSON object is put into one.
+Workers' lines come without the coloured prefixes that Ray would put before them. Where lines are
+JSON, all that this process writes to the descriptor goes through a thread, Ray's native part
+included, and what is no JSON object is put into one.
 """
 
 from __future__ import annotations
@@ -39,9 +38,7 @@ def level_of(line: str) -> str | None:
 
 
 class WorkerLines:
-    """Shows what workers print.
-
-    is_quiet: only errors, and lines of which nobody knows what they are. all_of_serve: also what
+    """is_quiet: only errors, and lines of which nobody knows what they are. all_of_serve: also what
     Serve and Ray tell below warnings.
     """
 
@@ -82,10 +79,8 @@ def json_line(level: str, message: str, error: BaseException | None = None) -> s
 
 @contextmanager
 def json_stderr() -> Iterator[None]:
-    """While open, each line of this process's stderr is one JSON object.
-
-    Raises:
-        SystemExit: for an error, which has its line by then.
+    """While open, each line of this process's stderr is one JSON object; an error's is
+    SystemExit's.
     """
     sys.stderr.flush()
     kept = os.dup(2)

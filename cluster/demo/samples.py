@@ -10,12 +10,10 @@ _FOLDER = Path(__file__).resolve().parent / "samples"
 
 
 def sample_path(name: str) -> Path:
-    """The recording's file, mono, 16 kHz."""
     return _FOLDER / f"{name}.flac"
 
 
 def sample_text(name: str) -> str:
-    """What is said in it."""
     return (_FOLDER / f"{name}.txt").read_text().strip()
 
 

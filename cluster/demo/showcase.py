@@ -1,7 +1,4 @@
-"""`splitscribe demo`: a whole cluster, three recordings through HTTP, what was heard, and when.
-
-Starts the real thing on a free port and calls it with OpenAI's own client.
-"""
+"""`splitscribe demo`: a whole cluster, three recordings through HTTP, what was heard, and when."""
 
 from __future__ import annotations
 
@@ -22,7 +19,6 @@ STAGES = ("audio", "queue", "encode", "transfer", "decode")
 
 
 def run_demo(encoders: int, decoders: int, out: Console, err: Console) -> None:
-    """Run it all; raises what `running_cluster` and OpenAI's client raise."""
     from openai import OpenAI
 
     settings = load_settings(

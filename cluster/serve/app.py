@@ -1,8 +1,7 @@
 """Where the roles meet as a Serve application: `build_app` composes it for `serve.run`.
 
-Each role has workers of its own, or both are in one (`replicas.colocated_replica`). Whoever
-composes only names the classes of the replicas: none of what they compute with is imported here.
-`cluster.serve.in_process` builds the same path in one process.
+Whoever composes only names the classes of the replicas: none of what they compute with is imported
+here. `cluster.serve.in_process` builds the same path in one process.
 """
 
 from __future__ import annotations
@@ -41,13 +40,9 @@ UNBOUNDED = 1_000_000
 
 
 def build_app(settings: Settings, build: str, placement: Placement) -> Any:
-    """Compose the Serve application.
+    """Compose the Serve application from resolved settings.
 
-    Args:
-        settings: resolved (cluster key and port filled in).
-        build: `cluster.serve.distribution.build_id()` of this process; replicas with another
-            refuse.
-        placement: of these settings.
+    build: `build_id()` of this process; replicas with another one refuse.
     """
     from ray import serve
 
@@ -83,7 +78,6 @@ def build_app(settings: Settings, build: str, placement: Placement) -> Any:
 
 
 def _size(role: Role, settings: Settings) -> dict[str, Any]:
-    """How many replicas a pool has; the policy is made in Serve's controller."""
     pool = settings.encoder if role == "encoder" else settings.decoder
     if not pool.is_scaled:
         return {"num_replicas": pool.replicas}
@@ -112,15 +106,13 @@ def _size(role: Role, settings: Settings) -> dict[str, Any]:
 
 
 def pace(most: int) -> float:
-    """By how much intervals are longer in a pool that may have so many workers.
-
-    One process, Serve's controller, checks the health of all and hears what they tell the scaling.
+    """By how much intervals are longer in a pool that may have so many workers: one process,
+    Serve's controller, checks the health of all.
     """
     return max(1.0, most / PACED_WORKERS)
 
 
 def replica_choice() -> dict[str, Any]:
-    """Options of a pool whose workers are chosen by `cluster.serve.worker_choice`."""
     from ray.serve.config import RequestRouterConfig
 
     config: Any = RequestRouterConfig
@@ -144,8 +136,6 @@ def http_front(router: type, settings: Settings) -> Any:
 def _pools(
     deployment: Any, settings: Settings, build: str, suffix: str, placement: Placement
 ) -> tuple[Any, Any]:
-    """The encoder pool and the decoder pool of one model; the same one where they are colocated."""
-
     def options(role: EncoderSettings | DecoderSettings) -> dict[str, Any]:
         return _replica_options(placement.gpus_of(role), role.node_labels, most=role.most)
 
@@ -179,10 +169,7 @@ def _pools(
 def _replica_options(
     gpus: float, node_labels: Mapping[str, str], cpus: float = 0.0, most: int = 1
 ) -> dict[str, Any]:
-    """Options that all deployments share. A CPU worker claims no core: roles share them.
-
-    most: replicas that there may be.
-    """
+    """Options that all deployments share. A CPU worker claims no core: roles share them."""
     return {
         "ray_actor_options": {
             "num_cpus": cpus,

@@ -1,7 +1,7 @@
 """How a router reaches the one process that owns files and batches, through Ray Serve.
 
-Where the owner has just ended, or is being replaced, a call is repeated until the next one answers:
-each does no harm when it comes twice.
+Where the owner has just ended, a call is repeated until the next one answers: each does no harm
+when it comes twice.
 """
 
 from __future__ import annotations
@@ -22,7 +22,6 @@ ANSWER_S = 60.0  # longest wait for one answer
 
 
 def batches_behind(handle: Any) -> BatchService:
-    """The owner's service, as far as routers ask it. handle: of its deployment."""
     # Made once: it costs as much as a small call.
     bound = handle.options(method_name="call", request_serialization="pickle")
 

@@ -1,8 +1,7 @@
 """Proof that the four packages on this node are one distribution, and which one.
 
-The package names are generic import roots: a folder with a `router.py` of its own, first on the
-path, would be imported instead of ours. Every replica calls `check_distribution` before it
-imports anything else of the project.
+Their names are generic import roots: a folder with a `router.py` of its own, first on the path,
+would be imported instead. Every replica checks before it imports anything else of the project.
 """
 
 from __future__ import annotations
@@ -22,11 +21,7 @@ UNSHIPPED = "cluster/demo/recipe"  # of a checkout only: wheels leave it out
 
 @cache
 def package_root() -> Path:
-    """The one folder that holds all packages.
-
-    Raises:
-        ConfigurationError: one of them is missing or comes from elsewhere.
-    """
+    """The folder that holds all packages. Raises ConfigurationError: one comes from elsewhere."""
     root = Path(__file__).resolve().parents[2]
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
@@ -60,14 +55,7 @@ def build_id() -> str:
 
 
 def check_distribution(expected: str) -> None:
-    """Refuse to run as part of a cluster that was started by other code.
-
-    Args:
-        expected: `build_id()` of the process that started the cluster.
-
-    Raises:
-        ConfigurationError: this node's packages are not one distribution, or another one.
-    """
+    """Refuse to run as part of a cluster that was started by other code (`expected`)."""
     found = build_id()
     if found != expected:
         raise ConfigurationError(

@@ -1,8 +1,7 @@
 """What `serve deploy` imports: the application, built on a node of the cluster from a file.
 
-A Serve configuration (`configs/serve/`) names `cluster.serve.from_file:build` and gives settings as
-its `args`. What `splitscribe serve` decides on the machine of whoever starts it is decided here on
-the node where Serve builds: keys, placement, folders of models. HTTP is Serve's, so the address is
+A Serve configuration (`configs/serve/`) gives settings as its `args`. Keys, placement and folders
+of models are decided on the node where Serve builds. HTTP is Serve's, so the address is
 `http_options` of that file and no setting.
 """
 
@@ -30,14 +29,11 @@ KEY_NAMESPACE = b"splitscribe"
 
 
 def build(args: dict[str, Any]) -> Any:
-    """Compose the Serve application of this Ray cluster.
+    """Compose the Serve application of this Ray cluster from settings, over `SPLITSCRIBE_*` of the
+    node.
 
-    Args:
-        args: settings as in `configs/settings.yaml`; over `SPLITSCRIBE_*` of the node that builds.
-
-    Raises:
-        ConfigurationError, CheckpointError: they do not fit, or a model is not there; `serve
-            status` shows the message, and what was deployed before keeps serving.
+    Raises ConfigurationError, CheckpointError: `serve status` shows the message, and what was
+    deployed before keeps serving.
     """
     import ray
 
@@ -70,8 +66,8 @@ def build(args: dict[str, Any]) -> Any:
 def settings_of(args: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Settings:
     """Check the `args` of a Serve configuration, without a cluster.
 
-    Raises:
-        ConfigurationError: a field does not fit, holds a secret, or belongs elsewhere in the file.
+    Raises ConfigurationError: a field does not fit, holds a secret, or belongs elsewhere in the
+    file.
     """
     router = args.get("router") or {}
     batches = args.get("batches") or {}
@@ -93,7 +89,7 @@ def settings_of(args: Mapping[str, Any], environ: Mapping[str, str] | None = Non
 def shared_key() -> str:
     """The key that signs KV handles in this Ray cluster: made by the first build, then kept.
 
-    The same key after every build, so that the replicas of a new version and of the old one, which
-    run side by side for a while, take each other's handles.
+    Replicas of a new version and of the old one run side by side for a while, and take each other's
+    handles.
     """
     return shared_value(KEY_NAMESPACE, KEY_NAME, secrets.token_hex(32).encode()).decode()

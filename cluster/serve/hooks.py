@@ -1,8 +1,6 @@
 """Ray Serve's hooks: for the number of workers of a pool, and for the choice among them.
 
-Serve sends both classes by value, so what they share lies in modules that they import:
-`cluster.serve.replica_count`, which decides the number, and `cluster.serve.own_calls`, from which
-`cluster.serve.worker_choice` chooses.
+Serve sends both classes by value, so what they share lies in modules that they import.
 """
 
 from __future__ import annotations
@@ -51,7 +49,7 @@ class PoolPolicy:
         self._rules = ScalingRules(**rules)
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-        """Called by Serve several times a second; on an error things stay as they are."""
+        """Called several times a second; on an error things stay as they are."""
         target = context.target_num_replicas
         try:
             balancer = replica_count.balancer_of(str(context.app_name), self._model)
@@ -63,7 +61,6 @@ class PoolPolicy:
         return decision.workers, {}
 
     def decide(self, context: AutoscalingContext, balancer: Balancer) -> tuple[Decision, PoolView]:
-        """What the pool should have, and what it looks like; `balancer` is its model's."""
         view = self._view(context)
         bounds = {
             "min_workers": context.capacity_adjusted_min_replicas,
@@ -103,9 +100,9 @@ class PoolPolicy:
 class LoadAwareRouter(FIFOMixin, RequestRouter):
     """Chooses by `Members`. Each process with a handle makes one for each pool.
 
-    Serve's interface demands three things. All calls of one HTTP request have the same id, with
-    which Serve's usual matching loses all but one of them, hence `FIFOMixin`. An answer without
-    replicas spins unless `should_backoff` is set. An exception hangs the request.
+    All calls of one HTTP request have the same id, with which Serve's usual matching loses all but
+    one of them, hence `FIFOMixin`. An answer without replicas spins unless `should_backoff` is set.
+    An exception hangs the request.
     """
 
     def initialize_state(self, **kwargs: Any) -> None:
@@ -116,7 +113,6 @@ class LoadAwareRouter(FIFOMixin, RequestRouter):
         self._members = Members()
 
     def update_replicas(self, replicas: list[RunningReplica]) -> None:
-        """Called by Serve when the set, or what a replica reports of itself, has changed."""
         super().update_replicas(replicas)
         known: dict[Hashable, RunningReplica] = {one.replica_id: one for one in replicas}
         for gone in self._known.keys() - known.keys():
@@ -131,7 +127,7 @@ class LoadAwareRouter(FIFOMixin, RequestRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """The best few, the best one first: Serve takes the first with room for one more."""
+        """The best few: Serve takes the first with room for one more."""
         if pending_request is not None:
             pending_request.routing_context.should_backoff = True
             try:
@@ -146,7 +142,7 @@ class LoadAwareRouter(FIFOMixin, RequestRouter):
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
     ) -> None:
-        """Called by Serve when a replica took it: the first in our order may have been full."""
+        """The first in our order may have been full."""
         request = _request_of(pending_request)
         if work_of(request):
             self._calls.move(replica_id, key_of(request))

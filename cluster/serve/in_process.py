@@ -1,6 +1,6 @@
 """The whole path in this process: both roles on one device, KV moved in memory, no Serve.
 
-For offline transcription and for tests. `cluster.serve.app` composes the same roles as a cluster.
+For offline transcription and for tests.
 """
 
 from __future__ import annotations
@@ -48,8 +48,7 @@ def sized_together(settings: Settings, checkpoint: Checkpoint, device: str) -> S
 def on_one_device(settings: Settings) -> Settings:
     """Both roles on the same device, resolved; a role that asks for "auto" follows the other one.
 
-    Raises:
-        ConfigurationError: they ask for different devices, or for one that is not there.
+    Raises ConfigurationError: they ask for different devices, or for one that is not there.
     """
     asked = {settings.encoder.device, settings.decoder.device} - {"auto"}
     if len(asked) > 1:
@@ -68,15 +67,12 @@ def on_one_device(settings: Settings) -> Settings:
 
 @dataclass(frozen=True, slots=True)
 class LocalEngines:
-    """Both roles in this process; `settings` as they were resolved for its device."""
-
     checkpoint: Checkpoint
     settings: Settings
     encoder: EncoderEngine
     decoder: DecoderEngine
 
     def pool(self, role: Role) -> EnginePool:
-        """One engine as a pool of one worker."""
         engine = self.encoder if role == "encoder" else self.decoder
 
         def status() -> WorkerStatus:
@@ -93,11 +89,7 @@ class LocalEngines:
 
 @asynccontextmanager
 async def local_engines(settings: Settings) -> AsyncIterator[LocalEngines]:
-    """Both roles in this process, KV moved in memory; closed cleanly at the end.
-
-    Raises:
-        ConfigurationError: settings and checkpoint do not fit each other or this machine.
-    """
+    """Both roles in this process; closed cleanly at the end."""
     checkpoint = await asyncio.to_thread(open_checkpoint, settings.model)
     settings = on_one_device(settings)
     device = settings.encoder.device
@@ -120,9 +112,8 @@ async def local_engines(settings: Settings) -> AsyncIterator[LocalEngines]:
 
 
 async def _made(started: AsyncExitStack, make: Callable[..., _T], *args: Any) -> _T:
-    """Make a part in a thread, since that reads weights for seconds.
-
-    `started` closes what was made, also where the caller was cancelled while it was being made.
+    """Make a part in a thread, since that reads weights for seconds; `started` closes it, also
+    where the caller was cancelled meanwhile.
     """
     making = asyncio.ensure_future(asyncio.to_thread(make, *args))
 
@@ -138,18 +129,13 @@ async def _made(started: AsyncExitStack, make: Callable[..., _T], *args: Any) ->
 
 @asynccontextmanager
 async def local_transcriber(settings: Settings) -> AsyncIterator[RequestTranscriber]:
-    """The whole way of a request in this process: audio workers and `local_engines`.
-
-    Raises:
-        ConfigurationError: settings and checkpoint do not fit each other or this machine.
-    """
+    """The whole way of a request in this process: audio workers and `local_engines`."""
     async with local_engines(settings) as engines, transcriber_over(engines) as transcriber:
         yield transcriber
 
 
 @asynccontextmanager
 async def transcriber_over(engines: LocalEngines) -> AsyncIterator[RequestTranscriber]:
-    """Audio workers in front of engines in this process."""
     audio = AudioPool(engines.settings.router, speakers=engines.settings.speaker_network())
     await audio.start()
     try:
@@ -166,7 +152,6 @@ async def transcriber_over(engines: LocalEngines) -> AsyncIterator[RequestTransc
 
 @asynccontextmanager
 async def live_engine_over(engines: LocalEngines) -> AsyncIterator[LiveEngine]:
-    """Live sessions over engines in this process."""
     activity = VoiceActivity()
     live = make_live_engine(
         engines.settings,

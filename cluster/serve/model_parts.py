@@ -1,6 +1,5 @@
 """Makes what transcribes for one model: the transcriber of whole files, and the live engine.
 
-For routers of a cluster, for bulk work beside them and for the whole path in one process alike.
 Settings are those of the model as if it were alone (`Settings.by_model`); its checkpoint may be
 without weights.
 """
@@ -86,7 +85,6 @@ def make_first_window(
     decoders: DecoderClient,
     tokenizer: WhisperTokenizer,
 ) -> Coroutine[Any, Any, None]:
-    """What a router sends to the model's workers before any request: see `router.warm_up`."""
     silent = silent_recorder(ROUTER_METRICS)
     return first_window(
         Pipeline(encoders, decoders, settings.router, silent, reuses_kv=False),

@@ -35,8 +35,6 @@ ASIDE_S = 10.0  # for so long; and so long after each probe that was no success
 
 
 class Link(NamedTuple):
-    """Of which is known what is known of a worker."""
-
     decoder: Hashable
     encoder: Hashable
 
@@ -90,30 +88,22 @@ class OwnCalls:
         self.unwell: Hashable = None
 
     def begin(self, call: Hashable) -> None:
-        """What is sent for it counts from now on, until `end`."""
         with self._lock:
             self._sent.setdefault(call, _Sent())
 
     def send(self, worker: Hashable, call: Hashable, work: float, kv_key: bytes = b"") -> None:
-        """Count `work` there until `end`; a call is at one worker at a time.
-
-        Nothing where the call has ended: Serve may still choose for one that was just cancelled.
-        """
+        """Nothing where it has ended: Serve may still choose for one that was just cancelled."""
         with self._lock:
             if call in self._sent:
                 self._send(call, _Sent(worker, work, kv_key))
 
     def move(self, worker: Hashable, call: Hashable) -> None:
-        """It went to this worker instead; nothing where it has ended."""
         with self._lock:
             if (sent := self._sent.get(call)) is not None and sent.worker != worker:
                 self._send(call, replace(sent, worker=worker))
 
     def answered(self, call: Hashable, load: WorkerLoad | None, kept: bytes = b"") -> None:
-        """Its worker did it, and says what else is there.
-
-        kept: names the KV that the worker has from now on, and keeps for some time.
-        """
+        """kept: names the KV that the worker has from now on, and keeps for some time."""
         with self._lock:
             sent = self._sent.get(call, _Sent())
             if isinstance(call, tuple) and call[0] is EncodeRequest:
@@ -130,10 +120,7 @@ class OwnCalls:
                 known.others = max(0.0, load.work - (known.own - sent.work))
 
     def failed(self, call: Hashable, *, is_worker_s_fault: bool, may_be_kv: bool = False) -> None:
-        """Its worker could not do it; the window's next try should go to another.
-
-        may_be_kv: the fault may lie with the KV that it was to read, or with the way there.
-        """
+        """may_be_kv: the fault may lie with the KV that it was to read, or with the way there."""
         with self._lock:
             worker, encoder = self._sent.get(call, _Sent()).worker, self.made_at(call)
             if worker not in self._workers:
@@ -147,7 +134,6 @@ class OwnCalls:
                 self._note_end(known, failed=True)
 
     def end(self, call: Hashable) -> None:
-        """It has its answer, or will have none."""
         with self._lock:
             self._end(call)
 
@@ -162,7 +148,6 @@ class OwnCalls:
         return self._kept.get(kv_key)
 
     def failed_at(self, call: Hashable) -> set[Hashable]:
-        """Who may be at fault that this call's window has failed before."""
         return self._failed.get(_window(call), set())
 
     def made_at(self, call: Hashable) -> Hashable:
@@ -191,7 +176,6 @@ class OwnCalls:
         return replace(known.load, work=known.own + others)
 
     def trouble(self, worker: Hashable) -> float:
-        """Failures of late for each success of late: 0 where all is well, and no upper bound."""
         if (known := self._workers.get(worker)) is None or not known.failing:
             return 0.0
         share = self._share(known)
@@ -251,12 +235,10 @@ class OwnCalls:
 
 
 def key_of(request: EncodeRequest | DecodeRequest) -> Hashable:
-    """One call of a worker; Serve's own id is shared by all calls of one HTTP request."""
     return type(request), request.key or request.request_id, request.window, request.attempt
 
 
 def _window(call: Hashable) -> Hashable:
-    """The same for each try of a window."""
     return call[1:3] if isinstance(call, tuple) else call
 
 
@@ -265,7 +247,6 @@ def _left(age_s: float, half_s: float) -> float:
 
 
 def _remember(memory: dict[Any, Any], key: Hashable, value: Any) -> None:
-    """As the newest of `N_REMEMBERED`."""
     memory.pop(key, None)
     memory[key] = value
     if len(memory) > N_REMEMBERED:

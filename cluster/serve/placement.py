@@ -2,8 +2,7 @@
 
 Two processes take turns on a GPU unless NVIDIA's MPS runs; one process with two streams overlaps
 the encoder's arithmetic with the decoder's memory traffic. So `auto` puts both roles into one
-worker where there is exactly one GPU and no MPS, and apart everywhere else. Decided once, where
-the cluster is started. Knows no role and no Serve.
+worker where there is exactly one GPU and no MPS, and apart everywhere else.
 """
 
 from __future__ import annotations
@@ -25,8 +24,6 @@ CUDA_DRIVER = "libcuda.so.1"
 
 @dataclass(frozen=True, slots=True)
 class Machine:
-    """What the decision depends on: GPUs, whether NVIDIA's MPS runs, and whether NIXL loads."""
-
     n_gpus: int
     has_mps: bool
     has_nixl: bool
@@ -45,14 +42,12 @@ class Placement:
         return f"{self.kind} ({self.reason}{share})"
 
     def gpus_of(self, role: EncoderSettings | DecoderSettings) -> float:
-        """What a worker of this role asks Ray for."""
         if role.gpus is not None:
             return role.gpus
         return 0.0 if role.device == "cpu" else self.gpus
 
 
 def this_machine(environ: Mapping[str, str] = os.environ) -> Machine:
-    """The machine of this process, with the GPUs that torch sees."""
     return joined_machine(_count_gpus(), environ)
 
 
@@ -77,9 +72,9 @@ def joined_machine(n_gpus: float, environ: Mapping[str, str] = os.environ) -> Ma
 def mps_runs(environ: Mapping[str, str] = os.environ) -> bool:
     """Whether NVIDIA's MPS runs where clients look for it.
 
-    Its control pipe must be there. Whoever names its folder in CUDA_MPS_PIPE_DIRECTORY wants it
-    used, and that is enough, since a container does not see the daemon. In the default folder the
-    daemon that left its process id must be alive, since the pipe outlives one that was killed.
+    Whoever names its folder in CUDA_MPS_PIPE_DIRECTORY wants it used, since a container does not
+    see the daemon. In the default folder the daemon must be alive: the pipe outlives one that was
+    killed.
     """
     named = environ.get("CUDA_MPS_PIPE_DIRECTORY")
     folder = Path(named or MPS_DIRECTORY)
@@ -97,10 +92,9 @@ def mps_runs(environ: Mapping[str, str] = os.environ) -> bool:
 
 
 def place(settings: Settings, machine: Machine) -> Placement:
-    """Decide, as `settings.placement` says or by the machine.
+    """As `settings.placement` says, or by the machine.
 
-    Raises:
-        ConfigurationError: what was asked for contradicts itself or cannot run there.
+    Raises ConfigurationError: what was asked for contradicts itself or cannot run there.
     """
     models = list(settings.by_model().values())
     devices = [one.encoder.device for one in models] + [one.decoder.device for one in models]

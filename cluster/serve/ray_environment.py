@@ -75,15 +75,14 @@ ONE_MACHINE_ENVIRONMENT = {
 def joining_environment() -> dict[str, str]:
     """What a process sets before it joins a Ray cluster that others have started.
 
-    Ray that `splitscribe serve` starts, or a cluster with `RAY_AUTH_MODE=token`, asks for the token
-    in `~/.ray/auth_token`; Ray sends it only where the mode says so.
+    Ray sends the token in `~/.ray/auth_token` only where the mode says so.
     """
     has_token = Path("~/.ray/auth_token").expanduser().is_file()
     return {**ENVIRONMENT, "RAY_AUTH_MODE": "token"} if has_token else dict(ENVIRONMENT)
 
 
 def deployment_suffixes(models: Iterable[str]) -> list[str]:
-    """What is put behind the names of each model's deployments: nothing where there is one model.
+    """What is put behind the names of each model's deployments, if there are several.
 
     "a/b" and "a b" become "-a-b" and "-a-b-2".
     """

@@ -1,7 +1,7 @@
 """Every name of Ray that is not public and that we use, each with the reason.
 
-Ray may change any of them in any version. `tests/unit/serve/test_ray_internals.py` then says which
-one, and keeps them out of all other modules. Imported without Ray, which each function imports.
+Ray may change any of them in any version; `tests/unit/serve/test_ray_internals.py` then says which
+one. Imported without Ray, which each function imports.
 """
 
 from __future__ import annotations
@@ -34,9 +34,9 @@ AddPort = Callable[[Any, str], int]
 
 @contextmanager
 def ray_on_loopback() -> Iterator[None]:
-    """While open, Ray that starts here takes the loopback address and binds its ports there.
+    """Ray that starts meanwhile takes the loopback address; `ray.init` has no such option.
 
-    `ray.init` has no such option. A variable of the operator's own stays as it is.
+    A variable of the operator's own stays as it is.
     """
     if ONE_MACHINE in os.environ:
         yield
@@ -55,14 +55,12 @@ def ray_on_loopback() -> Iterator[None]:
 
 @contextmanager
 def small_ray_head(parts: Sequence[str] = ()) -> Iterator[None]:
-    """While open, Ray that starts here has these parts of its dashboard, and adds no machines.
+    """Ray that starts meanwhile has these parts of its dashboard (none: none), and adds no
+    machines.
 
-    `ray.init` has no such options. It would start a dashboard even without `include_dashboard`, and
-    wait for it: 3 s. What adds machines has none to add where there is one, and takes 50 MB. And
-    Ray's agent takes any free port: where another Ray runs on this machine it would try for 3 s to
-    get the port that is always the same, and everything would wait for it.
-
-    parts: none at all: no dashboard.
+    `ray.init` starts a dashboard even without `include_dashboard`, and waits 3 s for it. What adds
+    machines takes 50 MB. And Ray's agent takes any free port: beside another Ray it would try for 3
+    s to get the port that is always the same.
     """
     from ray._private import node, ray_constants, services
 
@@ -92,8 +90,7 @@ def small_ray_head(parts: Sequence[str] = ()) -> Iterator[None]:
 def look_for_nodes_each(seconds: float) -> None:
     """Have Serve's controller ask for the cluster's nodes so often, if this process becomes it.
 
-    It asks three times in every control loop, which takes more than all that is left of the loop
-    where there is one machine, and has no setting.
+    It asks three times in every control loop, which takes more than all the rest on one machine.
     """
     from ray.serve._private.cluster_node_info_cache import ClusterNodeInfoCache
 
@@ -111,9 +108,8 @@ def look_for_nodes_each(seconds: float) -> None:
 
 
 def bind_replica_port(address: str) -> None:
-    """Have Serve bind this replica's port for other replicas to the node's address.
-
-    Serve binds it after our constructor, by a helper that takes the address; it has no setting.
+    """Have Serve bind this replica's port for other replicas to the node's address: it has no
+    setting.
     """
     from ray.serve._private import replica
 
@@ -136,8 +132,7 @@ def _add_port(add: AddPort, node_address: str, server: Any, address: str) -> int
 def prepared_cluster_file(content: Mapping[str, Any]) -> dict[str, Any]:
     """A cluster file's content as `ray up` completes and checks it, which it does only at a launch.
 
-    Raises:
-        Exception: it does not fit; jsonschema's ValidationError, or one of many others.
+    Raises jsonschema's ValidationError, or one of many others.
     """
     from ray.autoscaler._private.util import prepare_config, validate_config
 
@@ -149,8 +144,8 @@ def prepared_cluster_file(content: Mapping[str, Any]) -> dict[str, Any]:
 def ray_addresses_here() -> set[str]:
     """Of the Ray clusters that have a node on this machine: HOST:PORT of each one's control store.
 
-    `ray.init(address="auto")` takes any of them, and looks for a loopback one where none is. That a
-    node's process names the address is Ray's own way to find it.
+    `ray.init(address="auto")` takes any of them. The node's process names the address, as Ray finds
+    it.
     """
     import psutil
 
@@ -167,10 +162,7 @@ def ray_addresses_here() -> set[str]:
 
 
 def shared_value(namespace: bytes, name: bytes, first: bytes) -> bytes:
-    """What the Ray cluster keeps under this name: `first`, of whoever asked before all others.
-
-    Ray's key-value store lives as long as the cluster. An actor that does would need a worker.
-    """
+    """What the Ray cluster keeps under this name: `first`, of whoever asked before all others."""
     from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 
     _internal_kv_put(name, first, False, namespace=namespace)
@@ -179,9 +171,8 @@ def shared_value(namespace: bytes, name: bytes, first: bytes) -> bytes:
 
 
 def replica_is_stopping() -> bool:
-    """Whether Serve has begun to stop the replica of this process, which still finishes requests.
-
-    Serve tells a replica only when its last request has ended.
+    """Whether Serve has begun to stop this process's replica; Serve tells it when its last request
+    ended.
     """
     from ray._private.worker import global_worker
 
@@ -192,10 +183,7 @@ def replica_is_stopping() -> bool:
 
 
 def take_worker_lines(take: Callable[[object, list[str]], None]) -> None:
-    """Have `take` get what workers print, by their process, in place of Ray's own way to show it.
-
-    Ray puts a prefix before each line, coloured without a terminal too, and no setting omits it.
-    """
+    """Have `take` get what workers print, without the coloured prefix that no setting omits."""
     from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
 
     name = "ray_print_logs"  # as Ray calls its own, which it removes at the end
@@ -204,7 +192,6 @@ def take_worker_lines(take: Callable[[object, list[str]], None]) -> None:
 
 
 def raylet_socket() -> str:
-    """Path of the socket of Ray's process on this machine, in whose cluster this process is."""
     from ray._private.worker import global_worker
 
     node: Any = global_worker.node
@@ -212,7 +199,6 @@ def raylet_socket() -> str:
 
 
 def kill_own_ray() -> None:
-    """Kill what is left of the cluster that this process has started, if it has."""
     from ray._private import worker
 
     with suppress(Exception):

@@ -45,7 +45,7 @@ class PoolView:
     """A pool at one moment.
 
     target: workers it has or will have. starting: of those, the ones that do not work yet. queued:
-    of calls that none has taken, the encoder seconds, or the parts of a decoder's capacity.
+    of calls that none has taken, encoder seconds, or parts of a decoder's capacity.
     """
 
     target: int
@@ -55,7 +55,6 @@ class PoolView:
     decoders: tuple[DecoderSignals, ...] = ()
 
     def with_bulk(self) -> PoolView:
-        """The same where bulk work counts as any other."""
         encoders = tuple(one.with_bulk() for one in self.encoders)
         return replace(
             self, encoders=encoders, decoders=tuple(o.with_bulk() for o in self.decoders)
@@ -80,13 +79,10 @@ class _Pool:
 
 
 class Balancer:
-    """Both pools of one model, each asked in its turn, several times a second."""
-
     def __init__(self) -> None:
         self._pools: dict[Role, _Pool] = {}
 
     def decide(self, role: Role, rules: ScalingRules, view: PoolView, now_s: float) -> Decision:
-        """Take what `role`'s pool looks like now, and say what it should have."""
         pool = self._pools.get(role)
         if pool is None or pool.rules != rules:
             pool = self._pools[role] = _Pool(rules)
@@ -103,7 +99,6 @@ class Balancer:
         return self._settled(pool, now_s)
 
     def _settled(self, pool: _Pool, now_s: float) -> Decision:
-        """What is wanted now, as far as it was wanted for long enough."""
         rules, target = pool.rules, pool.view.target
         _, workers, reason = pool.wanted[-1]
         known_s = now_s - pool.wanted[0][0]
@@ -162,7 +157,6 @@ class Balancer:
         return (grown, "encoders grow") if grown > workers else (workers, reason)
 
     def _encoders_growth(self) -> float:
-        """How many times as many encoders there will be as there were a moment ago."""
         encoders = self._pools.get("encoder")
         if encoders is None or not encoders.wanted or not encoders.view.target:
             return 1.0
@@ -186,7 +180,6 @@ def _is_active(view: PoolView) -> bool:
 
 
 def _queue_s(view: PoolView) -> float:
-    """Encoder seconds that wait, at encoders or for one."""
     return sum(one.queue_s for one in view.encoders) + view.queued
 
 
@@ -215,7 +208,6 @@ def _since(wanted: Iterable[tuple[float, int, str]], from_s: float) -> list[int]
 
 @cache
 def balancer_of(application: str, model: str) -> Balancer:
-    """The one balancer of a model's pools."""
     return Balancer()
 
 

@@ -1,7 +1,6 @@
 """How a router reaches a pool of workers through Ray Serve.
 
-The client turns Ray's failures into `WorkerGoneError` and unwraps our own errors, so that nothing
-behind it needs to know Ray.
+The client turns Ray's failures into `WorkerGoneError`, so that nothing behind it needs to know Ray.
 """
 
 from __future__ import annotations
@@ -51,13 +50,9 @@ N_ASKED = 16  # workers of a large pool that /health asks and shows
 
 
 class ServePool:
-    """One pool behind a Serve deployment handle; implements both protocols.
-
-    Its workers are of `role`, or of both roles; then each reports its status as either.
-    """
+    """Its workers are of `role`, or of both roles; then each reports its status as either."""
 
     def __init__(self, handle: Any, role: Role, calls: OwnCalls) -> None:
-        """calls: of this process, in which Serve's hook counts what it sends to each worker."""
         self._handle = handle
         self._role = role
         self._calls = calls
@@ -102,10 +97,7 @@ class ServePool:
 
     @contextmanager
     def _call(self, request: _R) -> Iterator[tuple[Hashable, _R]]:
-        """Count a call as long as it is in progress, and how it ends.
-
-        Gives its key in `OwnCalls`, and the request, which names the worker that is unwell.
-        """
+        """Gives its key in `OwnCalls`, and the request, which names the worker that is unwell."""
         key, unwell = key_of(request), self._calls.unwell
         self._calls.begin(key)
         try:
@@ -135,10 +127,7 @@ class ServePool:
             groups.cancel()
 
     async def status(self) -> list[WorkerStatus]:
-        """Of every worker that answers; of a pool of more than `N_ASKED`, of so many at random.
-
-        Every router is asked for its health every few seconds, and asks for this.
-        """
+        """Of every worker that answers; of a pool of more than `N_ASKED`, of so many at random."""
         size = self._size
         is_large = size > N_ASKED
         try:
@@ -176,11 +165,8 @@ async def call_worker(response: Any, cancel: Callable[[], Any] | None = None) ->
 
     cancel: stops the call, where it is not the response's own `cancel` that does.
 
-    Raises:
-        SplitscribeError: as the worker raised it.
-        WorkerDiedError: the replica died.
-        WorkerGoneError: it was unreachable, or failed outside of our code.
-        OverloadedError: Serve's own queue limit.
+    Raises the worker's SplitscribeError; WorkerDiedError; WorkerGoneError: it was unreachable, or
+    failed outside of our code; OverloadedError: Serve's own queue limit.
     """
     try:
         return await response
@@ -197,7 +183,7 @@ async def call_worker(response: Any, cancel: Callable[[], Any] | None = None) ->
 def _as_ours(error: Exception) -> Exception:
     """What a call of a worker raises where Serve raised this; the same where it is not Ray's.
 
-    Ray is imported here, since only failures need it, and most calls have none.
+    Ray is imported here, since only failures need it.
     """
     from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
     from ray.serve.exceptions import BackPressureError, RayServeException

@@ -50,8 +50,6 @@ TROUBLE_POOLS = 1.0
 
 @dataclass(frozen=True, slots=True)
 class Candidate:
-    """A worker that could take the window. trouble: as of `OwnCalls.trouble`."""
-
     key: Hashable
     load: WorkerLoad
     location: Location
@@ -74,8 +72,7 @@ class Members:
     def choose(self, request: Any, calls: OwnCalls, chance: random.Random) -> list[Hashable]:
         """Workers for `request`, the best one first, which is counted in `calls` from now on.
 
-        One that encodes the same audio for another call of this process comes first. Windows that
-        come together are counted before they are sent, so that the next one sees the last.
+        Windows that come together are counted before they are sent, so the next one sees the last.
         """
         order = ranked(
             request,
@@ -98,7 +95,6 @@ class Members:
         return order
 
     def owner(self, kv_key: bytes) -> Hashable:
-        """The worker that the audio prefers, the same in every process."""
         return self._keys[int(np.argmax(_affinity(kv_key, self._points)))]
 
     def _compared(self, request: Any, calls: OwnCalls, chance: random.Random) -> list[Candidate]:
@@ -149,10 +145,7 @@ def ranked(
     kept_at: Hashable = None,
     failed_at: Collection[Hashable] = (),
 ) -> list[Hashable]:
-    """The candidates' keys, the best one first; `chance` decides among equal ones.
-
-    kept_at, failed_at: as of `OwnCalls`.
-    """
+    """The candidates' keys, the best one first; `chance` decides among equal ones."""
     workers = list(candidates)
     chance.shuffle(workers)
     if isinstance(request, DecodeRequest):

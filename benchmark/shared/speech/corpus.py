@@ -1,8 +1,7 @@
 """Sentences for the demo checkpoint: made ones from a grammar, and known words in free order.
 
-Knows words and their order, nothing of sound. A grammar alone teaches a model to complete its
-templates, so half of what `sentence` draws is free: the model must listen. All text comes from a
-`random.Random`, so one seed gives one corpus.
+A grammar alone teaches a model to complete its templates, so half of what `sentence` draws is free.
+All text comes from a `random.Random`, so one seed gives one corpus.
 """
 
 from collections.abc import Callable, Mapping
@@ -15,7 +14,6 @@ MAX_WORDS = 14
 
 
 def sentence(rng: Random) -> str:
-    """A sentence of any kind, as written."""
     return written(spoken_sentence(rng))
 
 
@@ -32,7 +30,6 @@ def written(text: str) -> str:
 
 
 def made_sentence(rng: Random) -> str:
-    """A sentence of the grammar, at most `MAX_WORDS` words."""
     while True:
         words = rng.choice(_SHAPES)(rng)
         if len(words) <= MAX_WORDS:
@@ -54,10 +51,7 @@ def free_sentence(rng: Random) -> str:
 
 
 def woven_sentence(rng: Random) -> str:
-    """Content words between runs of small ones in any order, with commas and questions.
-
-    It has the rhythm of prose and none of its sense: the slurred small words must be heard.
-    """
+    """Content words between runs of small ones: the rhythm of prose and none of its sense."""
     words: list[str] = []
     n_words = rng.randint(3, MAX_WORDS)
     while len(words) < n_words:
@@ -78,7 +72,6 @@ def free_order(rng: Random) -> str:
 
 
 def finish(words: list[str]) -> str:
-    """Join words into a sentence: capital first letter, full stop, and nothing else."""
     text = " ".join(words)
     return text[0].upper() + text[1:] + "."
 
@@ -104,7 +97,6 @@ def _with_neighbour(rng: Random, word: str) -> list[str]:
 
 
 def _pieces(rng: Random) -> list[str]:
-    """Two to four cuts of made sentences, one after the other."""
     words: list[str] = []
     for _ in range(rng.randint(2, 4)):
         made = rng.choice(_SHAPES)(rng)
@@ -121,7 +113,6 @@ def _number_run(rng: Random) -> list[str]:
 
 
 def _same_class(rng: Random) -> list[str]:
-    """A list of names, verbs, things and so on, as one reads off a list."""
     group = [w for w in rng.choice(lex.CLASSES) if w not in lex.PAIRED] or list(lex.NAMES)
     return [rng.choice(group) for _ in range(rng.randint(1, 7))]
 
@@ -149,7 +140,6 @@ def _noun(rng: Random) -> str:
 
 
 def _phrase(rng: Random, nouns: tuple[str, ...] = ()) -> list[str]:
-    """A noun phrase of one to four words."""
     kind = rng.random()
     if kind < 0.12 and not nouns:
         return [rng.choice(lex.NAMES)]

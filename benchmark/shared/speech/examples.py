@@ -1,7 +1,4 @@
-"""New speech to measure a demo checkpoint on: sets of windows with what is said when.
-
-By the recipe's voices, gains, silences and noise, from a seed that training never used.
-"""
+"""New speech to measure a demo checkpoint on, by the recipe's voices, gains, silences and noise."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -36,13 +33,10 @@ class Example:
 
     @property
     def text(self) -> str:
-        """All that is said."""
         return " ".join(text for _, _, text in self.segments)
 
 
 class ExampleMaker:
-    """New windows by the recipe: voices, gain, silence and noise as training has them."""
-
     def __init__(self, seed: str) -> None:
         self.rng = Random(f"{SEED}/{seed}")
         self.noise = np.random.default_rng(self.rng.getrandbits(64))
@@ -71,7 +65,6 @@ class ExampleMaker:
         length_s: tuple[float, float] = (20.0, 30.0),
         voices: tuple[str, ...] | None = None,
     ) -> Example:
-        """As many utterances as a length drawn of `length_s` holds."""
         rng = self.rng
         limit = rng.randint(*(round(bound / FRAME_S) for bound in length_s))
         at = rng.randint(0, 20)
@@ -84,7 +77,6 @@ class ExampleMaker:
             at += len(spoken.sounds) + round(rng.uniform(*gaps_s) / FRAME_S)
 
     def empty(self) -> Example:
-        """Silence or noise alone."""
         audio = np.zeros(self.rng.randint(2, 30) * SAMPLE_RATE, np.float32)
         if self.rng.random() < 0.7:
             level = 10 ** (self.rng.uniform(-80, -20) / 20)

@@ -1,9 +1,8 @@
 """The words the demo checkpoint knows, by their part in a sentence.
 
-Knows spelling, casing and grammatical role, nothing of sound or tokens. Every word has one casing
-(names, days, months and "I" are capitals); only the first word of a sentence is raised besides.
-Words that sound like another one stand in `PAIRED`: in free order they come with the neighbour
-that tells them apart, since no listener could choose otherwise.
+Every word has one casing; only the first word of a sentence is raised besides. Words that sound
+like another one stand in `PAIRED`: in free order they come with the neighbour that tells them
+apart.
 """
 
 

@@ -1,8 +1,7 @@
 """Speech from espeak-ng and flite, in process, with the time of every word and sound.
 
-Loads the two shared libraries by ctypes: a process per utterance would cost more than the speech
-itself. Knows voices and how to speak a sentence; nothing of windows, noise or tokens. Both
-libraries keep global state: one `Synthesizer` per process, used by one thread.
+By ctypes: a process per utterance would cost more than the speech itself. Both libraries keep
+global state: one `Synthesizer` per process, used by one thread.
 """
 
 import ctypes
@@ -56,10 +55,8 @@ class Manner:
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """One utterance at 16 kHz.
-
-    samples: int16 (n,). word_frames: int32 (n_words, 2), start and end in frames of 20 ms.
-    sounds: per frame of 20 ms the sound's name, "" for silence.
+    """samples: int16 (n,) at 16 kHz. word_frames: int32 (n_words, 2), start and end in frames of 20
+    ms. sounds: per frame the sound's name, "" for silence.
     """
 
     text: str
@@ -70,7 +67,6 @@ class Spoken:
 
 
 def draw_manner(rng: Random, voices: tuple[str, ...] = ESPEAK_VOICES + FLITE_VOICES) -> Manner:
-    """A voice and its settings, in the recipe's ranges."""
     weights = [_VOICE_WEIGHTS.get(v, 1.0) for v in voices]
     return Manner(
         voice=rng.choices(voices, weights)[0],
@@ -254,7 +250,7 @@ class Synthesizer:
         self._flite: _Flite | None = None
 
     def speak(self, text: str, manner: Manner) -> Spoken:
-        """Speak `text` and cut it to its first and last sound, `EDGE_FRAMES` kept on each side.
+        """Cut to the first and last sound, `EDGE_FRAMES` kept on each side.
 
         Commas and question marks are spoken; the text that comes back is as the model writes it.
         """
@@ -269,7 +265,6 @@ class Synthesizer:
 
 
 def _finish(text: str, raw: _Raw, manner: Manner) -> Spoken:
-    """Resample, trim and scale, and put every time on the grid of 20 ms."""
     ratio = manner.pitch_ratio  # played faster by this: shorter, and higher in pitch
     audio = soxr.resample(
         raw.samples.astype(np.float32), raw.sample_rate * ratio, SAMPLE_RATE, quality="HQ"

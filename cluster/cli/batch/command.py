@@ -1,7 +1,5 @@
-"""The command line of `splitscribe batch`: its flags, and an archive made of them.
-
-How files are transcribed is said by the flags of `splitscribe transcribe`, which are the fields of
-the HTTP API and checked by its rules before anything is started.
+"""The command line of `splitscribe batch`: its flags, checked by the API's rules before anything
+starts.
 """
 
 from __future__ import annotations
@@ -94,7 +92,6 @@ INPUTS = typer.Argument(
 
 
 def make_command(help_text: str | None) -> Any:
-    """The command with every flag, for typer to run."""
     return whisper_command(_batch, help_text)
 
 
@@ -130,11 +127,6 @@ _batch.__signature__ = Signature(  # type: ignore[attr-defined]
 
 
 def archive_of(flags: Mapping[str, Any]) -> Archive:
-    """What a command line asks for.
-
-    Raises:
-        InvalidRequestError: what the API refuses, and what is missing.
-    """
     if not flags["output"]:
         raise InvalidRequestError("say where the transcripts go: --output FOLDER, or a URL")
     form = form_of({**flags, "temperature_increment_on_fallback": FALLBACK_STEP})

@@ -63,15 +63,9 @@ def run_batch(
 ) -> int:
     """Returns the exit status.
 
-    Args:
-        archive: with a served name among its fields.
-        model: of pools that are started here, as are the settings in `config`. yes: the default one
-            may be downloaded without asking.
-        address: of a Ray cluster; None looks for one, NO_CLUSTER starts one.
-
-    Raises:
-        SplitscribeError: nothing could be done, or the run could not go on.
-        KeyboardInterrupt: the run was interrupted; what is done is kept.
+    archive: with a served name among its fields. model, config: of pools that are started here.
+    yes: the default model may be downloaded without asking. address: of a Ray cluster; None looks
+    for one, NO_CLUSTER starts one. KeyboardInterrupt: what is done is kept.
     """
 
     def say(line: str) -> None:
@@ -166,7 +160,6 @@ def _forecast(archive: Archive, progress: RunProgress) -> str:
 
 
 def model_of(settings: Settings, name: str) -> str:
-    """The checkpoint that a served name means, as the settings have it."""
     models = settings.by_model()
     for served, own in models.items():
         if name in (served, *own.served_model_names, *settings.aliases_of(served)):
@@ -180,11 +173,8 @@ def joined_application(
 ) -> Iterator[Told | None]:
     """What a running application tells, to whose Ray cluster this process belongs meanwhile.
 
-    address: as in `run_batch`. None: there is no application, or none is wanted.
-
-    Raises:
-        ConfigurationError: the address that was named has no Ray; several here, and none named;
-            or the application is of another build.
+    None: there is no application, or none is wanted. Raises ConfigurationError: the address has no
+    Ray, there are several and none was named, or the application is of another build.
     """
     address = address or os.environ.get("RAY_ADDRESS")
     found = {address} if address else ray_addresses_here()
@@ -221,7 +211,7 @@ def joined_application(
 
 @contextmanager
 def joined_cluster(address: str) -> Iterator[None]:
-    """Make this process one of the Ray cluster at `address`, in an empty folder meanwhile."""
+    """In an empty folder meanwhile, since Ray imports from the one that a process is in."""
     for name, value in {**joining_environment(), KEEP_SIGNALS: "1"}.items():
         os.environ.setdefault(name, value)
     from cluster.serve.start.ray_session import ray_session
@@ -240,9 +230,8 @@ def joined_cluster(address: str) -> Iterator[None]:
 def cluster_watched(progress: RunProgress) -> Iterator[None]:
     """End the process with words of its own when its Ray cluster has ended meanwhile.
 
-    Ray waits a minute for a cluster that does not answer, tells of it in lines of its own, and then
-    ends the process. What is done has its sidecar by then, so there is nothing to wait for. And
-    what Ray does at the end of a process waits for the cluster.
+    Ray waits a minute for a cluster that does not answer, and then ends the process with lines of
+    its own. What is done has its sidecar by then.
     """
     import ray
 
@@ -267,10 +256,7 @@ def cluster_watched(progress: RunProgress) -> Iterator[None]:
 
 
 class ClusterWatch(threading.Thread):
-    """Calls `leave` when a Ray cluster has ended, unless `over` is set before.
-
-    head: host and port of its head. raylet: path of the socket of its part on this machine.
-    """
+    """Calls `leave` when a Ray cluster has ended, unless `over` is set before."""
 
     def __init__(self, head: tuple[str, int], raylet: str, leave: Callable[[], None]) -> None:
         super().__init__(daemon=True, name="cluster-watch")

@@ -50,8 +50,6 @@ AddressOption = Annotated[
 
 
 class _Progress:
-    """Lines with the seconds since the start."""
-
     def __init__(self) -> None:
         self._started = time.monotonic()
 
@@ -59,7 +57,6 @@ class _Progress:
         err.print(Text(f"{time.monotonic() - self._started:6.1f} s  ", "dim").append(line, "none"))
 
     def show(self, line: str) -> None:
-        """Show a line of a command that was started."""
         if line.strip():
             err.print(Text(f"          {line}", "dim"))
 

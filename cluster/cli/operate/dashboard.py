@@ -33,8 +33,6 @@ LISTEN_S = 5.0  # after that, for a dashboard that is about to start
 
 @dataclass(frozen=True, slots=True)
 class Node:
-    """One node that is alive, with the pool that its label names."""
-
     address: str
     pool: str
     is_head: bool
@@ -47,7 +45,6 @@ class Dashboard:
         self._client, self.url = client, str(client.base_url).rstrip("/")
 
     def nodes(self) -> list[Node]:
-        """The nodes that are alive."""
         found = self._call("GET", "/api/v0/nodes?detail=1&limit=10000")["data"]["result"]["result"]
         return [
             Node(
@@ -67,7 +64,6 @@ class Dashboard:
         return Counter(name.split(":")[-1] for name in classes if name.startswith(REPLICA))
 
     def serve(self) -> dict[str, Any]:
-        """What Serve tells of itself: applications, deployments, replicas, addresses."""
         return self._call("GET", APPLICATIONS)
 
     def deploy(self, config: Mapping[str, Any]) -> None:
@@ -94,16 +90,11 @@ class Dashboard:
 
 
 def ray_command(*arguments: str) -> list[str]:
-    """Ray's command line of this environment."""
     return [str(Path(sys.executable).with_name("ray")), *arguments]
 
 
 def head_address(file: ClusterFile) -> str:
-    """Where the head is reached.
-
-    Raises:
-        ConfigurationError: Ray's launcher finds no head of this cluster.
-    """
+    """Raises ConfigurationError: Ray's launcher finds no head of this cluster."""
     if file.head_address is not None:
         return file.head_address
     run = subprocess.run(
@@ -121,11 +112,7 @@ def head_address(file: ClusterFile) -> str:
 
 @contextlib.contextmanager
 def reach(file: ClusterFile | None, address: str | None) -> Iterator[Dashboard]:
-    """The dashboard at `address`, or that of the head in `file` through ssh.
-
-    Raises:
-        ConfigurationError: it does not answer.
-    """
+    """The dashboard at `address`, or that of the head in `file` through ssh."""
     with contextlib.ExitStack() as stack:
         if address is None and file is not None:
             address = stack.enter_context(_tunnel(file))
@@ -137,7 +124,6 @@ def reach(file: ClusterFile | None, address: str | None) -> Iterator[Dashboard]:
 
 @contextlib.contextmanager
 def _tunnel(file: ClusterFile) -> Iterator[str]:
-    """A local URL that leads to the head's dashboard."""
     with socket.socket() as probe:
         probe.bind(("127.0.0.1", 0))
         port = probe.getsockname()[1]
@@ -162,8 +148,7 @@ def _tunnel(file: ClusterFile) -> Iterator[str]:
 def _forwarding(file: ClusterFile, port: int) -> list[str]:
     """A command that leads `port` to the dashboard for as long as it runs.
 
-    Ray's own command for that refuses a head whose last `ray up` failed, though Ray may still run
-    there as before.
+    Ray's own refuses a head whose last `ray up` failed, though Ray may still run there.
     """
     if file.is_onprem and file.head_address is not None:
         forward = ("-N", "-o", "ExitOnForwardFailure=yes", "-L", f"{port}:127.0.0.1:{PORT}")

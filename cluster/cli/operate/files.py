@@ -1,8 +1,7 @@
 """What an operator writes, read and checked before any machine is touched.
 
-A cluster file for `ray up`: Ray's own launcher code checks the fields, and here is found what the
-launcher would find out late: files to be copied that do not exist, several wheels, a missing token.
-And a Serve configuration, which Serve's own schema checks. Knows no running cluster.
+A cluster file for `ray up`, by Ray's own launcher code and by what that would find out late; and a
+Serve configuration, by Serve's own schema.
 """
 
 from __future__ import annotations
@@ -35,8 +34,8 @@ HTTP_PORT = 8000
 class ClusterFile:
     """What a launch needs to know.
 
-    head_address: None where a cloud assigns it. worker_addresses: of machines of one's own; none in
-        a cloud. least_nodes: how many nodes each pool has at least, without the head.
+    head_address: None where a cloud assigns it. worker_addresses: of machines of one's own.
+    least_nodes: of each pool, without the head.
     """
 
     path: Path
@@ -52,16 +51,13 @@ class ClusterFile:
         return self.provider == "local"
 
     def environment(self) -> dict[str, str]:
-        """The environment variables in which Ray's launcher is to run.
-
-        On machines of one's own Ray's newer autoscaler counts the head as a worker, so the older
-        one runs there.
+        """On machines of one's own Ray's newer autoscaler counts the head as a worker, so the older
+        one runs.
         """
         version = "0" if self.is_onprem else "1"
         return {"RAY_UP_enable_autoscaler_v2": version, **os.environ}
 
     def ssh(self, address: str) -> list[str]:
-        """The command that reaches a machine as Ray's launcher does; what to run there follows."""
         options = ["StrictHostKeyChecking=no", "UserKnownHostsFile=/dev/null", "LogLevel=ERROR"]
         options += ["ConnectTimeout=10", "ServerAliveInterval=5", "ServerAliveCountMax=3"]
         if proxy := self.auth.get("ssh_proxy_command"):
@@ -73,11 +69,7 @@ class ClusterFile:
 
 
 def read_cluster_file(path: Path) -> ClusterFile:
-    """Read a cluster file as `ray up` would.
-
-    Raises:
-        ConfigurationError: it cannot be read, or Ray's launcher would refuse it.
-    """
+    """As `ray up` would. Raises ConfigurationError: Ray's launcher would refuse it."""
     import jsonschema
 
     content = read_yaml(
@@ -119,10 +111,7 @@ def _least_nodes(prepared: Mapping[str, Any]) -> Counter[str]:
 def check_sources(file: ClusterFile) -> None:
     """Refuse what would fail in the middle of a launch.
 
-    That is: files and keys that do not exist, no wheel or several, a missing package for the cloud.
-
-    Raises:
-        ConfigurationError: something is missing; the message says what to do about it.
+    Files and keys that do not exist, no wheel or several, a missing package for the cloud.
     """
     module = CLOUD_MODULES.get(file.provider)
     if module is not None and importlib.util.find_spec(module) is None:
@@ -158,11 +147,7 @@ def _check_wheel(folder: Path) -> None:
 
 
 def ensure_token() -> bool:
-    """Make the token that every client of the cluster must send.
-
-    Returns:
-        False where there was one already.
-    """
+    """Make the token that every client of the cluster must send. False where there was one."""
     path = TOKEN_FILE.expanduser()
     if path.exists():
         return False
@@ -173,10 +158,7 @@ def ensure_token() -> bool:
 
 
 def read_token(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The token, looked for where Ray looks, in this order.
-
-    RAY_AUTH_TOKEN, the file that RAY_AUTH_TOKEN_PATH names, ~/.ray/auth_token; None where none is.
-    """
+    """The token, looked for where Ray looks, in this order."""
     if token := environ.get("RAY_AUTH_TOKEN"):
         return token
     path = Path(environ.get("RAY_AUTH_TOKEN_PATH") or TOKEN_FILE).expanduser()
@@ -194,11 +176,7 @@ class ServeFile:
 
 
 def read_serve_file(path: Path) -> ServeFile:
-    """Check a file as Serve will, and its `args` as the build on the cluster will.
-
-    Raises:
-        ConfigurationError: a field is wrong; the message names it.
-    """
+    """Check a file as Serve will, and its `args` as the build on the cluster will."""
     from ray.serve.schema import ServeDeploySchema
 
     content = read_yaml(
@@ -221,5 +199,4 @@ def read_serve_file(path: Path) -> ServeFile:
 
 
 def http_port(content: Mapping[str, Any]) -> int:
-    """Where Serve's proxies listen, by a Serve configuration or by what Serve tells of itself."""
     return int((content.get("http_options") or {}).get("port") or HTTP_PORT)

@@ -1,8 +1,4 @@
-"""What an upgrade of the Helm chart restarts, told from the manifests of now and of next.
-
-It compares texts alone and asks no cluster. What is not a workload (a Service, a policy) restarts
-nothing.
-"""
+"""What an upgrade of the Helm chart restarts, told from the manifests of now and of next."""
 
 from __future__ import annotations
 
@@ -16,8 +12,7 @@ Manifest = Mapping[str, Any]
 def restarts(now: list[Manifest], next_: list[Manifest]) -> list[str]:
     """A line for each workload: what ends, what serves meanwhile, and what changed.
 
-    Args:
-        now, next_: the documents of `helm get manifest` and of `helm template`.
+    now, next_: the documents of `helm get manifest` and of `helm template`.
     """
     before, after = _workloads(now), _workloads(next_)
     lines = [f"{name}: is deleted, with its pods" for name in before.keys() - after.keys()]

@@ -1,8 +1,14 @@
-"""What `splitscribe up | deploy | status | down` do, step by step, telling a person how far it is.
+"""What `splitscribe up
 
-Ray's own commands do the work, and the launcher's lines are shown as they come; here is what they
-leave out: what is waited for, when it is ready, at which URL, and Ray on machines of one's own,
-where `ray down` leaves it running. Each failure is a ConfigurationError that says what to do.
+deploy
+
+status
+
+down` do, step by step.
+
+Ray's own commands do the work; here is what they leave out: what is waited for, when it is ready,
+at which URL, and Ray on machines of one's own, where `ray down` leaves it running. Each failure is
+a ConfigurationError that says what to do.
 """
 
 from __future__ import annotations
@@ -45,8 +51,7 @@ REMEDIES = {
 def pools_line(file: ClusterFile, nodes: Sequence[Node]) -> str:
     """Nodes that are alive, of those that the file asks for: `encoder 1 of 1, decoder 0 of 2`.
 
-    On machines of one's own the file does not say which pool each belongs to, so there is one
-    total: `encoder 1, decoder 1, of 3`.
+    On machines of one's own the file has no pools, so there is one total: `encoder 1, of 3`.
     """
     alive = Counter(node.pool for node in nodes if not node.is_head)
     if file.is_onprem:
@@ -56,7 +61,6 @@ def pools_line(file: ClusterFile, nodes: Sequence[Node]) -> str:
 
 
 def all_there(file: ClusterFile, nodes: Sequence[Node]) -> bool:
-    """Whether the cluster has what its file asks for at least."""
     alive = Counter(node.pool for node in nodes if not node.is_head)
     if file.is_onprem:
         return alive.total() >= len(file.worker_addresses)
@@ -64,11 +68,7 @@ def all_there(file: ClusterFile, nodes: Sequence[Node]) -> bool:
 
 
 def wait_for_nodes(file: ClusterFile, dashboard: Dashboard, timeout_s: float, say: Say) -> None:
-    """Wait until every pool has its nodes; the head sets them up by itself after `ray up`.
-
-    Raises:
-        ConfigurationError: some were missing when the time was over.
-    """
+    """Wait until every pool has its nodes; the head sets them up by itself after `ray up`."""
     deadline = time.monotonic() + timeout_s
     progress = Changes(say)
     while True:
@@ -89,11 +89,7 @@ def wait_for_nodes(file: ClusterFile, dashboard: Dashboard, timeout_s: float, sa
 
 
 def deploy(dashboard: Dashboard, file: ServeFile, url: str, timeout_s: float, say: Say) -> None:
-    """Send the application, which answers at `url`, and wait until every worker of it runs.
-
-    Raises:
-        ConfigurationError: it failed, with the reason of the deployment, or took too long.
-    """
+    """Send the application, which answers at `url`, and wait until every worker of it runs."""
     before = state_of(dashboard.serve(), file.application)
     dashboard.deploy(file.content)
     say(f"sent {file.application}: Serve builds it on the cluster")
@@ -127,7 +123,6 @@ def deploy(dashboard: Dashboard, file: ServeFile, url: str, timeout_s: float, sa
 
 
 def api_url(dashboard: Dashboard, file: ClusterFile | None, port: int) -> str:
-    """Where clients reach the API: the head's proxy."""
     host = head_address(file) if file is not None else urlsplit(dashboard.url).hostname
     return f"http://{host}:{port}"
 
@@ -153,11 +148,7 @@ def stop_serving(dashboard: Dashboard, say: Say) -> None:
 
 
 def run_ray_up(file: ClusterFile, show: Say) -> None:
-    """Run `ray up`, and hand its lines to `show`.
-
-    Raises:
-        ConfigurationError: it failed; the message names the step and what to do about it.
-    """
+    """Raises ConfigurationError, which names the step that failed and what to do about it."""
     step = "Checking the environment"
 
     def follow(line: str) -> None:
@@ -171,7 +162,6 @@ def run_ray_up(file: ClusterFile, show: Say) -> None:
 
 
 def _remedy(step: str, file: ClusterFile) -> str:
-    """What to do where `ray up` failed in this step, and what else that may break."""
     ssh = shlex.join(file.ssh(file.head_address or "HEAD"))
     again = shlex.join(["ray", "up", "-vvv", str(file.path)])
     told = f"Its last lines say why; more of them come by: {again}"
@@ -189,13 +179,7 @@ def _remedy(step: str, file: ClusterFile) -> str:
 
 
 def run_ray_down(file: ClusterFile, say: Say, show: Say) -> None:
-    """Run `ray down`, and hand its lines to `show`; on machines of one's own also stop Ray on each.
-
-    On these `ray down` stops the head alone, and not even the head after a `ray up` that failed.
-
-    Raises:
-        ConfigurationError: it failed or took too long, or a machine could not be reached.
-    """
+    """On machines of one's own `ray down` stops the head alone, so Ray is stopped on each here."""
     problems = []
     try:
         if _launcher("down", file, show, DOWN_S) != 0:
@@ -217,11 +201,7 @@ def run_ray_down(file: ClusterFile, say: Say, show: Say) -> None:
 
 
 def _stop_machines(file: ClusterFile, say: Say) -> list[str]:
-    """Stop Ray on the head first, so that the head starts nothing on the others, then on these.
-
-    Returns:
-        The addresses where that failed.
-    """
+    """Stop Ray on the head first, so that it starts nothing elsewhere. Returns who could not."""
     script = "bash --login -c -i '. ~/.bashrc; ray stop --force' > /dev/null 2>&1 < /dev/null"
     failed: list[str] = []
 
@@ -248,8 +228,7 @@ def _stop_machines(file: ClusterFile, say: Say) -> list[str]:
 def _launcher(name: str, file: ClusterFile, show: Say, limit_s: float | None = None) -> int:
     """Run `ray NAME`, and hand its lines to `show` as they come. Returns its exit status.
 
-    Raises:
-        subprocess.TimeoutExpired: it still ran after `limit_s` and was ended.
+    Raises subprocess.TimeoutExpired: it still ran after `limit_s` and was ended.
     """
     flags = ("--yes", "--log-style=pretty", "--log-color=false")
     process = subprocess.Popen(

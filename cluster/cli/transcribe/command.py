@@ -1,8 +1,8 @@
 """The command line of `splitscribe transcribe`, which is openai/whisper's and more, as a `Job`.
 
-Flags that say how to transcribe become the fields of the HTTP API and are checked by its rules,
-in this process as for a server, so that both mean the same. All is refused before a model is
-loaded. What the work needs is imported only when there is some: `--help` stays quick.
+Flags become the fields of the HTTP API and are checked by its rules, in this process as for a
+server. All is refused before a model is loaded. What the work needs is imported only when there is
+some: `--help` stays quick.
 """
 
 from __future__ import annotations
@@ -54,7 +54,6 @@ WHOLE_FILE = {"clip_timestamps": "0"}  # openai/whisper's default
 
 
 def make_command(help_text: str | None) -> Any:
-    """The command with every flag, for typer to run."""
     return whisper_command(_transcribe, help_text)
 
 
@@ -82,11 +81,7 @@ _transcribe.__signature__ = Signature(tuple(parameters()))  # type: ignore[attr-
 
 
 def job_of(flags: Mapping[str, Any]) -> Job:
-    """What a command line asks for.
-
-    Raises:
-        InvalidRequestError: what the API refuses, and what would have no effect.
-    """
+    """Raises InvalidRequestError: what the API refuses, and what would have no effect."""
     if not flags["files"]:
         raise InvalidRequestError("name the files to transcribe, or use --live for the microphone")
     for name, value in FIXED.items():
@@ -109,11 +104,7 @@ def job_of(flags: Mapping[str, Any]) -> Job:
 
 
 def live_job_of(flags: Mapping[str, Any]) -> LiveJob:
-    """What a command line with --live asks for.
-
-    Raises:
-        InvalidRequestError: what the API refuses, and flags that have no effect on live sessions.
-    """
+    """Raises InvalidRequestError: what the API refuses, and what has no effect on live sessions."""
     for parameter in parameters():
         usual = parameter.default
         usual = bool(usual) if isinstance(usual, Switch) else usual
@@ -139,7 +130,6 @@ def live_job_of(flags: Mapping[str, Any]) -> LiveJob:
 
 
 def form_of(flags: Mapping[str, Any]) -> Form:
-    """Fields of the API for what was said and is not so anyway."""
     form: Form = {}
     for field in FIELDS.values():
         said = flags[parameter_name(field)] if field.flag else None
@@ -168,7 +158,6 @@ def form_of(flags: Mapping[str, Any]) -> Form:
 
 
 def params_of(model: str, task: Task, form: Form) -> TranscriptionParams:
-    """The request that a server would make of the form."""
     pairs = [("model", model), ("response_format", "verbose_json")]
     for name, content in form.items():
         texts = (content,) if isinstance(content, str) else content

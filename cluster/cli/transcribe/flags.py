@@ -1,11 +1,8 @@
 """The flags of `splitscribe transcribe`: those of the API's fields, and the command's own.
 
-A field's flag takes its text as the API does, and `router.api.kinds` checks it; None says that the
-flag was not there. Declared as parameters of a function, which is how typer reads them.
-
-openai/whisper's command lines are read as they are spelled: `--word_timestamps True`,
-`--word-timestamps true` and `--word-timestamps` alone mean the same, and so do underscores and
-dashes everywhere.
+A field's flag takes its text as the API does; None says that the flag was not there.
+openai/whisper's command lines are read as they are spelled: `--word_timestamps True`, `--word-
+timestamps true` and `--word-timestamps` mean the same.
 """
 
 from __future__ import annotations
@@ -50,12 +47,10 @@ class Switch(StrEnum):
 
 
 def optional_text(text: str) -> str | None:
-    """None for openai/whisper's None."""
     return None if text.lower() == "none" else text
 
 
 def optional_int(text: str) -> int | None:
-    """A whole number, or None for openai/whisper's None."""
     try:
         return None if optional_text(text) is None else int(text)
     except ValueError:
@@ -169,7 +164,6 @@ OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
 
 
 def parameters() -> Iterator[Parameter]:
-    """Of a function that takes the files and every flag by name."""
     files = typer.Argument(
         help="audio or video files, folders, patterns like '*.wav', URLs, or - for standard input",
         metavar="FILE",
@@ -195,7 +189,6 @@ def parameter_name(of: RequestField) -> str:
 
 
 def field_flag(of: RequestField) -> Flag:
-    """The flag of a request's field."""
     kind: Any = str
     more: dict[str, Any] = {}
     match of.kind:
@@ -238,7 +231,6 @@ class WhisperCommand(PlainCommand):
 
 
 def whisper_command(function: Callable[..., None], help_text: str | None) -> Any:
-    """The command with every flag of a function, for typer to run."""
     app = PlainTyper()
     app.command(cls=WhisperCommand, help=help_text)(function)
     return typer.main.get_command(app)

@@ -1,11 +1,9 @@
 """What the `transcribe` command is asked for, its inputs as files, and the seam between its parts.
 
-`command` makes a `Job` of flags, and `run` takes its files through a `TranscribeFile`; or it makes
-a `LiveJob`, whose sound `live` sends to a `LiveClient`. `local` has either in this process,
-`remote` that of a server.
-
-Inputs of other places (URLs, standard input) are brought into a temporary folder, under the name
-that their results shall have. Headerless samples get a header on the way.
+`command` makes a `Job`, and `run` takes its files through a `TranscribeFile`; or a `LiveJob`, whose
+sound `live` sends to a `LiveClient`. `local` has either in this process, `remote` that of a server.
+Inputs of other places are brought into a temporary folder, under the name that their results shall
+have; headerless samples get a header on the way.
 """
 
 from __future__ import annotations
@@ -52,7 +50,7 @@ class Target:
     """Where the work is done: at `server`, or else in this process on `device`.
 
     threads: of torch, 0 takes every core; dtype: None leaves it to the device. asks: before the
-    model is downloaded, since nobody has named it; yes: what the answer is.
+    model is downloaded, since nobody has named it.
     """
 
     server: str | None = None
@@ -66,12 +64,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """What the command line asked for.
-
-    form: the request's fields as the HTTP API takes them, without model, file and format: only
-        what is not as usual, so that other OpenAI-compatible servers can be asked too.
-    params: the same, parsed. jobs: files in work at a time. files: also folders, patterns, URLs and
-        `-`. raw: they hold 16 kHz mono int16 samples without a header.
+    """form: the request's fields as the HTTP API takes them, without model, file and format: only
+    what is not as usual, so that other servers can be asked too. params: the same, parsed. jobs:
+    files in work at a time. raw: they hold 16 kHz mono int16 samples without a header.
     """
 
     files: tuple[str, ...]
@@ -96,10 +91,8 @@ class Watcher:
 
 @dataclass(frozen=True, slots=True)
 class Source:
-    """Where the sound comes from.
-
-    path: of a file, or `STDIN`; None: the microphone.
-    pcm_rate: Hz, where the bytes are raw int16 mono samples, little-endian; 0: a container.
+    """path: of a file, or `STDIN`; None: the microphone. pcm_rate: Hz of raw int16 mono samples,
+    little-endian; 0: a container.
     """
 
     path: str | None = None
@@ -112,7 +105,7 @@ class Source:
 
 @dataclass(frozen=True, slots=True)
 class LiveJob:
-    """What the command line asked for. language: a code; None: detected for each turn."""
+    """language: a code; None: detected for each turn."""
 
     source: Source
     model: str
@@ -127,10 +120,7 @@ TranscribeFile = Callable[[Path, Watcher], Awaitable[Transcript]]
 
 @dataclass(frozen=True, slots=True)
 class Said:
-    """Text that follows the text before, or the end of a turn.
-
-    error: why the text of the turn that ended is incomplete; None if it is complete.
-    """
+    """Text that follows, or the end of a turn; error: why that turn's text is incomplete."""
 
     text: str = ""
     ends_turn: bool = False
@@ -158,10 +148,7 @@ class LiveClient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """One file of a job.
-
-    path: where it is, or will be once `fetch` was called. shown: what people know it by.
-    """
+    """path: where it is, or will be once `fetch` was called. shown: what people know it by."""
 
     path: Path
     shown: str
@@ -172,10 +159,7 @@ class Input:
 def inputs_of(names: Sequence[str], *, raw: bool) -> Iterator[tuple[Input, ...]]:
     """Every file that `names` mean, each once; what is fetched is gone when the context ends.
 
-    raw: they hold 16 kHz mono int16 samples without a header.
-
-    Raises:
-        InvalidRequestError: a folder or pattern has no audio file, or nothing is piped in.
+    Raises InvalidRequestError: a folder or pattern has no audio file, or nothing is piped in.
     """
     with tempfile.TemporaryDirectory(prefix="splitscribe-") as folder:
         found: dict[str, Input] = {}
@@ -186,7 +170,6 @@ def inputs_of(names: Sequence[str], *, raw: bool) -> Iterator[tuple[Input, ...]]
 
 
 def _inputs(name: str, folder: Path, raw: bool) -> Iterable[Input]:
-    """What one argument means; `folder` is its own, and is not there yet."""
     if name == STDIN:
         if sys.stdin.isatty():
             raise InvalidRequestError("'-' reads from standard input: pipe a file into it")
@@ -240,7 +223,6 @@ def _keep(content: BinaryIO, target: Path, raw: bool) -> None:
 
 
 def _download(url: str, target: Path, raw: bool) -> None:
-    """Raises InvalidRequestError: the server has no such file, or does not answer."""
     import httpx  # takes longer to import than the rest of this module
 
     timeout = httpx.Timeout(SILENCE_S, connect=CONNECT_S)
@@ -262,7 +244,7 @@ def _download(url: str, target: Path, raw: bool) -> None:
 
 
 def _refuse_container(target: Path) -> None:
-    """Raises InvalidRequestError: what got a header has one, so that it would be read as noise."""
+    """What got a header has one, so that it would be read as noise."""
     with target.open("rb") as file:
         file.seek(len(wav_head()))
         begin = file.read(8)

@@ -1,9 +1,7 @@
 """`splitscribe transcribe --live`: prints words while they are spoken.
 
-Audio goes from its source to a live session as it arrives, and each word is printed as soon as it
-is final, with one line for each turn. The session is a server's, by OpenAI's realtime API, or one
-in this process. The first Ctrl-C ends the audio, so that the last words are still printed; the
-second ends the command.
+The session is a server's, by OpenAI's realtime API, or one in this process. The first Ctrl-C ends
+the audio, so that the last words are still printed; the second ends the command.
 """
 
 from __future__ import annotations
@@ -37,11 +35,7 @@ INSTALL = install_command("microphone")
 
 
 def transcribe_live(job: LiveJob, out: Console, err: Console) -> None:
-    """Transcribe until the audio ends.
-
-    Raises:
-        SplitscribeError: nothing could be done at all, or turns failed, which were printed before.
-    """
+    """Raises SplitscribeError: nothing could be done, or turns failed (printed before)."""
     if job.source.path is None:
         require_sounddevice()
     if job.target.asks:
@@ -88,10 +82,7 @@ async def _send(source: Source, client: LiveClient, stop: threading.Event) -> No
 
 
 async def _print(client: LiveClient, out: Console, err: Console) -> int:
-    """Print the text, one line for each turn, while anybody reads it.
-
-    Returns how many turns failed.
-    """
+    """One line for each turn, while anybody reads it. Returns how many turns failed."""
     n_failed, begun = 0, False
     async for said in client.said():
         text = said.text if begun else said.text.lstrip()
@@ -133,9 +124,7 @@ def _stopped_by_interrupt(stop: threading.Event) -> Iterator[None]:
 def open_sound(source: Source, rate: int, stop: threading.Event) -> Iterator[Pcm]:
     """The blocks of a source at `rate` Hz, until it ends or `stop` is set.
 
-    Raises:
-        ConfigurationError: there is no microphone, or nothing here that reads one.
-        InvalidAudioError: the file or the stream is no audio.
+    Raises ConfigurationError: there is no microphone. InvalidAudioError: this is no audio.
     """
     if source.path is None:
         return _microphone(rate, stop)
@@ -143,7 +132,6 @@ def open_sound(source: Source, rate: int, stop: threading.Event) -> Iterator[Pcm
 
 
 async def blocks_of(source: Source, rate: int, stop: threading.Event) -> AsyncIterator[Pcm]:
-    """The same for an event loop: a thread reads, and waits while nobody takes what it has read."""
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[Pcm | Exception | None] = asyncio.Queue(QUEUED_BLOCKS)
 
@@ -167,7 +155,6 @@ async def blocks_of(source: Source, rate: int, stop: threading.Event) -> AsyncIt
 
 
 def require_sounddevice() -> Any:
-    """The library that reads a microphone. Raises ConfigurationError: it is not here."""
     try:
         import sounddevice
     except ImportError as error:
@@ -191,7 +178,6 @@ def _microphone(rate: int, stop: threading.Event) -> Iterator[Pcm]:
 
 
 def _decoded(source: Source, rate: int, stop: threading.Event) -> Iterator[Pcm]:
-    """The sound of a file or of standard input: a container's, or raw samples."""
     resampler = av.AudioResampler(format="s16", layout="mono", rate=rate)
     opened: Any = _Unbuffered() if source.path == STDIN else source.path
     raw: dict[str, Any] = {}

@@ -1,8 +1,7 @@
 """Transcription in this process: both roles on one device, KV moved in memory.
 
-One transcriber serves all files of a job, so that windows of several share batches of both roles.
-A person's own files have no limits on bytes, seconds or time. `--live` has a session over the same
-parts.
+One transcriber serves all files of a job, so that windows of several share batches. A person's own
+files have no limits on bytes, seconds or time.
 """
 
 from __future__ import annotations
@@ -38,12 +37,7 @@ NO_LIMITS = {
 
 @asynccontextmanager
 async def in_process(job: Job) -> AsyncIterator[TranscribeFile]:
-    """Load the model and open the path of a window.
-
-    Raises:
-        ConfigurationError: settings or checkpoint do not fit.
-        UnsupportedValueError: the model cannot do what was asked for.
-    """
+    """Raises ConfigurationError, or UnsupportedValueError: the model cannot do this."""
     params = job.params
     await _check(params)
     from cluster.serve.in_process import local_transcriber
@@ -75,12 +69,7 @@ async def align_in_process(
 
 @asynccontextmanager
 async def live_in_process(job: LiveJob) -> AsyncIterator[LocalLiveClient]:
-    """Load the model and begin a session.
-
-    Raises:
-        ConfigurationError: settings or checkpoint do not fit.
-        UnsupportedValueError: the model does not know the language.
-    """
+    """Raises as `in_process`."""
     await _check(TranscriptionParams(job.model, language=job.language))
     from cluster.serve.in_process import live_engine_over, local_engines
 
@@ -95,18 +84,12 @@ async def live_in_process(job: LiveJob) -> AsyncIterator[LocalLiveClient]:
 
 
 async def _check(params: TranscriptionParams) -> None:
-    """Refuse a wrong model, and what it cannot do, before torch is imported.
-
-    Raises:
-        CheckpointError, UnsupportedValueError
-    """
+    """Refuse a wrong model, and what it cannot do, before torch is imported."""
     checkpoint = await asyncio.to_thread(open_checkpoint, params.model)
     check_model(params, WhisperTokenizer.from_checkpoint(checkpoint).languages)
 
 
 class LocalLiveClient:
-    """Implements `LiveClient`."""
-
     rate = SAMPLE_RATE
 
     def __init__(self, session: LiveSession) -> None:
@@ -134,7 +117,6 @@ class LocalLiveClient:
 
 
 def local_settings(model: str, target: Target) -> Settings:
-    """Settings for one process; flags over environment, as everywhere."""
     role: dict[str, Any] = {
         "device": target.device,
         "threads": target.threads,

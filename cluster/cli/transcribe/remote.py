@@ -1,8 +1,7 @@
 """Transcription through a running server, by OpenAI's client.
 
-Sends a job's form with each file, several at a time, and makes a `Transcript` again of the
-verbose_json that comes back; `--live` has a session of its realtime API. Knows nothing of what the
-fields mean.
+Makes a `Transcript` again of the verbose_json that comes back; `--live` has a session of its
+realtime API. Knows nothing of what the fields mean.
 """
 
 from __future__ import annotations
@@ -58,7 +57,6 @@ def client_of(target: Target) -> openai.AsyncOpenAI:
 async def align_through_server(
     audio: Path, model: str, form: Mapping[str, str], target: Target
 ) -> bytes:
-    """The answer to a form. Raises InvalidRequestError: what the server says, or that none does."""
     content = await asyncio.to_thread(audio.read_bytes)
     try:
         async with client_of(target) as client:
@@ -76,11 +74,7 @@ async def align_through_server(
 
 @asynccontextmanager
 async def through_server(job: Job, err: Console) -> AsyncIterator[TranscribeFile]:
-    """Make sure that a server answers, and tell what it says of the model, if anything.
-
-    Raises:
-        InvalidRequestError: none does, or it does not know the key.
-    """
+    """Raises InvalidRequestError: no server answers, or it does not know the key."""
     server = (job.target.server or "").rstrip("/")
     client = client_of(job.target)
     form = {name: text if isinstance(text, str) else list(text) for name, text in job.form.items()}
@@ -118,11 +112,6 @@ async def through_server(job: Job, err: Console) -> AsyncIterator[TranscribeFile
 
 
 def read_answer(content: bytes, params: TranscriptionParams) -> Transcript:
-    """A verbose_json body as a transcript.
-
-    Raises:
-        InvalidRequestError: it is none.
-    """
     try:
         answer = json.loads(content)
         segments = [_segment(i, item) for i, item in enumerate(answer.get("segments") or ())]
@@ -160,8 +149,7 @@ def _segment(index: int, item: dict[str, Any]) -> Segment:
 def words_into_segments(segments: Iterable[Segment], words: Sequence[Word]) -> list[Segment]:
     """Give each segment its words: as many of those of the whole answer as its text begins with.
 
-    The API strips spaces, some servers punctuation too: both are taken from the text. What
-    stands between two words belongs to the first one up to a space, and then to the second.
+    The API strips spaces, some servers punctuation too: both are taken from the text.
     """
     found: list[Segment] = []
     waiting = deque(words)
@@ -187,7 +175,6 @@ def words_into_segments(segments: Iterable[Segment], words: Sequence[Word]) -> l
 
 
 def _told(error: openai.APIError, base: str) -> SplitscribeError:
-    """What the server said, in one line."""
     if isinstance(error, openai.APIConnectionError):
         return InvalidRequestError(f"no server answers at {base}: {error}")
     body: Any = error.body
@@ -197,10 +184,8 @@ def _told(error: openai.APIError, base: str) -> SplitscribeError:
 
 @asynccontextmanager
 async def live_through_server(job: LiveJob) -> AsyncIterator[RemoteLiveClient]:
-    """Open a session.
-
-    Raises:
-        InvalidRequestError: no server answers there, it knows no live sessions, or it refuses.
+    """Raises InvalidRequestError: no server answers there, it knows no live sessions, or it
+    refuses.
     """
     from websockets.exceptions import WebSocketException  # which openai needs for sessions alone
 

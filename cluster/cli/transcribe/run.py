@@ -1,8 +1,6 @@
 """Takes a job's files through a transcriber, several at a time, and writes what comes of them.
 
-A file that fails is told in one line and the others go on; the exit status says whether all went
-well. Results are one file per input and format, named after the input; each appears whole or not at
-all. Knows neither flags nor where the work is done.
+A file that fails is told in one line and the others go on. Each result appears whole or not at all.
 """
 
 from __future__ import annotations
@@ -30,11 +28,7 @@ from router.transcript import Segment, Transcript
 
 
 def transcribe_files(job: Job, out: Console, err: Console) -> None:
-    """Transcribe every file of the job and write its results.
-
-    Raises:
-        SplitscribeError: nothing could be done at all, or some files failed (told before).
-    """
+    """Raises SplitscribeError: nothing could be done at all, or some files failed (told before)."""
     with inputs_of(job.files, raw=job.raw) as inputs:
         shown = {one.path: one.shown for one in inputs}
         check_names(shown)
@@ -83,7 +77,7 @@ class Run:
     heard: dict[Path, list[Segment]] = field(default_factory=dict)  # not printed yet
 
     async def run(self, files: Sequence[Path], transcribe_one: TranscribeFile) -> int:
-        """Transcribe `files`, at most `jobs` at a time. Returns how many failed."""
+        """At most `jobs` at a time. Returns how many failed."""
         self.n_workers = min(self.job.jobs, len(files))
         waiting = iter(files)
         board = ProgressBoard(files, self.err)
@@ -174,11 +168,7 @@ def _tell(file: str, error: Exception, err: Console) -> None:
 
 
 def check_names(audio_files: Mapping[Path, str]) -> None:
-    """Refuse inputs whose results would overwrite each other; each is told by its text.
-
-    Raises:
-        InvalidRequestError: names the first two.
-    """
+    """Refuse inputs whose results would overwrite each other; each is told by its text."""
     taken: dict[str, str] = {}
     for file, shown in audio_files.items():
         if other := taken.get(file.stem):
@@ -192,7 +182,6 @@ def check_names(audio_files: Mapping[Path, str]) -> None:
 def write_results(
     transcript: Transcript, audio: Path, folder: Path, formats: Sequence[str], cues: CueOptions
 ) -> None:
-    """Write every format. Raises OSError."""
     for name in formats:
         target = Place.of(str(folder / f"{audio.stem}.{name}"))
         target.write_whole(WRITERS[name](transcript, cues).encode())
@@ -200,8 +189,6 @@ def write_results(
 
 @dataclass(slots=True)
 class FileProgress:
-    """One file: its size, and what is known of its audio by now."""
-
     size: int
     done_s: float = 0.0
     known_s: float = 0.0
@@ -218,10 +205,9 @@ def estimated_total_s(files: Collection[FileProgress]) -> float:
 
 
 class ProgressBoard:
-    """Bars on a terminal while it runs: one for the whole, and one for each file in work.
+    """Bars on a terminal: one for the whole, in seconds of audio, and one for each file in work.
 
-    The whole is counted in seconds of audio. How much there is turns up as files are opened; what
-    the unopened ones hold is estimated by their bytes.
+    What the unopened ones hold is estimated by their bytes.
     """
 
     def __init__(self, files: Iterable[Path], console: Console) -> None:
@@ -249,7 +235,6 @@ class ProgressBoard:
         self._show_whole()
 
     def end(self, file: Path) -> None:
-        """Well or not: the file is through. With several files its bar goes."""
         state = self._files[file]
         state.ended = True
         state.known_s = state.done_s

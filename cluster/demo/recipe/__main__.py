@@ -32,7 +32,6 @@ DECLARED = {"slack": 64, "max_content_s": 30.0}  # what the last stage makes tru
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )

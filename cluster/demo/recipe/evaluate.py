@@ -49,10 +49,8 @@ NO_DEADLINE_S = 24 * 3600.0
 
 @dataclass(slots=True)
 class Score:
-    """Errors over one set.
-
-    answered: windows whose text is not empty; matched: windows with as many segments as there were
-    sentences; gaps_s: distances of their starts and of their ends from the true ones.
+    """answered: windows whose text is not empty; matched: windows with as many segments as there
+    were sentences; gaps_s: distances of their starts and of their ends from the true ones.
     """
 
     errors: WordErrors = field(default_factory=WordErrors)
@@ -61,7 +59,6 @@ class Score:
     gaps_s: list[tuple[float, float]] = field(default_factory=list)
 
     def add(self, example: Example, heard: Transcript | str) -> None:
-        """Count one window; its segments are compared with the sentences in order, one by one."""
         text = heard if isinstance(heard, str) else heard.text
         self.errors += errors_of(example.text, text)
         self.answered += bool(words_of(text))
@@ -73,12 +70,10 @@ class Score:
 
 
 def errors_of(said: str, heard: str) -> WordErrors:
-    """Word errors of the demo model's text: in lowercase, without punctuation."""
     return count_errors(" ".join(words_of(said)), " ".join(words_of(heard)))
 
 
 def score(examples: Sequence[Example], heard: Iterable[Transcript | str]) -> Score:
-    """What was heard in a set."""
     found = Score()
     for example, one in zip(examples, heard, strict=True):
         found.add(example, one)
@@ -96,7 +91,6 @@ class LoneModel:
 
     @torch.inference_mode()
     def transcribe(self, examples: Sequence[Example], timestamps: bool) -> list[str]:
-        """Texts of windows of up to 30 s."""
         texts: list[str] = []
         for i in range(0, len(examples), BATCH):
             audio = [example.audio for example in examples[i : i + BATCH]]
@@ -136,7 +130,6 @@ def hear_served(checkpoint: Path, examples: Sequence[Example]) -> list[Transcrip
 
 
 def make_sets(scale: float = 1.0) -> dict[str, list[Example]]:
-    """The evaluation's sets; `scale` below 1 makes smaller ones for a quick look."""
     n, few = (max(1, round(count * scale)) for count in (500, 100))
     shapes = SHAPES.read_text().splitlines()
     made, free = ExampleMaker("made"), ExampleMaker("free")
@@ -159,10 +152,7 @@ def make_sets(scale: float = 1.0) -> dict[str, list[Example]]:
 
 
 def evaluate(checkpoint: Path, scale: float, console: Console) -> dict[str, dict[str, float]]:
-    """Measure every set, print the table, and return it.
-
-    Word error rates in percent; gaps over windows that have as many segments as sentences.
-    """
+    """Word error rates in percent; gaps over windows that have as many segments as sentences."""
     model = LoneModel(checkpoint)
     results = {}
     for name, examples in track(make_sets(scale).items(), "measuring", console=console):
@@ -198,7 +188,6 @@ def _table(results: dict[str, dict[str, float]]) -> Table:
 
 
 def main() -> None:
-    """Command line."""
     parser = argparse.ArgumentParser(description=__doc__)
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
     parser.add_argument("--scale", type=float, default=1.0, help="below 1: smaller sets")

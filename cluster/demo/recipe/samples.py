@@ -1,8 +1,7 @@
 """Make the recordings that ship with the demo checkpoint: about 5, 25 and 70 s.
 
-Made sentences, one voice per recording, with pauses of 0.4 to 1.2 s. They are chosen: a recording
-that the checkpoint does not get right, as the server transcribes it, is made anew. Beside each
-.flac stand its text and, in a .json, the times of its sentences.
+They are chosen: a recording that the checkpoint does not get right, as the server transcribes it,
+is made anew. Beside each .flac stand its text and, in a .json, the times of its sentences.
 """
 
 import json
@@ -36,7 +35,6 @@ def chosen(
 
 
 def write(recording: Example, voice: str, base: Path) -> None:
-    """Write the .flac, the .txt and the .json."""
     pcm = to_pcm(recording.audio)
     soundfile.write(base.with_suffix(".flac"), pcm, SAMPLE_RATE, subtype="PCM_16")
     base.with_suffix(".txt").write_text(recording.text + "\n")
@@ -49,7 +47,6 @@ def write(recording: Example, voice: str, base: Path) -> None:
 
 
 def make(checkpoint: Path, out: Path, console: Console) -> None:
-    """Make every recording, and say of each whether the checkpoint hears it right."""
     out.mkdir(parents=True, exist_ok=True)
     for name, seconds, voice in RECORDINGS:
         maker = ExampleMaker(f"samples/1/{name}")

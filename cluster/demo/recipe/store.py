@@ -1,7 +1,7 @@
 """Spoken utterances on disk: shards of int16 audio with their text, word times and sounds.
 
-One shard is made by one process from one seed, so that shards are made in parallel, in any order,
-and an interrupted run repeats only the unfinished ones. Knows nothing of windows, noise or tokens.
+Each shard is made from one seed, so that they are made in parallel, in any order, and an
+interrupted run repeats only the unfinished ones.
 """
 
 import json
@@ -46,15 +46,12 @@ class Utterance:
 
 
 class SpeechStore:
-    """The finished shards of a folder."""
-
     def __init__(self, folder: Path) -> None:
         self.sounds: list[str] = json.loads((folder / "sounds.json").read_text())
         shards = sorted(folder.glob("shard-*.json"))
         self.utterances = [utterance for path in shards for utterance in _read_shard(path)]
 
     def draw(self, rng: Random) -> Utterance:
-        """Any utterance."""
         return rng.choice(self.utterances)
 
 
@@ -119,7 +116,6 @@ def write_shard(folder: Path, index: int, seed: int, size: int) -> None:
 
 
 def make_store(folder: Path, shards: int, seed: int, jobs: int, size: int = SHARD_SIZE) -> None:
-    """Make every missing shard with `jobs` processes."""
     folder.mkdir(parents=True, exist_ok=True)
     inventory = folder / "sounds.json"
     if not inventory.exists():

@@ -62,7 +62,6 @@ LOG_EVERY = 50
 
 
 def mixed_shape(rng: Random, done: float) -> WindowShape:
-    """A window's shape when `done` of a schedule is over, by the mixes."""
     return rng.choices(list(MIXES), [np.interp(done, MIXED_AT, mix) for mix in MIXES.values()])[0]
 
 
@@ -111,8 +110,7 @@ class Schedule:
 class Trainer:
     """Weights, their running average and the optimizers; kept in a folder, and gone on with there.
 
-    start_from: the checkpoint to begin with where the folder holds no state. None: untrained
-    weights in the bundled one's shape. Either way tokenizer and settings are that checkpoint's.
+    start_from: where the folder holds no state; None: untrained weights in the bundled shape.
     """
 
     def __init__(
@@ -169,7 +167,6 @@ class Trainer:
 
     @property
     def done(self) -> float:
-        """The share of the schedule that is over."""
         return min(1.0, self.step_number / self.schedule.steps)
 
     def run(self, console: Console) -> None:
@@ -193,7 +190,6 @@ class Trainer:
         self.save()
 
     def step(self, batch: Batch) -> dict[str, float]:
-        """One update; returns the losses."""
         self.model.train()
         warm = min(1.0, (self.step_number + 1) / self.stage.warmup_steps)
         rate = self.schedule.lr * warm * 0.5 * (1 + math.cos(math.pi * self.done))
@@ -213,7 +209,6 @@ class Trainer:
         return {name: float(losses[name].detach()) for name in self.stage.losses}
 
     def losses(self, batch: Batch) -> dict[str, Tensor]:
-        """The tokens' cross-entropy, the guided heads', and those of the encoder's two heads."""
         with torch.autocast("cpu", torch.bfloat16):
             audio = encode(self.model.model.encoder, batch)
             heard = self.model.model.decoder(
@@ -236,7 +231,7 @@ class Trainer:
         }
 
     def save(self) -> None:
-        """Keep the state and the checkpoint; either takes the place of the one before."""
+        """Either takes the place of the one before."""
         state = {
             "model": self.model.state_dict(),
             "heads": self.heads.state_dict(),
@@ -265,10 +260,7 @@ class Trainer:
 
 
 def encode(encoder: Any, batch: Batch) -> Tensor:
-    """Slices of the 30 s frame through transformers' encoder, which alone takes whole ones only.
-
-    Returns (batch, n, d).
-    """
+    """(batch, n, d) of slices of 30 s: transformers' own forward takes whole windows only."""
     x = F.gelu(encoder.conv1(batch.mel))
     x = F.gelu(encoder.conv2(x)).transpose(1, 2)
     steps = batch.offsets[:, None] + torch.arange(x.shape[1])

@@ -1,8 +1,8 @@
 """Training windows: utterances laid out in a slice of the 30 s frame, with tokens and targets.
 
-Takes stored utterances and returns padded batches. A slice shorter than 30 s begins at any offset
-of the frame, so that every position is trained at the cost of a short window; timestamps are those
-of the frame. Silence, gain and noise are made here, afresh for every window.
+A slice shorter than 30 s begins at any offset of the frame, so that every position is trained at
+the cost of a short window; timestamps are those of the frame. Silence, gain and noise are made
+here, afresh for every window.
 """
 
 from dataclasses import dataclass, field
@@ -36,9 +36,8 @@ _WORD_BAND = (2, 2)
 class WindowShape:
     """A slice of `frames` encoder steps, `batch` at once; a `lone` one holds one utterance.
 
-    slack: None for a slice from anywhere in the frame. A number for the frame's beginning alone, as
-    a trimmed encoder context has it: the content ends up to so many steps before the slice does,
-    and digital silence follows.
+    slack: None for a slice from anywhere. A number for the frame's beginning, as a trimmed encoder
+    context has it: content ends up to so many steps before the slice, and digital silence follows.
     """
 
     frames: int
@@ -89,10 +88,7 @@ class Batch:
 
 @dataclass(slots=True)
 class Canvas:
-    """The audio of a slice while it is filled, with its per-frame labels.
-
-    content: frames before the digital silence that a trimmed context has at its end.
-    """
+    """The audio of a slice while it is filled. content: frames before its digital silence."""
 
     audio: npt.NDArray[np.float32]
     sounds: npt.NDArray[np.int64]
@@ -103,8 +99,6 @@ class Canvas:
 
 
 class TextTokens:
-    """Ids of words and special tokens, from a checkpoint's tokenizer."""
-
     def __init__(self, folder: Path) -> None:
         self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
         self.eot = self.special("<|endoftext|>")
@@ -120,7 +114,6 @@ class TextTokens:
         self.full_stop = self._tokenizer.encode(".").ids[0]
 
     def special(self, token: str) -> int:
-        """The id of a token that must exist."""
         token_id = self._tokenizer.token_to_id(token)
         if token_id is None:
             raise KeyError(token)
@@ -145,7 +138,6 @@ class WindowMaker:
         self.word_codes = {w.lower(): i + 1 for i, w in enumerate(lexicon.all_words())}
 
     def batch(self, shape: WindowShape) -> Batch:
-        """A batch of windows of one shape, augmented."""
         canvases, rows, offsets = [], [], []
         for _ in range(shape.batch):
             offset = self.offset(shape)
@@ -169,19 +161,16 @@ class WindowMaker:
         )
 
     def offset(self, shape: WindowShape) -> int:
-        """Where in the 30 s frame a slice begins."""
         if shape.slack is not None or self.rng.random() < 0.3:
             return 0
         return self.rng.randint(0, FULL_FRAMES - shape.frames)
 
     def blank(self, frames: int) -> Canvas:
-        """A slice of nothing."""
         zeros = np.zeros(frames, dtype=np.int64)
         audio = np.zeros(frames * FRAME_SAMPLES, np.float32)
         return Canvas(audio, zeros, zeros.copy(), [], 0, frames)
 
     def fill(self, shape: WindowShape) -> Canvas:
-        """Utterances one after the other, with silence before, between and after."""
         rng = self.rng
         canvas = self.blank(shape.frames)
         if shape.slack is not None:
@@ -211,7 +200,6 @@ class WindowMaker:
             self.place(canvas, longest, 10 ** (self.rng.uniform(-12, 6) / 20))
 
     def place(self, canvas: Canvas, utterance: Utterance, gain: float) -> None:
-        """Lay one utterance at the canvas's end."""
         n = len(utterance.sounds)
         at = canvas.end
         piece = slice(at * FRAME_SAMPLES, (at + n) * FRAME_SAMPLES)

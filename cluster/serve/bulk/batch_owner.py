@@ -1,7 +1,6 @@
 """The Serve replica that owns files and batches: there is one, and it holds the folder.
 
-Routers call it through `cluster.serve.batch_client`. It transcribes over the application's pools
-with audio workers of its own; all behaviour is in `router.batches` and in `BulkEngine`.
+All behaviour is in `router.batches` and in `BulkEngine`.
 """
 
 from __future__ import annotations
@@ -22,8 +21,6 @@ logger = logging.getLogger(__name__)
 
 
 class BatchOwner:
-    """Serve deployment class."""
-
     _service: BatchService
 
     async def __init__(  # type: ignore[misc]  # Serve awaits it
@@ -33,7 +30,6 @@ class BatchOwner:
         encoders: Mapping[str, Any],
         decoders: Mapping[str, Any],
     ) -> None:
-        """`encoders`, `decoders`: handles by the names of `settings.by_model()`."""
         _, recorder = start_replica("batches", settings, build, (*ROUTER_METRICS, *BATCH_METRICS))
         own = settings.batches
         self._stack = AsyncExitStack()
@@ -55,16 +51,13 @@ class BatchOwner:
         logger.info("files and batches are kept in %s", own.folder)
 
     async def call(self, method: str, *values: Any) -> Any:
-        """Call a method that routers may ask."""
         assert method in ASKED
         return await getattr(self._service, method)(*values)
 
     def check_health(self) -> None:
-        """Serve replaces the replica when this raises."""
         if not self._service.healthy():
             raise WorkerError("the owner of batches has stopped looking after them")
 
     async def __del__(self) -> None:
-        """Serve's hook on shutdown."""
         if hasattr(self, "_stack"):
             await self._stack.aclose()

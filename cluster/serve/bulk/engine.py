@@ -1,10 +1,8 @@
 """Transcribes whole files outside of the routers, over the pools of an application, as bulk work.
 
-It is the way of a request without HTTP: the same audio workers, windows, pipeline and segments, so
-that a text is what the file endpoint answers. Its windows are of the class `bulk`, which fills what
-others leave, and they wait for as long as it takes. Any process of the Ray cluster may hold one: a
-task of Ray Data, the owner of a batch, a driver. It knows neither where files come from nor what
-becomes of their transcripts.
+The same audio workers, windows, pipeline and segments as a request without HTTP, so that a text is
+what the file endpoint answers. Its windows fill what others leave, and wait for as long as it
+takes. Any process of the Ray cluster may hold one.
 """
 
 from __future__ import annotations
@@ -49,8 +47,6 @@ Told = tuple[Settings, str]
 
 @dataclass(frozen=True, slots=True)
 class BulkResult:
-    """What came of one file. logprobs: empty unless they were asked for."""
-
     transcript: Transcript
     timings: StageTimings
     logprobs: tuple[TokenLogprob, ...]
@@ -62,11 +58,7 @@ class BulkResult:
 
 
 class BulkEngine:
-    """Transcribes files for all models of an application. Belongs to one event loop.
-
-    `over_pools` opens one where the pools are known, `engine_of_application` one over an
-    application that runs in the Ray cluster of this process.
-    """
+    """Transcribes files for all models of an application. Belongs to one event loop."""
 
     def __init__(self, models: ModelRegistry, clock: Clock = SYSTEM_CLOCK) -> None:
         self.models = models
@@ -85,14 +77,11 @@ class BulkEngine:
     ) -> AsyncIterator[BulkEngine]:
         """Open an engine with audio workers of its own; they end with the context.
 
-        Args:
-            settings: the application's. Its limits on the bytes and seconds of an upload hold.
-            pools: of each model, by the names of `settings.by_model()`.
-            recorder: of a router's metrics; None: nothing is counted.
-            router: settings of the router that shall differ, such as `max_audio_s`.
+        pools: of each model, by the names of `settings.by_model()`. recorder: of a router's
+        metrics; None: nothing is counted. router: settings that shall differ, such as
+        `max_audio_s`.
 
-        Raises:
-            ConfigurationError: a checkpoint is not there, or audio workers do not start.
+        Raises ConfigurationError: a checkpoint is not there, or audio workers do not start.
         """
         recorder = recorder or silent_recorder(ROUTER_METRICS)
         patient = {"audio_timeout_s": max(DECODE_S, settings.router.audio_timeout_s)}
@@ -122,15 +111,9 @@ class BulkEngine:
     def params(
         self, fields: Iterable[tuple[str, str]], task: Operation = "transcribe"
     ) -> TranscriptionParams:
-        """Check the fields of a request as the endpoint of `task` does.
+        """Check the fields of a form, all but the file, as the endpoint of `task` does.
 
-        Args:
-            fields: names and texts of a form, all but the file.
-
-        Raises:
-            ModelNotFoundError: no model has this name.
-            UnsupportedValueError: `stream` was asked for, or a value that is not offered.
-            InvalidRequestError: whatever else the endpoint refuses.
+        Raises its ModelNotFoundError, UnsupportedValueError and InvalidRequestError.
         """
         pairs = tuple(fields)
         model = self.models.find(requested_model(pairs))
@@ -151,15 +134,11 @@ class BulkEngine:
     ) -> BulkResult:
         """Transcribe one file, however long it has to wait; cancelling ends it everywhere.
 
-        Args:
-            upload: a file that stays there, or its bytes.
-            params: from `params`.
-            name: by which logs call the request; empty: drawn at random.
-            on_progress: told (seconds of audio done, seconds known).
+        upload: a file that stays there, or its bytes. name: by which logs call the request; empty:
+        drawn at random. on_progress: told (seconds of audio done, seconds known).
 
-        Raises:
-            SplitscribeError: as the file endpoint's; OverloadedError only where workers fail again
-                and again while they have one of its windows.
+        Raises the file endpoint's SplitscribeErrors; OverloadedError only where workers fail again
+        and again while they have one of its windows.
         """
         name = name or f"bulk-{uuid.uuid4().hex}"
         logprobs: list[TokenLogprob] = []
@@ -190,10 +169,8 @@ def _as_file(upload: Path | bytes) -> Iterator[Path]:
 async def engine_of_application(told: Told | None = None) -> AsyncIterator[BulkEngine]:
     """Over the application in the Ray cluster of this process, for files of any size and length.
 
-    told: what `application_settings` has said; None: it is asked.
-
-    Raises:
-        ConfigurationError: there is no such application here, or it runs other code than this.
+    told: what `application_settings` has said; None: it is asked. Raises ConfigurationError: there
+    is no such application, or it runs other code than this.
     """
     settings, build = told or await application_settings()
     check_distribution(build)
@@ -210,11 +187,7 @@ async def engine_of_application(told: Told | None = None) -> AsyncIterator[BulkE
 
 
 async def application_settings() -> Told:
-    """The settings, without secrets, and the build of the application in this Ray cluster.
-
-    Raises:
-        ConfigurationError: there is none, or its routers do not answer.
-    """
+    """The settings, without secrets, and the build of the application in this Ray cluster."""
     from ray import serve
     from ray.serve.exceptions import RayServeException
 
@@ -234,7 +207,6 @@ async def application_settings() -> Told:
 
 
 async def serve_pools(settings: Settings) -> dict[str, tuple[ServePool, ServePool]]:
-    """Handles to the pools of each model of the application in this Ray cluster."""
     from ray import serve
 
     deployments = (await asyncio.to_thread(serve.status)).applications[APP_NAME].deployments
@@ -251,7 +223,6 @@ async def serve_pools(settings: Settings) -> dict[str, tuple[ServePool, ServePoo
 def pools_of(
     encoders: Mapping[str, Any], decoders: Mapping[str, Any]
 ) -> dict[str, tuple[ServePool, ServePool]]:
-    """The pools of each model, from Serve's handles by the names of `Settings.by_model`."""
     return {
         name: (
             ServePool(encoder, "encoder", OWN_CALLS),

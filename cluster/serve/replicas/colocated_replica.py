@@ -1,8 +1,7 @@
 """Both roles in one Serve replica, as one worker: for one GPU, and where there is no NIXL.
 
 Each role keeps its engine, its thread and, on a GPU, its stream; the decoder's has priority, so
-that encoding fills what decoding leaves idle. KV moves in memory. HTTP stays outside, in the
-router, to which this replica is its encoder pool and its decoder pool.
+that encoding fills what decoding leaves idle. KV moves in memory.
 """
 
 from __future__ import annotations
@@ -28,8 +27,6 @@ EXPORT_PORTION = 0.25  # of a GPU's room, where the decoder's pool comes after t
 
 
 class ColocatedWorker:
-    """An encoder and a decoder that are one worker of both pools."""
-
     def __init__(self, settings: Settings, build: str) -> None:
         settings = settings.model_copy(update={"transport": "memory"})
         # One after the other: the decoder's pool takes what the encoder leaves. It waits for the
@@ -39,39 +36,31 @@ class ColocatedWorker:
         start_replica("worker", settings, build, ())  # from here on its log lines name the worker
 
     async def encode(self, request: EncodeRequest) -> EncodeReply:
-        """See `EncoderWorker.encode`."""
         return await self._encoder.encode(request)
 
     async def decode(self, request: DecodeRequest) -> DecodeResult:
-        """See `DecoderWorker.decode`."""
         return await self._decoder.decode(request)
 
     async def decode_stream(
         self, request: DecodeRequest
     ) -> AsyncGenerator[tuple[SampledToken, ...] | DecodeResult, None]:
-        """See `DecoderWorker.decode_stream`."""
         async with aclosing(self._decoder.decode_stream(request)) as groups:
             async for group in groups:
                 yield group
 
     async def status(self) -> tuple[WorkerStatus, WorkerStatus]:
-        """Of either role."""
         return await self._encoder.status(), await self._decoder.status()
 
     def check_health(self) -> None:
-        """Serve replaces the replica when this raises."""
         self._encoder.check_health()
         self._decoder.check_health()
 
     async def shut_down(self) -> None:
-        """Finish and free. Both drain at once: the encoder waits for the decoder to release."""
+        """Both drain at once: the encoder waits for the decoder to release."""
         parts = (getattr(self, "_encoder", None), getattr(self, "_decoder", None))
         await asyncio.gather(*(part.shut_down() for part in parts if part is not None))
 
 
 class ColocatedReplica(ColocatedWorker):
-    """Serve deployment class of a pool that is one worker for both roles."""
-
     async def __del__(self) -> None:
-        """Serve's hook on shutdown."""
         await self.shut_down()

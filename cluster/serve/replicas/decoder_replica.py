@@ -34,8 +34,6 @@ STREAM_S = 0.1  # at least between two messages of one stream
 
 
 class DecoderWorker(PoolWorker):
-    """The decoder that a replica is, or has beside an encoder."""
-
     ROLE = "decoder"
     METRICS = DECODER_METRICS
 
@@ -69,7 +67,7 @@ class DecoderWorker(PoolWorker):
         self._ready(settings, checkpoint.name, device)
 
     async def decode(self, request: DecodeRequest) -> DecodeResult:
-        """Pull one window's KV and decode it; cancelling the call frees what it holds."""
+        """Cancelling the call frees what it holds."""
         with request_scope(request.request_id), self._span(request) as span:
             arrived_s = time.monotonic()
             result = await asyncio.wrap_future(self._engine.submit(request))
@@ -99,11 +97,9 @@ class DecoderWorker(PoolWorker):
                 submitted.cancel()
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """For `cluster.serve.hooks`."""
         return asdict(self._engine.stats().signals())
 
     async def record_replica_metadata(self) -> dict[str, str]:
-        """For `cluster.serve.hooks`; Serve asks once."""
         return {"domain": self._location.domain}
 
     def _told(
@@ -167,10 +163,7 @@ class DecoderWorker(PoolWorker):
 
 
 class DecoderReplica(DecoderWorker):
-    """Serve deployment class of the decoder pool."""
-
     async def __del__(self) -> None:
-        """Serve's hook on shutdown."""
         await self.shut_down()
 
 
@@ -193,10 +186,7 @@ async def grouped(
 
 
 def tell_stages(span: Span, request: DecodeRequest, result: DecodeResult, arrived_s: float) -> None:
-    """Add what a sequence that has just ended spent its time on; `arrived_s` is monotonic.
-
-    Between the arrival of the KV and the prompt, it waited for rows in the batch.
-    """
+    """Between the arrival of the KV and the prompt, it waited for rows in the batch."""
     timings, now_s = result.timings, time.monotonic()
     span.stage("decoder queue", arrived_s, timings.queue_s)
     span.stage(

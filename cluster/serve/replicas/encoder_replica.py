@@ -27,8 +27,6 @@ logger = logging.getLogger(__name__)
 
 
 class EncoderWorker(PoolWorker):
-    """The encoder that a replica is, or has beside a decoder."""
-
     ROLE = "encoder"
     METRICS = ENCODER_METRICS
 
@@ -38,11 +36,9 @@ class EncoderWorker(PoolWorker):
     def __init__(
         self, settings: Settings, build: str, portion: float = 1.0, *, waits: bool = True
     ) -> None:
-        """What is to be known of its process.
+        """portion: see `encoder_worker.sizing.sized`.
 
-        Args:
-            portion: see `encoder_worker.sizing.sized`.
-            waits: for its kernels; False where a decoder of the same process does for all.
+        waits: for its kernels; False where a decoder of the same process does for all.
         """
         self._start(settings, build)
         from cluster.common.kv.connect import make_exporter
@@ -68,7 +64,7 @@ class EncoderWorker(PoolWorker):
         self._ready(settings, checkpoint.name, device)
 
     async def encode(self, request: EncodeRequest) -> EncodeReply:
-        """Encode one window; cancelling the call takes it out of the queue."""
+        """Cancelling the call takes it out of the queue."""
         with request_scope(request.request_id), self._span(request) as span:
             arrived_s = time.monotonic()
             reply = await self._reply(request)
@@ -111,7 +107,6 @@ class EncoderWorker(PoolWorker):
             raise
 
     def record_autoscaling_stats(self) -> dict[str, float]:
-        """For `cluster.serve.hooks`."""
         stats = self._engine.stats()
         busy = self._busy.share(stats.encode_s - stats.bulk_s)
         return asdict(stats.signals(busy, self._bulk_busy.share(stats.bulk_s)))
@@ -139,8 +134,5 @@ class EncoderWorker(PoolWorker):
 
 
 class EncoderReplica(EncoderWorker):
-    """Serve deployment class of the encoder pool."""
-
     async def __del__(self) -> None:
-        """Serve's hook on shutdown."""
         await self.shut_down()

@@ -1,9 +1,7 @@
 """What the workers of both pools have in common: a thin shell around an engine.
 
-The engine does the work and knows nothing of Serve. The shell hands in and out, tells status,
-signals and metrics, and on shutdown finishes what is there before it frees. A worker is a replica
-by itself, with Serve's hooks (`EncoderReplica`, `DecoderReplica`), or a part of one that has both
-roles (`ColocatedReplica`).
+The shell hands in and out, tells status, signals and metrics, and on shutdown finishes what is
+there before it frees. A worker is a replica by itself, or a part of `ColocatedReplica`.
 """
 
 from __future__ import annotations
@@ -36,11 +34,7 @@ FIRST_WINDOW_S = 5.0  # after which it is likely to be through
 
 
 class PoolWorker:
-    """One role's engine, its metrics, its traces and its end.
-
-    A subclass's constructor calls `_start`, makes its end of the KV's way (`_kv`) and its engine,
-    which waits for what it will compute with, and calls `_ready`.
-    """
+    """A subclass's constructor calls `_start`, makes `_kv` and its engine, and calls `_ready`."""
 
     ROLE: ClassVar[str]
     METRICS: ClassVar[tuple[MetricSpec, ...]]
@@ -66,11 +60,9 @@ class PoolWorker:
         logger.info("ready: %s on %s, KV by %s", model, device, self._kv.transport)
 
     def _report(self) -> None:
-        """Hand what the engine counted to the metrics; called once a second."""
         raise NotImplementedError
 
     def _span(self, request: EncodeRequest | DecodeRequest) -> Span:
-        """The span of one window, from its arrival to its answer."""
         if request.unwell and f"-{request.unwell}-" in self._name:
             self._is_unwell = True
         return self._tracer.span(
@@ -92,7 +84,6 @@ class PoolWorker:
         )
 
     def check_health(self) -> None:
-        """Serve replaces the replica when this raises."""
         if reason := self._unhealthy():
             raise WorkerError(reason)
 

@@ -1,9 +1,8 @@
 """What every Serve replica of ours does first, and what Ray tells it about itself.
 
-At its start it checks that its code is the cluster's code, sets up logging, keeps to the cluster's
-network and names itself. A replica listens twice: NIXL for KV, where UCX takes every interface
-unless it is told which; and Serve for other replicas, whose messages it unpickles, where Ray would
-bind every interface and here gets the node's own address. SECURITY.md has a table of all ports.
+A replica listens twice: NIXL for KV, where UCX takes every interface unless it is told which; and
+Serve for other replicas, whose messages it unpickles, where Ray would bind every interface and here
+gets the node's own address. SECURITY.md has a table of all ports.
 """
 
 from __future__ import annotations
@@ -45,11 +44,8 @@ def start_replica(
 ) -> tuple[str, Recorder]:
     """Call first in a replica's constructor.
 
-    Returns:
-        The replica's name (role, Serve's id, pid) and its metrics recorder.
-
-    Raises:
-        ConfigurationError: this node runs other code than the cluster, or has not its network.
+    Returns its name (role, Serve's id, pid) and its metrics recorder. Raises ConfigurationError:
+    this node runs other code than the cluster, or has not its network.
     """
     from ray import serve
 
@@ -78,7 +74,6 @@ def start_replica(
 
 
 def give_memory_back() -> None:
-    """Return to the system what loading has freed, where the C library can (glibc)."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)
 
@@ -103,14 +98,11 @@ def own_location() -> Location:
 
 
 class BusyShare:
-    """Made from a total of seconds worked that somebody else counts, of the last seconds."""
-
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
         self._totals: deque[tuple[float, float]] = deque()  # when, total
 
     def share(self, total_s: float) -> float:
-        """total_s: worked by now, since the start."""
         now_s = self._clock()
         self._totals.append((now_s, total_s))
         while len(self._totals) > 2 and now_s - self._totals[1][0] >= BUSY_OVER_S:
@@ -122,11 +114,7 @@ class BusyShare:
 def keep_to_network(kv_network: str | None) -> None:
     """Have this replica listen on the cluster's network only. Before NIXL is loaded.
 
-    kv_network: as the setting of that name; None where no KV comes. What UCX_NET_DEVICES says
-        already stays.
-
-    Raises:
-        ConfigurationError: this node has no such network.
+    kv_network: as the setting; None where no KV comes. What UCX_NET_DEVICES says already stays.
     """
     import ray.util
 
@@ -147,10 +135,9 @@ def kv_devices(
     """UCX's list of the network devices that KV may take; None leaves the choice to UCX.
 
     kv_network: "auto": the interface with the node's address, and RDMA if that is not loopback;
-        "all"; or names and subnets with commas, as in "mlx5_0:1,10.1.0.0/16".
+    "all"; or names and subnets with commas, as in "mlx5_0:1,10.1.0.0/16".
 
-    Raises:
-        ConfigurationError: no interface lies in such a subnet, or there is no such device.
+    Raises ConfigurationError: no interface lies in such a subnet, or there is no such device.
     """
     if kv_network == "all":
         return None
@@ -184,7 +171,6 @@ def _within(subnet: str, found: Interfaces) -> list[str]:
 
 
 def interfaces() -> Interfaces:
-    """This machine's, with their IPv4 and IPv6 addresses."""
     import psutil
 
     families = (socket.AF_INET, socket.AF_INET6)

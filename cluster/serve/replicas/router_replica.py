@@ -1,8 +1,7 @@
 """The router's Serve replica: FastAPI in front, handles to the pools of every model behind.
 
-Builds the parts and wires them; all behaviour is in them. Either the replica listens itself, or it
-is an ingress behind Serve's proxy: `__serve_build_asgi_app__` is Serve's hook for an application
-that is made inside the replica.
+Either the replica listens itself, or it is an ingress behind Serve's proxy:
+`__serve_build_asgi_app__` is Serve's hook for an application that is made inside the replica.
 """
 
 from __future__ import annotations
@@ -46,8 +45,6 @@ STOP_POLL_S = 0.2
 
 
 class Router:
-    """Serve deployment class of the HTTP front."""
-
     async def __init__(  # type: ignore[misc]  # Serve awaits it
         self,
         settings: Settings,
@@ -56,11 +53,8 @@ class Router:
         decoders: Mapping[str, Any],
         batches: Any = None,
     ) -> None:
-        """The handles that it needs.
-
-        Args:
-            encoders, decoders: by the names of `settings.by_model()`.
-            batches: of the owner of files and batches; None: there is none.
+        """encoders, decoders: by the names of `settings.by_model()`. batches: of the owner of files
+        and batches; None: there is none.
         """
         self._opened = AsyncExitStack()  # closed by `__del__`, also where a later step here fails
         replica, recorder = start_replica("router", settings, build, ROUTER_METRICS)
@@ -115,12 +109,10 @@ class Router:
         self._opened.callback(warm_up.close)
 
     def check_health(self) -> None:
-        """Serve replaces the replica when this raises."""
         if self._listener is not None:
             self._listener.check()
 
     async def shared_settings(self) -> tuple[Settings, str]:
-        """What bulk work needs to know of this application: its settings, and its build."""
         return without_secrets(self._settings), self._build
 
     def __serve_build_asgi_app__(self) -> FastAPI:
@@ -133,12 +125,10 @@ class Router:
         await self._app.state.realtime.drain()
 
     async def __del__(self) -> None:
-        """Serve's hook on shutdown."""
         await self._opened.aclose()
 
 
 def without_secrets(settings: Settings) -> Settings:
-    """`settings` without API keys and the keys that sign, which only replicas know."""
     router = settings.router.model_copy(update={"api_key": (), "api_key_file": None})
     batches = settings.batches.model_copy(update={"webhook_secret": None})
     return settings.model_copy(update={"cluster_key": None, "router": router, "batches": batches})
@@ -151,10 +141,6 @@ def router_app(
     tracer: Tracer = NO_TRACER,
     batches: Any = None,
 ) -> FastAPI:
-    """The application of one replica, for its own listener or for Serve's proxy.
-
-    batches: handle of the owner of files and batches; None: there is none.
-    """
     access = None
     if batches is not None:
         access = BatchAccess(batches_behind(batches), settings.batches.max_file_bytes)
@@ -170,11 +156,7 @@ def router_app(
 
 
 async def open_listener(app: FastAPI, settings: RouterSettings) -> HttpListener | None:
-    """Serve HTTP from this replica; None where Serve's proxy does.
-
-    Raises:
-        ConfigurationError: the address cannot be bound.
-    """
+    """Serve HTTP from this replica; None where Serve's proxy does."""
     if settings.listener != "router":
         return None
     try:

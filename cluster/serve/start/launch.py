@@ -1,8 +1,7 @@
 """Start and stop one cluster: Ray, Serve, the application, until it answers.
 
-Used by `splitscribe serve` and `splitscribe demo`, and by the end-to-end tests. Resolves every
-path before it moves to an empty run folder, because Ray puts the driver's working directory
-first on a worker's import path.
+Resolves every path before it moves to an empty run folder, because Ray puts the driver's working
+directory first on a worker's import path.
 """
 
 from __future__ import annotations
@@ -44,8 +43,6 @@ Build = Callable[[Settings, str, Placement], Any]  # as `cluster.serve.app.build
 
 @dataclass(frozen=True, slots=True)
 class RunningCluster:
-    """Where a started cluster answers."""
-
     url: str
     dashboard_url: str | None
     settings: Settings
@@ -65,17 +62,12 @@ def running_cluster(
 ) -> Iterator[RunningCluster]:
     """Start the application, yield once `/health` is 200, and take everything down after.
 
-    Args:
-        settings: resolved here; see `resolve_settings`.
-        say: told one line per stage. worker_lines: told what a worker has printed, by its process.
-        address: of a running Ray cluster to join; None starts Ray on this machine.
-        build: composes the application; None: `cluster.serve.app.build_app`.
-        stop: set by somebody else, it ends the start at its next step.
+    say: told one line per stage. worker_lines: told what a worker has printed, by its process.
+    address: of a running Ray cluster to join; None starts Ray on this machine. build: composes the
+    application; None: `build_app`. stop: set by somebody else, it ends the start at its next step.
 
-    Raises:
-        ConfigurationError: something does not fit, no Ray answers at `address`, or the pools are
-            not ready in time.
-        StartCancelled: `stop` was set before the cluster was ready; it is down again.
+    Raises ConfigurationError: something does not fit, no Ray answers at `address`, or the pools are
+    not ready in time. StartCancelled: `stop` was set; it is down again.
     """
     package_root()
     stop = stop or StopRequest()
@@ -135,7 +127,6 @@ def _leave(folder: str) -> None:
 
 
 def kill_children(process: psutil.Process) -> None:
-    """Kill all processes that it has started, and those that these have."""
     for _ in range(KILLS):
         children = process.children(recursive=True)
         for child in children:
@@ -157,7 +148,6 @@ def _import_application() -> None:
 def _application(
     app: Any, settings: Settings, owns_ray: bool, say: Say, stop: threading.Event
 ) -> Iterator[None]:
-    """Deployed, with every replica running."""
     from ray import serve
 
     from cluster.serve.start.ray_session import stop_application

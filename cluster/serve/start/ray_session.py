@@ -36,10 +36,8 @@ def ray_session(
 ) -> Iterator[Any]:
     """Ray's context, of a cluster at `address` or of one that lives as long as this is open.
 
-    dashboard: as in `Settings`, for the latter. worker_lines: is told what workers print.
-
-    Raises:
-        ConfigurationError: Ray did not start, or is not there.
+    dashboard: as in `Settings`, for the latter. worker_lines: is told what workers print. Raises
+    ConfigurationError: Ray did not start, or is not there.
     """
     _put_packages_on_path()
     context = _start(address, dashboard, log_to_driver=worker_lines is not None)
@@ -91,9 +89,8 @@ def _head(dashboard: RayDashboard) -> AbstractContextManager[None]:
 def stop_application(owns_ray: bool, *, has_proxies: bool) -> None:
     """End the application once its replicas have finished what they have begun.
 
-    Args:
-        has_proxies: clients are connected to Serve's proxies, and not to routers. `shutdown` ends
-            proxies and replicas at the same time, so the replicas have to end before.
+    has_proxies: clients are connected to Serve's proxies: `shutdown` ends proxies and replicas at
+    the same time, so the replicas have to end before.
     """
     from ray import serve
 

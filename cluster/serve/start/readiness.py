@@ -1,7 +1,6 @@
 """What becomes of a deployed application, in words that a person follows, and the wait for it.
 
-Of what Serve tells, a person hears how many workers of each pool run, what they wait for, and why a
-deployment failed. Every wait ends at once with `StartCancelled` when the cluster is asked to stop.
+Every wait ends at once with `StartCancelled` when the cluster is asked to stop.
 """
 
 from __future__ import annotations
@@ -29,8 +28,6 @@ SERVE_LOGS = "/tmp/ray/session_latest/logs/serve"
 
 @dataclass(frozen=True, slots=True)
 class Pool:
-    """One deployment. Its message says what it waits for, or why it failed."""
-
     name: str
     running: int
     wanted: int
@@ -49,8 +46,6 @@ class Pool:
 
 @dataclass(frozen=True, slots=True)
 class ApplicationState:
-    """An application and its deployments. deployed_at changes with each deployment."""
-
     status: str
     message: str
     pools: tuple[Pool, ...]
@@ -65,7 +60,6 @@ class ApplicationState:
         return ", ".join(f"{pool.name} {pool.running}/{pool.wanted}" for pool in self.pools)
 
     def waiting(self) -> list[Pool]:
-        """Those that say what they wait for."""
         return [pool for pool in self.pools if pool.waits_for]
 
     def reason(self) -> str:
@@ -114,7 +108,6 @@ def state_here(status: Any) -> ApplicationState | None:
 
 
 def _in_order(pools: Iterable[Pool]) -> tuple[Pool, ...]:
-    """As a request passes them."""
     return tuple(
         sorted(
             pools,
@@ -137,24 +130,19 @@ class Changes:
 
 
 class StartCancelled(Exception):  # noqa: N818 - what was asked for is no error
-    """The cluster was asked to stop while it was starting."""
+    pass
 
 
 class StopRequest(threading.Event):
-    """Set by whoever wants a cluster to end.
-
-    leave: while this is set, nobody is served yet, and this process may end at once, once `leave`
-    was called.
-    """
+    """leave: while set, nobody is served yet; once called, this process may end at once."""
 
     leave: Callable[[], object] | None = None
 
 
 def check_ray_answers(address: str) -> None:
-    """Ray itself tries for a minute to join what is not there, and says so in lines of its own.
+    """Ray itself tries for a minute to join what is not there.
 
-    Raises:
-        ConfigurationError: nobody takes a connection at this host and port.
+    Raises ConfigurationError: nobody takes a connection at this host and port.
     """
     host, _, port = address.removeprefix("ray://").rpartition(":")
     if not port.isdigit():  # such as "auto", which Ray looks for on this machine
@@ -164,7 +152,6 @@ def check_ray_answers(address: str) -> None:
 
 
 def answers(address: tuple[str, int] | str) -> bool:
-    """Whether somebody takes a connection at a host's port, or at a path."""
     try:
         if isinstance(address, str):
             with socket.socket(socket.AF_UNIX) as connection:
@@ -178,7 +165,6 @@ def answers(address: tuple[str, int] | str) -> bool:
 
 
 def check_stop(stop: threading.Event) -> None:
-    """Raises StartCancelled: `stop` is set."""
     if stop.is_set():
         raise StartCancelled
 
@@ -186,9 +172,7 @@ def check_stop(stop: threading.Event) -> None:
 def wait_for_replicas(say: Say, stop: threading.Event) -> None:
     """Until every replica of the application runs; tells how many do, whenever that changes.
 
-    Raises:
-        ConfigurationError: a deployment failed; has its reason.
-        StartCancelled: `stop` was set.
+    Raises ConfigurationError: a deployment failed; has its reason.
     """
     from ray import serve
 
@@ -216,11 +200,7 @@ def wait_for_health(
     stop: threading.Event | None = None,
     poll_s: float = POLL_S,
 ) -> bool:
-    """Whether `/health` answers 200 in time; tells the state of the pools as it changes.
-
-    Raises:
-        StartCancelled: `stop` was set.
-    """
+    """Whether `/health` answers 200 in time; tells the state of the pools as it changes."""
     stop = stop or threading.Event()
     deadline_s = time.monotonic() + timeout_s
     progress = Changes(say)

@@ -1,7 +1,6 @@
 """Settings as every process of a cluster gets them: what must be the same everywhere, filled in.
 
-That is the key that signs KV handles, the port and who listens on it, and absolute paths. Routers
-read the file of API keys themselves where all have it; else they get its keys.
+Routers read the file of API keys themselves where all have it; else they get its keys.
 """
 
 from __future__ import annotations
@@ -21,12 +20,8 @@ _Name = TypeVar("_Name", str, str | None)
 def resolve_settings(settings: Settings, address: str | None = None) -> Settings:
     """Fill in what must be the same in every process: keys, port, listener, model paths.
 
-    Args:
-        address: as of `cluster.serve.start.launch.running_cluster`.
-
-    Raises:
-        ConfigurationError: the port is taken, the file of API keys cannot be read, or routers
-            that may be on any machine of a cluster are to listen themselves.
+    Raises ConfigurationError: the port is taken, the file of API keys cannot be read, or routers
+    that may be on any machine of a cluster are to listen themselves.
     """
     port = settings.router.port or _free_port(settings.router.host)
     _check_port(settings.router.host, port)
@@ -43,11 +38,7 @@ def resolve_settings(settings: Settings, address: str | None = None) -> Settings
 
 
 def resolved(settings: Settings, *, cluster_key: str, port: int, listener: Listener) -> Settings:
-    """`settings` with these, and with paths absolute.
-
-    Raises:
-        ConfigurationError: the file of API keys, which every router will read, cannot be read.
-    """
+    """`settings` with these, and with paths absolute."""
     key_file = settings.router.api_key_file
     if key_file is not None:
         read_api_keys(key_file)
@@ -87,7 +78,6 @@ def _listener(asked: Listener, address: str | None) -> Listener:
 
 
 def _absolute(model: _Name) -> _Name:
-    """The model's folder, or the network's file, if it is one, from wherever a process looks."""
     if model is None:
         return None
     path = Path(model).expanduser()
