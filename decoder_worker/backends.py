@@ -23,6 +23,7 @@ from cluster.common.errors import ConfigurationError
 from cluster.common.extras import install_command
 from cluster.common.kernels.cpu.tile_registers import has_bfloat16_tiles, tile_config
 from cluster.common.kernels.gpu.kernels import has_triton
+from cluster.common.kernels.gpu.self_check import FLASHINFER, KERNELS, TORCH, is_right, turned_off
 from cluster.common.model.checkpoint import Checkpoint
 from cluster.common.model.dims import ModelDims
 from cluster.common.model.kv_scales import kv_scales
@@ -39,6 +40,7 @@ from decoder_worker.cpu.fused import FusedDecoder, fits_layers, fits_pools
 from decoder_worker.cpu.step_team import StepTeam
 from decoder_worker.gpu.decoder import GpuDecoder, takes
 from decoder_worker.gpu.greedy import GpuSampler
+from decoder_worker.gpu.look import exact_steps, steps
 from decoder_worker.model import DecoderLayer, DecoderTensors, TextDecoder, TorchDecoder
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import Sampler, TorchSampler
@@ -141,7 +143,10 @@ def load_decoders(
     if team is None or not fits_layers(checkpoint.dims):
         tensors = DecoderTensors.load(checkpoint, dtype, self_pool.device, scales=scales)
         decoder = TorchDecoder.of(tensors, attentions.ragged, int8=int8)
-        return _over(decoder, attentions)
+        on_cpu = attentions.projected is None and self_pool.device.type == "cpu"
+        if on_cpu:
+            return _by_torch(decoder, attentions)
+        return fastest(decoder, attentions, self_pool, cross_pool)
     is_bfloat16 = dtype == torch.bfloat16
     in_tiles = is_bfloat16 and fits_tiles(checkpoint.dims) and has_bfloat16_tiles()
     head_dtype = None
@@ -161,28 +166,61 @@ def load_decoders(
     return Decoders(few, many, several=few)
 
 
-def _over(decoder: TorchDecoder, attentions: Attentions) -> Decoders:
-    """The decoder by kernels of ours where they load and take its sizes, else by torch's."""
-    fixed = attentions.fixed
+def fastest(
+    decoder: TorchDecoder, attentions: Attentions, self_pool: Tensor, cross_pool: Tensor
+) -> Decoders:
+    """By our kernels over flashinfer's attention, as far as both load here and are right.
+
+    They are looked at by the first layer (`gpu.look`). Zeroes the pools' first pages.
+
+    Raises:
+        ConfigurationError: torch's own layers in this dtype are wrong.
+    """
+    pools = (self_pool, cross_pool)
+    ways = [(TORCH, _by_torch, attentions)]
     if attentions.projected is not None:
+        ways = [(TORCH, _by_torch, torch_attention(*pools))]
+        ways.insert(0, (FLASHINFER, _by_torch, attentions))
         if takes(decoder) and has_triton():
-            fewer = GpuDecoder.of(decoder, attentions.projected)
-            fixed_fewer = None if fixed is None else lambda *sizes: fewer.over(fixed(*sizes))
-            return Decoders(fewer, decoder, fixed_fewer)
-        logger.warning(
-            "the decoder's layers run by torch, in more kernels: Triton does not load, or does not "
-            "take their sizes"
-        )
-    return Decoders(
-        decoder, decoder, None if fixed is None else lambda *sizes: decoder.over(fixed(*sizes))
+            ways.insert(0, (KERNELS, _by_kernels, attentions))
+        else:
+            logger.warning(
+                "the decoder's layers run by torch, in more kernels: Triton does not load, or does "
+                "not take their sizes"
+            )
+    first = replace(decoder, layers=decoder.layers[:1])
+    for way, make, over in ways:
+        made = make(first, over)
+        look = partial(steps, made.ragged, made.fixed, *pools)
+        if is_right(way, look, partial(exact_steps, first, *pools)):
+            return make(decoder, over)
+    raise ConfigurationError(
+        f"this GPU's products in {self_pool.dtype} are wrong: {turned_off[TORCH]}; set "
+        "decoder.dtype to float32, and tell who maintains its driver and torch"
     )
+
+
+def _by_kernels(decoder: TorchDecoder, attentions: Attentions) -> Decoders:
+    fixed = attentions.fixed
+    assert attentions.projected is not None
+    fewer = GpuDecoder.of(decoder, attentions.projected)
+    return Decoders(
+        fewer, decoder, None if fixed is None else lambda *sizes: fewer.over(fixed(*sizes))
+    )
+
+
+def _by_torch(decoder: TorchDecoder, attentions: Attentions) -> Decoders:
+    own, fixed = decoder.over(attentions.ragged), attentions.fixed
+    return Decoders(own, own, None if fixed is None else lambda *sizes: own.over(fixed(*sizes)))
 
 
 def choose_sampler(rules: LogitRules, slots: SlotTable) -> Sampler:
     """The sampler for slots on their device."""
     sampler = TorchSampler(rules, slots)
-    is_on_gpu = slots.device.type != "cpu" and has_triton()
-    return GpuSampler(sampler, rules, slots) if is_on_gpu else sampler
+    if slots.device.type == "cpu" or not has_triton():
+        return sampler
+    by_kernels = GpuSampler(sampler, rules, slots)
+    return by_kernels if by_kernels.is_right() else sampler
 
 
 def _why_no_flashinfer(self_pool: Tensor, cross_pool: Tensor) -> str | None:

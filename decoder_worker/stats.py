@@ -4,6 +4,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
+from cluster.common.kernels.gpu.self_check import turned_off
 from cluster.common.messages import WorkerLoad, WorkerStatus
 from cluster.common.signals import DecoderSignals
 
@@ -82,4 +83,5 @@ class DecoderStats(Counters):
                 "pages_quarantined": self.pages_quarantined,
                 "transfer_gb_per_s": round(self.transfer_gb_per_s, 3),
             },
+            turned_off=dict(turned_off),
         )

@@ -15,6 +15,7 @@ from weakref import ref
 import numpy as np
 
 from cluster.common.errors import InvalidAudioError, WorkerDrainingError
+from cluster.common.kernels.gpu.self_check import turned_off
 from cluster.common.messages import (
     HOP_LENGTH,
     MEL_CONTEXT_SAMPLES,
@@ -97,6 +98,7 @@ class EncoderStats:
                 "cache_misses": float(self.misses),
                 "cache_evictions": float(self.evicted),
             },
+            turned_off=dict(turned_off),
         )
 
 

@@ -20,7 +20,8 @@ from numpy.typing import NDArray
 from torch import Tensor
 
 from cluster.common.kernels.cpu.background import InBackground
-from cluster.common.kernels.gpu.kernels import has_triton
+from cluster.common.kernels.gpu.kernels import has_triton, loads_triton
+from cluster.common.kernels.gpu.operators import scatters
 from cluster.common.kv.cross_kv import (
     CrossKVProjection,
     Unprojected,
@@ -40,7 +41,7 @@ from cluster.common.model.streams import (
 )
 from cluster.common.model.weights import TORCH_DTYPES
 from encoder_worker.cpu.team import DTYPES, TeamEncoder, team_kernels
-from encoder_worker.gpu.encoder import Encoder, GpuEncoder, check_float8
+from encoder_worker.gpu.encoder import Encoder, check_float8, fastest
 from encoder_worker.gpu.static_encoder import (
     StaticEncoder,
     Wait,
@@ -82,7 +83,7 @@ class WindowEncoder:
         """
         if float8:
             on_gpu = device == "cuda"
-            check_float8(torch.cuda.get_device_capability() if on_gpu else None, has_triton())
+            check_float8(torch.cuda.get_device_capability() if on_gpu else None, loads_triton())
         torch_dtype = TORCH_DTYPES[dtype]
         self.device = device
         self.dtype = dtype
@@ -91,8 +92,8 @@ class WindowEncoder:
         self._mel = LogMel(checkpoint.dims.n_mels, device)
         self._plain = AudioEncoder(checkpoint, torch_dtype, device, int8=int8)
         self._encoder: Encoder = self._plain
-        if device == "cuda" and has_triton():
-            self._encoder = GpuEncoder(self._plain, float8=float8)
+        if device == "cuda":
+            self._encoder = fastest(self._plain, float8=float8)
         self._output: CrossKVProjection | Unprojected | None = Unprojected()
         if payload == "cross_kv":
             scales = None if kv_dtype is None else kv_scales(checkpoint, kv_dtype)
@@ -130,18 +131,19 @@ class WindowEncoder:
         """On a GPU: capture the graphs that write to `pool`. Call on the thread that will call."""
         if self._stream is None:
             return
-        if not has_triton():
-            logger.warning("Triton does not load: the encoder runs without CUDA graphs")
+        paged, stream, contexts = _as_paged(pool), self._stream, self._contexts
+        if not (has_triton() and scatters(paged)):
+            logger.warning("our kernels are not used: the encoder runs without CUDA graphs")
             return
         output: CrossKVProjection | Unprojected | WholeWindows | None = self._output
         assert output is not None
         self._output = None  # a product's weights go, once `WholeWindows` has its own
         if isinstance(output, CrossKVProjection) and self._takes_whole_windows(pool):
             output = WholeWindows(output.fused(), pool, max_batch)
-        paged, stream, contexts = _as_paged(pool), self._stream, self._contexts
         self._static = StaticEncoder(
             self._mel, self._encoder, output, paged, max_batch, stream, contexts
         )
+        self._static.look()
         logger.info("%d CUDA graphs of the encoder", len(self._static.graphs))
 
     def _takes_whole_windows(self, pool: Tensor) -> bool:

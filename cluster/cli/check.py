@@ -6,6 +6,7 @@ processor that this runs on.
 
 from __future__ import annotations
 
+import asyncio
 import importlib.util
 import os
 import platform
@@ -42,6 +43,7 @@ def check_machine(console: Console, *, compile_kernels: bool = False) -> int:
         _packages,
         _torch,
         _attention,
+        _gpu,
         _transport,
         _placement,
         _model,
@@ -99,13 +101,35 @@ def _attention() -> list[Row]:
 
     if not torch.cuda.is_available():
         return [("attention", "compiled kernels (CPU); torch where they do not build", True)]
-    from cluster.common.kernels.gpu.kernels import has_triton
+    from cluster.common.kernels.gpu.kernels import loads_triton
 
-    kernels = "Triton's" if has_triton() else "torch's: no C compiler, or no Python headers"
-    rows = [("kernels", kernels, has_triton())]
+    kernels = "Triton's" if loads_triton() else "torch's: no C compiler, or no Python headers"
+    rows = [("kernels", kernels, loads_triton())]
     if importlib.util.find_spec("flashinfer") is None:
         return [*rows, ("attention", f"torch; for flashinfer: {install_command('gpu')}", True)]
     return [*rows, ("attention", "flashinfer", True)]
+
+
+def _gpu() -> list[Row]:
+    """What both roles find wrong on a GPU when they start there, with the bundled model."""
+    import torch
+
+    if not torch.cuda.is_available():
+        return []
+    from cluster.common.kernels.gpu.self_check import INSTEAD, turned_off
+    from cluster.common.settings import Settings
+    from cluster.serve.in_process import local_engines
+
+    async def start() -> None:
+        async with local_engines(Settings(model="demo")):
+            pass
+
+    try:
+        asyncio.run(start())
+    except Exception as error:  # whatever a device does
+        return [("results on the GPU", f"{type(error).__name__}: {error}", False)]
+    found = [(way, f"{INSTEAD[way]} instead: {why}", False) for way, why in turned_off.items()]
+    return found or [("results on the GPU", "those of float32, but for rounding", True)]
 
 
 def _transport() -> list[Row]:

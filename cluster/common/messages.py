@@ -60,7 +60,11 @@ class Location:
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker's state, for /health. of_workers: of its pool, where some were asked; else 0."""
+    """A worker's state, for /health.
+
+    of_workers: of its pool, where some were asked; else 0. turned_off: what was found wrong on its
+    GPU at start and is not used, with why.
+    """
 
     replica: str
     role: Role
@@ -74,6 +78,7 @@ class WorkerStatus:
     running: int
     extra: dict[str, float] = field(default_factory=dict)
     of_workers: int = 0
+    turned_off: dict[str, str] = field(default_factory=dict)
 
 
 @dataclass(frozen=True, slots=True)

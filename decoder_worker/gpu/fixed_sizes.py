@@ -24,6 +24,7 @@ from decoder_worker.gpu.graphs import (
     Form,
     Outcome,
     bucket_sizes,
+    call_again,
     capture_on,
     few_sizes,
 )
@@ -73,8 +74,8 @@ class FixedSizes:
             page_sizes=(layout.page_frames, cross_layout.page_frames),
             logits=torch.zeros(rows, tokenizer.n_vocab, dtype=torch.float32, device=slots.device),
             device=slots.device,
-            capture=capture_on(slots.device),
         )
+        self._slots = slots
 
         def make(form: Form, sizes: list[int]) -> Buckets:
             n_tokens, sharing = max(1, form.n_tokens), form.n_sharing
@@ -98,9 +99,16 @@ class FixedSizes:
         self._languages = make(Form(1, (Outcome.LOGITS,)), few_sizes(most, 4))
 
     def capture(self) -> None:
-        """Capture every bucket; before the first launch."""
-        for buckets in (*self._steps.values(), *self._prompts.values(), self._languages):
-            buckets.capture_all(*self._window)
+        """Capture every bucket, unless graphs are found wrong; before the first launch."""
+        every = (*self._steps.values(), *self._prompts.values(), self._languages)
+        capture = capture_on(self._slots.device)
+        for buckets in every:
+            buckets.capture_all(*self._window, capture)
+        if capture is call_again:
+            return
+        if not all(buckets.look(self._slots.table) for buckets in every):
+            for buckets in every:
+                buckets.capture_all(*self._window, call_again)
 
     def languages(
         self,

@@ -19,6 +19,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
+from cluster.common.kernels.gpu.self_check import GRAPHS, is_right
 from cluster.common.model.streams import Body, capture, new_graph_memory, upload, warm_up
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.model import TextDecoder
@@ -101,7 +102,6 @@ class Common:
     page_sizes: tuple[int, int]
     logits: Tensor
     device: torch.device
-    capture: Capture
 
 
 class Buckets:
@@ -123,7 +123,7 @@ class Buckets:
             for size in sorted(sizes, reverse=True)
         }
 
-    def capture_all(self, cross_pages: int, n_frames: int) -> None:
+    def capture_all(self, cross_pages: int, n_frames: int, capture: Capture) -> None:
         """Capture every bucket with every outcome; before the first launch.
 
         On inert rows alone, since a capture runs them: they are planned as windows of
@@ -136,7 +136,29 @@ class Buckets:
             for outcome in self.form.outcomes:
                 self._fill(bucket, [full] * size)
                 body = partial(self._run, bucket, outcome)
-                bucket.replays[outcome] = self._common.capture(body)
+                bucket.replays[outcome] = capture(body)
+
+    def look(self, table: Tensor) -> bool:
+        """Whether the smallest bucket's replays leave what the same does without a graph.
+
+        table: of the slots, which stays as it is.
+        """
+        bucket, before = self._buckets[min(self._buckets)], table.clone()
+
+        def after(outcome: Outcome, run: Body) -> list[Tensor]:
+            run()
+            left = [bucket.tokens, bucket.logprobs, bucket.no_speech, table]
+            if outcome is Outcome.LOGITS:
+                left = [self._common.logits[: len(bucket.index)]]
+            found = [tensor.clone() for tensor in left]
+            table.copy_(before)
+            return found
+
+        for outcome, replay in bucket.replays.items():
+            eager = partial(self._run, bucket, outcome)
+            if not is_right(GRAPHS, *(partial(after, outcome, way) for way in (replay, eager))):
+                return False
+        return True
 
     def launch(self, windows: Sequence[Sequence[BatchRow]], outcome: Outcome) -> Readback:
         """Run a forward of at most `max_windows`, of at most `n_sharing` rows each.
@@ -275,10 +297,10 @@ def capture_on(device: torch.device) -> Capture:
     """How buckets on a device are captured: as CUDA graphs that share memory, or not at all."""
     if device.type == "cuda":
         return partial(_capture_graph, new_graph_memory())
-    return _call_again
+    return call_again
 
 
-def _call_again(body: Body) -> Body:
+def call_again(body: Body) -> Body:
     return body
 
 

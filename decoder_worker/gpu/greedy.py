@@ -9,16 +9,20 @@ Their plain twin is what `TorchSampler`, which also samples rows with noise, doe
 
 from __future__ import annotations
 
+from typing import Any
+
 import torch
 from torch import Tensor
 
 from cluster.common.kernels.gpu.kernels import define, launcher, nothing
+from cluster.common.kernels.gpu.self_check import KERNELS, is_as_on_cpu, noise
 from decoder_worker.sampling.logit_rules import LogitRules, Marks, apply_rules
 from decoder_worker.sampling.sampler import Sampled, Sampler
 from decoder_worker.sampling.slots import SlotRows, SlotTable, advance, read_rows
 
 PART = 4096  # tokens of the vocabulary
 SPANS = 3
+LOOKED_AT = 4  # rows, at start
 
 
 def empty_parts(logits: Tensor) -> tuple[Tensor, ...]:
@@ -85,3 +89,16 @@ class GpuSampler:
         read = (logits, rows.index, self._slots.table, *self._rules)
         sample_greedy(*read, *empty_parts(logits), tokens, logprobs)
         return Sampled(tokens, logprobs)
+
+    def is_right(self) -> bool:
+        """Whether the kernels choose on their device what their twins choose on the CPU."""
+        device, table = self._slots.device, self._slots.table[:LOOKED_AT].cpu()
+        logits = noise(len(table), len(self._rules[0]))
+
+        def choose(logits: Tensor, index: Tensor, table: Tensor, *rules: Any) -> list[Tensor]:
+            tokens, logprobs = torch.empty_like(index), torch.empty_like(logits[:, 0])
+            sample_greedy(logits, index, table, *rules, *empty_parts(logits), tokens, logprobs)
+            return [tokens, logprobs, table]
+
+        args = (logits, torch.arange(len(table)), table, *self._rules)
+        return is_as_on_cpu(KERNELS, choose, device, *args)

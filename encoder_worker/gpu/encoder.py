@@ -19,19 +19,30 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
+from functools import partial
 
 import torch
 from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.common.errors import ConfigurationError
-from cluster.common.kernels.gpu.kernels import define, launcher
+from cluster.common.kernels.gpu.kernels import define, has_triton, launcher
 from cluster.common.kernels.gpu.operators import TRITON, Pending, add_norm, store_scaled
+from cluster.common.kernels.gpu.self_check import FLOAT8 as FLOAT8_WAY
+from cluster.common.kernels.gpu.self_check import (
+    KERNELS,
+    TORCH,
+    in_float32,
+    is_right,
+    noise,
+    turned_off,
+)
 from cluster.common.model.layers import LayerNorm, Linear, Projection, as_loaded
 from encoder_worker.model import AudioEncoder, EncoderLayer, attention
 
 FLOAT8 = torch.float8_e4m3fn
 RESULT = torch.bfloat16
+LOOKED_AT, FEW_ROWS = 2, 16  # windows at start on the device, and rows on the CPU
 LEAST_CAPABILITY = (8, 9)  # Ada and Hopper: what torch._scaled_mm takes
 
 
@@ -146,7 +157,7 @@ class GpuEncoder:
         float8: hold the weights of the layers' products in 8 bits; the originals are freed.
         """
         self.dims, self.dtype = encoder.dims, encoder.dtype
-        make: Callable[[Linear], _Product] = Float8Linear.of if float8 else _PlainLinear.of
+        make = _maker(float8=float8)
         self._encoder = encoder
         self._layers: list[_GpuLayer] = []
         while encoder.layers:
@@ -163,7 +174,56 @@ class GpuEncoder:
 Encoder = AudioEncoder | GpuEncoder
 
 
-def check_float8(capability: tuple[int, int] | None, has_triton: bool) -> None:
+def _maker(*, float8: bool) -> Callable[[Linear], _Product]:
+    return Float8Linear.of if float8 else _PlainLinear.of
+
+
+@torch.inference_mode()
+def fastest(encoder: AudioEncoder, *, float8: bool) -> Encoder:
+    """By our kernels, in 8 bits where that is asked for: as far as they are right here.
+
+    They are looked at by the first layer and the last norm, on the rows of two windows. Takes the
+    layers out of `encoder` unless it returns it.
+
+    Raises:
+        ConfigurationError: torch's own products in this dtype are wrong.
+    """
+    layer, device = encoder.layers[0], encoder.positions.device
+    shape = (LOOKED_AT, *encoder.positions.shape)
+    x = noise(*shape, scale=0.1).to(device, encoder.norm.weight.dtype)  # below what a layer adds
+    few = x[:1, :FEW_ROWS]
+
+    def plain() -> list[Tensor]:
+        """In float32: a window at a time where it is, and a few rows on the CPU."""
+        there, here = in_float32((layer, encoder.norm)), in_float32((layer, encoder.norm), "cpu")
+        rows = torch.cat([there[1](there[0](window[None].float())) for window in x])
+        return [rows, here[1](here[0](few.float().cpu()))]
+
+    def by_torch() -> list[Tensor]:
+        return [encoder.norm(layer(part)) for part in (x, few)]
+
+    def by_kernels(*, float8: bool) -> list[Tensor]:
+        made, results = _GpuLayer.of(layer, _maker(float8=float8)), []
+        for part in (x, few):
+            rows = part.flatten(0, 1).clone()
+            pending = made(rows, len(part), Pending())
+            results.append(pending.add_norm(rows, encoder.norm).view(part.shape))
+        return results
+
+    if has_triton():
+        if float8 and is_right(FLOAT8_WAY, partial(by_kernels, float8=True), plain):
+            return GpuEncoder(encoder, float8=True)
+        if is_right(KERNELS, partial(by_kernels, float8=False), plain):
+            return GpuEncoder(encoder)
+    if is_right(TORCH, by_torch, plain):
+        return encoder
+    raise ConfigurationError(
+        f"this GPU's products in {encoder.dtype} are wrong: {turned_off[TORCH]}; set encoder.dtype "
+        "to float32, and tell who maintains its driver and torch"
+    )
+
+
+def check_float8(capability: tuple[int, int] | None, loads_triton: bool) -> None:
     """Raises ConfigurationError where a device cannot: capability is None of one without CUDA."""
     fix = "set encoder.dtype to bfloat16"
     if capability is None:
@@ -174,7 +234,7 @@ def check_float8(capability: tuple[int, int] | None, has_triton: bool) -> None:
             f"encoder.dtype float8 needs a GPU of compute capability {needed}, this one has "
             f"{found}: {fix}"
         )
-    if not has_triton:
+    if not loads_triton:
         raise ConfigurationError(f"encoder.dtype float8 needs Triton, which does not load: {fix}")
 
 

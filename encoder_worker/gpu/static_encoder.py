@@ -19,6 +19,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cluster.common.kernels.gpu.operators import scatter_pages
+from cluster.common.kernels.gpu.self_check import GRAPHS, is_right, noise
 from cluster.common.kv.cross_kv import WINDOWS_AT_ONCE, CrossKVProjection, Unprojected
 from cluster.common.messages import FileMel
 from cluster.common.model.layers import Linear
@@ -33,7 +34,7 @@ from cluster.common.model.streams import (
 )
 from encoder_worker.gpu.encoder import Encoder
 from encoder_worker.gpu.staging import Staging
-from encoder_worker.mel import FixedLogMel, LogMel
+from encoder_worker.mel import ROW_SAMPLES, FixedLogMel, LogMel
 
 logger = logging.getLogger(__name__)
 
@@ -143,6 +144,34 @@ class StaticEncoder:
                 self._projection.write([own[0] for own in pages], shape.positions)
         return already_done if self._stream is None else waiter_for(self._stream)
 
+    @torch.inference_mode()
+    def look(self) -> None:
+        """Drop the graphs unless replays leave what the same does without a graph, on noise.
+
+        Of each number of positions the smallest graph, and the largest of all. Writes the first
+        window's pages.
+        """
+        shapes = [shape for shape in self.graphs if shape.windows == 1]
+        shapes += [max(self.graphs, key=lambda s: s.windows * s.positions)] * bool(self.graphs)
+        pcm = noise(ROW_SAMPLES, scale=0.1).numpy()
+        with on_stream(self._stream):
+            for shape in shapes:
+                n_pages = -(-shape.positions // self._pool.shape[3])
+                self._staging.put([pcm], [range(n_pages)], [None], shape.windows)
+                ways = (self.graphs[shape], partial(self._compute, shape))
+                if not is_right(GRAPHS, *(partial(self._after, way, n_pages) for way in ways)):
+                    self.graphs.clear()
+                    break
+
+    def _after(self, run: Body, n_pages: int) -> list[Tensor]:
+        """What a way leaves of the first window."""
+        if isinstance(self._projection, WholeWindows):
+            run()
+            return [self._projection.kept().clone()]
+        self._pool[:n_pages].zero_()
+        run()
+        return [self._pool[:n_pages].clone()]
+
     def shape_for(self, windows: int, positions: int) -> BatchShape:
         """The smallest size for so many windows. Positions stay: texts depend on how many."""
         return BatchShape(positions, next(size for size in self._sizes if size >= windows))
@@ -213,6 +242,10 @@ class WholeWindows:
         """states [B, T, n_audio_state], for `write`; a graph may hold it."""
         n_windows, n_frames, n = states.shape
         self._rows[:n_windows, :n_frames, :n].copy_(states)
+
+    def kept(self) -> Tensor:
+        """The first window's, [n_audio_ctx, n_audio_state]."""
+        return self._rows[0, :, :-PAD]
 
     def write(self, pages: Sequence[int], n_frames: int) -> None:
         """Project the first windows that were kept, each into its page. Mutates the pool."""

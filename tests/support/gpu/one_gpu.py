@@ -3,7 +3,7 @@
 from __future__ import annotations
 
 from collections.abc import Iterator, Sequence
-from contextlib import ExitStack, contextmanager
+from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
 from pathlib import Path
@@ -12,6 +12,7 @@ from unittest.mock import patch
 
 import torch
 
+from cluster.common.kernels.gpu import kernels, self_check
 from cluster.common.kv.connect import kv_layout, states_layout
 from cluster.common.kv.importer import KVImporter
 from cluster.common.kv.layout import PageLayout
@@ -147,11 +148,21 @@ def simulated_one_gpu(
         with (
             simulated_gpu(values, without) as (gpu, runtime),
             installed(flashinfer_on(gpu)),
-            patch("encoder_worker.forward.has_triton", lambda: True),
-            patch("decoder_worker.backends.has_triton", lambda: True),
+            patch.dict(self_check.turned_off, clear=True),
+            patch.object(kernels, "loads_triton", lambda: True),
+            patch("encoder_worker.forward.loads_triton", lambda: True),
+            _nothing_is_found(values),
             patch.object(streams, "WARM_UPS", 1),
             patch.object(torch.cuda, "get_device_capability", lambda: (9, 0)),
         ):
             yield gpu, runtime
+            assert not self_check.turned_off
     finally:
         torch.set_num_threads(threads)
+
+
+def _nothing_is_found(values: str) -> AbstractContextManager[Any]:
+    """Shapes alone cannot be compared."""
+    if values == "cpu":
+        return nullcontext()
+    return patch.object(self_check, "_fault", lambda *given: "")

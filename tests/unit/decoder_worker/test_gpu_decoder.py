@@ -154,12 +154,12 @@ def test_a_worker_with_flashinfer_takes_these_layers(flashinfer: ModuleType, n_t
     ragged = kernels.ragged()
     attentions = Attentions(ragged, kernels.fixed, projected=ragged)
 
-    def plain(decoder: TorchDecoder, chosen: Attentions) -> Any:
+    def plain(decoder: TorchDecoder, chosen: Attentions, *pools: Tensor) -> Any:
         tensors = DecoderTensors.load(checkpoint, torch.float32, "cpu")
-        return over(as_on_a_gpu(decoder, tensors), chosen)
+        return fastest(as_on_a_gpu(decoder, tensors), chosen, *pools)
 
-    over = backends._over
-    with patch.object(backends, "_over", plain):
+    fastest = backends.fastest
+    with patch.object(backends, "fastest", plain):
         decoders = load_decoders(checkpoint, attentions, own, cross)
     assert isinstance(decoders.ragged, GpuDecoder)
     assert decoders.fixed is not None

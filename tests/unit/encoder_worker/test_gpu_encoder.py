@@ -133,15 +133,15 @@ def test_the_kernels_compile_for_gpus_that_have_eight_bits(
 
 
 def test_what_cannot_is_told_and_what_to_do() -> None:
-    check_float8((8, 9), has_triton=True)
-    check_float8((9, 0), has_triton=True)
-    for capability, has_triton, said in (
+    check_float8((8, 9), loads_triton=True)
+    check_float8((9, 0), loads_triton=True)
+    for capability, loads_triton, said in (
         (None, True, "for GPUs"),
         ((8, 0), True, "8.9, this one has 8.0"),
         ((9, 0), False, "Triton"),
     ):
         with pytest.raises(ConfigurationError, match=said):
-            check_float8(capability, has_triton)
+            check_float8(capability, loads_triton)
     with pytest.raises(ConfigurationError, match="on a CPU take int8"):
         resolve_dtype("float8", "cpu")
     assert resolve_dtype("float8", "cuda") == "bfloat16"

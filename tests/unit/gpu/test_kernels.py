@@ -11,7 +11,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.common.kernels.gpu.kernels import has_triton
+from cluster.common.kernels.gpu.kernels import has_triton, loads_triton
 from cluster.common.kernels.gpu.operators import MAX_ROWS, TRITON, FewRows, add_norm
 from cluster.common.model.layers import LAYER_NORM_EPS, LayerNorm, Linear
 from decoder_worker.attention.operators import append_qkv
@@ -276,9 +276,9 @@ def test_without_a_compiler_or_headers_our_kernels_are_not_used(
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
     monkeypatch.setattr(triton.runtime, "driver", SimpleNamespace(active=NoHeaders()))
-    has_triton.cache_clear()
+    loads_triton.cache_clear()
     try:
         assert not has_triton()
     finally:
-        has_triton.cache_clear()
+        loads_triton.cache_clear()
     assert "python3-dev" in caplog.text

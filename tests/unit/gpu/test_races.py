@@ -161,7 +161,7 @@ MISSED_BY: dict[str, Scenario] = {
     f"{STAGING}._upload: wait_event (2)": batches_without_waits,
     f"{STATIC} StaticEncoder.__init__: synchronize": batches_without_waits,
     f"{FORWARD}.__call__: wait_stream": encoder_without_graphs,
-    f"{TABLES} Table.plan: synchronize": step_plans,
+    f"{TABLES} PinnedPlans.plan: synchronize": step_plans,
     f"{STATIC} waiter_for: synchronize": colocated,
     "cluster/common/kv/memory_wire.py MemoryWire._copy_pages: synchronize": colocated,
     "decoder_worker/step.py Readback.wait: synchronize": colocated,

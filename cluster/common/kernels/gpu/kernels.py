@@ -21,6 +21,8 @@ from typing import Any
 
 import torch
 
+from cluster.common.kernels.gpu.self_check import KERNELS, turned_off
+
 logger = logging.getLogger(__name__)
 
 NAMESPACE = "splitscribe"
@@ -60,8 +62,13 @@ def define(
     return operator
 
 
-@cache
 def has_triton() -> bool:
+    """Whether our kernels are used: Triton loads here, and they were not found wrong at start."""
+    return KERNELS not in turned_off and loads_triton()
+
+
+@cache
+def loads_triton() -> bool:
     """Whether Triton loads here, and with a GPU can compile what each launch goes through.
 
     It compiles that with the machine's C compiler against Python's headers, once in a process.

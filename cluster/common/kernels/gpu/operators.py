@@ -27,6 +27,7 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.common.kernels.gpu.kernels import define, has_triton, launcher
+from cluster.common.kernels.gpu.self_check import KERNELS, is_as_on_cpu, noise
 from cluster.common.model.layers import LAYER_NORM_EPS, LayerNorm, Linear
 from cluster.common.model.streams import upload
 
@@ -220,6 +221,21 @@ def stored_as(kv: Tensor, dtype: torch.dtype) -> Tensor:
         most = torch.finfo(dtype).max  # 448
         kv = kv.clamp(-most, most)  # keeps NaN
     return kv.to(dtype)
+
+
+def scatters(pool: Tensor) -> bool:
+    """Whether the scatter writes to such a pool's pages what it writes on the CPU."""
+    _, _, blocks, page_frames, *row = pool.shape  # one layer will do
+    page = torch.zeros(4, 1, blocks, page_frames, *row).to(pool.dtype)
+    kv = noise(1, page_frames + page_frames // 2, 1, blocks, *row)
+    table = torch.tensor([[3, 1]], dtype=torch.int32)
+
+    def scattered(kv: Tensor, pages: Tensor, table: Tensor) -> list[Tensor]:
+        scatter_pages(kv, pages, table)
+        return [pages]
+
+    served = kv.to(torch.bfloat16 if pool.dtype.itemsize == 1 else pool.dtype)
+    return is_as_on_cpu(KERNELS, scattered, pool.device, served, page, table)
 
 
 def _launch(kv: Tensor, pool: Tensor, table: Tensor) -> None:

@@ -1,0 +1,103 @@
+"""A look at each fast way of a GPU at start: what is wrong beyond rounding, or raises, is not used.
+
+A library, a driver or a compiler of another version may compute garbage and say nothing. So before
+a role takes a fast way, that computes random numbers in the shapes that are served, and torch's
+plain layers compute the same in float32, on the device or on the CPU. What differs is turned off
+with one warning, and the next slower way is looked at. What breaks the device itself, as an access
+to a wrong address does, still ends the process: nothing goes on there.
+"""
+
+from __future__ import annotations
+
+import logging
+from collections.abc import Callable, Sequence
+from dataclasses import fields, is_dataclass, replace
+from typing import Any
+
+import torch
+from torch import Tensor
+
+logger = logging.getLogger(__name__)
+
+KERNELS = "our kernels"
+GRAPHS = "CUDA graphs"
+FLOAT8 = "products in 8 bits"
+FLASHINFER = "flashinfer's attention"
+TORCH = "torch's layers"
+INSTEAD = {
+    KERNELS: TORCH,
+    GRAPHS: "launches by the host",
+    FLOAT8: "bfloat16",
+    FLASHINFER: "torch's attention",
+    TORCH: "nothing",
+}
+ERROR = 0.05  # of the norm of what float32 gives: what rounding to 16 bits may take
+ERROR_OF_8_BITS = 0.15
+LEAST = 1e-6  # is no difference
+
+# Of this process and its device, for good: the ways that are not used, and why.
+turned_off: dict[str, str] = {}
+
+Compute = Callable[[], Sequence[Tensor]]
+
+
+def is_right(way: str, compute: Compute, plain: Compute) -> bool:
+    """Whether a way computes what is right, but for rounding; else it is turned off.
+
+    compute: by the way. plain: as many tensors of the same shapes, of any device and dtype;
+    those of integers must be equal.
+    """
+    if way in turned_off:
+        return False
+    if why := _fault(way, compute, plain):
+        turned_off[way] = why
+        logger.warning("%s: not used on this GPU, but %s: %s", way, INSTEAD[way], why)
+    return not why
+
+
+def is_as_on_cpu(
+    way: str, compute: Callable[..., Sequence[Tensor]], device: torch.device, *args: Any
+) -> bool:
+    """The same of what `compute` makes of copies of `args` there and on the CPU."""
+
+    def on(place: torch.device | str) -> Sequence[Tensor]:
+        return compute(*(a.to(place, copy=True) if isinstance(a, Tensor) else a for a in args))
+
+    return is_right(way, lambda: on(device), lambda: on("cpu"))
+
+
+def _fault(way: str, compute: Compute, plain: Compute) -> str:
+    """What is wrong; empty: nothing."""
+    expected, most = plain(), ERROR_OF_8_BITS if way == FLOAT8 else ERROR
+    try:
+        for ours, exact in zip(compute(), expected, strict=True):
+            here, whole = ours.to(exact.device), not exact.is_floating_point()
+            if whole and not torch.equal(here, exact):
+                return "it chooses otherwise than torch does"
+            gap, norm = (here.float() - exact.float()).norm(), exact.float().norm()
+            if not whole and not gap <= most * norm + LEAST:  # nor NaN
+                return f"it differs by {float(gap / norm):.3f} of what torch computes"
+    except (AssertionError, torch.OutOfMemoryError):
+        raise
+    except Exception as error:  # of torch, Triton, a compiler, flashinfer
+        return f"{type(error).__name__}: {error}"
+    return ""
+
+
+def noise(*shape: int, scale: float = 1.0) -> Tensor:
+    """The same random numbers each time, float32 on the CPU."""
+    return scale * torch.randn(shape, generator=torch.Generator().manual_seed(0))
+
+
+def in_float32(part: Any, device: torch.device | str | None = None) -> Any:
+    """A copy of layers with all their weights in float32, there or where they are."""
+    if isinstance(part, Tensor):
+        return part.to(device or part.device, torch.float32)
+    if isinstance(part, torch.dtype):
+        return torch.float32
+    if isinstance(part, tuple):
+        return tuple(in_float32(one, device) for one in part)
+    if is_dataclass(part) and not isinstance(part, type):
+        own = {field.name: in_float32(getattr(part, field.name), device) for field in fields(part)}
+        return replace(part, **own)
+    return part

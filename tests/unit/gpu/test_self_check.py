@@ -1,0 +1,362 @@
+"""What is wrong beyond rounding, or raises, is turned off at start with one warning, and told.
+
+By the product's own look, on a CPU: operators by their plain twins, made wrong on purpose.
+"""
+
+from __future__ import annotations
+
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from dataclasses import fields
+from types import ModuleType
+from typing import Any
+from unittest.mock import patch
+
+import pytest
+import torch
+from torch import Tensor
+
+from cluster.cli import check
+from cluster.common.errors import ConfigurationError
+from cluster.common.kernels.gpu import operators
+from cluster.common.kernels.gpu.kernels import has_triton
+from cluster.common.kernels.gpu.self_check import (
+    FLASHINFER,
+    FLOAT8,
+    GRAPHS,
+    KERNELS,
+    TORCH,
+    is_right,
+    turned_off,
+)
+from cluster.common.kv.connect import kv_layout
+from cluster.common.kv.pool import PagePool
+from cluster.common.messages import WorkerLoad
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.layers import Linear, as_it_is
+from cluster.serve import in_process
+from decoder_worker import backends
+from decoder_worker.attention import operators as attention
+from decoder_worker.attention.torch_backend import TorchAttention
+from decoder_worker.backends import Attentions, Decoders, choose_sampler, fastest
+from decoder_worker.gpu import decoder as gpu_decoder
+from decoder_worker.gpu import fixed_sizes, greedy
+from decoder_worker.gpu.decoder import GpuDecoder
+from decoder_worker.gpu.greedy import GpuSampler
+from decoder_worker.model import DecoderTensors, TorchDecoder
+from decoder_worker.sampling.logit_rules import LogitRules
+from decoder_worker.sampling.sampler import TorchSampler
+from decoder_worker.sampling.slots import SlotTable
+from decoder_worker.stats import DecoderStats
+from encoder_worker.forward import WindowEncoder
+from encoder_worker.gpu import encoder as gpu_encoder
+from encoder_worker.gpu.encoder import GpuEncoder
+from encoder_worker.gpu.static_encoder import StaticEncoder
+from encoder_worker.model import AudioEncoder
+from tests.support.checkpoints import cached_checkpoint
+from tests.support.gpu import fake_flashinfer as fake
+from tests.support.workers import model_runners
+from tests.support.workers.model_runners import RunnerBench
+from tests.support.workers.slot_states import make_tokenizer
+
+Operator = Callable[..., Any]
+
+
+@pytest.fixture(autouse=True)
+def nothing_turned_off() -> Iterator[None]:
+    with (
+        patch.dict(turned_off, clear=True),
+        patch("encoder_worker.model.packer", lambda *args, **flags: as_it_is),
+        patch("decoder_worker.model.packer", lambda *args, **flags: as_it_is),
+    ):
+        yield
+
+
+def off_by(share: float, operator: Operator, out: int = -1) -> Operator:
+    """An operator that leaves a part of its result out: `out` says which argument that is."""
+
+    def wrong(*args: Any) -> Any:
+        made = operator(*args)
+        given = args[out] if made is None else made
+        given.copy_((given.float() * (1 - share)).to(given.dtype))
+        return made
+
+    return wrong
+
+
+def raising(*args: Any) -> None:
+    raise RuntimeError("CUBLAS_STATUS_NOT_SUPPORTED")
+
+
+# ---- The encoder's layers.
+
+
+def make_encoder(*, float8: bool = False) -> Any:
+    checkpoint = open_checkpoint(str(cached_checkpoint()))
+    encoder = AudioEncoder(checkpoint, torch.bfloat16)
+    encoder.positions = encoder.positions[:200]  # a short window is as good
+    return gpu_encoder.fastest(encoder, float8=float8)
+
+
+def products_of(encoder: GpuEncoder) -> type:
+    return type(encoder._layers[0].fc1)
+
+
+def test_what_is_right_is_used() -> None:
+    made = make_encoder(float8=True)
+    assert products_of(made) is gpu_encoder.Float8Linear
+    assert not turned_off
+
+
+@pytest.mark.parametrize(
+    "product", [raising, off_by(0.92, gpu_encoder._scaled_product)], ids=["raises", "wrong"]
+)
+def test_wrong_products_in_8_bits_become_bfloat16(
+    product: Operator, caplog: pytest.LogCaptureFixture
+) -> None:
+    """As row-wise `_scaled_mm` of some builds on Ada and Blackwell."""
+    with patch.object(gpu_encoder, "_scaled_product", product):
+        made = make_encoder(float8=True)
+    assert products_of(made) is gpu_encoder._PlainLinear
+    assert list(turned_off) == [FLOAT8]
+    (warning,) = caplog.messages
+    assert warning.startswith("products in 8 bits: not used on this GPU, but bfloat16: ")
+
+
+def test_wrong_kernels_become_torchs_layers(caplog: pytest.LogCaptureFixture) -> None:
+    with patch.object(operators, "_add_norm", off_by(0.2, operators._add_norm, out=5)):
+        made = make_encoder()
+    assert isinstance(made, AudioEncoder)
+    assert made.layers
+    assert list(turned_off) == [KERNELS]
+    assert len(caplog.messages) == 1
+    assert not has_triton(), "what else would run by our kernels"
+
+
+def test_products_of_torch_that_are_wrong_end_the_start() -> None:
+    """As bfloat16 ones at some numbers of multiprocessors, off by 0.92: nothing plainer is left."""
+    right = Linear.__call__
+
+    def wrong(linear: Linear, x: Tensor) -> Tensor:
+        return right(linear, x) * (0.08 if x.dtype == torch.bfloat16 else 1.0)
+
+    with (
+        patch.object(Linear, "__call__", wrong),
+        pytest.raises(ConfigurationError, match=r"torch.bfloat16 are wrong.*dtype to float32"),
+    ):
+        make_encoder()
+    assert list(turned_off) == [KERNELS, TORCH]
+
+
+# ---- The decoder's layers, and its attention.
+
+
+@pytest.fixture
+def flashinfer() -> Iterator[ModuleType]:
+    with fake.fake_flashinfer() as module:
+        yield module
+
+
+def make_decoders(flashinfer: ModuleType) -> Decoders:
+    checkpoint = open_checkpoint(str(cached_checkpoint()))
+    dims = checkpoint.dims
+    shape, heads = (dims.n_text_layer, 2), (dims.n_text_head, dims.text_head_dim)
+    own = torch.full((12, *shape, 16, *heads), torch.nan, dtype=torch.bfloat16)
+    cross = torch.full((2, *shape, 50, *heads), torch.nan, dtype=torch.bfloat16)
+    kernels = flashinfer.FlashInfer(own, cross)
+    ragged = kernels.ragged()
+    tensors = DecoderTensors.load(checkpoint, torch.bfloat16, "cpu", torch.bfloat16)
+    decoder = TorchDecoder.of(tensors, ragged)
+    return fastest(decoder, Attentions(ragged, kernels.fixed, projected=ragged), own, cross)
+
+
+def test_a_decoder_that_is_right_has_our_kernels(flashinfer: ModuleType) -> None:
+    made = make_decoders(flashinfer)
+    assert isinstance(made.ragged, GpuDecoder)
+    assert made.fixed is not None
+    assert len(made.ragged.many) == len(made.torch.layers) > 1
+    assert not turned_off
+
+
+@pytest.mark.parametrize(
+    ("module", "name", "out"),
+    [
+        (operators, "_few_rows", -1),
+        (operators, "_add_norm", 5),
+        (gpu_decoder, "embed", -1),
+        (attention, "append_qkv", -1),
+    ],
+)
+def test_a_wrong_kernel_of_the_decoder_becomes_torchs_layers(
+    flashinfer: ModuleType, module: ModuleType, name: str, out: int
+) -> None:
+    wrong = off_by(0.5, getattr(module, name), out)
+    with patch.object(module, name, wrong), patch.object(tables(), name, wrong, create=True):
+        made = make_decoders(flashinfer)
+    assert made.ragged is made.torch
+    assert list(turned_off) == [KERNELS]
+    assert made.fixed is not None
+
+
+def tables() -> Any:
+    from decoder_worker.attention import flashinfer_tables
+
+    return flashinfer_tables
+
+
+def test_wrong_attention_becomes_torchs(flashinfer: ModuleType) -> None:
+    """Of all kinds, also where only one table's is wrong: here that of steps, which buckets use."""
+    run = fake.BatchDecodeWithPagedKVCacheWrapper.run
+
+    def wrong(wrapper: Any, *args: Any, **options: Any) -> Any:
+        return run(wrapper, *args, **options).mul_(0.5)
+
+    with patch.object(fake.BatchDecodeWithPagedKVCacheWrapper, "run", wrong):
+        made = make_decoders(flashinfer)
+    assert isinstance(made.torch.attention, TorchAttention)
+    assert made.fixed is None
+    assert list(turned_off) == [KERNELS, FLASHINFER]
+
+
+def test_a_wrong_choice_of_tokens_becomes_torchs() -> None:
+    tokenizer = make_tokenizer()
+    rules, slots = LogitRules(tokenizer, 50, "cpu"), SlotTable(4, "cpu")
+    sampler = GpuSampler(TorchSampler(rules, slots), rules, slots)
+    before = slots.table.clone()
+    assert sampler.is_right()
+    assert torch.equal(slots.table, before)
+    calls = []
+
+    def wrong(*args: Any) -> None:
+        greedy_right(*args)
+        calls.append(args)
+        if len(calls) == 2:  # the first is the CPU's
+            args[-2].add_(1)
+
+    greedy_right = greedy.sample_greedy
+    with patch.object(greedy, "sample_greedy", wrong):
+        assert not sampler.is_right()
+    assert list(turned_off) == [KERNELS]
+    assert choose_sampler(rules, slots).__class__ is TorchSampler
+
+
+# ---- Graphs, and the pages that they write.
+
+
+def stale(body: Callable[[], None]) -> Callable[[], None]:
+    """A graph that leaves what the first run left."""
+    return lambda: None
+
+
+def bucketed(setting: str, own: Tensor, cross: Tensor, threads: int, *, packed: bool) -> Attentions:
+    return backends.torch_attention(own, cross, bucketed=True, packed=packed)
+
+
+def test_graphs_of_the_decoder_that_are_wrong_become_launches() -> None:
+    made = {}
+    for capture in (lambda body: lambda: body(), stale):
+        with (
+            patch.object(fixed_sizes, "capture_on", lambda device, c=capture: c),
+            patch.object(model_runners, "choose_attention", bucketed),
+        ):
+            bench = RunnerBench(cached_checkpoint(), 2, "cpu", "float32")
+        fixed = bench.runner._fixed
+        assert fixed is not None
+        replays = [
+            replay
+            for buckets in (*fixed._steps.values(), *fixed._prompts.values(), fixed._languages)
+            for bucket in buckets._buckets.values()
+            for replay in bucket.replays.values()
+        ]
+        made[capture is stale] = replays, dict(turned_off)
+    assert not made[False][1]
+    replays, off = made[True]
+    assert list(off) == [GRAPHS]
+    assert all(getattr(replay, "func", None) is not None for replay in replays), "of the stale ones"
+
+
+@pytest.mark.parametrize("page_frames", [100, pytest.param(1500, marks=pytest.mark.slow)])
+def test_graphs_of_the_encoder_that_are_wrong_become_launches(page_frames: int) -> None:
+    checkpoint = open_checkpoint(str(cached_checkpoint()))
+    layout = kv_layout(checkpoint, page_frames, "float32", "cuda")
+    pool = PagePool(layout, layout.pages_per_window, "cpu").tensor
+    forward = WindowEncoder(checkpoint, "float32", "cpu", contexts=(350,))
+    output: Any = forward._output
+    static = StaticEncoder(forward._mel, forward._encoder, output, pool, 1, contexts=(350,))
+    for shape in static.shapes:
+        static.graphs[shape] = lambda shape=shape: static._compute(shape)
+    static.look()
+    assert len(static.graphs) == len(static.shapes) == 2
+    assert not turned_off
+    static.graphs[static.shapes[0]] = lambda: None
+    static.look()
+    assert not static.graphs
+    assert list(turned_off) == [GRAPHS]
+
+
+def test_a_scatter_that_writes_elsewhere_is_found() -> None:
+    pool = torch.zeros(6, 2, 2, 10, 2, 8)
+    assert operators.scatters(pool)
+    assert operators.scatters(pool.to(torch.float8_e4m3fn))
+    calls = []
+
+    def wrong(kv: Tensor, pages: Tensor, table: Tensor) -> None:
+        right(kv, pages, table)
+        calls.append(pages)
+        if len(calls) == 2:
+            pages.copy_(pages.roll(1, 0))
+
+    right = operators._scatter_pages
+    with patch.object(operators, "_scatter_pages", wrong):
+        assert not operators.scatters(pool)
+    assert list(turned_off) == [KERNELS]
+
+
+# ---- What is said.
+
+
+def test_health_says_what_is_turned_off() -> None:
+    is_right(GRAPHS, lambda: [torch.tensor([torch.nan])], lambda: [torch.ones(1)])
+    assert not is_right(GRAPHS, lambda: [torch.ones(1)], lambda: [torch.ones(1)]), "for good"
+    counts = {field.name: 0 for field in fields(DecoderStats)}
+    status = DecoderStats(**(counts | {"load": WorkerLoad()})).as_status(
+        replica="r", model="m", transport="memory", device="cuda", healthy=True
+    )
+    assert status.turned_off == {GRAPHS: "it differs by nan of what torch computes"}
+
+
+def test_our_own_invariants_and_memory_that_is_out_are_no_faults_of_a_way() -> None:
+    def broken() -> Any:
+        raise AssertionError
+
+    def full() -> Any:
+        raise torch.OutOfMemoryError
+
+    for way, error in ((broken, AssertionError), (full, torch.OutOfMemoryError)):
+        with pytest.raises(error):
+            is_right(KERNELS, way, list)
+    assert not turned_off
+
+
+@pytest.mark.parametrize("starts", [True, False])
+def test_the_command_check_says_what_is_turned_off(
+    monkeypatch: pytest.MonkeyPatch, *, starts: bool
+) -> None:
+    """By the engines themselves, here made up: `splitscribe check` starts both on a GPU."""
+
+    @asynccontextmanager
+    async def engines(settings: Any) -> AsyncIterator[None]:
+        if not starts:
+            raise RuntimeError("no kernel image is available")
+        is_right(FLOAT8, lambda: [torch.zeros(1)], lambda: [torch.ones(1)])
+        yield
+
+    monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
+    monkeypatch.setattr(in_process, "local_engines", engines)
+    ((what, finding, well),) = check._gpu()
+    assert not well
+    if starts:
+        expected = "bfloat16 instead: it differs by 1.000 of what torch computes"
+        assert (what, finding) == (FLOAT8, expected)
+    else:
+        assert finding == "RuntimeError: no kernel image is available"
