@@ -1,18 +1,19 @@
-"""All that a GPU is to show: correct first, then every row of the table. A command of ten minutes:
+"""All that a GPU is to show: correct first and alone, then what is worth most. README.md beside it
+has the commands of the first half hour.
 
-    python -m benchmark.gpu --sections correct,encoder,decoder,overlap --work /tmp/gpu
-    python -m benchmark.gpu --sections e2e,handoff,hf --work /tmp/gpu
-    python -m benchmark.gpu --sections options --minutes 6 --work /tmp/gpu
-    python -m benchmark.gpu                         # all of it in one, each section with less time
+    python -m benchmark.gpu --sections correct --minutes 6 --work /tmp/gpu
+    python -m benchmark.gpu --work /tmp/gpu         # what is not there yet, in this order
     python -m benchmark.gpu --smoke                 # seconds, tiny shapes, a CPU will do
 
 Random weights in the shapes of large-v3 and turbo, lengths forced. Each section is a process of its
 own with its share of the time that is left: one that fails, hangs or loses the device costs its own
-rows that were not measured yet, no others. Before the first, checkpoints are written (--work keeps
-them for the next command) and kernels compiled, which counts.
+rows that were not measured yet, no others. With --work kept, a section that came to its end is not
+run again at the same commit; checkpoints are kept there too. Compiling comes first, and counts.
 
-Rows are printed as they come. A run on a GPU writes them at once, into one file of
-benchmark/results/ (--out takes another folder). The last line is one JSON object.
+Rows are printed as they come, and written at once into one file of benchmark/results/ for device,
+date and commit (--out takes another folder). The last line is one JSON object. Exit status: 0 when
+all that was asked for is there, 1 when something is wrong or failed, 3 when nothing is but not all
+was compared or measured.
 """
 
 from __future__ import annotations
@@ -38,21 +39,23 @@ ROOT = Path(__file__).resolve().parents[2]
 
 Rows = dict[str, Any]
 
-WEIGHTS = {  # of the time, against one another
-    "correct": 7,
-    "encoder": 11,
+WEIGHTS = {  # of the time, against one another; in order of value
+    "correct": 14,
     "decoder": 16,
-    "overlap": 8,
-    "e2e": 25,
-    "handoff": 8,
-    "hf": 18,
+    "encoder": 11,
     "options": 20,
+    "mlperf": 20,
+    "hf": 18,
+    "e2e": 25,
 }
 MINUTES = 9.5  # of a whole command, where ten is all that one may take
 PREPARE_SHARE = 0.4  # of them at most, for checkpoints and compiling for the first time
 GRACE_S = 20.0  # of a section's time: to start, to end what it was about, and to close
 SMOKE_S = 170.0  # for each section of a smoke run
 TICK_S = 0.5  # between two looks at a section
+COMPLETE = "complete"  # the row of a section that came to its end: its commit
+UNDONE = ("out of time", "not compared")  # rows of one that did not
+WRONG, NOT_ALL = 1, 3
 
 
 def about(device: str) -> dict[str, Any]:
@@ -72,11 +75,17 @@ def about(device: str) -> dict[str, Any]:
     }
 
 
-def file_of(summary: dict[str, Any], part: Sequence[str], folder: Path) -> Path:
-    """`<device>-<date>-<commit>[-sections].json` in the folder; part: none for all sections."""
+def file_of(summary: dict[str, Any], folder: Path) -> Path:
+    """`<device>-<date>-<commit>.json` in the folder."""
     device = summary["device"].lower().replace(" ", "-")
-    name = "-".join((device, summary["date"], summary["commit"], *(["+".join(part)] * bool(part))))
-    return folder / f"{name}.json"
+    return folder / f"{device}-{summary['date']}-{summary['commit']}.json"
+
+
+def status_of(sections: dict[str, Rows], asked: Sequence[str]) -> int:
+    """The exit status of a command that was asked for some sections."""
+    if any("failed" in rows or rows.get("wrong") for rows in sections.values()):
+        return WRONG
+    return 0 if all(COMPLETE in sections.get(name, {}) for name in asked) else NOT_ALL
 
 
 def keep(summary: Rows, file: Path) -> None:
@@ -106,11 +115,10 @@ def run_section(name: str, args: argparse.Namespace) -> int:
         "correct": correct.correct,
         "encoder": decode.encoder,
         "decoder": decode.decoder,
-        "overlap": serving.overlap,
-        "e2e": serving.e2e,
-        "handoff": serving.handoff,
-        "hf": serving.hugging_face,
         "options": serving.options,
+        "mlperf": serving.mlperf,
+        "hf": serving.hugging_face,
+        "e2e": serving.e2e,
     }[name]
     rows: Rows = {}
     file = rows_file(args.work, name)
@@ -123,8 +131,8 @@ def run_section(name: str, args: argparse.Namespace) -> int:
     clock = Clock(args.seconds)
     rig = Rig(SMOKE if args.smoke else FULL, args.device, args.work)
     try:
-        if name != "prepare":
-            record("ceilings", rig.measure_ceilings())
+        if name not in ("prepare", "correct"):
+            record("rates", rig.measure_rates())
         run(rig, clock, record)
     except OutOfTimeError as error:
         record("out of time", str(error))
@@ -146,18 +154,41 @@ class Sections:
     """
 
     def __init__(
-        self, args: argparse.Namespace, work: Path, changed: Callable[[dict[str, Rows]], None]
+        self,
+        args: argparse.Namespace,
+        work: Path,
+        changed: Callable[[dict[str, Rows]], None],
+        commit: str = "",
     ) -> None:
-        self._args, self._work, self._changed = args, work, changed
+        """commit: of which a section that came to its end need not be run again; empty: of none."""
+        self._args, self._work, self._changed, self._commit = args, work, changed, commit
         self._deadline = time.monotonic() + 60 * args.minutes
         self.results: dict[str, Rows] = {}
 
     def run(self, names: Sequence[str]) -> None:
-        """Prepare, then run these; together they take no longer than they may."""
-        self._run_one("prepare", PREPARE_SHARE * self._left_s())
-        for i, name in enumerate(names):
-            still = sum(WEIGHTS[one] for one in names[i:])
+        """Prepare, then run these; together they take no longer than they may.
+
+        Nothing is measured of what was found wrong.
+        """
+        waiting = [name for name in names if not self._is_there(name)]
+        if waiting and not self._is_there("prepare"):
+            self._run_one("prepare", PREPARE_SHARE * self._left_s())
+        for i, name in enumerate(waiting):
+            if status_of({"correct": self.results.get("correct", {})}, ()) == WRONG:
+                break
+            still = sum(WEIGHTS[one] for one in waiting[i:])
             self._run_one(name, self._left_s() * WEIGHTS[name] / still)
+
+    def _is_there(self, name: str) -> bool:
+        """Whether a command before this one came to the section's end; then its rows count."""
+        file = rows_file(self._work, name)
+        rows = json.loads(file.read_text()) if file.exists() else {}
+        if not self._commit or rows.get(COMPLETE) != self._commit:
+            return False
+        print(f"== {name}: kept from before", flush=True)
+        self.results[name] = rows
+        self._changed(self.results)
+        return True
 
     def _left_s(self) -> float:
         return self._deadline - time.monotonic()
@@ -170,8 +201,12 @@ class Sections:
         begun = time.monotonic()
         failed = self._watch(name, begun + seconds, self.command(name, seconds - GRACE_S))
         self.results[name]["seconds"] = round(time.monotonic() - begun, 1)
+        rows = self.results[name]
         if failed is not None:
-            self.results[name].setdefault("failed", failed)
+            rows.setdefault("failed", failed)
+        elif not any(rows.get(row) for row in UNDONE):
+            rows[COMPLETE] = self._commit
+            keep(rows, rows_file(self._work, name))
         self._changed(self.results)
 
     def command(self, name: str, seconds: float) -> list[str]:
@@ -219,7 +254,7 @@ def parse(arguments: list[str] | None) -> argparse.Namespace:
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """0 when every section that was asked for came to its end."""
+    """The exit status."""
     args = parse(arguments)
     if args.child:
         return run_section(args.child, args)
@@ -234,25 +269,28 @@ def main(arguments: list[str] | None = None) -> int:
     summary: dict[str, Any] = {"benchmark": "gpu", **about(args.device), "smoke": args.smoke}
     print(f"{summary['device']}, commit {summary['commit']}, {summary['versions']}", flush=True)
     folder = args.out or (None if args.smoke else ROOT / "benchmark" / "results")
-    part = [] if sections == list(WEIGHTS) else sections
-    file = None if folder is None else file_of(summary, part, folder)
+    file = None if folder is None else file_of(summary, folder)
+    before: dict[str, Rows] = {}  # of commands with other sections
+    if file is not None and file.exists():
+        before = json.loads(file.read_text())["sections"]
 
     def changed(results: dict[str, Rows]) -> None:
-        summary["sections"] = results
+        summary["sections"] = before | results
         if file is not None:
             keep(summary, file)
 
     work = args.work or Path(tempfile.mkdtemp(prefix="splitscribe-gpu-"))
     work.mkdir(parents=True, exist_ok=True)
+    runner = Sections(args, work, changed, summary["commit"])
     try:
-        Sections(args, work, changed).run(sections)
+        runner.run(sections)
     finally:
         if args.work is None:
             shutil.rmtree(work, ignore_errors=True)
     if file is not None:
         print(f"kept in {file}")
     print_result("gpu", summary)
-    return int(any("failed" in rows for rows in summary["sections"].values()))
+    return status_of(runner.results, sections)
 
 
 if __name__ == "__main__":

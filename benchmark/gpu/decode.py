@@ -21,7 +21,7 @@ LOOK_S = 0.005  # between two looks, which take the GIL from a step of 1.5 ms
 
 
 def decoder(rig: Rig, clock: Clock, record: Record) -> None:
-    """Time of a decode step by batch, through the engine, against the bytes that it reads."""
+    """Time of a decode step by batch, through the engine, beside what is predicted of it."""
     for name in rig.sizes.models:
         largest = max(rig.sizes.decode_batches)
         with rig.pair(name, max_batch=largest, windows=largest, encode_batch=1) as pair:
@@ -32,7 +32,7 @@ def decoder(rig: Rig, clock: Clock, record: Record) -> None:
                 seconds = step_s(pair, batch)
                 limit = rig.gpu.step_s(rig.shape(name), STEADY_TOKENS, batch)
                 record(f"{name}, batch of {batch}: step, ms", 1000 * seconds)
-                record(f"{name}, batch of {batch}: roofline, ms", 1000 * limit)
+                record(f"{name}, batch of {batch}: predicted, ms", 1000 * limit)
                 record(f"{name}, batch of {batch}: tokens/s", batch / seconds)
             batch = min(8, largest)
             kernels = rig.profiled(partial(step_s, pair, batch))
@@ -89,8 +89,10 @@ def encoder(rig: Rig, clock: Clock, record: Record) -> None:
     largest = max(rig.sizes.encode_batches)
     for name in rig.sizes.models:
         checkpoint = rig.checkpoint(name)
-        limit = 1 / rig.gpu.encode_s(rig.shape(name))
-        record(f"{name}: roofline, windows/s", limit)
+        parts = rig.gpu.encode_parts_s(rig.shape(name))
+        limit = 1 / sum(parts.values())
+        record(f"{name}: predicted, windows/s", limit)
+        record(f"{name}: of a window, ms", {part: 1000 * s for part, s in parts.items()})
         ways: dict[str, PageLayout] = {
             "pages of 125": kv_layout(checkpoint, PAGE_FRAMES, rig.dtype),
             "whole-window pages": kv_layout(checkpoint, 1500, rig.dtype),
@@ -103,7 +105,7 @@ def encoder(rig: Rig, clock: Clock, record: Record) -> None:
                 seconds = served.batch_s(batch, max(1, rig.sizes.encoded // batch))
                 rate = batch / seconds
                 record(f"{name}, {way}, batch of {batch}: windows/s", rate)
-                record(f"{name}, {way}, batch of {batch}: share of roofline", rate / limit)
+                record(f"{name}, {way}, batch of {batch}: share of predicted", rate / limit)
             kernels = rig.profiled(partial(served.launch, largest, waits=True))
             record(f"{name}, {way}: kernels of a batch of {largest}", kernels)
             del served

@@ -15,14 +15,18 @@ import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import dataclass, field, replace
+from functools import partial
 from pathlib import Path
 from typing import Any, Literal
 
 import numpy as np
 import torch
 from numpy.typing import NDArray
+from torch.nn import functional as F
+from torch.nn.attention import sdpa_kernel
 
-from benchmark.shared.flops import H200, SHAPES, Gpu
+from benchmark.gpu.predicted import H200, Gpu
+from benchmark.shared.flops import FRAMES, SHAPES
 from cluster.common.kv.connect import make_exporter, make_importer, make_kv_pool
 from cluster.common.kv.pool import gpu_budget
 from cluster.common.messages import (
@@ -35,11 +39,19 @@ from cluster.common.messages import (
     SampledToken,
 )
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
+from cluster.common.model.streams import (
+    capture,
+    new_graph_memory,
+    new_stream,
+    on_stream,
+    warm_up,
+)
 from cluster.common.settings import DecoderSettings, EncoderSettings, Settings
 from decoder_worker import build as decoder_build
 from decoder_worker.engine import DecoderEngine
 from encoder_worker import sizing as encoder_sizing
 from encoder_worker.engine import EncoderEngine
+from encoder_worker.gpu.static_encoder import ATTENTION
 from tests.support.checkpoints import ModelShape, make_checkpoint, special_tokens
 
 Record = Callable[[str, Any], None]  # a row's name and its figure or figures
@@ -48,6 +60,7 @@ KEY = "benchmark" * 4
 PATIENCE_S = 120.0
 PAGE_FRAMES = 125
 TOP_KERNELS = 12  # of a profile
+LAUNCHES = 200  # in a row
 MODELS = {"large-v3": SHAPES["large-v3"], "turbo": SHAPES["large-v3-turbo"]}
 SMOKE_MODELS = {"micro": ModelShape(128, 2, 1, 2, n_vocab=2_000, n_languages=4)}  # heads of 64
 
@@ -67,7 +80,7 @@ class Sizes:
 
     models: dict[str, ModelShape]
     check: ModelShape  # wide and shallow, for correctness
-    workloads: tuple[Workload, ...]
+    workloads: tuple[Workload, ...]  # the last one is MLPerf's
     encode_batches: tuple[int, ...]
     decode_batches: tuple[int, ...]
     in_flight: tuple[int, ...]
@@ -80,7 +93,7 @@ class Sizes:
 FULL = Sizes(
     models=MODELS,
     check=replace(SHAPES["large-v3"], encoder_layers=2, decoder_layers=2),
-    workloads=(Workload("5 s, 18 tokens", 5.0, 18), Workload("30 s, 120 tokens", 30.0, 120)),
+    workloads=(Workload("5 s, 18 tokens", 5.0, 18), Workload("24 s, 64 tokens", 24.0, 64)),
     encode_batches=(1, 2, 4, 8, 16),
     decode_batches=(1, 2, 4, 8, 16, 32, 64, 128),
     in_flight=(1, 8, 32, 64),
@@ -175,18 +188,45 @@ class Rig:
         self.device = device
         self.dtype = "bfloat16" if device == "cuda" else "float32"
         self._folder = folder
-        self.gpu = H200  # until `measure_ceilings`
+        self.gpu = H200  # until `measure_rates`
 
-    def measure_ceilings(self) -> dict[str, float]:
-        """A large bf16 product on random data, and a copy counted twice: what the device can do."""
-        n, n_bytes = (8192, 4 << 30) if self.device == "cuda" else (128, 1 << 20)
-        a = torch.randn(n, n, device=self.device).to(torch.bfloat16)
-        flops = 2 * n**3 / self.time_s(lambda: a @ a, 10)
+    def measure_rates(self) -> dict[str, float]:
+        """What the device does of each kind of work, in the shapes of large-v3's encoder."""
+        on_gpu = self.device == "cuda"
+        d, n, n_bytes = (1280, 8, 4 << 30) if on_gpu else (64, 1, 1 << 20)
+        rows, products = FRAMES * n, {}
+        for inner, outer in ((d, 4 * d), (4 * d, d)):
+            product = partial(F.linear, self._noise(rows, inner), self._noise(outer, inner))
+            products[inner] = 2 * rows * inner * outer / self.time_s(product, 10)
+        q, k, v = self._noise(3, n, d // 64, FRAMES, 64).unbind(0)
+        with sdpa_kernel(ATTENTION, set_priority=True):
+            seconds = self.time_s(lambda: F.scaled_dot_product_attention(q, k, v), 10)
         source = torch.randint(255, (n_bytes,), dtype=torch.uint8, device=self.device)
         target = torch.empty_like(source)
         bytes_per_s = 2 * n_bytes / self.time_s(lambda: target.copy_(source), 5)
-        self.gpu = Gpu(flops, bytes_per_s)
-        return {"bf16_tflops": flops / 1e12, "copy_tb_per_s": bytes_per_s / 1e12}
+        attention = 4 * n * FRAMES**2 * d / seconds
+        self.gpu = Gpu(products, attention, bytes_per_s, self._launch_s())
+        found = {f"product of K = {k}, TFLOP/s": flops / 1e12 for k, flops in products.items()}
+        found |= {"attention, TFLOP/s": attention / 1e12, "copy, TB/s": bytes_per_s / 1e12}
+        return found | {"launch in a graph, us": 1e6 * self.gpu.launch_s}
+
+    def _noise(self, *shape: int) -> torch.Tensor:
+        return torch.randn(shape, device=self.device).to(torch.bfloat16)
+
+    def _launch_s(self) -> float:
+        """Of a kernel that does next to nothing, among others of a graph."""
+        x, stream = torch.zeros(1, device=self.device), new_stream(self.device)
+
+        def body() -> None:
+            for _ in range(LAUNCHES):
+                x.add_(1)
+
+        with on_stream(stream):
+            replay = body
+            if stream is not None:
+                warm_up(body)
+                replay = capture(body, new_graph_memory())
+            return self.time_s(replay, 10) / LAUNCHES
 
     def time_s(self, run: Callable[[], Any], n_runs: int) -> float:
         """Seconds of one run: the median of three groups of `n_runs` back to back."""

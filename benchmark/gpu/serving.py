@@ -1,4 +1,4 @@
-"""Sections of `benchmark.gpu` at the level of requests: load, overlap, hand-off, rival, options.
+"""Sections of `benchmark.gpu` at the level of requests: load, MLPerf's load, rival, options.
 
 A request is a window of audio that nobody sent before; it goes through both engines in this
 process, without HTTP. The client runs in the same process, on an event loop of its own thread.
@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import statistics
 import time
 from collections.abc import Awaitable, Callable
 from typing import Any
@@ -19,7 +18,6 @@ from numpy.typing import NDArray
 
 from benchmark.gpu.decode import fill_pool, step_s
 from benchmark.gpu.rig import (
-    PATIENCE_S,
     Clock,
     Pair,
     Record,
@@ -27,14 +25,15 @@ from benchmark.gpu.rig import (
     Served,
     Workload,
     clip,
-    greedy,
 )
+from benchmark.shared.loadgen import SystemUnderTest, figures
 from cluster.common.errors import ConfigurationError
-from cluster.common.messages import FRAMES_PER_S, DecodeRequest
+from cluster.common.messages import FRAMES_PER_S
 from cluster.common.model.encoder_context import EncoderContext
 
 WARM_UP_SHARE = 0.25  # of a load point, on top of it
-OVERLAP_WINDOWS = 32
+LOADGEN_S = 60.0  # of a scenario: MLPerf wants ten minutes
+OTHERS = {"TensorRT-LLM, H200, Offline: windows/s": 67.9, "vLLM, H200, Offline: windows/s": 60.7}
 TRIMMED = "trimmed contexts"
 OPTIONS: dict[str, dict[str, Any]] = {
     "as served": {},
@@ -104,71 +103,49 @@ def e2e(rig: Rig, clock: Clock, record: Record) -> None:
                 for n in sizes.in_flight:
                     clock.check(sizes.point_s)
                     served, rate = asyncio.run(closed_loop(one, n, sizes.point_s))
-                    _, limit = rig.gpu.windows_per_s(rig.shape(name), workload.n_tokens + 2, n)
-                    row = {"requests_per_s": round(rate, 2), "overlapped_limit": round(limit, 1)}
+                    limits = rig.gpu.windows_per_s(rig.shape(name), workload.n_tokens + 2, n)
+                    row = {"requests_per_s": round(rate, 2)}
+                    row |= {"in_turns_predicted": round(limits[0], 1)}
+                    row |= {"overlapped_predicted": round(limits[1], 1)}
                     row["rtfx"] = round(rate * workload.audio_s, 1)
                     record(f"{name}, {workload.name}, {n} in flight", row | latencies(served))
 
 
-def overlap(rig: Rig, clock: Clock, record: Record) -> None:
-    """Compare both engines at once with turns: all encodes first, then all decodes.
+def mlperf(rig: Rig, clock: Clock, record: Record) -> None:
+    """MLPerf's load on the first model, without HTTP: LoadGen's Offline and Server, if it is there.
 
-    Taking turns is with the same kernels and batches, so it is what perfect time-slicing of two
-    processes would give; NVIDIA MPS cannot be measured from within one process.
+    Beside it, what others had of an H200: submissions, of weights and settings of their own.
     """
-    sizes = rig.sizes
-    n = min(OVERLAP_WINDOWS, 4 * max(sizes.in_flight))
-    for name in sizes.models:
-        with rig.pair(name, max_batch=n, windows=2 * n) as pair:
-            for workload in sizes.workloads:
-                clock.check(sizes.point_s)
-                asyncio.run(_in_turns(pair, workload, n))  # warm-up
-                sliced = statistics.median(
-                    asyncio.run(_in_turns(pair, workload, n)) for _ in range(sizes.repeats)
-                )
-                one = _Requests(pair, workload)
-                limits = rig.gpu.windows_per_s(rig.shape(name), workload.n_tokens + 2, n)
-                _, together = asyncio.run(closed_loop(one, n, sizes.point_s))
-                row = {
-                    "in_turns_per_s": round(sliced, 2),
-                    "overlapped_per_s": round(together, 2),
-                    "gain": round(together / sliced, 3),
-                    "limit_in_turns": round(limits[0], 1),
-                    "limit_overlapped": round(limits[1], 1),
-                }
-                record(f"{name}, {workload.name}, {n} in flight", row)
+    for what, rate in OTHERS.items():
+        record(what, rate)
+    name, workload, n = (
+        next(iter(rig.sizes.models)),
+        rig.sizes.workloads[-1],
+        max(rig.sizes.in_flight),
+    )
+    with rig.pair(name, max_batch=n) as pair:
+        one = _Requests(pair, workload)
+        served, rate = asyncio.run(closed_loop(one, n, rig.sizes.point_s))
+        record(
+            f"{workload.name}, {n} in flight", {"windows_per_s": round(rate, 2)} | latencies(served)
+        )
+        try:
+            import mlperf_loadgen as loadgen
+        except ImportError:
+            record("not compared", "LoadGen is not installed: pip install mlcommons-loadgen")
+            return
 
+        async def send() -> str:
+            await one()
+            return "answered"
 
-async def _in_turns(pair: Pair, workload: Workload, n: int) -> float:
-    """Windows per second: `n` encodes, and when the last is done, `n` decodes."""
-    clips = [clip(workload.audio_s, i) for i in range(n)]
-    begun = time.perf_counter()
-    handles = await asyncio.gather(*(pair.encode(pcm) for pcm in clips))
-    requests = [
-        DecodeRequest("r", 0, 0, handle, greedy(workload.n_tokens), PATIENCE_S)
-        for handle in handles
-    ]
-    await asyncio.gather(*(asyncio.wrap_future(pair.decoder.submit(r)) for r in requests))
-    return n / (time.perf_counter() - begun)
-
-
-def handoff(rig: Rig, clock: Clock, record: Record) -> None:
-    """Cross-KV against encoder states: each READ, and requests per second."""
-    sizes = rig.sizes
-    workload, n = sizes.workloads[0], min(OVERLAP_WINDOWS, max(sizes.in_flight))
-    for name in sizes.models:
-        for way in ("cross_kv", "encoder_states"):
-            clock.check(sizes.point_s)
-            with rig.pair(name, max_batch=n, handoff=way) as pair:
-                one = _Requests(pair, workload)
-                served, rate = asyncio.run(closed_loop(one, n, sizes.point_s))
-                timings = [request.timings for request in served]
-                row = {
-                    "requests_per_s": round(rate, 2),
-                    "read_ms": 1000 * statistics.median(t.transfer_s for t in timings),
-                    "read_mb": timings[0].transfer_bytes / 1e6,
-                }
-                record(f"{name}, {way}, {n} in flight", row | latencies(served))
+        under_test = SystemUnderTest(loadgen, send, n)
+        seconds = min(LOADGEN_S, clock.left_s() / 3) if rig.sizes.repeats > 1 else 1.0
+        for scenario, found in under_test.scenarios(rate, seconds).items():
+            per_s, p99_s, says = figures(found)
+            row = {"windows_per_s": round(per_s, 2), "p99_s": round(p99_s, 2), "loadgen": says}
+            record(scenario, row)
+        under_test.close()
 
 
 def hugging_face(rig: Rig, clock: Clock, record: Record) -> None:

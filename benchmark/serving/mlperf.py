@@ -14,15 +14,7 @@ Needs `mlcommons-loadgen` (in the `bench` extra). Prints a table, and one line o
 
 from __future__ import annotations
 
-import array
-import asyncio
-import re
-import tempfile
-import threading
-import time
-from collections.abc import Coroutine
 from pathlib import Path
-from typing import Any
 
 import torch
 from rich.console import Console
@@ -34,85 +26,30 @@ from benchmark.shared.clips import CACHE
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.flops import SHAPES, window_flops
 from benchmark.shared.forced_length import forced_checkpoint
+from benchmark.shared.loadgen import TOKENS, WINDOW_S, SystemUnderTest, figures
 from benchmark.shared.machine import cpu_info, product_flops, versions
 from benchmark.shared.openai_client import Client, Upload
 from benchmark.shared.speech.wav import wav_bytes
 from cluster.common.model.device import usable_cores
 
-WINDOW_S, TOKENS = 24.0, 64
 INTEL_PER_CORE = 29.0 / 256  # windows/s: 2 x Xeon 6980P, MLPerf Inference v6.0, Offline
-SERVER_SHARE = 0.7  # of the offline rate, as arrivals
 IN_FLIGHT = 64  # of the windows that Offline gives at once
-LATENCY_S = 120.0  # which Server's 99th percentile must keep
-SUMMARY = re.compile(r"^(?P<name>[^:\n=]+?)\s*: (?P<value>.+)$", re.MULTILINE)
 
 
-class SystemUnderTest:
-    """Sends what LoadGen asks for to a server. All audio is new, so nothing is answered twice."""
+class Server:
+    """Sends new audio each time, so that nothing is answered twice."""
 
-    def __init__(self, loadgen: Any, url: str, model: str) -> None:
-        self._loadgen = loadgen
+    def __init__(self, url: str, model: str) -> None:
         self._speech, self._fields = Speech(), {"model": model, **FIELDS, **UNDOUBTED}
-        self._loop = asyncio.new_event_loop()
-        threading.Thread(target=self._loop.run_forever, daemon=True).start()
-        self._slots = asyncio.Semaphore(IN_FLIGHT)
-        self._client = Client(url, timeout_s=3600.0)
-        self._wait(self._client.__aenter__())
+        self.client = Client(url, timeout_s=3600.0)
         self.failures: list[str] = []
 
-    def close(self) -> None:
-        self._wait(self._client.__aexit__())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-
-    def rate(self, n: int) -> float:
-        """Windows/s of `n` at once."""
-        began = time.perf_counter()
-        self._wait(self._all(n))
-        return n / (time.perf_counter() - began)
-
-    def run(self, scenario: str, n: int, rate: float, seconds: float) -> dict[str, str]:
-        """LoadGen's own summary of a test of at least `n` windows."""
-        settings = self._loadgen.TestSettings()
-        settings.scenario = getattr(self._loadgen.TestScenario, scenario)
-        settings.mode = self._loadgen.TestMode.PerformanceOnly
-        settings.min_query_count = 1 if scenario == "Offline" else n
-        settings.min_duration_ms = round(1000 * seconds)
-        settings.offline_expected_qps = settings.server_target_qps = rate
-        settings.server_target_latency_ns = round(1e9 * LATENCY_S)
-        under_test = self._loadgen.ConstructSUT(self._issue, lambda: None)
-        library = self._loadgen.ConstructQSL(n, n, lambda _: None, lambda _: None)
-        with tempfile.TemporaryDirectory() as folder:
-            logs = self._loadgen.LogSettings()
-            logs.log_output.outdir = folder
-            self._loadgen.StartTestWithLogSettings(under_test, library, settings, logs)
-            told = Path(folder, "mlperf_log_summary.txt").read_text()
-        self._loadgen.DestroyQSL(library)
-        self._loadgen.DestroySUT(under_test)
-        return {found["name"].strip(): found["value"] for found in SUMMARY.finditer(told)}
-
-    def _issue(self, samples: list[Any]) -> None:
-        for sample in samples:
-            asyncio.run_coroutine_threadsafe(self._answer(sample.id), self._loop)
-
-    async def _answer(self, sample_id: int) -> None:
-        text = array.array("B", (await self._send()).encode() or b" ")
-        address, size = text.buffer_info()
-        response = self._loadgen.QuerySampleResponse(sample_id, address, size)
-        self._loadgen.QuerySamplesComplete([response])
-
-    async def _send(self) -> str:
-        async with self._slots:
-            body = wav_bytes(self._speech.take(WINDOW_S))
-            outcome = await self._client.send(Upload.of(body, "window.wav", self._fields))
+    async def __call__(self) -> str:
+        body = wav_bytes(self._speech.take(WINDOW_S))
+        outcome = await self.client.send(Upload.of(body, "window.wav", self._fields))
         if outcome.failure:
             self.failures.append(f"{outcome.failure}: {outcome.error}")
         return outcome.text
-
-    async def _all(self, n: int) -> None:
-        await asyncio.gather(*(self._send() for _ in range(n)))
-
-    def _wait(self, work: Coroutine[Any, Any, Any]) -> None:
-        asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
 
 def main() -> None:
@@ -133,34 +70,29 @@ def main() -> None:
     folder = forced_checkpoint(args.cache / f"mlperf-{args.shape}", shape, TOKENS)
     ceiling = product_flops(torch.float32, shape) / window_flops(shape, TOKENS)
     console.print(f"ceiling of float32 products alone: {ceiling:.3f} windows/s")
-    scenarios: dict[str, dict[str, str]] = {}
     with our_server(by_dtype(args.shape, folder, [args.dtype])) as (system,):
-        under_test = SystemUnderTest(loadgen, system.server.url, system.model)
+        server = Server(system.server.url, system.model)
+        under_test = SystemUnderTest(loadgen, server, IN_FLIGHT)
+        under_test.wait(server.client.__aenter__())
         rate = max(under_test.rate(2), under_test.rate(8))  # the first ones warm up
         console.print(f"eight at once: {rate:.3f} windows/s")
-        for scenario, share in (("Offline", 1.0), ("Server", SERVER_SHARE)):
-            n = max(8, round(1.1 * rate * args.seconds))
-            found = under_test.run(scenario, n, share * rate, args.seconds)
-            scenarios[scenario] = found
-            rate = float(found.get("Samples per second", rate))
+        scenarios = under_test.scenarios(rate, args.seconds)
+        under_test.wait(server.client.__aexit__())
         under_test.close()
     table = Table("scenario", "windows/s", "for each core", "p99 s", "LoadGen says")
     for scenario, found in scenarios.items():
-        per_s = float(found.get("Samples per second") or found["Completed samples per second"])
-        p99_s = float(found["99.00 percentile latency (ns)"]) / 1e9
-        table.add_row(
-            *(scenario, f"{per_s:.3f}", f"{per_s / cores:.4f}", f"{p99_s:.1f}", found["Result is"])
-        )
+        per_s, p99_s, says = figures(found)
+        table.add_row(*(scenario, f"{per_s:.3f}", f"{per_s / cores:.4f}", f"{p99_s:.1f}", says))
     console.print(table)
     console.print(f"Intel's submission: {INTEL_PER_CORE:.3f} for each core, with AMX")
-    if failures := under_test.failures:
+    if failures := server.failures:
         console.print(f"{len(failures)} requests failed, such as: {failures[0]}")
     machine = {**cpu_info(), **versions("torch"), "cores": cores}
     kept = {name: value for name, value in vars(args).items() if name in ("shape", "dtype")}
-    figures = {"scenarios": scenarios, "ceiling": ceiling, "failed": len(failures)} | {
+    told = {"scenarios": scenarios, "ceiling": ceiling, "failed": len(failures)} | {
         "intel": INTEL_PER_CORE
     }
-    print_result("mlperf", {**machine, **kept, **figures}, args.out)
+    print_result("mlperf", {**machine, **kept, **told}, args.out)
 
 
 if __name__ == "__main__":

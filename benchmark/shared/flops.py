@@ -1,12 +1,8 @@
-"""The published models' shapes, and what a window takes at the least: operations, and bytes read.
-
-A device takes no less than operations over its one rate, or bytes over the other: the ceiling of
-what `benchmark.gpu` measures.
-"""
+"""The published models' shapes, and the operations of a window: matrix products and attention."""
 
 from __future__ import annotations
 
-from dataclasses import dataclass, replace
+from dataclasses import replace
 
 from tests.support.checkpoints import ModelShape
 
@@ -41,31 +37,3 @@ def window_flops(shape: ModelShape, n_tokens: int) -> float:
     d, layers = shape.d_model, shape.decoder_layers
     step = 28 * layers * d * d + 2 * shape.n_vocab * d + 4 * layers * (FRAMES + n_tokens / 2) * d
     return encoder_flops(shape) + projection_flops(shape) + (n_tokens + START_TOKENS) * step
-
-
-@dataclass(frozen=True, slots=True)
-class Gpu:
-    """flops: of a dense bf16 matrix product, per second; bytes_per_s: of its memory."""
-
-    flops: float
-    bytes_per_s: float
-
-    def encode_s(self, shape: ModelShape) -> float:
-        """Of one window: the encoder, and the projection to cross-attention's KV."""
-        return (encoder_flops(shape) + projection_flops(shape)) / self.flops
-
-    def step_s(self, shape: ModelShape, n_tokens: int, batch: int) -> float:
-        """Of one decode step of `batch` sequences in the middle of a text of `n_tokens`."""
-        layers, d = shape.decoder_layers, shape.d_model
-        weights = 14 * layers * d**2 + shape.n_vocab * d
-        kv = 2 * layers * d * (FRAMES + START_TOKENS + 1 + n_tokens / 2)
-        return ITEM_BYTES * (weights + batch * kv) / self.bytes_per_s
-
-    def windows_per_s(self, shape: ModelShape, n_tokens: int, batch: int) -> tuple[float, float]:
-        """Where encoding and decoding take turns, and where they overlap fully."""
-        encode_s = self.encode_s(shape)
-        decode_s = n_tokens * self.step_s(shape, n_tokens, batch) / batch
-        return 1 / (encode_s + decode_s), 1 / max(encode_s, decode_s)
-
-
-H200 = Gpu(790e12, 4.3e12)  # as measured, not the data sheet's 989e12 and 4.8e12

@@ -51,13 +51,8 @@ NIXL and Ray are not among them: tests that need them are skipped.
        python3 -m pip install --no-index --no-deps --no-compile --target /tmp/site KIT/*.whl
        export PYTHONPATH=/tmp/site PYTHONUNBUFFERED=1
 
-3. Then, in this order. Each takes ten minutes at most and prints its results as they come; the
-   benchmark writes them into a file of OUT at once, so that a stop loses nothing:
-
-       timeout 580 python3 -m pytest -m gpu -q -p no:cacheprovider
-       python3 -m benchmark.gpu --sections correct,encoder,decoder,overlap --work /tmp/gpu --out OUT
-       python3 -m benchmark.gpu --sections e2e,handoff,hf --work /tmp/gpu --out OUT
-       python3 -m benchmark.gpu --sections options --minutes 6 --work /tmp/gpu --out OUT
+3. Then go on with step 3 of benchmark/gpu/README.md. Each of its commands takes ten minutes at most
+   and writes its results into a file of OUT as they come, so that a stop loses nothing.
 """
 
 
