@@ -1,6 +1,4 @@
-"""What `router.http` and the command line ask of a request, and what they are told of it: a
-`Transcriber` for each model, and the `RequestContext` of each running request.
-"""
+"""What `router.http` and the command line ask of a request, and what they are told of it."""
 
 from __future__ import annotations
 
@@ -137,11 +135,9 @@ class RequestContext:
             self.on_progress(self.finished_s, self.audio_s)
 
     def expect_audio(self, audio_s: float) -> None:
-        """Call once when the container tells its length, before the first window is sent.
-
-        Raises:
-            InvalidRequestError: `timeout_s` does not suffice at the workers' pace.
-            CrowdedError: so much audio does not fit beside what is pending.
+        """Call once when the container tells its length. Raises InvalidRequestError where
+        `timeout_s` does not suffice at the workers' pace, CrowdedError where so much audio does not
+        fit.
         """
         needed_s = self.progress.pace_s * audio_s / WINDOW_S
         if needed_s > self.timeout_s:
@@ -182,14 +178,9 @@ class Transcriber(Protocol):
     async def transcribe(
         self, upload: Path, params: TranscriptionParams, context: RequestContext
     ) -> TranscriptionResult:
-        """Transcribe the file at `upload`, which lives until this returns.
-
-        Cancelling the call cancels every window of the request everywhere. The call raises
-        DeadlineExceededError when `context.remaining_s()` has run out; its caller cancels it a
-        moment later if it does not.
-
-        Raises:
-            SplitscribeError: any class; its status becomes the answer's.
+        """Transcribe the file at `upload`, which lives until this returns. Cancelling the call
+        cancels every window of the request everywhere. It raises DeadlineExceededError when
+        `context.remaining_s()` has run out; its caller cancels it a moment later if it does not.
         """
 
     async def detect_language(self, upload: Path, context: RequestContext) -> tuple[str, float]:

@@ -88,12 +88,10 @@ def said_parts(
     tokenizer: WhisperTokenizer,
     most_tokens: int,
 ) -> tuple[list[SaidPart], tuple[HeardAlone, ...]]:
-    """What is said in each part that some of the text is said in, and what the text has not.
+    """What is said in each part that some of the text is said in, and what the text has not. Raises
+    InvalidRequestError: text and transcript differ too much in length.
 
     most_tokens: that fit into a window; words beyond them are left out.
-
-    Raises:
-        InvalidRequestError: text and transcript differ too much in length.
     """
     heard = _heard_words(parts)
     places = _places(given, [word for _, _, word in heard])
@@ -131,9 +129,7 @@ def segments_to_align(part: SaidPart) -> list[Segment]:
 
 
 def words_said(part: SaidPart, aligned: Sequence[Segment]) -> dict[int, Word]:
-    """The times of the text's words in a part, by their numbers. aligned: its segments with words,
-    whose texts are, joined, that of what is said in them.
-    """
+    """The times of the text's words in a part, by number. aligned: its segments with words."""
     found = {}
     for said, segment in zip(part.said, aligned, strict=True):
         words = iter(segment.words)
@@ -158,9 +154,7 @@ def aligned_transcript(
     times: Mapping[int, Word],
     alone: Sequence[HeardAlone],
 ) -> Transcript:
-    """`heard` with the text in place of its own: all words, and a segment for each line that has
-    times. times: of words, by their numbers.
-    """
+    """`heard` with the text in place of its own, and a segment for each line that has times."""
     words = [AlignedWord(word.text, word.line, times.get(i)) for i, word in enumerate(given)]
     timed: list[list[Word]] = [[] for _ in lines]
     for word in words:

@@ -1,13 +1,11 @@
 """Parallel mode: windows cut at pauses, decoded side by side, each by itself.
 
-A bounded number of windows runs at a time. While the language is unknown, windows go one after
-another, until one with speech shows it. Where a decoder stopped before a window's end or before
-speech in it, the rest is decoded as a window of its own, so that nothing said is lost (unless the
-client limits the tokens of each window). Text behind the last closed segment is decoded again with
-the rest; where it was sent already, as tokens are sent one by one, the rest is forced to begin with
+While the language is unknown, windows go one after another, until one with speech shows it. Where a
+decoder stopped before a window's end or before speech in it, the rest is decoded as a window of its
+own, so that nothing said is lost (unless the client limits the tokens). Text behind the last closed
+segment is decoded again with the rest; where it was sent already, the rest is forced to begin with
 it. Text that the decoder doubts needs the support of the voice detector, so that music between two
-sentences gets no words; clear speech is never left out, nor is text that the decoder is sure of,
-nor what was sent.
+sentences gets no words; clear speech is never left out, nor what was sent.
 """
 
 from __future__ import annotations
@@ -162,9 +160,7 @@ def gates_for(window: Window, gates: QualityGates) -> QualityGates:
 def without_hallucinations(
     part: WindowTranscript, window: Window, gates: QualityGates
 ) -> WindowTranscript:
-    """Take the text from doubted segments that are mostly without speech; they stay, as the words
-    of the others are aligned beside theirs.
-    """
+    """Take the text from doubted segments without speech; words are aligned beside them."""
     if window.speech is None or gates.avg_logprob is None or part.is_sent:
         return part
     limit, speech = gates.avg_logprob, window.speech
@@ -178,9 +174,8 @@ def without_hallucinations(
 
 
 def unheard_from(part: WindowTranscript, window: Window) -> float | None:
-    """Where speech begins behind the last text of a part, in seconds of the upload, as the decoder
-    stopped before it or its text was taken away. None where there is less than `MIN_UNHEARD_S` of
-    it, or where it is the whole part.
+    """Where speech that the last text of a part leaves out begins, in seconds of the upload. None
+    where there is less than `MIN_UNHEARD_S` of it, or where it is the whole part.
     """
     if window.speech is None or not part.segments:
         return None

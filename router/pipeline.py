@@ -80,10 +80,8 @@ class WindowAudio:
     def of_samples(
         cls, index: int, pcm: Pcm, context_for: Callable[[int], int] | None = None
     ) -> WindowAudio:
-        """A window that stands for itself, with its own log-mel maximum.
-
-        context_for: from mel frames that are begun to the context, which must hold every sample;
-            None: full.
+        """A window that stands for itself. context_for: from mel frames that are begun to the
+        context, which must hold every sample; None: full.
         """
         frames = max(1, round(pcm.shape[0] * FRAMES_PER_S / SAMPLE_RATE))
         begun = -(-pcm.shape[0] // HOP_LENGTH)
@@ -178,17 +176,13 @@ class Pipeline:
         options: DecodeOptions,
         on_token: OnToken | None = None,
     ) -> DecodeResult:
-        """Encode and decode one window.
+        """Encode and decode one window. Raises DeadlineExceededError, OverloadedError after as many
+        tries as it has, WindowRefusedError where workers died of it, and what no other worker would
+        do better.
 
         When a window is decoded again, its first tokens are not sent again: they are taken for the
         same, as sampling depends on nothing but the request. Below float32 another batch or device
         may round to another token.
-
-        Raises:
-            DeadlineExceededError: the request's time is over.
-            OverloadedError: no worker could finish it in as many tries as it has.
-            WindowRefusedError: workers died of it, or had died of the same audio.
-            SplitscribeError: what no other worker would do better.
         """
         with self._tracer.span("window", run.context.span.traceparent, window=audio.index) as span:
             context = run.context

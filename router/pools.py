@@ -1,6 +1,4 @@
-"""How the pipeline reaches the two pools: the protocols, and engines in the same process. Through
-Ray Serve it is `cluster.serve.serve_pool.ServePool`.
-"""
+"""How the pipeline reaches the two pools: the protocols, and engines in the same process."""
 
 from __future__ import annotations
 

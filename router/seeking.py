@@ -201,9 +201,7 @@ class Seeker:
 
 
 def clips_of(timestamps: Sequence[float], content_frames: int) -> list[tuple[int, int]]:
-    """Start and end of each stretch to transcribe, in mel frames; openai/whisper does not end where
-    a clip is longer than the file.
-    """
+    """Of each stretch to transcribe, in mel frames; clips end with the file."""
     points = [round(seconds * FRAMES_PER_S) for seconds in timestamps] or [0]
     if len(points) % 2:
         points.append(content_frames)

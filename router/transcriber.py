@@ -301,9 +301,7 @@ def _sends_tokens(params: TranscriptionParams, options: DecodeOptions) -> bool:
 
 
 async def _first_speech(stream: AudioStream) -> Pcm:
-    """int16 [at most WINDOW_SAMPLES]: the audio from the first speech on, with silences in their
-    places. Without any speech it is a second of silence. What comes later is not read.
-    """
+    """int16 [at most WINDOW_SAMPLES] from the first speech on; without any, a second of silence."""
     pcm = np.zeros(WINDOW_SAMPLES, np.int16)
     first, n_samples = None, 0
     async for window in stream:

@@ -30,9 +30,8 @@ def gather_window(
     is_sent: bool = False,
     trust_start: bool = False,
 ) -> WindowTranscript:
-    """Split one window's tokens into segments.
+    """Split one window's tokens into segments. offset_s: where its audio begins in the upload.
 
-    offset_s: where the window's audio begins. duration_s: of it, without padding.
     is_sent: its text was sent token by token: what stands behind the last closed segment becomes
         one that lasts to the window's end.
     trust_start: a window that is one segment begins with its first timestamp; openai/whisper lets
@@ -80,9 +79,7 @@ def gather_window(
 
 
 def _from_first_step(piece: Piece, tokenizer: WhisperTokenizer) -> Piece:
-    """A window's only piece, begun with its first timestamp if it begins with one; where that is
-    the only timestamp, it is not the end as well.
-    """
+    """A window's only piece, from its first timestamp on, which is never its end as well."""
     if not tokenizer.is_timestamp(piece.tokens[0]):
         return piece
     start = piece.tokens[0] - tokenizer.special.timestamp_begin
@@ -91,9 +88,8 @@ def _from_first_step(piece: Piece, tokenizer: WhisperTokenizer) -> Piece:
 
 
 class CertainText:
-    """A transcript's text as it becomes certain, and how much of it was told.
-
-    Joined, what is told is the whole: it begins without a space, and one at the end waits.
+    """A transcript's text as it becomes certain: it begins without a space, and one at the end
+    waits.
     """
 
     def __init__(self) -> None:
@@ -117,8 +113,8 @@ class CertainText:
 
 
 class TranscriptBuilder:
-    """Puts a request's windows together, in any order, and returns, in time order, what can no
-    longer change: joined, the texts that `add` and `add_token` return are the transcript's.
+    """Puts windows together that come in any order. Joined, the texts of `add` and `add_token` are
+    the transcript's.
     """
 
     def __init__(self, tokenizer: WhisperTokenizer) -> None:
@@ -133,9 +129,7 @@ class TranscriptBuilder:
         self._text = CertainText()
 
     def add(self, index: int, parts: Sequence[WindowTranscript]) -> tuple[str, tuple[Segment, ...]]:
-        """Take window `index` (0, 1, 2, ... in time order), in parts of increasing offset. Returns
-        the text and the segments that it makes certain: none while earlier windows are missing.
-        """
+        """Window `index`, in parts. Returns the text and the segments that it makes certain."""
         self._windows[index] = tuple(parts)
         first, first_window = len(self._segments), self._next
         while (ready := self._windows.pop(self._next, None)) is not None:

@@ -1,7 +1,5 @@
-"""A router's first window of each model: a second of silence through both pools, for nobody.
-
-The first call of a worker opens connections: some tens of milliseconds, which the first request
-would pay. Until the answer the server is not ready, but for no longer than a moment.
+"""A router's first window of each model: a second of silence through both pools, for nobody. The
+first call of a worker opens connections, some tens of ms, which the first request would pay.
 """
 
 from __future__ import annotations

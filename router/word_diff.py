@@ -1,6 +1,4 @@
-"""Two lists of words, compared within a band, by dynamic programming, a row at a time in NumPy: ten
-thousand words against nine thousand take a second.
-"""
+"""Two lists of words, compared: ten thousand against nine thousand take a second."""
 
 from __future__ import annotations
 

@@ -49,10 +49,10 @@ def add_words(
     offset_s: float,
     last_speech_s: float,
 ) -> list[Segment]:
-    """The segments of a window with their words, and with their bounds set by them.
+    """The window's segments with their words, and with their bounds set by them.
 
-    segments: all of the window's; their text tokens are the alignment's. offset_s: where the window
-        begins in the upload. last_speech_s: where the speech before it ended there.
+    offset_s: where the window begins in the upload. last_speech_s: where the speech before it
+        ended.
     """
     timings = _timings(alignment, tokenizer, language)
     median_s = _median_s(timings)

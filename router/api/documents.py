@@ -78,9 +78,7 @@ def _longest(content: bytes) -> tuple[int, int]:
 
 
 def base64_pieces(letters: str | bytes, start: int = 0) -> Iterator[bytes]:
-    """The bytes of base64, a piece at a time: one call would keep Python's lock for 100 ms. Raises
-    ValueError: it is none.
-    """
+    """A piece at a time: one call would keep Python's lock for 100 ms. Raises ValueError."""
     for at in range(start, len(letters), PIECE):
         piece = letters[at : at + PIECE]
         piece = piece.encode("ascii") if isinstance(piece, str) else piece
@@ -171,9 +169,8 @@ AUDIO_SCHEMA: Schema = {
 
 
 def check_audio(document: Mapping[str, Any], *, has_data: bool) -> None:
-    """Check the shape of `input_audio`. has_data: its text was met, and decoded on the way.
-
-    Raises UnsupportedValueError for a format without a header, InvalidRequestError for all else.
+    """Of `input_audio`. has_data: its text was met, and decoded on the way. Raises
+    InvalidRequestError.
     """
     audio = document.get(AUDIO_FIELD)
     if not isinstance(audio, dict) or not has_data or audio.get(DATA_PART) != "":
@@ -200,9 +197,7 @@ def check_audio(document: Mapping[str, Any], *, has_data: bool) -> None:
 
 
 def pairs_of(document: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """All fields but the audio. Null is as if nothing had been sent. Raises InvalidRequestError: a
-    list or an object came where a text is expected.
-    """
+    """All fields but the audio; null is as if nothing had been sent. Raises InvalidRequestError."""
     return tuple(
         (name, _text(name, value))
         for name, value in document.items()

@@ -52,8 +52,8 @@ def answer_of(
 def document_of(
     transcript: Transcript, params: TranscriptionParams, logprobs: Sequence[TokenLogprob] = ()
 ) -> dict[str, Any]:
-    """The document of `verbose_json`, or of `json` for all other formats. A translation has no
-    usage, and its language is that of its text.
+    """Of `verbose_json`, or of `json` for all others. A translation has no usage and is in
+    English.
     """
     if transcript.alignment is not None:
         return _alignment(transcript, transcript.alignment)

@@ -41,12 +41,8 @@ def requested_model(pairs: Pairs) -> str:
 def parse_transcription(
     pairs: Pairs, languages: Collection[str], task: Operation = "transcribe"
 ) -> TranscriptionParams:
-    """Check a form of an audio endpoint, of which `pairs` are all parts but the file.
-
-    Raises:
-        UnsupportedValueError: what the model, which knows `languages`, cannot do.
-        InvalidRequestError: an unknown or repeated field, a value that is no such thing, or one
-        that does not go with the others.
+    """A form of an audio endpoint, without the file. Raises UnsupportedValueError: what the model,
+    which knows `languages`, cannot do; InvalidRequestError: all else.
     """
     pairs = tuple(pairs)
     model = requested_model(pairs)
@@ -132,9 +128,8 @@ Sent = dict[str, Any]  # by field: a text, a list of items, or an object's parts
 
 
 def collect(pairs: Iterable[tuple[str, str]], fields: Mapping[str, RequestField]) -> Sent:
-    """Sort (name, text) pairs by field. A field that was not sent is not in the result.
-
-    Raises InvalidRequestError for an unknown field, or one that was sent more than once.
+    """Sort (name, text) pairs by field. Raises InvalidRequestError: unknown, or sent more than
+    once.
     """
     sent: Sent = {}
     for raw_name, text in pairs:

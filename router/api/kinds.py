@@ -130,9 +130,7 @@ class Number(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Threshold(Kind):
-    """A number that the text `none` turns off; an SDK's None arrives as an empty text, which could
-    mean both "off" and "as usual".
-    """
+    """An SDK's None arrives as an empty text, which could mean "off" and "as usual"."""
 
     low: float
     high: float

@@ -1,6 +1,4 @@
-"""What a client asks for, checked: the frozen parameters of one request, made by `router.api.forms`
-from a form, or by the command line from flags.
-"""
+"""What a client asks for, checked, from a form or from the command line's flags."""
 
 from __future__ import annotations
 
@@ -77,9 +75,7 @@ class TranscriptionParams:
 
     @property
     def aligns(self) -> bool:
-        """Whether the decoder has to tell when words are spoken. A translation's words are
-        nobody's: there, segments have speakers.
-        """
+        """Whether the decoder has to tell when words are spoken. A translation's are nobody's."""
         skips = self.sequential.hallucination_silence_threshold is not None
         by_voice = self.speakers.by == "voice" and self.task == "transcribe"
         return self.words or bool(self.known_lines) or skips or by_voice

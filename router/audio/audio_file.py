@@ -54,9 +54,7 @@ class AudioFile:
     """`declared_s` is the length that the container states, if it states one; it may lie."""
 
     def __init__(self, path: Path, limits: AudioLimits) -> None:
-        """Open and check what can be checked without decoding. Raises AudioTooShortError,
-        PayloadTooLargeError or InvalidAudioError.
-        """
+        """Raises AudioTooShortError, PayloadTooLargeError or InvalidAudioError."""
         self._limits = limits
         self._file = path.open("rb")
         self._container: InputContainer | None = None
@@ -86,10 +84,8 @@ class AudioFile:
         self._file.close()
 
     def blocks(self, channel: int | None = None) -> Iterator[Pcm]:
-        """Yield int16 [n_samples] pieces of about half a second at 16 kHz, in order.
-
-        channel: the one that is wanted; None: their mix. Raises as `frames`; InvalidAudioError and
-            AudioTooShortError where a limit on seconds is passed.
+        """Yield int16 [n_samples] pieces of about half a second at 16 kHz. Raises as `frames`, and
+        what a limit on seconds says. channel: None: their mix.
         """
         n_samples, limits = 0, self._limits
         converter = Converter(channel)
@@ -106,9 +102,7 @@ class AudioFile:
             raise limits.too_short()
 
     def frames(self) -> Iterator[AudioFrame]:
-        """Decode packets to frames. A damaged packet is left out, as players do. Raises
-        InvalidAudioError: nothing decodes, too much is damaged, or the end is missing.
-        """
+        """Decode, without damaged packets, as players do. Raises InvalidAudioError."""
         packets = bad = values = 0
         decoded_s = 0.0
         max_values = self._limits.max_audio_s * MAX_VALUES_PER_S
@@ -243,8 +237,8 @@ BLOCK_S = 0.5  # what is resampled, and handed on, at a time: it fits the cache
 
 
 class Converter:
-    """Converts the frames of one file, in order, joined to blocks first: the resampler costs more
-    per call than per sample.
+    """Of one file. Frames are joined to blocks: the resampler costs more per call than per
+    sample.
     """
 
     def __init__(self, channel: int | None = None) -> None:

@@ -112,9 +112,7 @@ def _id3_bytes(head: bytes) -> int:
 
 
 def missing_bytes(file: BinaryIO, container: Container) -> int:
-    """How many bytes the container declares beyond the end of the file. Reads headers only and
-    moves the position.
-    """
+    """What the container declares beyond the file's end. Reads headers and moves the position."""
     check = _CHECKS.get(container)
     size = file.seek(0, os.SEEK_END)
     return max(0, check(file, size)) if check else 0
@@ -173,8 +171,8 @@ def _missing_matroska(file: BinaryIO, size: int) -> int:
 
 
 def _ebml_header(file: BinaryIO, position: int) -> tuple[int | None, int | None, int]:
-    """(element id, body length or None when unknown, where the body begins); the id is None where
-    the file ends inside the header.
+    """(id, None where the file ends in the header; length, or None if unknown; where the body
+    begins).
     """
     file.seek(position)
     head = file.read(12)
@@ -210,9 +208,7 @@ def _missing_mov(file: BinaryIO, size: int) -> int:
 
 
 def _mov_box(file: BinaryIO, position: int, parent_end: int) -> tuple[bytes, int, int]:
-    """(name, where the body begins, where the box says to end); one that states no length ends with
-    its parent.
-    """
+    """(name, where the body begins, where the box ends: by itself, or with its parent)."""
     length, name = struct.unpack(">I4s", _read(file, position, 8))
     body = position + 8
     if length == 1 and (large := _read(file, body, 8)):

@@ -33,9 +33,7 @@ from router.audio.windows import CutOptions, Window, samples
 
 
 class WindowCutter:
-    """`feed` and `finish` are generators that must be run to their end. They yield None between
-    steps of a few milliseconds, where the caller may turn to another upload.
-    """
+    """`feed` and `finish` are to be run to their end; they yield None where others may go on."""
 
     def __init__(
         self,
@@ -145,8 +143,8 @@ class WindowCutter:
             self._move_start(first - samples(keep_s))
 
     def _ending_silence(self, mask: NDArray[np.bool_]) -> tuple[int, int] | None:
-        """The first silence after speech that is long enough to end the window, in samples. Where
-        there is none, and windows are to end early, the first good pause between speech.
+        """The first silence after speech that may end the window, in samples; else, where windows
+        are to end early, the first good pause.
         """
         options = self._options
         speech = runs(mask)
@@ -238,9 +236,7 @@ PROBE_SAMPLES = 8 * FRAME_SAMPLES  # 0.256 s: a step of the look for the first s
 def clip_window(
     pcm: Pcm, detector: SpeechDetector, vad: VadOptions, options: CutOptions
 ) -> Iterator[Window | None]:
-    """Yield the clip's window, if there is speech in it, and None between steps. Looks for speech
-    beyond doubt, and then only whether the last seconds hold any.
-    """
+    """Looks for speech beyond doubt, and then only whether the last seconds hold any."""
     if not pcm.shape[0]:
         return
     peak = max(int(pcm.max()), -int(pcm.min()))

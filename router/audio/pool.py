@@ -133,10 +133,8 @@ class AudioPool:
         early: bool = False,
         channel: int | None = None,
     ) -> AsyncIterator[AudioStream]:
-        """Begin to decode the file at `path`, which must stay there until the block is left.
-        Leaving the block, also by cancellation, ends the work on it.
-
-        chunking, early, channel: as in `OpenUpload`.
+        """Begin to decode the file at `path`, which must stay there. Leaving the block ends the
+        work on it.
 
         Raises:
             RateLimitError: the client's uploads have ended too many workers.
@@ -171,9 +169,7 @@ class AudioPool:
     async def open_whole(
         self, path: Path, context: RequestContext, *, n_mels: int, channel: int | None = None
     ) -> AsyncIterator[WholeAudio]:
-        """As `open`, for those who read the audio in any order. n_mels: bins of the mel power whose
-        maximum is wanted.
-        """
+        """As `open`, to read the audio in any order. n_mels: bins of the mel power to find."""
         upload = OpenUpload(next(self._upload_ids), str(path), n_mels=n_mels, channel=channel)
         with contextlib.closing(WholeAudio(upload, context)) as audio:
             async with self._opened(audio):
@@ -246,9 +242,7 @@ class AudioPool:
     # ------------------------------------------------------------------------- the workers
 
     async def _keep_worker(self, *, ever_ready: bool = False) -> None:
-        """Keep one worker running: start it, listen to it, replace it when it dies. Raises
-        ConfigurationError: it was never ready, and does not start.
-        """
+        """Raises ConfigurationError: the worker was never ready, and does not start."""
         pause_s = FIRST_RESTART_S
         while True:
             problem = await self._run_worker()

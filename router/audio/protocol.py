@@ -115,9 +115,7 @@ class OpenUpload:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What follows for an upload: `credit` for one window more, `cancel`; `ping` is of none, and is
-    answered with `Alive`.
-    """
+    """What follows for an upload; `ping` is of none, and is answered with `Alive`."""
 
     kind: Literal["credit", "cancel", "ping"]
     upload_id: int = 0
@@ -150,9 +148,7 @@ class WindowFound:
 
 @dataclass(frozen=True, slots=True)
 class TurnsFound:
-    """Turns of speakers in time order: first sample, end, and the number of the speaker: the
-    references' voices in their order, then the others as they appear.
-    """
+    """First sample, end, and number of the speaker: the references' first, then as they appear."""
 
     turns: Annotated[tuple[tuple[Count, Count, Count], ...], Field(max_length=MAX_TURNS)]
     kind: Literal["turns"] = "turns"
@@ -227,9 +223,7 @@ def unpack_report(content: bytes) -> Report:
 
 
 class UploadSlot:
-    """Which upload a worker is on, in shared bytes: the router reads it after a death, and blames
-    that one.
-    """
+    """Which upload a worker is on, in shared bytes: after a death the router blames that one."""
 
     def __init__(self, fd: int) -> None:
         self._map = mmap.mmap(fd, mmap.PAGESIZE)

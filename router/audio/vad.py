@@ -68,9 +68,7 @@ class SpeechDetector:
     def run(
         self, frames: NDArray[np.float32], h: NDArray[np.float32], c: NDArray[np.float32]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-        """frames: float32 [n, CONTEXT_SAMPLES + FRAME_SAMPLES]; h, c: float32 [1, 1, 128]. Returns
-        probabilities float32 [n], and the new h and c.
-        """
+        """float32 [n, CONTEXT_SAMPLES + FRAME_SAMPLES] to probabilities [n]; h, c: [1, 1, 128]."""
         probabilities, h, c = self._session.run(None, {"input": frames, "h": h, "c": c})
         return probabilities, h, c
 
@@ -86,8 +84,8 @@ class SpeechStream:
         self._context = np.zeros(CONTEXT_SAMPLES, np.int16)
 
     def feed(self, pcm: Pcm) -> NDArray[np.float32]:
-        """pcm: int16 [n_samples]; the last frame is padded with silence. Returns one probability
-        per frame, float32 [ceil(n_samples / FRAME_SAMPLES)].
+        """int16 [n_samples] to float32 [ceil(n_samples / FRAME_SAMPLES)]; the last frame is
+        padded.
         """
         n_frames = -(-pcm.shape[0] // FRAME_SAMPLES)
         padded = np.zeros(CONTEXT_SAMPLES + n_frames * FRAME_SAMPLES, np.int16)
@@ -111,8 +109,8 @@ class SpeechStream:
 
 
 def speech_mask(probabilities: NDArray[np.float32], options: VadOptions) -> NDArray[np.bool_]:
-    """bool [n_frames]. A run of frames at or above `release` is speech if one of them reaches
-    `threshold` and it is long enough; so the soft start and end of a word belong to it.
+    """bool [n_frames]. Runs at or above `release` count, if they reach `threshold` and are long
+    enough: the soft start and end of a word belong to it.
     """
     candidate = probabilities >= options.release
     mask = np.zeros(candidate.shape, np.bool_)

@@ -70,9 +70,7 @@ def samples(seconds: float) -> int:
 
 
 class Pieces:
-    """Yields all PCM, in windows of which only the last is short, for uploads that the router wants
-    whole.
-    """
+    """All PCM, for uploads that the router wants whole."""
 
     def __init__(self, max_samples: int = WINDOW_SAMPLES) -> None:
         self.n_samples = 0  # taken so far

@@ -196,9 +196,7 @@ def transcode(
     peak: MelPeak | None = None,
     channel: int | None = None,
 ) -> Steps:
-    """Decode and cut one upload, step by step: `Opened`, its windows, `Finished`; None after a step
-    that completes no window. Raises what `AudioFile` raises.
-    """
+    """`Opened`, an upload's windows, `Finished`; None after a step that completes no window."""
     with closing(AudioFile(path, limits)) as file:
         yield Opened(file.declared_s)
         for pcm in file.blocks(channel):
@@ -227,9 +225,7 @@ def survey(path: Path, limits: AudioLimits) -> Steps:
 def make_cutter(
     detector: SpeechDetector, chunking: Chunking | None, *, early: bool = False
 ) -> WindowCutter:
-    """Our own rules, changed by what the client wishes: a pause must last `silence_duration_ms` for
-    a cut, and `prefix_padding_ms` of a longer silence stay in front of speech.
-    """
+    """A pause must last `silence_duration_ms`; `prefix_padding_ms` of a longer one are kept."""
     if chunking is None:
         return WindowCutter(detector, EARLY_CUTS if early else None)
     usual, threshold = CutOptions(), chunking.threshold

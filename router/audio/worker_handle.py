@@ -96,8 +96,8 @@ class AudioProcess:
             self._writer.write(len(content).to_bytes(4) + content)
 
     async def receive(self) -> tuple[Report, bytes]:
-        """The next message and its PCM. Raises EOFError: the worker is gone; ValueError: it sent
-        something that no worker sends.
+        """The next message and its PCM. Raises EOFError or, for what no worker sends,
+        ValueError.
         """
         try:
             report = unpack_report(await self._frame(MAX_MESSAGE_BYTES))
@@ -147,8 +147,8 @@ class AudioProcess:
             self.send(Order("cancel", stream.upload_id))
 
     def end(self, patience_s: float) -> asyncio.Future[None]:
-        """Close the socket, which ends the process; kill it if it does not end in time. A thread
-        waits for the end, so it comes even if nobody awaits it. May be called again.
+        """Close the socket; kill the process if it does not end in time, which a thread waits
+        for.
         """
         self.alive = False
         self._writer.close()

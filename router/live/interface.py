@@ -35,9 +35,7 @@ class ServerVad:
 
 @dataclass(frozen=True, slots=True)
 class SemanticVad:
-    """A turn ends soon after a finished sentence, and after an unfinished one in 2 to 8 s
-    (`SEMANTIC_S`).
-    """
+    """A turn ends soon after a finished sentence, later after another (`SEMANTIC_S`)."""
 
     eagerness: Eagerness = "auto"
 
@@ -114,9 +112,7 @@ class TurnFailed:
 
 @dataclass(frozen=True, slots=True)
 class IdleTimeout:
-    """Nobody spoke for `ServerVad.idle_timeout_ms`. Sent once for each silence, which its times are
-    of; a `TurnCommitted` and a `TurnCompleted` without text follow.
-    """
+    """Nobody spoke for `ServerVad.idle_timeout_ms`, once for each silence; the turn is empty."""
 
     turn: int
     audio_start_ms: int

@@ -50,11 +50,8 @@ class AttentionPeak:
     def count_confirmed(
         self, new: Hypothesis, last: Hypothesis | None, eot: int, attended_to: int
     ) -> int:
-        """How many of the tokens of `new` are confirmed. After a peak that jumps far back,
-        attention has lost its place, and none is.
-
-        last: the update before, from the same token on. attended_to: the latest attention peak of
-            the tokens confirmed before.
+        """How many of `new`'s tokens are confirmed: none after a peak that jumps far back, where
+        attention has lost its place. attended_to: the latest peak that is confirmed.
         """
         limit = new.end - round(self.hold_s * POSITIONS_PER_S)
         for index, token in enumerate(new.tokens):
@@ -89,8 +86,8 @@ Policy = AttentionPeak | LocalAgreement  # neither keeps anything between update
 
 
 def chosen_policy(choice: LivePolicy, dims: ModelDims) -> Policy:
-    """With "auto" it depends on the checkpoint's shape: elsewhere, the attention of a decoder with
-    far fewer layers than its encoder (large-v3-turbo) was seen not to peak at the words.
+    """ "auto": the attention of decoders with far fewer layers than their encoder (large-v3-turbo)
+    was seen not to peak at the words, in another implementation.
     """
     if choice == "auto":
         is_shallow = 2 * dims.n_text_layer < dims.n_audio_layer
@@ -99,9 +96,7 @@ def chosen_policy(choice: LivePolicy, dims: ModelDims) -> Policy:
 
 
 def whole_words(tokenizer: WhisperTokenizer, tokens: Sequence[Token], n: int, language: str) -> int:
-    """The largest number of tokens, at most n, that ends with a whole word. Timestamps and
-    punctuation after that word are left out, since they depend on what follows.
-    """
+    """At most n tokens, up to a whole word: marks and timestamps depend on what follows."""
     pieces = [tokenizer.decode_bytes([token.id]) for token in tokens]
     while n and not _ends_word(tokenizer, pieces, n, language):
         n -= 1
@@ -174,9 +169,7 @@ class PartialTranscript:
         return self.last is not None and not self.last.is_cut and self.last_end >= sample
 
     def text_end(self) -> int:
-        """Where the confirmed text ends: its last timestamp, or its last word; the utterance's
-        start where that is not known: text without attention that nothing closes.
-        """
+        """Where the confirmed text ends, by timestamp or attention; else the start."""
         stamps = [token.id - self._begin for token in self._tokens if token.id >= self._begin]
         is_closed = bool(self._tokens) and self._tokens[-1].id >= self._begin
         attended_to = self.attended_to
@@ -187,10 +180,7 @@ class PartialTranscript:
 
     def cut(self, audio: Pcm, *, anywhere: bool = False) -> list[TurnSegment]:
         """Cut the utterance's beginning off after confirmed words, where it is quietest, and return
-        the segments that were cut off.
-
-        audio: int16 [n_samples], the utterance's. anywhere: also between two words, if no sentence
-            has ended.
+        its segments. anywhere: also between two words, if no sentence has ended.
         """
         sentences = self._boundaries(self._ends_sentence)
         boundaries = sentences[-1:] or (self._boundaries(self._begins_word) if anywhere else [])
@@ -211,9 +201,8 @@ class PartialTranscript:
         return self._segments(self._tokens, (end - self.utterance.start) // SAMPLES_PER_POSITION)
 
     def _boundaries(self, is_one: Callable[[int], bool]) -> list[tuple[int, int, int]]:
-        """Where the utterance may be cut: those that `is_one` accepts and that have confirmed words
-        on both sides, as (index of the token after it, and the first and last position between
-        which to cut).
+        """Where confirmed words are on both sides: (index of the token after it, and the first and
+        last position between which to cut).
         """
         places = []
         for index in range(1, len(self._tokens)):
@@ -243,9 +232,7 @@ class PartialTranscript:
         return self._tokenizer.decode_bytes([self._tokens[index].id]).startswith(b" ")
 
     def _move(self, at: int, kept: Sequence[Token]) -> None:
-        """Move the utterance's start `at` positions later, to its confirmed tokens `kept`, which
-        must begin with a timestamp, as the shorter utterance must.
-        """
+        """The utterance starts `at` positions later, with tokens `kept`, and with a timestamp."""
         utterance, begin = self.utterance, self._begin
         utterance.start += at * SAMPLES_PER_POSITION
         utterance.speech = utterance.speech_after(utterance.start) or utterance.speech[-1:]

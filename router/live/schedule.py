@@ -31,8 +31,7 @@ class Schedule:
 
     def newest(self, utterance: Utterance) -> int:
         """Where the utterance's audio ends so far. In a pause this is where the turn detector would
-        end the utterance: the update may cover its last word, and must not cover the beginning of
-        another.
+        end it: the update must not cover the beginning of another word.
         """
         if utterance.end is not None:
             return min(utterance.end, self._audio.end)
@@ -57,11 +56,9 @@ class Schedule:
     def is_overtaken(
         self, utterance: Utterance, end: int, waited_s: float, n_before: int, *, is_final: bool
     ) -> bool:
-        """Whether a running update of the audio up to sample `end` should be cancelled.
-
-        waited_s: since it was started. n_before: updates in a row that were overtaken before this
-            one; each doubles its time, so that one of them gets through. A final update is never
-            overtaken.
+        """Whether a running update of the audio up to sample `end` should be cancelled. n_before:
+        updates in a row that were overtaken before; each doubles the time of this one, so that one
+        gets through.
         """
         if utterance.turn.is_cleared:
             return True

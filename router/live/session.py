@@ -32,9 +32,7 @@ class LiveEngine(LiveEngineParts):
         self.sessions: set[LiveSession] = set()  # open ones
 
     def open(self, config: LiveConfig, *, session_id: str, owner: bytes = b"") -> LiveSession:
-        """session_id: its name in logs and traces, and of its windows at the workers. owner: as in
-        `RequestContext`. Raises OverloadedError: the workers have no time for another.
-        """
+        """Raises OverloadedError. session_id: in logs and traces, and of windows at the workers."""
         if self.pace.is_overloaded:
             raise OverloadedError(
                 "the workers have no time for another live session: an update of the open ones "
@@ -72,9 +70,7 @@ class LiveSession:
         self._updating = asyncio.get_running_loop().create_task(self._update_until_done())
 
     def configure(self, config: LiveConfig) -> None:
-        """Turn detection for the audio that follows, all else from the next turn on, or from this
-        one if it has no text yet.
-        """
+        """Turn detection at once, all else for turns that have no text yet."""
         self._detector.configure(config)
         self._changed.set()
 
@@ -87,8 +83,8 @@ class LiveSession:
         self._engine.activity.feed(self._vad_stream, pcm)
 
     def commit(self) -> int | None:
-        """End the turn here. Returns its number, for which `TurnCommitted` follows. None, and no
-        event, if the buffer is empty, or holds only silence that turn detection has left out.
+        """End the turn here. Returns its number, for which `TurnCommitted` follows; None if there
+        is nothing, or only silence that turn detection has left out.
         """
         if self._events.is_over or self._is_draining:
             return None
@@ -97,8 +93,8 @@ class LiveSession:
         return None if turn is None else turn.number
 
     def clear(self) -> None:
-        """Drop the audio that is not committed yet. If the turn was announced, it ends with
-        `TurnCompleted` of the text that was sent.
+        """Drop what is not committed. A turn that was announced ends with the text that was
+        sent.
         """
         if self._events.is_over:
             return
@@ -113,9 +109,7 @@ class LiveSession:
         return seconds(max(0, self._audio.end - done_to))
 
     def events(self) -> AsyncIterator[LiveEvent]:
-        """In order; to be iterated once. It ends after `drain` or `close`. Its queue needs no
-        bound: a second of audio gives only a few bytes of text.
-        """
+        """To be iterated once. Its queue needs no bound: a second of audio gives a few bytes."""
         return self._events.events()
 
     def take_events(self) -> list[LiveEvent]:

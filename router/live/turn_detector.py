@@ -253,8 +253,8 @@ class SpeechGate:
         self._sure = False  # whether one of them reached the threshold
 
     def step(self, probability: float, start: int, threshold: float) -> tuple[int, int] | None:
-        """The interval of speech, as (first, last) sample, that ends with the frame that begins at
-        sample `start`. None if it is silent, or not known to be speech yet.
+        """The speech, (first, last) sample, that ends with the frame from sample `start` on, if
+        any.
         """
         if probability < threshold - RELEASE_BELOW:
             self._run, self._sure = None, False

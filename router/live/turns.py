@@ -38,8 +38,8 @@ def milliseconds(n_samples: int) -> int:
 
 
 def quietest(audio: Pcm, first: int, last: int) -> tuple[int, float]:
-    """The middle of the quietest 60 ms between two samples of `audio`, the latest of equal ones,
-    and its energy. If the span is shorter, its first sample with an infinite energy.
+    """The middle of the quietest 60 ms, the latest of equal ones, and its energy; infinite if too
+    short.
     """
     last = min(last, int(audio.shape[0]) - QUIET_SAMPLES)
     if last <= first:
@@ -115,9 +115,8 @@ class Turn:
     def take(
         self, tokenizer: WhisperTokenizer, tokens: Sequence[Token], *, last: bool = False
     ) -> TextDelta | None:
-        """Take the next tokens, which may hold timestamps. None if they give no text to send.
-
-        last: none follow, so that a character whose bytes never came in full is sent too.
+        """None if tokens, or timestamps, give no text to send. last: also of incomplete
+        characters.
         """
         for token in tokens if self.config.logprobs else ():
             if content := tokenizer.decode_bytes([token.id]):
@@ -212,9 +211,7 @@ class SessionEvents:
     def emit_text(
         self, turn: Turn, language: str, tokens: Sequence[Token], start: int, newest: int
     ) -> None:
-        """start: from which the tokens' positions are counted. newest: where the audio ends now, to
-        measure the delay of words.
-        """
+        """start: of the tokens' positions. newest: for the delay of words."""
         if turn.is_cleared or not tokens:
             return
         turn.language = turn.language or language

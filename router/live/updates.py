@@ -84,10 +84,7 @@ class LiveEngineParts:
 
 
 class UtteranceTranscriber:
-    """Decodes the utterances of one session, one after the other.
-
-    changed: set by the session when something may make an update due, or overtake the running one.
-    """
+    """Of one session. changed: set when an update may be due, or the running one overtaken."""
 
     def __init__(
         self,
@@ -143,9 +140,7 @@ class UtteranceTranscriber:
             self._split(partial, end)
 
     def _cut(self, partial: PartialTranscript, end: int) -> bool:
-        """Cut the beginning off a long utterance, or one of many tokens, which would leave no room.
-        Returns whether there was a place to cut.
-        """
+        """Of a long utterance, or one whose tokens leave no room. Returns whether it could."""
         start = partial.utterance.start
         is_dense = len(partial.prefix_tokens) > self._engine.n_text_ctx // 4
         if end - start <= SOFT_CUT and not is_dense:
@@ -241,9 +236,8 @@ class UtteranceTranscriber:
     async def _decode(
         self, partial: PartialTranscript, end: int, *, is_final: bool
     ) -> Hypothesis | None:
-        """Decode the utterance up to sample `end`. None if overtaken, or its turn cleared.
-
-        is_final: no more audio follows, so all quality gates and temperatures are used.
+        """Up to sample `end`. None if overtaken, or its turn cleared. is_final: no more audio
+        follows, so all quality gates and temperatures are used.
         """
         engine, utterance, clock = self._engine, partial.utterance, self._engine.clock
         began_s = clock.monotonic()
@@ -357,10 +351,9 @@ class UtteranceTranscriber:
 
 
 def is_trusted(result: DecodeResult, *, continues: bool, is_final: bool) -> bool:
-    """Whether the audio holds speech, and the text does not repeat itself. A final text may: no
-    other temperature had a better one, and people do say "no, no, no".
-
-    continues: whether confirmed tokens come before it, so that there is speech.
+    """Whether the audio holds speech (it does where the text `continues`), and the text does not
+    repeat itself. A final text may: no other temperature had a better one, and people do say "no,
+    no, no".
     """
     gates = PARALLEL_GATES
     if not is_final and repeats_itself(gates, result.compression_ratio):

@@ -102,9 +102,7 @@ class ModelNames:
 
 
 def updated(config: SessionConfig, sent: object, names: ModelNames) -> SessionConfig:
-    """The configuration that results from what a client sent. Raises InvalidRequestError, or
-    ModelNotFoundError.
-    """
+    """Raises InvalidRequestError, or ModelNotFoundError."""
     try:
         for name, value, where in _fields(as_object("session", sent)):
             config = _with_field(config, name, value, where, names)

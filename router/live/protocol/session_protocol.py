@@ -61,9 +61,7 @@ class Item:
 
 
 class LiveProtocol:
-    """One session. `open_session` opens the engine's; it is called again if the client names
-    another model before any audio was given to the first one.
-    """
+    """One session. `open_session` is called again if another model is named before any audio."""
 
     def __init__(
         self,
@@ -99,11 +97,9 @@ class LiveProtocol:
         return [self._writer.session("created", self._written())]
 
     def receive(self, event: ClientEvent) -> list[Event]:
-        """Take an event of the client, and return the answer. The engine's events that wait come
-        first, and those that this event caused come last, so the answer to a client's next event
-        tells that the effects of this one were told.
-
-        Raises TooManyMistakesError: more than `MAX_MISTAKES` events were wrong.
+        """The answer to an event of the client, between the engine's events before it and those
+        that it caused: so the answer to the next event tells that the effects of this one were
+        told. Raises TooManyMistakesError.
         """
         return [*self._engine_events(), *self._answer(event), *self._engine_events()]
 
