@@ -5,7 +5,7 @@
     python -m tests.chaos --faults --pairs 10 --seed 1 # random pairs; with no --faults, after them
     python -m tests.chaos --hosts                      # on four hosts: network, nodes, redeploys
     python -m tests.chaos --kept                       # while kept KV is evicted and asked for
-    python -m tests.chaos --soak 3600                  # random faults for an hour, resumable
+    python -m tests.chaos --soak 3600                  # random faults for an hour
     python -m tests.chaos --live-soak 3600             # live sessions for an hour, without faults
 
 Needs two idle cores. Ends with one JSON line; status 1 when a text was wrong, a request lost, a
@@ -48,9 +48,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--hosts", action="store_true", help="four hosts in network namespaces")
     parser.add_argument("--kept", action="store_true", help="small export pools, repeated audio")
     parser.add_argument("--folder", type=Path, help="of --hosts: where their files stay")
-    parser.add_argument("--soak", type=float, metavar="SECONDS", help="in all, over interruptions")
+    parser.add_argument("--soak", type=float, metavar="SECONDS")
     parser.add_argument("--live-soak", type=float, metavar="SECONDS")
-    parser.add_argument("--state", type=Path, default=Path(".soak-state.json"), help="of --soak")
     parser.add_argument("--json", type=Path, help="write the report there, too")
     return parser
 
@@ -68,7 +67,7 @@ def main(argv: Sequence[str] | None = None) -> int:
         is_flat = (found["memory_per_hour"] or 0.0) < MAX_GROWTH
         return 0 if is_flat and not found["bad"] and not found["left_over"] else 1
     if args.soak:
-        run = soak(args.soak, args.state, seed=args.seed, rate=args.rate)
+        run = soak(args.soak, seed=args.seed, rate=args.rate)
         print(run.line())
         print(json.dumps({"soak": asdict(run)}))
         return 1 if run.bad else 0

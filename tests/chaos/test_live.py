@@ -73,7 +73,7 @@ def test_no_session_pays_for_a_cut_link() -> None:
         texts = live_texts(target.url)
         with LiveLoad(target.url, texts, LIVE_RATE) as load:
             outcome = run_fault(
-                bad_link("cut", is_cut=True),
+                bad_link("cut", 100),
                 target,
                 load,
                 before_s=8.0,

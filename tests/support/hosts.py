@@ -23,7 +23,7 @@ from tests.support.programs import missing
 
 NETWORK = "10.77.0"
 HOME = "/mnt"  # of root on each host: its real one may hold this Python
-PROGRAMS = ("ip", "rsync", "ssh", "ssh-keygen", "sshd")
+PROGRAMS = ("ip", "nft", "rsync", "ssh", "ssh-keygen", "sshd")
 UNSHARE = "unshare --mount --pid --fork --kill-child --uts --ipc --mount-proc"
 SSHD = """\
 ListenAddress {address}
