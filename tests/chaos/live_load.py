@@ -8,17 +8,16 @@ from __future__ import annotations
 
 import asyncio
 import base64
-import re
 import time
 from typing import Any
 
 import openai
-import soundfile
 from websockets.exceptions import ConnectionClosed, InvalidHandshake
 
 from cluster.common.messages import SAMPLE_RATE
-from cluster.demo.samples import sample_path
+from cluster.demo.samples import words_of
 from tests.chaos.load import CLIPS, Load, Sent
+from tests.support.audio.speech import pcm_of
 
 CHUNK_S = 0.1
 SILENCE_S = 1.5  # behind the speech, so that the turn ends by itself
@@ -57,11 +56,6 @@ class LiveLoad(Load):
         sent.verdict = verdict
 
 
-def words_of(text: str) -> list[str]:
-    """Without case and punctuation, which depend on where a turn is cut."""
-    return re.findall(r"[a-z0-9']+", text.lower())
-
-
 async def speak(client: openai.AsyncOpenAI, clip: str) -> str:
     """The text of all turns. AssertionError: a delta was taken back, or a turn failed."""
     query = {"intent": "transcription"}
@@ -78,7 +72,7 @@ async def speak(client: openai.AsyncOpenAI, clip: str) -> str:
 
 async def _send(connection: Any, clip: str) -> None:
     """In real time; the last commit finds no audio, and is answered behind all that was open."""
-    pcm, _ = soundfile.read(sample_path(clip), dtype="int16")
+    pcm = pcm_of(clip)
     n = round(CHUNK_S * SAMPLE_RATE)
     chunks = [pcm[at : at + n].tobytes() for at in range(0, len(pcm), n)]
     chunks += [bytes(2 * n)] * round(SILENCE_S / CHUNK_S)

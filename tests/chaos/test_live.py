@@ -6,11 +6,11 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.demo.samples import sample_text
+from cluster.demo.samples import sample_text, words_of
 from tests.chaos.campaign import run_fault
 from tests.chaos.faults import Fault, Freeze, Kill
 from tests.chaos.host_faults import bad_link
-from tests.chaos.live_load import CLOSED, LiveLoad, live_texts, words_of
+from tests.chaos.live_load import CLOSED, LiveLoad, live_texts
 from tests.chaos.load import CLIPS, Load
 from tests.chaos.several_hosts import several_hosts
 from tests.chaos.soak import LIVE_RATE

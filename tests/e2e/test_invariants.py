@@ -42,12 +42,3 @@ async def test_pools_of_one_window_finish_eight_long_files(alike: bool, tmp_path
         texts = await asyncio.gather(*(text_of(transcriber, file) for file in files))
     assert alone
     assert texts == [alone] * 8
-
-
-async def test_batches_of_any_make_up_give_the_same_text() -> None:
-    settings = load_settings(None, {"router": {"audio_workers": 1}}, environ={})
-    files = [sample_path(name) for name in ("short", "medium", "long")]
-    async with local_transcriber(settings) as transcriber:
-        alone = [await text_of(transcriber, file) for file in files]
-        mixed = await asyncio.gather(*(text_of(transcriber, file) for file in files * 4))
-    assert mixed == alone * 4

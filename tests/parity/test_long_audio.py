@@ -1,6 +1,7 @@
 """Minutes of speech in parallel mode: windows hold each word once, and cost no accuracy.
 
-By the demo model's own voices (espeak-ng and flite). `-s` shows the figures.
+By the demo model's own voices (espeak-ng and flite). `-s` shows the figures. Glued: nobody pauses
+between two sentences, and cuts have to fall into speech.
 """
 
 from __future__ import annotations
@@ -8,28 +9,31 @@ from __future__ import annotations
 from collections.abc import AsyncIterator
 from dataclasses import dataclass, replace
 from itertools import pairwise
+from pathlib import Path
 
+import numpy as np
 import pytest
 import pytest_asyncio
-from rich.console import Console
-from rich.table import Table
 
-from benchmark.shared.word_errors import WordErrors, total
-from cluster.common.messages import Pcm
+from benchmark.shared.speech import corpus
+from benchmark.shared.speech.examples import ExampleMaker
+from benchmark.shared.speech.synthesis import (
+    EDGE_FRAMES,
+    FRAME_S,
+    Manner,
+    SynthesisError,
+    Synthesizer,
+)
+from benchmark.shared.speech.wav import to_pcm
+from benchmark.shared.word_errors import WordErrors, count_errors, total
+from cluster.common.messages import SAMPLE_RATE, Pcm
+from cluster.demo.samples import words_of
 from router.api.params import SequentialOptions, TranscriptionParams
 from router.audio.cutter import WindowCutter
 from router.audio.vad import SpeechDetector
 from router.audio.windows import Window
 from router.transcriber import RequestTranscriber
-from router.transcript import Transcript
-from tests.support.audio.long_recordings import (
-    Recording,
-    Sentence,
-    errors_by_sentence,
-    long_set,
-    make_recording,
-    missing_voices,
-)
+from tests.support.audio.speech import Sentence
 from tests.support.references.transcribers import float32_transcriber, ours
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -44,20 +48,45 @@ MODES = {
     ),
 }
 WER_POINTS = 0.3  # by which parallel mode may be worse
-WORDS_AT_A_CUT = {  # lost or doubled beyond what is lost and added elsewhere
-    "paused": 0.25,
-    "glued": 1.5,  # inside a sentence: the demo model has only heard windows that end with one
-}
-CUT_S = 0.3  # a sentence so close to a cut is at it
+EDGE_S = EDGE_FRAMES * FRAME_S  # around each sentence: all that stays of a pause that is glued
+PAUSES_S = (0.1, 0.9)
+PAUSED_S, GLUED_S = (60.0, 120.0, 180.0, 300.0), (90.0, 150.0, 240.0)
 
 
 @pytest.fixture(scope="module", autouse=True)
 def _voices() -> None:
-    if problem := missing_voices():
-        pytest.skip(problem)
+    speaker = Synthesizer()
+    for voice in ("en-us", "slt"):
+        try:
+            speaker.speak("Hello.", Manner(voice, 175, 50, 1.0, 1.0))
+        except SynthesisError as error:
+            pytest.skip(str(error))
 
 
-# --------------------------------------------------------------------------------- windows
+@dataclass(frozen=True, slots=True)
+class Recording:
+    """pcm: int16 [n_samples], 16 kHz."""
+
+    name: str
+    pcm: Pcm
+    sentences: tuple[Sentence, ...]
+
+
+def make_recording(seconds: float, *, glued: bool = False) -> Recording:
+    name = f"{'glued' if glued else 'paused'}, {seconds:g} s"
+    maker = ExampleMaker(f"long/{name}")
+    pieces, sentences, end_s = [], [], 0.0
+    while end_s < seconds:
+        example = maker.several(corpus.sentence, (0.0, 0.0) if glued else PAUSES_S)
+        first_s, last_s = 0.0, len(example.audio) / SAMPLE_RATE
+        if glued:
+            first_s, last_s = example.segments[0][0] - EDGE_S, example.segments[-1][1] + EDGE_S
+        piece = example.audio[round(first_s * SAMPLE_RATE) : round(last_s * SAMPLE_RATE)]
+        shift_s = end_s - first_s
+        sentences += [Sentence(text, s + shift_s, e + shift_s) for s, e, text in example.segments]
+        pieces.append(piece)
+        end_s += len(piece) / SAMPLE_RATE
+    return Recording(name, to_pcm(np.concatenate(pieces)), tuple(sentences))
 
 
 def cut(pcm: Pcm) -> list[Window]:
@@ -85,90 +114,27 @@ def assert_covered(sentence: Sentence, windows: list[Window]) -> None:
     assert at_s >= sentence.end, f"{sentence} is lost from {at_s:.2f} s on"
 
 
-# ----------------------------------------------------------------------------------- words
-
-
-@dataclass(frozen=True, slots=True)
-class Heard:
-    recording: Recording
-    transcript: Transcript
-
-    @property
-    def errors(self) -> list[WordErrors]:
-        return errors_by_sentence(self.recording, self.transcript.text)
-
-    @property
-    def cuts_s(self) -> list[float]:
-        """Where windows began, and what of them was decoded again."""
-        return sorted({segment.seek / 100 for segment in self.transcript.segments} - {0.0})
-
-    def is_at_cut(self, sentence: Sentence) -> bool:
-        first, last = sentence.start - CUT_S, sentence.end + CUT_S
-        return any(first <= at_s <= last for at_s in self.cuts_s)
-
-    def total(self, *, at_cuts: bool) -> WordErrors:
-        pairs = zip(self.recording.sentences, self.errors, strict=True)
-        return total(errors for one, errors in pairs if self.is_at_cut(one) == at_cuts)
-
-
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
 async def transcriber() -> AsyncIterator[RequestTranscriber]:
     async with float32_transcriber() as transcriber:
         yield transcriber
 
 
-@pytest_asyncio.fixture(scope="module", loop_scope="module")
-async def heard(
-    transcriber: RequestTranscriber, tmp_path_factory: pytest.TempPathFactory
-) -> dict[str, list[Heard]]:
-    folder = tmp_path_factory.mktemp("long")
-    recordings = long_set()
-    found = {
-        mode: [
-            Heard(recording, (await ours(transcriber, params, recording.pcm, folder)).transcript)
-            for recording in recordings
-        ]
-        for mode, params in MODES.items()
-    }
-    show(found)
-    return found
-
-
-def show(found: dict[str, list[Heard]]) -> None:
-    table = Table(title="word error rates of long recordings, in %", title_justify="left")
-    for column in ("recording", *found):
-        table.add_column(column)
-    for row in zip(*found.values(), strict=True):
-        table.add_row(row[0].recording.name, *(f"{total(one.errors).wer:.2f}" for one in row))
-    sums = {mode: total(total(one.errors) for one in all_) for mode, all_ in found.items()}
-    table.add_row("all", *(f"{errors.wer:.2f}" for errors in sums.values()))
-    Console(width=150).print("", table)
-    for mode, all_ in found.items():
-        n_cuts = sum(len(one.cuts_s) for one in all_)
-        at_cuts, elsewhere = (total(o.total(at_cuts=at) for o in all_) for at in (True, False))
-        print(f"{mode}: {n_cuts} cuts, at them {at_cuts}, elsewhere {elsewhere}")
-
-
 @pytest.mark.slow
 @pytest.mark.timeout(1200)
 async def test_parallel_mode_is_as_accurate_as_sequential_mode(
-    heard: dict[str, list[Heard]],
+    transcriber: RequestTranscriber, tmp_path: Path
 ) -> None:
-    rates = {mode: total(total(o.errors) for o in all_).wer for mode, all_ in heard.items()}
+    """What is lost or doubled where windows are cut would be missing here."""
+    errors: dict[str, list[WordErrors]] = {mode: [] for mode in MODES}
+    recordings = [make_recording(seconds) for seconds in PAUSED_S]
+    recordings += [make_recording(seconds, glued=True) for seconds in GLUED_S]
+    for recording in recordings:
+        said = " ".join(word for one in recording.sentences for word in words_of(one.text))
+        for mode, params in MODES.items():
+            answer = await ours(transcriber, params, recording.pcm, tmp_path)
+            heard = " ".join(words_of(answer.transcript.text))
+            errors[mode].append(count_errors(said, heard))
+            print(f"{recording.name}, {mode}: {errors[mode][-1]}")
+    rates = {mode: total(found).wer for mode, found in errors.items()}
     assert rates["parallel"] <= min(rates.values()) + WER_POINTS, rates
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(1200)
-@pytest.mark.parametrize("kind", WORDS_AT_A_CUT)
-async def test_no_words_are_lost_or_doubled_at_cuts(
-    heard: dict[str, list[Heard]], kind: str
-) -> None:
-    mine = [one for one in heard["parallel"] if one.recording.name.startswith(kind)]
-    at_cuts, elsewhere = (total(one.total(at_cuts=at) for one in mine) for at in (True, False))
-    usual = (elsewhere.deletions + elsewhere.insertions) / elsewhere.words
-    n_more = at_cuts.deletions + at_cuts.insertions - usual * at_cuts.words
-    assert n_more <= WORDS_AT_A_CUT[kind] * sum(len(one.cuts_s) for one in mine), (
-        at_cuts,
-        elsewhere,
-    )

@@ -7,7 +7,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import soundfile
 import torch
 import whisper
 from torch import Tensor
@@ -16,7 +15,7 @@ from whisper.model import disable_sdpa
 
 from cluster.common.messages import SAMPLE_RATE, DecodeOptions, DecodeResult, QualityGates
 from cluster.common.model.checkpoint import open_checkpoint
-from cluster.demo.samples import sample_path
+from tests.support.audio.speech import pcm_of
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.references.hugging_face import make_pcm
 from tests.support.references.openai_whisper import (
@@ -34,9 +33,9 @@ NO_GATES = QualityGates(None, None, None)
 
 
 def speech(begin_s: float, seconds: float) -> np.ndarray[Any, Any]:
-    pcm, _ = soundfile.read(sample_path("long"), dtype="float32")
     begin = round(begin_s * SAMPLE_RATE)
-    return np.asarray(pcm[begin : begin + round(seconds * SAMPLE_RATE)])
+    pcm = pcm_of("long")[begin : begin + round(seconds * SAMPLE_RATE)]
+    return pcm.astype(np.float32) / 32_768
 
 
 def noise(seconds: float) -> np.ndarray[Any, Any]:

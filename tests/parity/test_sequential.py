@@ -21,12 +21,13 @@ import whisper
 from benchmark.shared.speech.wav import wav_bytes
 from cluster.common.messages import SAMPLE_RATE, Pcm, QualityGates
 from cluster.common.model.checkpoint import open_checkpoint
-from cluster.demo.samples import sample_path, sample_text
+from cluster.demo.samples import sample_text
 from decoder_worker.sampling.sampler import gumbel, noise_key
 from router.api.params import LADDER, SequentialOptions, TranscriptionParams
 from router.interface import Update
 from router.transcriber import RequestTranscriber
 from router.transcript import Segment, Transcript
+from tests.support.audio.speech import pcm_of
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.references.hugging_face import make_pcm
 from tests.support.references.openai_whisper import (
@@ -53,9 +54,6 @@ PARAMS = TranscriptionParams(
     decoding="sequential",
     gates=QualityGates(),
 )
-
-
-# ------------------------------------------------------------------------- both sides
 
 
 @pytest_asyncio.fixture(scope="module", loop_scope="module")
@@ -189,33 +187,19 @@ def assert_same_numbers(segment: Segment, reference: dict[str, Any]) -> None:
         assert ours.probability == pytest.approx(theirs["probability"], abs=2e-3)
 
 
-# ------------------------------------------------------------------------------- audio
-
-
-def sample(name: str) -> Pcm:
-    import soundfile
-
-    pcm, rate = soundfile.read(sample_path(name), dtype="int16")
-    assert rate == SAMPLE_RATE
-    return np.asarray(pcm)
-
-
 def hum(seconds: float) -> Pcm:
     rng = np.random.default_rng(4)
     return (rng.standard_normal(round(seconds * SAMPLE_RATE)) * 20).astype(np.int16)
 
 
 def chat() -> Pcm:
-    return np.concatenate((sample("medium"), hum(4.0), sample("short")))
+    return np.concatenate((pcm_of("medium"), hum(4.0), pcm_of("short")))
 
 
 def talk() -> Pcm:
-    faint = sample("medium") // 8
-    parts = (sample("short"), hum(3.0), sample("long"), faint, hum(12.0), sample("short")[:-77])
+    faint = pcm_of("medium") // 8
+    parts = (pcm_of("short"), hum(3.0), pcm_of("long"), faint, hum(12.0), pcm_of("short")[:-77])
     return np.concatenate(parts)
-
-
-# ------------------------------------------------------------------------------- tests
 
 
 def clips(*at_s: float) -> dict[str, Any]:
@@ -228,31 +212,31 @@ def prompt(carried: bool) -> dict[str, Any]:
 
 
 def long_silences() -> Pcm:
-    return np.concatenate((hum(31.0), sample("medium"), hum(20.0)))
+    return np.concatenate((hum(31.0), pcm_of("medium"), hum(20.0)))
 
 
 LADDERED = {"fallback": True, "best_of": 5}
 CASES: dict[str, tuple[dict[str, Any], Callable[[], Pcm]]] = {
-    "short": ({}, lambda: sample("short")),
-    "long": ({}, lambda: sample("long")),
-    "ten seconds from inside a recording": ({}, lambda: sample("long")[333_333:493_333]),
-    "0.1 s": ({}, lambda: sample("short")[8_000:9_600]),
+    "short": ({}, lambda: pcm_of("short")),
+    "long": ({}, lambda: pcm_of("long")),
+    "ten seconds from inside a recording": ({}, lambda: pcm_of("long")[333_333:493_333]),
+    "0.1 s": ({}, lambda: pcm_of("short")[8_000:9_600]),
     "a prompt that is carried": (prompt(True), chat),
     "a prompt": (prompt(False), chat),
-    "a clip": (clips(5.0, 20.5), lambda: sample("medium")),
-    "two clips": (clips(3.0, 9.99, 20.0, 23.0), lambda: sample("medium")),
-    "backwards": (clips(20.0, 23.5, 10.0), lambda: sample("medium")),
-    "the language of the first window": ({"language": None}, lambda: sample("long")),
+    "a clip": (clips(5.0, 20.5), lambda: pcm_of("medium")),
+    "two clips": (clips(3.0, 9.99, 20.0, 23.0), lambda: pcm_of("medium")),
+    "backwards": (clips(20.0, 23.5, 10.0), lambda: pcm_of("medium")),
+    "the language of the first window": ({"language": None}, lambda: pcm_of("long")),
     "everything is silence": ({"gates": QualityGates(None, None, 0.0)}, long_silences),
     "what is unsure is silence": (
         {"gates": QualityGates(avg_logprob=-0.2, no_speech_prob=1e-6)},
         long_silences,
     ),
     "nothing is silence": ({"gates": QualityGates(no_speech_prob=None)}, long_silences),
-    "one temperature above zero": ({"temperature": 0.3}, lambda: sample("short")),
-    "beams": ({"beam_size": 4}, lambda: sample("short")),
-    "patient beams": ({"beam_size": 3, "patience": 2.0}, lambda: sample("short")),
-    "long beams": ({"beam_size": 3, "length_penalty": 0.6}, lambda: sample("short")),
+    "one temperature above zero": ({"temperature": 0.3}, lambda: pcm_of("short")),
+    "beams": ({"beam_size": 4}, lambda: pcm_of("short")),
+    "patient beams": ({"beam_size": 3, "patience": 2.0}, lambda: pcm_of("short")),
+    "long beams": ({"beam_size": 3, "length_penalty": 0.6}, lambda: pcm_of("short")),
     "two minutes up the ladder": ({**LADDERED, "gates": NEVER}, talk),
     "two minutes of beams and candidates": (
         {**LADDERED, "gates": QualityGates(1.3, -0.3), "beam_size": 5},
@@ -319,8 +303,8 @@ async def test_a_clip_past_the_end_ends_with_the_file(
     """The reference never comes to an end there."""
     longer = replace(PARAMS, sequential=SequentialOptions(clip_timestamps=(2.0, 1000.0)))
     to_end = replace(PARAMS, sequential=SequentialOptions(clip_timestamps=(2.0,)))
-    first, _ = await ours(demo, longer, sample("medium"), tmp_path)
-    second, _ = await ours(demo, to_end, sample("medium"), tmp_path)
+    first, _ = await ours(demo, longer, pcm_of("medium"), tmp_path)
+    second, _ = await ours(demo, to_end, pcm_of("medium"), tmp_path)
     assert first == second
 
 
@@ -350,7 +334,7 @@ async def test_the_ladder_equals_the_reference(
     two_windows = SequentialOptions(clip_timestamps=(0.0, 2.5, 2.5))
     params = replace(PARAMS, fallback=True, gates=NEVER, sequential=two_windows)
     params = replace(params, **changes)
-    segments = await assert_equal(demo, params, sample("short"), tmp_path)
+    segments = await assert_equal(demo, params, pcm_of("short"), tmp_path)
     if params.gates is NEVER:
         assert {segment["temperature"] for segment in segments} == {LADDER[-1]}
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import itertools
-import json
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
@@ -12,7 +11,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import soundfile
 
 from cluster.common.kernels.cpu.background import wait_for_builds
 from cluster.common.messages import (
@@ -27,18 +25,16 @@ from cluster.common.messages import (
 )
 from cluster.common.model.encoder_context import EncoderContext, positions_of
 from cluster.common.settings_sources import load_settings
-from cluster.demo.samples import sample_path
 from cluster.serve.in_process import LocalEngines, local_engines
+from tests.support.audio.speech import pcm_of, sentences_of
 
 ANSWER_S = 60.0
 RULE = EncoderContext(64, 30.0)
 
 
 def sentences() -> list[Pcm]:
-    pcm, _ = soundfile.read(sample_path("medium"), dtype="int16")
-    told = json.loads(sample_path("medium").with_suffix(".json").read_text())["sentences"]
-    cuts = [(a["end"] + b["start"]) / 2 for a, b in itertools.pairwise(told)]
-    return list(np.split(pcm, [round(at * SAMPLE_RATE) for at in cuts]))
+    cuts = [(a.end + b.start) / 2 for a, b in itertools.pairwise(sentences_of("medium"))]
+    return list(np.split(pcm_of("medium"), [round(at * SAMPLE_RATE) for at in cuts]))
 
 
 @asynccontextmanager
@@ -114,13 +110,14 @@ async def test_no_window_s_text_depends_on_its_neighbours(settings: dict[str, An
 
 async def test_what_is_not_doubted_is_what_all_positions_give() -> None:
     """Windows that end with their last word: the sentence must not be said again."""
-    pcm, _ = soundfile.read(sample_path("medium"), dtype="int16")
-    told = json.loads(sample_path("medium").with_suffix(".json").read_text())["sentences"]
-    spans = [(round((s["start"] - 0.1) * 16_000), round((s["end"] + 0.05) * 16_000)) for s in told]
+    spans = [
+        (round((one.start - 0.1) * SAMPLE_RATE), round((one.end + 0.05) * SAMPLE_RATE))
+        for one in sentences_of("medium")
+    ]
     async with engines() as made:
         eot = made.decoder._prompts.eot
         for index, (begin, end) in enumerate(spans):
-            window = pcm[begin:end]
+            window = pcm_of("medium")[begin:end]
             n_positions = positions_of(frames_of(window)) + 16
             trimmed = await transcribe(made, index, window, n_positions)
             if trimmed.doubted:

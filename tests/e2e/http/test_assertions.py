@@ -15,10 +15,6 @@ from tests.support.audio.speech import pcm_of, sentences_of, wav_of
 COPIES = 10
 SLACK_S = 0.6
 GAP_S = 23.0  # with the recording, too long for two copies in one window
-WORDS: dict[str, Any] = {
-    "response_format": "verbose_json",
-    "timestamp_granularities": ["word", "segment"],
-}
 
 
 def create(server: Server, file: Any, **options: Any) -> Any:
@@ -27,13 +23,10 @@ def create(server: Server, file: Any, **options: Any) -> Any:
 
 
 @pytest.fixture(scope="module")
-def copies() -> bytes:
-    return wav_of(joined(*(pcm_of("short"), silence(GAP_S)) * COPIES))
-
-
-@pytest.fixture(scope="module")
-def copies_heard(server: Server, copies: bytes) -> Any:
-    return create(server, copies, **WORDS)
+def copies_heard(server: Server) -> Any:
+    copies = wav_of(joined(*(pcm_of("short"), silence(GAP_S)) * COPIES))
+    both = ["word", "segment"]
+    return create(server, copies, response_format="verbose_json", timestamp_granularities=both)
 
 
 def test_ten_copies_of_a_phrase_are_the_phrase_ten_times(server: Server, copies_heard: Any) -> None:
@@ -70,32 +63,3 @@ def test_a_prompt_is_not_heard(server: Server, decoding: str) -> None:
     said = set(sample_text("short").lower().split())
     assert len(said & set(heard.lower().split())) >= 0.8 * len(said)
     assert not (set(prompt.lower().split()) - said) & set(heard.lower().split())
-
-
-@pytest.mark.parametrize("name", ["short", "medium"])
-def test_a_language_that_is_detected_gives_what_a_named_one_gives(
-    server: Server, name: str
-) -> None:
-    detected = create(server, sample_path(name), response_format="verbose_json")
-    named = create(server, sample_path(name), response_format="verbose_json", language="en")
-    assert detected.language == named.language == "english"
-    assert detected.text == named.text
-
-
-@pytest.mark.parametrize(
-    "options",
-    [{"temperature": 0}, {"temperature": 0.7, "extra_body": {"seed": 7}}],
-    ids=["greedy", "sampled with a seed"],
-)
-def test_three_runs_are_the_same_to_the_last_number(
-    server: Server, options: dict[str, Any]
-) -> None:
-    runs = [create(server, sample_path("short"), **WORDS, **options) for _ in range(3)]
-    assert runs[0].words
-    assert runs[1:] == runs[:1] * 2
-
-
-def test_one_beam_is_greedy(server: Server) -> None:
-    bodies = ({"fallback": False}, {"fallback": False, "beam_size": 1})
-    greedy, beam = (create(server, sample_path("medium"), extra_body=body) for body in bodies)
-    assert greedy.text == beam.text

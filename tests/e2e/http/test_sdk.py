@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-import asyncio
 import io
 from collections.abc import Callable
 from typing import Any
@@ -54,17 +53,6 @@ def test_whatever_the_file_is_given_as_its_text_is_the_same(
 ) -> None:
     client = server.client(max_retries=0)
     assert client.audio.transcriptions.create(model="whisper-1", file=UPLOADS[kind]()).text == said
-
-
-async def test_async_calls_side_by_side_get_their_own_texts(server: Server, said: str) -> None:
-    async with server.async_client() as client:
-        create = client.audio.transcriptions.create
-        medium = (await create(model="whisper-1", file=sample_path("medium"))).text
-        calls = (
-            create(model="whisper-1", file=sample_path(name)) for name in ("short", "medium") * 2
-        )
-        texts = [answer.text for answer in await asyncio.gather(*calls)]
-    assert texts == [said, medium] * 2
 
 
 def deltas_of(events: list[Any]) -> str:

@@ -5,30 +5,24 @@ from __future__ import annotations
 import asyncio
 import concurrent.futures
 import subprocess
-import sys
 from pathlib import Path
 
 import httpx
+import jiwer
 import pytest
 
 from benchmark.shared.speech.wav import wav_bytes
 from cluster.common.settings_sources import load_settings
-from cluster.demo.samples import SAMPLES, sample_path, sample_text
+from cluster.demo.samples import SAMPLES, sample_path, sample_text, words_of
 from router.audio.pool import AudioPool
 from router.interface import RequestContext
-from tests.e2e.conftest import Server, wait_until
+from tests.e2e.conftest import SPLITSCRIBE, Server, wait_until
 
 TOLERANCE = 0.1  # word error rate that a small model may have on its own recordings
 
 
-def words(text: str) -> list[str]:
-    return "".join(c if c.isalnum() or c == "'" else " " for c in text.lower()).split()
-
-
 def word_error_rate(reference: str, heard: str) -> float:
-    import jiwer
-
-    return float(jiwer.wer(" ".join(words(reference)), " ".join(words(heard))))
+    return float(jiwer.wer(*(" ".join(words_of(text)) for text in (reference, heard))))
 
 
 @pytest.mark.parametrize("name", SAMPLES)
@@ -132,7 +126,7 @@ def test_a_known_text_gets_its_times(server: Server, tmp_path: Path) -> None:
     assert starts == sorted(starts)
     assert [line["text"] for line in found["lines"]] == lines.splitlines()
     (tmp_path / "said.txt").write_text(lines)
-    command = [Path(sys.executable).with_name("splitscribe"), "align", audio, tmp_path / "said.txt"]
+    command = [SPLITSCRIBE, "align", audio, tmp_path / "said.txt"]
     done = subprocess.run(
         [*command, "--server", server.url, "-f", "vtt"], capture_output=True, text=True, check=True
     )

@@ -9,15 +9,15 @@ from collections.abc import Iterator
 from typing import Any
 
 import jiwer
-import numpy as np
 import pytest
-import soundfile
 import soxr
 from websockets.asyncio.client import connect
 from websockets.exceptions import ConnectionClosed, InvalidStatus
 
-from cluster.demo.samples import sample_path, sample_text
+from cluster.common.messages import SAMPLE_RATE
+from cluster.demo.samples import sample_text, words_of
 from tests.e2e.conftest import Server, serving, start_server, stop_server, wait_until
+from tests.support.audio.speech import pcm_of
 from tests.support.live.realtime_door import append, read_nothing, until
 
 RATE = 24_000
@@ -35,13 +35,8 @@ STOPPED = {
 
 
 def pcm_24_khz(name: str = "short", silence_s: float = 1.5) -> bytes:
-    samples, rate = soundfile.read(sample_path(name), dtype="float32")
-    pcm = np.round(32767 * np.clip(soxr.resample(samples, rate, RATE), -1, 1)).astype("<i2")
+    pcm = soxr.resample(pcm_of(name), SAMPLE_RATE, RATE)
     return pcm.tobytes() + bytes(2 * round(silence_s * RATE))
-
-
-def plain(text: str) -> str:
-    return " ".join("".join(c for c in text.lower() if c.isalnum() or c.isspace()).split())
 
 
 async def hear_by_the_sdk(
@@ -80,7 +75,7 @@ async def hear_by_the_sdk(
 
 
 def wrong_share(heard: str) -> float:
-    return float(jiwer.wer(plain(sample_text("short")), plain(heard)))
+    return float(jiwer.wer(*(" ".join(words_of(one)) for one in (sample_text("short"), heard))))
 
 
 @pytest.mark.slow

@@ -28,14 +28,6 @@ async function uploads() {
   return texts;
 }
 
-async function stream(file) {
-  const events = [];
-  for await (const event of await transcriptions.create({ model, file, stream: true })) {
-    events.push(event);
-  }
-  return events;
-}
-
 // What the last call raised, and the events before it.
 async function failure(call) {
   const before = [];
@@ -78,13 +70,6 @@ async function failures() {
   };
 }
 
-// Leaves a stream after its first event.
-async function left() {
-  const file = fs.createReadStream(long);
-  const events = await transcriptions.create({ model, file, stream: true });
-  for await (const event of events) return event.type;
-}
-
 async function models() {
   const listed = [];
   for await (const one of client.models.list()) listed.push(one.id);
@@ -99,7 +84,7 @@ async function headers() {
   return { text: data.text, request_id, timing: response.headers.get("server-timing") };
 }
 
-const parts = { uploads, failures, left, models, headers };
-const report = { stream: await stream(fs.createReadStream(long)) };
+const parts = { uploads, failures, models, headers };
+const report = {};
 for (const [name, part] of Object.entries(parts)) report[name] = await part();
 console.log(JSON.stringify(report));
