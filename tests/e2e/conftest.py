@@ -9,7 +9,7 @@ import subprocess
 import sys
 import threading
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -19,6 +19,8 @@ import httpx
 import openai
 import pytest
 import torch
+
+from tests.support.waiting import wait_until
 
 SPLITSCRIBE = str(Path(sys.executable).with_name("splitscribe"))
 URL = r"http://[\w.:]+"  # in a line, which may be JSON
@@ -83,22 +85,6 @@ def health_of(url: str) -> dict[str, Any]:
         if waited_s > 10.0 or (age_s is not None and age_s < waited_s):
             return answer
         time.sleep(0.05)
-
-
-def wait_until(
-    condition: Callable[[], Any], timeout_s: float, what: str, every_s: float = 0.1
-) -> Any:
-    """Poll until `condition()` is true; its exceptions count as not yet."""
-    deadline = time.monotonic() + timeout_s
-    last: object = None
-    while time.monotonic() < deadline:
-        try:
-            if value := condition():
-                return value
-        except Exception as error:
-            last = error
-        time.sleep(every_s)
-    raise AssertionError(f"not within {timeout_s:.0f} s: {what} (last: {last!r})")
 
 
 def start_server(folder: Path, *flags: str, env: dict[str, str] | None = None) -> Server:

@@ -26,16 +26,6 @@ def test_every_length_equals_the_reference(shape: str, n_mels: int) -> None:
         assert_close(name, log_mel([window])[0], reference)
 
 
-def test_a_ragged_batch_equals_its_windows_alone() -> None:
-    windows = [make_pcm(seconds, seed) for seed, seconds in enumerate(LENGTHS_S)]
-    log_mel = LogMel(80)
-    batch = log_mel(windows)
-    assert batch.shape == (len(windows), 80, 3000)
-    assert batch.dtype == torch.float32
-    for window, features in zip(windows, batch, strict=True):
-        torch.testing.assert_close(features, log_mel([window])[0], rtol=0, atol=1e-5)
-
-
 @pytest.mark.parametrize("level", [0, 1, 32_767])
 def test_silence_and_full_scale_equal_the_reference(level: int) -> None:
     window = np.full(16_000, level, dtype=np.int16)

@@ -16,7 +16,6 @@ import numpy as np
 import pytest
 import pytest_asyncio
 import torch
-import whisper
 
 from benchmark.shared.speech.wav import wav_bytes
 from cluster.common.messages import SAMPLE_RATE, Pcm, QualityGates
@@ -37,7 +36,7 @@ from tests.support.references.openai_whisper import (
     reference_options,
     tokenizer_of,
 )
-from tests.support.references.transcribers import float32_transcriber
+from tests.support.references.transcribers import answer_of, float32_transcriber
 from tests.support.requests import request_context
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")
@@ -84,16 +83,15 @@ async def ours(
 
 
 def theirs(checkpoint: Path, params: TranscriptionParams, pcm: Pcm) -> dict[str, Any]:
-    options = reference_options(checkpoint)
+    options: dict[str, Any] = {}
     if params.beam_size > 1:
         options |= {"beam_size": params.beam_size, "patience": params.patience}
     if params.best_of > 1:
         options |= {"best_of": params.best_of}
-    model = openai_model(checkpoint)
-    with openai_vocabulary(checkpoint), our_noise(params):
-        answer: dict[str, Any] = whisper.transcribe(
-            model,
-            pcm.astype(np.float32) / 32_768,
+    with our_noise(params):
+        return answer_of(
+            checkpoint,
+            pcm,
             language=params.language,
             task=params.task,
             temperature=params.temperatures,
@@ -109,7 +107,6 @@ def theirs(checkpoint: Path, params: TranscriptionParams, pcm: Pcm) -> dict[str,
             length_penalty=params.length_penalty,
             **options,
         )
-    return answer
 
 
 def without_names(text: str) -> str:

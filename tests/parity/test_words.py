@@ -9,7 +9,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-import soundfile
 import whisper
 from whisper import timing
 from whisper.tokenizer import Tokenizer
@@ -17,9 +16,6 @@ from whisper.tokenizer import Tokenizer
 from cluster.common.messages import FRAMES_PER_S, TokenAlignment
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.text.words import split_words
-from cluster.demo.samples import SAMPLES, sample_path
-from router.transcript import Segment
-from router.words import add_words
 from tests.support.checkpoints import cached_checkpoint, make_checkpoint
 from tests.support.references.hugging_face import make_pcm
 from tests.support.references.openai_whisper import (
@@ -104,82 +100,3 @@ def test_without_alignment_heads_the_upper_half_looks_as_in_the_reference(tmp_pa
     del config["alignment_heads"]
     file.write_text(json.dumps(config))
     compare_random_texts(folder, model, [(40, 1500), (3, 3000)])
-
-
-@pytest.mark.parametrize("name", SAMPLES)
-def test_words_of_the_samples_are_the_references(name: str) -> None:
-    audio, _ = soundfile.read(sample_path(name), dtype="float32")
-    script = json.loads(sample_path(name).with_suffix(".json").read_text())
-    model, tokenizer, bench = openai_model(DEMO), reference_tokenizer(DEMO), AlignerBench(DEMO, 1)
-    window_s = SAMPLE_FRAMES / FRAMES_PER_S
-    last_speech_s = 0.0
-    for begin_s in np.arange(0.0, script["duration"], window_s).tolist():
-        sentences = [
-            sentence
-            for sentence in script["sentences"]
-            if begin_s <= sentence["start"] and sentence["end"] <= begin_s + window_s
-        ]
-        own = audio[round(begin_s * 16_000) : round((begin_s + window_s) * 16_000)]
-        frames = len(own) // 160
-        mel = log_mel(model, own)
-        bench.write(0, cross_kv(model, mel))
-        expected = reference_segments(sentences, bench, begin_s)
-        ours = [our_segment(segment) for segment in expected]
-        timing.add_word_timestamps(
-            segments=expected,
-            model=model,
-            tokenizer=tokenizer,
-            mel=mel,
-            num_frames=frames,
-            last_speech_timestamp=last_speech_s,
-        )
-        text = tuple(token for segment in expected for token in segment["tokens"])
-        (alignment,) = bench.align([bench.item(0, text, frames)])
-        found = add_words(
-            ours,
-            alignment,
-            bench.tokenizer,
-            language="en",
-            offset_s=begin_s,
-            last_speech_s=last_speech_s,
-        )
-        assert_equal_segments(found, expected)
-        last_speech_s = found[-1].words[-1].end
-
-
-def reference_segments(sentences: Any, bench: AlignerBench, begin_s: float) -> list[dict[str, Any]]:
-    return [
-        {
-            "seek": round(begin_s * FRAMES_PER_S),
-            "start": sentence["start"],
-            "end": sentence["end"],
-            "text": sentence["text"],
-            "tokens": bench.tokenizer.encode(" " + sentence["text"]),
-        }
-        for sentence in sentences
-    ]
-
-
-def our_segment(segment: dict[str, Any]) -> Segment:
-    return Segment(
-        id=0,
-        seek=segment["seek"],
-        start=segment["start"],
-        end=segment["end"],
-        text=segment["text"],
-        tokens=tuple(segment["tokens"]),
-        temperature=0.0,
-        avg_logprob=-0.1,
-        compression_ratio=1.0,
-        no_speech_prob=0.0,
-    )
-
-
-def assert_equal_segments(found: Sequence[Segment], expected: Sequence[dict[str, Any]]) -> None:
-    assert found
-    for segment, other in zip(found, expected, strict=True):
-        assert (segment.start, segment.end) == (other["start"], other["end"])
-        assert [word.word for word in segment.words] == [word["word"] for word in other["words"]]
-        for word, theirs in zip(segment.words, other["words"], strict=True):
-            assert (word.start, word.end) == (theirs["start"], theirs["end"]), word
-            assert word.probability == pytest.approx(theirs["probability"], abs=1e-4), word

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import AsyncIterator, Awaitable, Callable
+from collections.abc import AsyncIterator, Callable
 from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
@@ -22,6 +22,7 @@ from router.http.batches import BatchAccess
 from router.http.listener import HttpListener
 from router.http.routes import create_app
 from tests.support.router_fakes import FakeTranscriber, make_registry, make_settings
+from tests.support.waiting import eventually as eventually
 
 ENDPOINT: Literal["/v1/audio/transcriptions"] = "/v1/audio/transcriptions"
 AUDIO = {"input_audio": {"data": "UklGRg=="}}
@@ -166,12 +167,3 @@ async def served(
         for client in counter.clients:
             await client.close()
         await listener.close()
-
-
-async def eventually(condition: Callable[[], Awaitable[bool] | bool]) -> None:
-    async with asyncio.timeout(DEADLINE_S):
-        while True:
-            held = condition()
-            if held if isinstance(held, bool) else await held:
-                return
-            await asyncio.sleep(0.01)

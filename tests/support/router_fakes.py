@@ -4,8 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import threading
-import time
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager
 from pathlib import Path
 from typing import Any
@@ -28,6 +27,7 @@ from router.interface import (
     Update,
 )
 from router.transcript import Segment, TokenLogprob, Transcript, Word
+from tests.support.waiting import wait_until
 
 NAMES = ("openai/whisper-large-v3", "demo")
 LANGUAGES = ("en", "de", "ja")
@@ -187,13 +187,6 @@ def error_of(answer: httpx.Response) -> dict[str, Any]:
     ErrorResponse.model_validate(body)
     assert set(body["error"]) == {"message", "type", "param", "code"}
     return body["error"]
-
-
-def wait_until(condition: Callable[[], bool], timeout_s: float = 20.0) -> None:
-    deadline = time.monotonic() + timeout_s
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.01)
 
 
 @contextmanager

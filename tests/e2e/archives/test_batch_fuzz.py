@@ -2,15 +2,16 @@
 
 from __future__ import annotations
 
-import asyncio
 import json
-import threading
 from collections import Counter
-from collections.abc import Callable, Iterator
+from collections.abc import AsyncIterator, Callable, Iterator
+from contextlib import asynccontextmanager
+from pathlib import Path
 from typing import Any
 
 import openai
 import pytest
+from anyio.from_thread import start_blocking_portal
 from hypothesis import HealthCheck, Phase, given, seed, settings
 from hypothesis import strategies as st
 
@@ -29,23 +30,20 @@ GENERATED: dict[str, Any] = {
 AUDIO = "data:audio/wav;base64,AAAA"
 
 
+@asynccontextmanager
+async def opened(folder: Path) -> AsyncIterator[str]:
+    async with desk(folder, max_batches_per_key=10**6) as at, served(at) as counter:
+        yield counter.url
+
+
 @pytest.fixture(scope="module")
 def url(tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
     folder = tmp_path_factory.mktemp("kept")
-    started, over, found = threading.Event(), asyncio.Event(), []
-
-    async def serve() -> None:
-        async with desk(folder, max_batches_per_key=10**6) as at, served(at) as counter:
-            found.extend([counter.url, asyncio.get_running_loop()])
-            started.set()
-            await over.wait()
-
-    thread = threading.Thread(target=lambda: asyncio.run(serve()), daemon=True)
-    thread.start()
-    assert started.wait(60)
-    yield found[0]
-    found[1].call_soon_threadsafe(over.set)
-    thread.join(60)
+    with (
+        start_blocking_portal() as portal,
+        portal.wrap_async_context_manager(opened(folder)) as url,
+    ):
+        yield url
 
 
 @pytest.fixture(scope="module")

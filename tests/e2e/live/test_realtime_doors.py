@@ -101,17 +101,6 @@ async def test_a_session_a_refusal_and_a_drain_come_through(
         await draining
 
 
-@pytest.mark.parametrize("kind", ["haproxy", "nginx"])
-async def test_a_client_that_leaves_ends_its_session(
-    kind: str, certificate: Path, tmp_path: Path
-) -> None:
-    async with opened() as door, proxied(kind, door, tmp_path, certificate) as proxy:
-        async with proxy.connect() as socket:
-            await until(socket, "session.created")
-            socket.transport.abort()
-        await door.none_left()
-
-
 @pytest.mark.slow
 @pytest.mark.parametrize("kind", ["haproxy", "nginx"])
 async def test_a_client_that_reads_nothing_is_closed(

@@ -7,7 +7,7 @@ import contextlib
 import os
 import signal
 import time
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 
 from cluster.common.settings import RouterSettings
 from router.audio.pool import AudioPool
@@ -31,12 +31,6 @@ async def running(**changes: object) -> AsyncIterator[AudioPool]:
         yield pool
     finally:
         await pool.close()
-
-
-async def until(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(PATIENCE_S):
-        while not condition():  # noqa: ASYNC110 - another process is waited for
-            await asyncio.sleep(0.005)
 
 
 def pids(pool: AudioPool) -> list[int]:

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import time
-from collections.abc import Callable
 from typing import Any
 
 from cluster.common.kv.exporter import KVExporter
@@ -11,13 +9,7 @@ from cluster.common.kv.importer import KVImporter
 from cluster.common.kv.layout import PageLayout
 from cluster.common.kv.memory_wire import MemoryWire
 from cluster.common.kv.wire import TransferConfig
-
-
-def wait_until(condition: Callable[[], bool]) -> None:
-    deadline = time.monotonic() + 30.0
-    while not condition():
-        assert time.monotonic() < deadline, "the condition never came true"
-        time.sleep(0.002)
+from tests.support.waiting import wait_until as wait_until
 
 
 class MemoryExporter(KVExporter):

@@ -19,6 +19,7 @@ from router.http.listener import HttpListener
 from router.http.routes import create_app
 from tests.support.live.fake_engine import FakeLiveEngine
 from tests.support.router_fakes import FakeTranscriber, make_registry, make_settings
+from tests.support.waiting import eventually
 
 ANSWER_S = 20.0
 RATE = 24_000
@@ -58,12 +59,6 @@ async def opened(settings: RouterSettings | None = None, **options: Any) -> Asyn
         yield Door(engine, listener, app)
     finally:
         await listener.close()
-
-
-async def eventually(condition: Callable[[], bool]) -> None:
-    async with asyncio.timeout(ANSWER_S):
-        while not condition():  # noqa: ASYNC110 - the server's tasks are waited for
-            await asyncio.sleep(0.01)
 
 
 async def send(socket: ClientConnection, type: str, **fields: Any) -> None:

@@ -57,14 +57,16 @@ async def ours(
         file.unlink()
 
 
-def theirs(checkpoint: Path, pcm: Pcm, **options: Any) -> str:
-    """What openai-whisper's `transcribe` gives for the samples by its own defaults."""
-    torch.manual_seed(0)  # of its sampling above temperature 0
+def answer_of(checkpoint: Path, pcm: Pcm, **options: Any) -> dict[str, Any]:
+    """openai-whisper's `transcribe` of the samples."""
+    options = reference_options(checkpoint) | options
     with openai_vocabulary(checkpoint):
-        answer = whisper.transcribe(
-            openai_model(checkpoint),
-            pcm.astype(np.float32) / 32_768,
-            **reference_options(checkpoint),
-            **options,
+        answer: dict[str, Any] = whisper.transcribe(
+            openai_model(checkpoint), pcm.astype(np.float32) / 32_768, **options
         )
-    return str(answer["text"]).strip()
+    return answer
+
+
+def theirs(checkpoint: Path, pcm: Pcm) -> str:
+    torch.manual_seed(0)  # of its sampling above temperature 0
+    return str(answer_of(checkpoint, pcm)["text"]).strip()
