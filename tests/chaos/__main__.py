@@ -22,12 +22,10 @@ from collections.abc import Sequence
 from dataclasses import asdict
 from pathlib import Path
 
-from tests.chaos.campaign import run_faults
+from tests.chaos.campaign import Outcome, run_faults, table
 from tests.chaos.faults import kept_faults, random_pairs, single_faults
 from tests.chaos.host_faults import host_faults
-from tests.chaos.kept_load import TIGHT, steady_load
-from tests.chaos.load import CLIPS
-from tests.chaos.report import Outcome, table
+from tests.chaos.load import CLIPS, TIGHT, steady_load
 from tests.chaos.several_hosts import several_hosts
 from tests.chaos.soak import MAX_GROWTH, live_soak, soak
 from tests.chaos.target import local_target

@@ -3,11 +3,15 @@
 from __future__ import annotations
 
 import time
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterable, Iterator, Sequence
+from dataclasses import dataclass, field
+from io import StringIO
+
+from rich.console import Console
+from rich.table import Table
 
 from tests.chaos.faults import Fault
-from tests.chaos.load import Load, goodput
-from tests.chaos.report import SPAN_S, Outcome, recovery_s
+from tests.chaos.load import Load, Sent, goodput, verdicts
 from tests.chaos.target import Target
 
 BEFORE_S = 10.0  # of undisturbed load before each fault
@@ -75,3 +79,102 @@ def run_faults(faults: Iterable[Fault], target: Target, load: Load) -> Iterator[
 
 def _sleep_until(when_s: float) -> None:
     time.sleep(max(0.0, when_s - time.monotonic()))
+
+
+SPAN_S = 5.0  # goodput is counted over so much
+SHARE = 0.9  # of the goodput before, at which the service has recovered
+STEP_S = 0.25
+EDGE = 0.5  # requests: what one more or less in a span does not decide
+
+COLUMNS = (
+    *("fault", "sent", "right", "retried", "429/503", "refused", "wrong", "lost", "slowest"),
+    *("before", "recovery", "aim", "replaced", "hits", "evicted"),
+)
+
+
+@dataclass(slots=True)
+class Outcome:
+    """met_refusal: requests that got a 429 or 503 at any try; refused: at their last.
+
+    recovery_s: from the fault to the first 5 s with 90 % of the goodput before it, after it fell; 0
+        where it never fell, None where it stayed low. limit_s: the recovery to reach ("aim").
+    replaced_s: until every worker was there again; None: not in time.
+    hits: windows that needed no encode. evicted: kept windows that made room for others.
+    """
+
+    fault: str
+    limit_s: float
+    sent: int = 0
+    right: int = 0
+    retried: int = 0
+    met_refusal: int = 0
+    refused: int = 0
+    wrong: int = 0
+    lost: int = 0
+    slowest_s: float = 0.0
+    goodput_before: float = 0.0
+    recovery_s: float | None = None
+    replaced_s: float | None = None
+    hits: int = 0
+    evicted: int = 0
+    left_over: list[str] = field(default_factory=list)
+    details: list[str] = field(default_factory=list)
+
+    @property
+    def is_good(self) -> bool:
+        return not (self.wrong or self.lost or self.left_over) and self.replaced_s is not None
+
+    def count(self, sent: Sequence[Sent]) -> None:
+        by_verdict = verdicts(sent)
+        self.sent = len(sent)
+        self.right, self.refused = by_verdict["right"], by_verdict["refused"]
+        self.wrong, self.lost = by_verdict["wrong"], by_verdict["lost"] + by_verdict["in flight"]
+        self.retried = sum(one.retried for one in sent)
+        self.met_refusal = sum(one.was_refused for one in sent)
+        self.hits = sum(one.n_hits for one in sent)
+        self.slowest_s = max((one.took_s for one in sent), default=0.0)
+        self.details = [
+            f"request {one.number} ({one.clip}), tries {one.statuses}: {one.verdict}, {one.detail}"
+            for one in sent
+            if one.verdict != "right"
+        ]
+
+
+def recovery_s(sent: Sequence[Sent], fault_s: float, until_s: float, before: float) -> float | None:
+    """See `Outcome`. Times are monotonic; `until_s` is how far the answers are known."""
+    enough = SHARE * before - EDGE / SPAN_S
+    fell = False
+    n_steps = int((until_s - SPAN_S - fault_s) / STEP_S) + 1
+    for step in range(n_steps):
+        begin_s = fault_s + step * STEP_S
+        is_low = goodput(sent, begin_s, begin_s + SPAN_S) < enough
+        if is_low:
+            fell = True
+        elif fell:
+            return begin_s - fault_s
+    return None if fell else 0.0
+
+
+def table(outcomes: Sequence[Outcome]) -> str:
+    made, notes = Table(*COLUMNS, box=None, pad_edge=False), []
+    for one in outcomes:
+        counts = (one.sent, one.right, one.retried, one.met_refusal)
+        made.add_row(
+            one.fault,
+            *map(str, (*counts, one.refused, one.wrong, one.lost)),
+            f"{one.slowest_s:.1f} s",
+            f"{one.goodput_before:.1f}/s",
+            _seconds(one.recovery_s),
+            f"{one.limit_s:.0f} s",
+            _seconds(one.replaced_s),
+            *map(str, (one.hits, one.evicted)),
+        )
+        notes += [f"{one.fault}: left over: {what}" for what in one.left_over]
+        notes += [f"{one.fault}: {detail}" for detail in one.details[:5]]
+    console = Console(width=200, file=StringIO())
+    console.print(made)
+    return "\n".join((console.file.getvalue().rstrip(), *notes))  # type: ignore[attr-defined]
+
+
+def _seconds(value: float | None) -> str:
+    return "never" if value is None else f"{value:.1f} s"

@@ -9,12 +9,10 @@ from typing import Any
 
 import numpy as np
 
-from tests.chaos.campaign import run_fault
+from tests.chaos.campaign import Outcome, run_fault
 from tests.chaos.faults import random_fault
-from tests.chaos.kept_load import steady_load
 from tests.chaos.live_load import LiveLoad, live_texts
-from tests.chaos.load import verdicts
-from tests.chaos.report import Outcome
+from tests.chaos.load import steady_load, verdicts
 from tests.chaos.target import Target, local_target
 
 WARM_SAMPLES = 3  # of a cluster's start, before its caches are full

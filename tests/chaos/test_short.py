@@ -6,11 +6,9 @@ from collections.abc import Iterator
 
 import pytest
 
-from tests.chaos.campaign import run_fault
+from tests.chaos.campaign import recovery_s, run_fault
 from tests.chaos.faults import Both, Fault, Freeze, FullSpool, Kill, kept_faults
-from tests.chaos.kept_load import TIGHT, steady_load
-from tests.chaos.load import Load, Sent
-from tests.chaos.report import recovery_s
+from tests.chaos.load import TIGHT, Load, Sent, steady_load
 from tests.chaos.target import Target, local_target
 from tests.e2e.conftest import wait_until
 

@@ -14,8 +14,10 @@ from router.audio.pool import AudioPool
 from router.audio.stream import AudioStream
 from router.audio.worker_handle import AudioProcess
 from router.interface import RequestContext
+from tests.support.waiting import eventually
 
 PATIENCE_S = 30.0
+until = eventually
 
 
 def request(client: bytes = b"", time_s: float = PATIENCE_S) -> RequestContext:
