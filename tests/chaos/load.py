@@ -21,11 +21,10 @@ import httpx
 import numpy as np
 import openai
 
-from benchmark.shared.clips import Clip
 from benchmark.shared.speech.wav import wav_bytes
 from cluster.common.messages import HOP_LENGTH, SAMPLE_RATE
-from cluster.demo.samples import sample_path
 from tests.support.audio.recordings import lengthened
+from tests.support.audio.speech import pcm_of
 
 CLIPS = ("short", "short", "medium", "short")  # in turn; 5 and 25 seconds of speech
 GIVEN_UP_S = 150.0  # a request without an answer by then is lost; above any deadline of a clip
@@ -220,7 +219,7 @@ def pieces() -> dict[str, bytes]:
     found = {}
     size, step = round(PIECE_S * SAMPLE_RATE), round(STEP_S * SAMPLE_RATE)
     for recording in ("medium", "long"):
-        pcm = Clip(recording, sample_path(recording)).pcm()
+        pcm = pcm_of(recording)
         for start in range(0, len(pcm) - size + 1, step):
             found[f"{recording} from {start / SAMPLE_RATE:04.1f} s"] = pcm[
                 start : start + size

@@ -199,27 +199,32 @@ def talk() -> Pcm:
     return np.concatenate(parts)
 
 
-def clips(*at_s: float) -> dict[str, Any]:
-    return {"sequential": SequentialOptions(clip_timestamps=at_s)}
-
-
-def prompt(carried: bool) -> dict[str, Any]:
-    sequential = SequentialOptions(carry_initial_prompt=carried)
-    return {"prompt": " her silver captain\n", "sequential": sequential}
-
-
 def long_silences() -> Pcm:
     return np.concatenate((hum(31.0), pcm_of("medium"), hum(20.0)))
 
 
-LADDERED = {"fallback": True, "best_of": 5}
+def mode(**options: Any) -> dict[str, Any]:
+    return {"sequential": SequentialOptions(**options)}
+
+
+def clips(*at_s: float) -> dict[str, Any]:
+    return mode(clip_timestamps=at_s)
+
+
+PROMPT = {"prompt": " her silver captain\n"}
+CANDIDATES = {"fallback": True, "best_of": 5}
+# Up to its end every attempt fails; the last one stands, and leaves no context.
+LADDER_OF_TWO = {"fallback": True, "gates": NEVER, **clips(0.0, 2.5, 2.5)}
+WORDS = {"words": True}
 CASES: dict[str, tuple[dict[str, Any], Callable[[], Pcm]]] = {
     "short": ({}, lambda: pcm_of("short")),
     "long": ({}, lambda: pcm_of("long")),
     "ten seconds from inside a recording": ({}, lambda: pcm_of("long")[333_333:493_333]),
     "0.1 s": ({}, lambda: pcm_of("short")[8_000:9_600]),
-    "a prompt that is carried": (prompt(True), chat),
-    "a prompt": (prompt(False), chat),
+    "a long talk": ({}, talk),
+    "a long talk, unconditioned": (mode(condition_on_previous_text=False), talk),
+    "a prompt that is carried": ({**PROMPT, **mode(carry_initial_prompt=True)}, chat),
+    "a prompt": (PROMPT, chat),
     "a clip": (clips(5.0, 20.5), lambda: pcm_of("medium")),
     "two clips": (clips(3.0, 9.99, 20.0, 23.0), lambda: pcm_of("medium")),
     "backwards": (clips(20.0, 23.5, 10.0), lambda: pcm_of("medium")),
@@ -234,24 +239,35 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], Pcm]]] = {
     "beams": ({"beam_size": 4}, lambda: pcm_of("short")),
     "patient beams": ({"beam_size": 3, "patience": 2.0}, lambda: pcm_of("short")),
     "long beams": ({"beam_size": 3, "length_penalty": 0.6}, lambda: pcm_of("short")),
-    "two minutes up the ladder": ({**LADDERED, "gates": NEVER}, talk),
+    "the ladder": (LADDER_OF_TWO, lambda: pcm_of("short")),
+    "the ladder by some gates": (
+        {**LADDER_OF_TWO, "gates": QualityGates(1.3, -0.3)},
+        lambda: pcm_of("short"),
+    ),
+    "the ladder of candidates": ({**LADDER_OF_TWO, "best_of": 3}, lambda: pcm_of("short")),
+    "the ladder of both": (
+        {**LADDER_OF_TWO, "beam_size": 3, "best_of": 2},
+        lambda: pcm_of("short"),
+    ),
+    "words": (WORDS, chat),
+    "words and short silences": ({**WORDS, **mode(hallucination_silence_threshold=0.2)}, chat),
+    "words and silences": ({**WORDS, **mode(hallucination_silence_threshold=2.0)}, chat),
+    "two minutes up the ladder": ({**CANDIDATES, "gates": NEVER}, talk),
     "two minutes of beams and candidates": (
-        {**LADDERED, "gates": QualityGates(1.3, -0.3), "beam_size": 5},
+        {**CANDIDATES, "gates": QualityGates(1.3, -0.3), "beam_size": 5},
         talk,
     ),
-    "two minutes of words": (
-        {
-            "words": True,
-            "sequential": SequentialOptions(hallucination_silence_threshold=0.2),
-        },
-        talk,
-    ),
+    "two minutes of words": ({**WORDS, **mode(hallucination_silence_threshold=0.2)}, talk),
 }
 
 
 MORE_OF_THE_SAME = {name for name in CASES if name.startswith("two minutes")} | {
     "a prompt",
     "a clip",
+    "a long talk, unconditioned",
+    "the ladder of candidates",
+    "the ladder of both",
+    "words and silences",
     "what is unsure is silence",
     "nothing is silence",
     "long beams",
@@ -265,17 +281,13 @@ MORE_OF_THE_SAME = {name for name in CASES if name.startswith("two minutes")} | 
 )
 async def test_it_equals_the_reference(demo: RequestTranscriber, tmp_path: Path, name: str) -> None:
     changes, make = CASES[name]
-    segments = await assert_equal(demo, replace(PARAMS, **changes), make(), tmp_path)
+    params = replace(PARAMS, **changes)
+    segments = await assert_equal(demo, params, make(), tmp_path)
     assert segments or name not in ("short", "long")
-
-
-@pytest.mark.parametrize("conditioned", [True, pytest.param(False, marks=SLOW)])
-async def test_a_long_talk_equals_the_reference(
-    demo: RequestTranscriber, tmp_path: Path, conditioned: bool
-) -> None:
-    sequential = SequentialOptions(condition_on_previous_text=conditioned)
-    segments = await assert_equal(demo, replace(PARAMS, sequential=sequential), talk(), tmp_path)
-    assert len({segment["seek"] for segment in segments}) >= 3
+    if params.words:
+        assert sum(len(segment["words"]) for segment in segments) > 30
+    if params.gates is NEVER:
+        assert {segment["temperature"] for segment in segments} == {LADDER[-1]}
 
 
 @pytest.mark.parametrize(
@@ -303,37 +315,6 @@ async def test_a_clip_past_the_end_ends_with_the_file(
     first, _ = await ours(demo, longer, pcm_of("medium"), tmp_path)
     second, _ = await ours(demo, to_end, pcm_of("medium"), tmp_path)
     assert first == second
-
-
-@pytest.mark.parametrize("threshold_s", [None, 0.2, pytest.param(2.0, marks=SLOW)])
-async def test_words_equal_the_reference_and_seek_by_it(
-    demo: RequestTranscriber, tmp_path: Path, threshold_s: float | None
-) -> None:
-    sequential = SequentialOptions(hallucination_silence_threshold=threshold_s)
-    params = replace(PARAMS, words=True, sequential=sequential)
-    segments = await assert_equal(demo, params, chat(), tmp_path)
-    assert sum(len(segment["words"]) for segment in segments) > 30
-
-
-@pytest.mark.parametrize(
-    "changes",
-    [
-        {},
-        pytest.param({"best_of": 3}, marks=SLOW),
-        pytest.param({"beam_size": 3, "best_of": 2}, marks=SLOW),
-        {"gates": QualityGates(compression_ratio=1.3, avg_logprob=-0.3)},
-    ],
-)
-async def test_the_ladder_equals_the_reference(
-    demo: RequestTranscriber, tmp_path: Path, changes: dict[str, Any]
-) -> None:
-    """To its end, where every attempt fails; the last one stands, and leaves no context."""
-    two_windows = SequentialOptions(clip_timestamps=(0.0, 2.5, 2.5))
-    params = replace(PARAMS, fallback=True, gates=NEVER, sequential=two_windows)
-    params = replace(params, **changes)
-    segments = await assert_equal(demo, params, pcm_of("short"), tmp_path)
-    if params.gates is NEVER:
-        assert {segment["temperature"] for segment in segments} == {LADDER[-1]}
 
 
 @pytest.mark.parametrize(

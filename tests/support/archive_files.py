@@ -3,18 +3,16 @@
 from __future__ import annotations
 
 import base64
-import functools
 from collections.abc import Callable
 from dataclasses import dataclass
 from pathlib import Path
 
 import numpy as np
 
-from benchmark.shared.clips import Clip
 from benchmark.shared.speech.wav import wav_bytes
-from cluster.common.messages import SAMPLE_RATE, Pcm
-from cluster.demo.samples import sample_path
+from cluster.common.messages import SAMPLE_RATE
 from tests.support.audio.sounds import FORMATS, cut, encode, write_video
+from tests.support.audio.speech import pcm_of
 
 KINDS = [name for name in FORMATS if name not in ("alac", "wav24", "wav32f", "mulaw")]
 SHORTEST_S, LONGEST_S = 3.0, 10.0
@@ -32,11 +30,6 @@ class ArchiveFiles:
     long: Path | None
 
 
-@functools.cache
-def recording(name: str) -> Pcm:
-    return Clip(name, sample_path(name)).pcm()
-
-
 def make_files(folder: Path, n_files: int, n_broken: int, long_s: int = 0) -> ArchiveFiles:
     """Write `n_files` in all, of which the broken ones and the long one are a part."""
     talks = tuple(_talk(folder, i) for i in range(n_files - n_broken - bool(long_s)))
@@ -47,7 +40,7 @@ def make_files(folder: Path, n_files: int, n_broken: int, long_s: int = 0) -> Ar
 
 def _talk(folder: Path, number: int) -> Path:
     rng = np.random.default_rng(number)
-    speech = recording("long")
+    speech = pcm_of("long")
     n_samples = int(rng.uniform(SHORTEST_S, LONGEST_S) * SAMPLE_RATE)
     begin = int(rng.integers(len(speech) - n_samples))
     kind = KINDS[number % len(KINDS)]
@@ -58,7 +51,7 @@ def _talk(folder: Path, number: int) -> Path:
 
 def write_long(file: Path, seconds: int) -> Path:
     """AAC whose frames need no container, so that a minute of them may be repeated: 2 kB/s."""
-    minute = np.resize(recording("long"), 60 * SAMPLE_RATE)
+    minute = np.resize(pcm_of("long"), 60 * SAMPLE_RATE)
     encode(file, minute, "adts", "aac", SAMPLE_RATE, bit_rate=16_000)
     frames = file.read_bytes()
     with file.open("wb") as target:
@@ -69,7 +62,7 @@ def write_long(file: Path, seconds: int) -> Path:
 
 def _without_an_index(path: Path) -> None:
     """An MP4's table of frames stands at its end."""
-    whole = encode(path.with_suffix(".whole"), recording("short"), *FORMATS["m4a"])
+    whole = encode(path.with_suffix(".whole"), pcm_of("short"), *FORMATS["m4a"])
     cut(whole, 0.5).rename(path)
     whole.unlink()
 

@@ -7,9 +7,8 @@ from functools import cache
 import numpy as np
 from numpy.typing import NDArray
 
-from benchmark.shared.clips import Clip
 from benchmark.shared.speech.wav import wav_bytes
-from cluster.demo.samples import sample_path
+from tests.support.audio.speech import pcm_of
 
 
 def lengthened(name: str, n_samples: int) -> bytes:
@@ -25,4 +24,4 @@ def delayed(name: str, n_samples: int) -> bytes:
 @cache
 def _pcm(name: str) -> NDArray[np.int16]:
     name, _, times = name.partition("*")
-    return np.tile(Clip(name, sample_path(name)).pcm(), int(times or 1))
+    return np.tile(pcm_of(name), int(times or 1))
