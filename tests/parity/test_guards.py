@@ -53,12 +53,11 @@ def pink(seconds: float, level_db: float, seed: int = 0) -> Signal:
 
 
 def note(hz: float, seconds: float) -> Signal:
+    """A plucked string: harmonics that die away, the higher the sooner."""
     t = seconds_of(seconds)
-    partials = (
-        np.exp(-(1.5 + 0.8 * k) * t) * np.sin(2 * np.pi * k * hz * t) / k for k in range(1, 8)
+    return np.asarray(
+        sum(np.exp(-(1.5 + 0.8 * k) * t) * np.sin(2 * np.pi * k * hz * t) / k for k in range(1, 8))
     )
-    attack = np.minimum(1.0, t / 0.01)
-    return np.asarray(attack * sum(partials))
 
 
 def chords(seconds: float) -> Signal:
@@ -69,12 +68,6 @@ def chords(seconds: float) -> Signal:
         for i in range(n_chords)
     )
     return 0.15 * np.concatenate([np.asarray(chord) for chord in played])
-
-
-def arpeggio(seconds: float) -> Signal:
-    scale = (0, 4, 7, 12, 16, 12, 7, 4)
-    notes = (note(220.0 * 2 ** (scale[i % 8] / 12), 0.125) for i in range(round(seconds * 8)))
-    return 0.3 * np.concatenate(list(notes))
 
 
 def mains(seconds: float, hz: float, level_db: float = -20.0) -> Signal:
@@ -148,7 +141,6 @@ QUICK = (
     Sound("white noise, clipped", lambda: clipped(white(12.0, -20.0), 30.0)),
     Sound("pink noise, clipped", lambda: clipped(pink(12.0, -20.0), 30.0)),
     Sound("chords", lambda: chords(12.0)),
-    Sound("arpeggio", lambda: arpeggio(12.0)),
     Sound("hum, 50 Hz", lambda: mains(12.0, 50.0)),
     Sound("hum, 60 Hz", lambda: mains(12.0, 60.0, -8.0)),
     Sound("clicks", lambda: clicks(12.0)),
@@ -171,16 +163,9 @@ QUICK = (
     ),
 )
 LONG = (
-    Sound("talk with arpeggios", lambda: talk_with(arpeggio(6.0)), TALK),
     Sound("talk with chords", lambda: talk_with(chords(6.0)), TALK),
     Sound("talk with hum", lambda: talk_with(mains(6.0, 60.0, -14.0)), TALK),
     Sound("talk with noise", lambda: talk_with(pink(6.0, -20.0)), TALK),
-    Sound("speech, then an arpeggio", lambda: after_speech(arpeggio(20.0)), SAID_BOTH),
-    Sound(
-        "a sentence in ten minutes of faint noise",
-        lambda: sentence_in(white(LONG_S, -60.0), 311.7),
-        SAID,
-    ),
     Sound(
         "a sentence in ten minutes of pink noise",
         lambda: sentence_in(pink(LONG_S, -45.0), 102.3),
@@ -191,12 +176,7 @@ LONG = (
         lambda: sentence_in(mains(LONG_S, 50.0, -40.0), 590.0),
         SAID,
     ),
-    Sound("ten minutes of noise that swells", lambda: pink(LONG_S, -20.0) * swell(LONG_S)),
 )
-
-
-def swell(seconds: float) -> Signal:
-    return np.asarray(0.5 - 0.5 * np.cos(2 * np.pi * seconds_of(seconds) / 40.0))
 
 
 def invented(said: str, heard: str) -> int:
@@ -236,7 +216,7 @@ async def listen(
 async def test_nothing_is_invented_that_the_reference_does_not_invent(
     transcriber: RequestTranscriber, tmp_path: Path
 ) -> None:
-    heard = await listen(transcriber, QUICK[::4], tmp_path)
+    heard = await listen(transcriber, QUICK[1::4], tmp_path)
     silent = [one.timings.windows for sound, one in heard.items() if not sound.said]
     assert any(silent), "the gates were not asked"
     for sound, one in heard.items():
