@@ -12,12 +12,7 @@ import math
 from collections.abc import Sequence
 from dataclasses import dataclass, replace
 
-from cluster.common.messages import (
-    FRAMES_PER_S,
-    WINDOW_FRAMES,
-    DecodeResult,
-    QualityGates,
-)
+from cluster.common.messages import FRAMES_PER_S, WINDOW_FRAMES, DecodeResult, QualityGates
 from cluster.common.model.text.quality import is_silence
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.model.text.words import Split, split_tokens

@@ -204,8 +204,7 @@ def parse_upload(pairs: Iterable[tuple[str, str]]) -> UploadFields:
             fields["expires_after"] = json.loads(expiry)
         except (ValueError, RecursionError):
             raise InvalidRequestError(
-                "'expires_after' must be an object of 'anchor' and 'seconds'",
-                param="expires_after",
+                "'expires_after' must be an object of 'anchor' and 'seconds'", param="expires_after"
             ) from None
     try:
         return UploadFields.model_validate(fields)

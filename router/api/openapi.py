@@ -145,7 +145,7 @@ _EVENT = {
         whole_schema(DiarizedSegment),
         whole_schema(TextDoneEvent),
         whole_schema(ErrorResponse),
-    ],
+    ]
 }
 _EVENTS: Schema = {
     "schema": {  # of one event, as OpenAPI 3.2 describes a stream's items
@@ -160,7 +160,7 @@ _EVENTS: Schema = {
                         "contentSchema": _EVENT,
                     },
                     {"type": "string", "const": "[DONE]"},
-                ],
+                ]
             }
         },
         "description": "Each event has `data`; the last is `[DONE]`. A failure in the middle is an "

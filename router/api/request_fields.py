@@ -5,13 +5,16 @@ those of `TranscriptionParams`; how fields go together is in `router.api.forms`.
 
 from __future__ import annotations
 
-from router.api.field import ALL, NO_ATTRIBUTE, RequestField
+from typing import Any
+
+from router.api.field import ALL, NO_ATTRIBUTE, Origin, RequestField
 from router.api.kinds import (
     AudioFile,
     AudioUrl,
     Boolean,
     Choice,
     Integer,
+    Kind,
     Language,
     ListOf,
     Number,
@@ -35,6 +38,14 @@ MAX_CLIP_S = 7 * 24 * 3600
 MAX_SPEAKERS = 32
 MAX_KNOWN = 4  # speakers; OpenAI's
 MAX_REFERENCE_BYTES = 4 * 1024 * 1024  # of each one's recording
+
+
+def _flagged(
+    name: str, kind: Kind, help: str, origin: Origin = "openai/whisper", **more: Any
+) -> RequestField:
+    """A field whose flag on the command line has its name."""
+    return RequestField(name, kind, help, origin, f"--{name.replace('_', '-')}", **more)
+
 
 SECTIONS: dict[str, tuple[RequestField, ...]] = {
     "Model and file": (
@@ -73,12 +84,12 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
         ),
     ),
     "Language and context": (
-        RequestField(
+        _flagged(
             "language",
             Language(),
             "ISO-639-1 code or English name of the language. If it is left out, the language is "
             "detected.",
-            flag="--language",
+            "OpenAI",
             tasks=ALL,
         ),
         RequestField(
@@ -95,12 +106,11 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
             "transcript.",
             flag="--initial-prompt",
         ),
-        RequestField(
+        _flagged(
             "hotwords",
             Text(),
             "Words to expect, such as names. They are put before the prompt of every window.",
             "faster-whisper",
-            "--hotwords",
             sets=NO_ATTRIBUTE,
         ),
         RequestField(
@@ -160,24 +170,22 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
         ),
     ),
     "Speakers": (
-        RequestField(
+        _flagged(
             "diarize",
             Boolean(),
             "Tell speakers apart by their voices, as `diarized_json` does anyway. They stand in "
             "`verbose_json`, `vtt` and `srt`, and before each turn of a text.",
             "Mistral",
-            "--diarize",
-            NO_ATTRIBUTE,
+            sets=NO_ATTRIBUTE,
         ),
-        RequestField(
+        _flagged(
             "channels",
             Choice(("mix", "separate")),
             "`separate`: transcribe each channel of the file by itself; each is a speaker. Equal "
             "channels are transcribed once, and silent ones not. `mix`, the default, transcribes "
             "their sum.",
             "splitscribe",
-            "--channels",
-            NO_ATTRIBUTE,
+            sets=NO_ATTRIBUTE,
         ),
         RequestField(
             "channel_names",
@@ -187,29 +195,26 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
             "splitscribe",
             sets="speakers.names",
         ),
-        RequestField(
+        _flagged(
             "num_speakers",
             Integer(1, MAX_SPEAKERS),
             "How many voices there are. If it is left out, that is found.",
             "splitscribe",
-            "--num-speakers",
-            "speakers.num_speakers",
+            sets="speakers.num_speakers",
         ),
-        RequestField(
+        _flagged(
             "min_speakers",
             Integer(1, MAX_SPEAKERS),
             "How many voices there are at least.",
             "splitscribe",
-            "--min-speakers",
-            "speakers.min_speakers",
+            sets="speakers.min_speakers",
         ),
-        RequestField(
+        _flagged(
             "max_speakers",
             Integer(1, MAX_SPEAKERS),
             "How many voices there are at most.",
             "splitscribe",
-            "--max-speakers",
-            "speakers.max_speakers",
+            sets="speakers.max_speakers",
         ),
         RequestField(
             "known_speaker_names",
@@ -226,48 +231,39 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
         ),
     ),
     "Decoding": (
-        RequestField(
+        _flagged(
             "temperature",
             Number(0, 1),
             "At 0, decoding is greedy, or a beam search; above 0, tokens are sampled.",
-            flag="--temperature",
+            "OpenAI",
         ),
-        RequestField(
+        _flagged(
             "beam_size",
             Integer(1, MAX_CANDIDATES),
             "Number of beams at temperature 0; 1 decodes greedily.",
-            "openai/whisper",
-            "--beam-size",
         ),
-        RequestField(
+        _flagged(
             "patience",
             Number(0.1, 8),
             "The beam search ends when `beam_size` times `patience` texts are complete.",
-            "openai/whisper",
-            "--patience",
         ),
-        RequestField(
+        _flagged(
             "best_of",
             Integer(1, MAX_CANDIDATES),
             "Number of samples above temperature 0, of which the best one is kept.",
-            "openai/whisper",
-            "--best-of",
         ),
-        RequestField(
+        _flagged(
             "length_penalty",
             Number(0, 1),
             "Exponent of Google's length penalty, which ranks beams and samples. If it is left "
             "out, their mean log probability ranks them.",
-            "openai/whisper",
-            "--length-penalty",
         ),
-        RequestField(
+        _flagged(
             "seed",
             Integer(0, MAX_SEED),
             "Seed of the sampling: the same seed gives the same text. If it is left out, it is "
             "random.",
             "vLLM",
-            "--seed",
         ),
         RequestField(
             "max_completion_tokens",
@@ -284,44 +280,37 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
             "Only if `temperature` is 0.",
             "splitscribe",
         ),
-        RequestField(
+        _flagged(
             "compression_ratio_threshold",
             Threshold(0, MAX_COMPRESSION_RATIO),
             "A text with a higher zlib compression ratio repeats itself, and fails.",
-            "openai/whisper",
-            "--compression-ratio-threshold",
-            "gates.compression_ratio",
+            sets="gates.compression_ratio",
             may_be_empty=False,
         ),
-        RequestField(
+        _flagged(
             "logprob_threshold",
             Threshold(MIN_LOGPROB, 0),
             "A text whose mean log probability is lower fails: the model is unsure of it.",
-            "openai/whisper",
-            "--logprob-threshold",
-            "gates.avg_logprob",
+            sets="gates.avg_logprob",
             may_be_empty=False,
         ),
-        RequestField(
+        _flagged(
             "no_speech_threshold",
             Threshold(0, 1),
             "A window with a higher probability of no speech counts as silence, if its text also "
             "fails `logprob_threshold`.",
-            "openai/whisper",
-            "--no-speech-threshold",
-            "gates.no_speech_prob",
+            sets="gates.no_speech_prob",
             may_be_empty=False,
         ),
     ),
     "Long files": (
-        RequestField(
+        _flagged(
             "decoding",
             Choice(DECODINGS),
             "`parallel`: the audio is cut into windows at pauses, and these are decoded side by "
             "side. `sequential`: as openai/whisper does it, each window begins where the last "
             "one's text ended.",
             "splitscribe",
-            "--decoding",
         ),
         RequestField(
             "chunking_strategy",
@@ -330,39 +319,31 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
             sets="chunking",
             tasks=TRANSCRIPTIONS,
         ),
-        RequestField(
+        _flagged(
             "condition_on_previous_text",
             Boolean(),
             "Give each window the text before it as its prompt.",
-            "openai/whisper",
-            "--condition-on-previous-text",
-            "sequential.condition_on_previous_text",
+            sets="sequential.condition_on_previous_text",
         ),
-        RequestField(
+        _flagged(
             "carry_initial_prompt",
             Boolean(),
             "Put `prompt` before every window.",
-            "openai/whisper",
-            "--carry-initial-prompt",
-            "sequential.carry_initial_prompt",
+            sets="sequential.carry_initial_prompt",
         ),
-        RequestField(
+        _flagged(
             "clip_timestamps",
             Times(MAX_CLIP_S),
             "The parts to transcribe, as start, end, start, end, ... in seconds. A last start "
             "without an end means up to the file's end. They may be one text with commas.",
-            "openai/whisper",
-            "--clip-timestamps",
-            "sequential.clip_timestamps",
+            sets="sequential.clip_timestamps",
         ),
-        RequestField(
+        _flagged(
             "hallucination_silence_threshold",
             Threshold(0, MAX_SILENCE_S),
             "Skip silence of more than so many seconds around words that the model may have made "
             "up.",
-            "openai/whisper",
-            "--hallucination-silence-threshold",
-            "sequential.hallucination_silence_threshold",
+            sets="sequential.hallucination_silence_threshold",
         ),
     ),
 }

@@ -208,8 +208,7 @@ class TextDeltaEvent(BaseModel):
         None, description="with `stream_include_usage`: the delta again, in vLLM's shape"
     )
     usage: dict[str, int] | None = Field(
-        None,
-        description="with `stream_continuous_usage_stats`: of segments closed by now",
+        None, description="with `stream_continuous_usage_stats`: of segments closed by now"
     )
 
 

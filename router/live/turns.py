@@ -115,9 +115,7 @@ class Turn:
     def take(
         self, tokenizer: WhisperTokenizer, tokens: Sequence[Token], *, last: bool = False
     ) -> TextDelta | None:
-        """None if tokens, or timestamps, give no text to send. last: also of incomplete
-        characters.
-        """
+        """What the next tokens give to send, if anything. last: incomplete characters, too."""
         for token in tokens if self.config.logprobs else ():
             if content := tokenizer.decode_bytes([token.id]):
                 shown = content.decode("utf-8", errors="replace")

@@ -163,12 +163,7 @@ class RealtimeWriter:
         ]
 
     def transcription(self, kind: str, item_id: str, **fields: Any) -> Event:
-        return self.event(
-            f"{TRANSCRIPTION}.{kind}",
-            item_id=item_id,
-            content_index=0,
-            **fields,
-        )
+        return self.event(f"{TRANSCRIPTION}.{kind}", item_id=item_id, content_index=0, **fields)
 
     def error(self, error: SplitscribeError, event_id: str | None = None) -> Event:
         return self.event("error", error={**error_body(error)["error"], "event_id": event_id})

@@ -15,17 +15,7 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar, get_args
 
 from cluster.common.errors import InvalidRequestError, UnsupportedValueError
-from router.api.kinds import (
-    Choice,
-    Integer,
-    Kind,
-    Language,
-    ListOf,
-    Number,
-    Text,
-    as_object,
-    shown,
-)
+from router.api.kinds import Choice, Integer, Kind, Language, ListOf, Number, Text, as_object, shown
 from router.live.interface import (
     Delay,
     Eagerness,

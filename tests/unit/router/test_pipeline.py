@@ -13,10 +13,7 @@ from typing import Any
 
 import pytest
 
-from cluster.common.errors import (
-    KVLostError,
-    WorkerGoneError,
-)
+from cluster.common.errors import KVLostError, WorkerGoneError
 from cluster.common.messages import SAMPLE_RATE
 from cluster.common.metrics import ROUTER_METRICS
 from cluster.common.model.encoder_context import EncoderContext
@@ -50,8 +47,7 @@ async def test_windows_run_side_by_side_and_come_out_in_order(pools: PlayedPools
 
 
 @pytest.mark.parametrize(
-    "fields",
-    [{}, {"fallback": False}, {"temperature": 0.2}, {"fallback": False, "logprobs": True}],
+    "fields", [{}, {"fallback": False}, {"temperature": 0.2}, {"fallback": False, "logprobs": True}]
 )
 async def test_what_a_window_leaves_undecoded_is_decoded_as_its_own(
     pools: PlayedPools, fields: dict[str, Any]

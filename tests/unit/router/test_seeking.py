@@ -17,12 +17,7 @@ from cluster.common.messages import DecodeResult, DecodeTimings, QualityGates, T
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from router.api.params import SequentialOptions
-from router.seeking import (
-    PlannedWindow,
-    Seeker,
-    TextContext,
-    clips_of,
-)
+from router.seeking import PlannedWindow, Seeker, TextContext, clips_of
 from tests.support.checkpoints import cached_checkpoint
 
 TOKENIZER = WhisperTokenizer.from_checkpoint(open_checkpoint(str(cached_checkpoint("micro"))))

@@ -123,8 +123,7 @@ async def transcribe(
 
 
 async def test_what_is_told_joins_to_the_transcript_and_progress_ends_at_the_end(
-    pool: AudioPool,
-    file: Path,
+    pool: AudioPool, file: Path
 ) -> None:
     """Segments are told as their windows end, and the unfinished ones never."""
     updates: list[Update] = []

@@ -11,12 +11,7 @@ import pytest
 
 from cluster.common.messages import DecodeResult, DecodeTimings, QualityGates
 from router.transcript import Segment, Transcript, WindowTranscript
-from router.transcript_builder import (
-    CertainText,
-    TranscriptBuilder,
-    gather_window,
-    token_logprobs,
-)
+from router.transcript_builder import CertainText, TranscriptBuilder, gather_window, token_logprobs
 
 GATES = QualityGates()
 
@@ -108,20 +103,11 @@ def test_without_pairs_the_window_is_one_segment_until_its_last_timestamp() -> N
 
 
 def test_such_a_window_begins_with_its_first_timestamp_where_that_is_trusted() -> None:
-    cases = (
-        ((t(0.4), 1, 2, t(3.0)), 0.4, 3.0),
-        ((t(0.4), 1), 0.4, 10.0),
-        ((1, t(3.0)), 0.0, 3.0),
-    )
+    cases = (((t(0.4), 1, 2, t(3.0)), 0.4, 3.0), ((t(0.4), 1), 0.4, 10.0), ((1, t(3.0)), 0.0, 3.0))
     for tokens, start, end in cases:
         result = make_result(*tokens)
         window = gather_window(
-            result,
-            GATES,
-            offset_s=60.0,
-            duration_s=10.0,
-            tokenizer=TOKENIZER,
-            trust_start=True,
+            result, GATES, offset_s=60.0, duration_s=10.0, tokenizer=TOKENIZER, trust_start=True
         )
         assert [(s.start, s.end) for s in whole(window).segments] == [(60.0 + start, 60.0 + end)]
 
@@ -235,12 +221,7 @@ def test_tokens_told_one_by_one_are_the_transcript_too() -> None:
         texts.append([builder.add_token(index, token) for token in windows[index]])
         result = make_result(*windows[index])
         part = gather_window(
-            result,
-            GATES,
-            offset_s=10.0 * index,
-            duration_s=10.0,
-            tokenizer=TOKENIZER,
-            is_sent=True,
+            result, GATES, offset_s=10.0 * index, duration_s=10.0, tokenizer=TOKENIZER, is_sent=True
         )
         texts.append([builder.add(index, [part])[0]])
     transcript = builder.finish(duration_s=30.0)

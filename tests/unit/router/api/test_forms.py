@@ -87,11 +87,7 @@ def test_a_model_is_required(fields: list[Field]) -> None:
         assert caught.value.param == "model"
 
 
-NAMES = [
-    *FIELDS,
-    *(field.spelling for field in TAKEN.values()),
-    "chunking_strategy[threshold]",
-]
+NAMES = [*FIELDS, *(field.spelling for field in TAKEN.values()), "chunking_strategy[threshold]"]
 VALUES = st.one_of(
     st.text(max_size=20),
     st.sampled_from(

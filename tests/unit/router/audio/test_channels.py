@@ -13,16 +13,7 @@ from cluster.common.messages import SAMPLE_RATE
 from router.audio.audio_file import AudioFile
 from router.audio.protocol import Finished
 from router.audio.worker import survey
-from tests.support.audio.sounds import (
-    LIMITS,
-    Pcm,
-    encode,
-    joined,
-    silence,
-    tone,
-    voice,
-    write_wav,
-)
+from tests.support.audio.sounds import LIMITS, Pcm, encode, joined, silence, tone, voice, write_wav
 
 CODECS = {
     "wav": ("wav", "pcm_s16le", 16_000, None),

@@ -219,10 +219,7 @@ async def test_a_killed_worker_fails_only_the_upload_it_was_on(
     other_file = write_wav(tmp_path / "other", voice(150.0))
     async with running() as pool:
         undisturbed = spans((await read(pool, other_file))[0])
-        async with (
-            opened(pool, other_file) as other,
-            opened(pool, long_file) as victim,
-        ):
+        async with opened(pool, other_file) as other, opened(pool, long_file) as victim:
             first = await anext(other)
             await until(lambda: other.n_received == CREDIT + 1)
             work = asyncio.create_task(drain(victim))
@@ -236,10 +233,7 @@ async def test_a_killed_worker_fails_only_the_upload_it_was_on(
 
 
 async def test_a_worker_that_hangs_is_killed(clip: Path, long_file: Path) -> None:
-    async with (
-        running(audio_timeout_s=1.0) as pool,
-        opened(pool, long_file) as stream,
-    ):
+    async with running(audio_timeout_s=1.0) as pool, opened(pool, long_file) as stream:
         work = asyncio.create_task(drain(stream))
         pid = await freeze_on(pool, stream)
         with pytest.raises(InvalidAudioError, match="longer than 1 s"):

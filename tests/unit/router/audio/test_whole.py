@@ -14,10 +14,7 @@ import pytest
 import whisper.audio
 from numpy.typing import NDArray
 
-from cluster.common.errors import (
-    OverloadedError,
-    WorkerError,
-)
+from cluster.common.errors import OverloadedError, WorkerError
 from router.audio.pool import AudioPool
 from router.audio.stream import WholeAudio
 from router.audio.windows import Pieces

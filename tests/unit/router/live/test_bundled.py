@@ -44,8 +44,7 @@ def scattered(most_s: float) -> Late:
 
 
 @pytest.mark.parametrize(
-    ("name", "n_deltas"),
-    [("short", 5), pytest.param("medium", 20, marks=pytest.mark.slow)],
+    ("name", "n_deltas"), [("short", 5), pytest.param("medium", 20, marks=pytest.mark.slow)]
 )
 def test_a_recording_in_pieces_gives_its_words(
     background: BackgroundEngines, name: str, n_deltas: int

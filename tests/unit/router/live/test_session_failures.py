@@ -14,13 +14,7 @@ from cluster.common.errors import OverloadedError, SequenceFailedError, Unsuppor
 from cluster.common.messages import SAMPLE_RATE
 from cluster.common.settings import LiveSettings
 from cluster.planning.virtual_time import run_virtually
-from router.live.interface import (
-    LiveConfig,
-    SpeechStarted,
-    TextDelta,
-    TurnCompleted,
-    TurnFailed,
-)
+from router.live.interface import LiveConfig, SpeechStarted, TextDelta, TurnCompleted, TurnFailed
 from tests.support.live.played_speech import SlowToHear, pcm_of_words, spoken
 from tests.support.live.virtual_sessions import (
     GAP_S,
