@@ -2,8 +2,7 @@
 
 Uploads grow in `uploads/` and become a file by one rename, once they are on the disk whole.
 `fetched/` holds the audio of lines that run: what was downloaded, or a second name of a file, by
-which its bytes stay when it is deleted meanwhile. Knows no rows and no keys; functions
-block, and are called in threads.
+which its bytes stay when it is deleted meanwhile. Functions block, and are called in threads.
 """
 
 from __future__ import annotations
@@ -27,8 +26,6 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 
 
 class Blobs:
-    """All bytes below one folder. Methods may be called from any thread."""
-
     def __init__(
         self,
         folder: Path,
@@ -55,11 +52,8 @@ class Blobs:
         return shutil.disk_usage(self._folder).free
 
     def append(self, upload_id: str, offset: int, piece: bytes) -> None:
-        """Write a piece of an upload.
-
-        Raises:
-            InsufficientStorageError: there is no room; nothing of the upload is of use then.
-            OverloadedError: what came before this piece is not there any more.
+        """Raises InsufficientStorageError; OverloadedError: what came before is not there any
+        more.
         """
         self.check_room(len(piece))
         path = self._path(self._uploads, upload_id)
@@ -70,10 +64,8 @@ class Blobs:
             file.write(piece)
 
     def keep(self, upload_id: str, size_bytes: int) -> None:
-        """Make a file of an upload; once more does no harm.
-
-        Raises:
-            OverloadedError: not all of its bytes are there.
+        """Make a file of an upload; once more does no harm. Raises OverloadedError: bytes are
+        missing.
         """
         upload, path = self._path(self._uploads, upload_id), self.path(upload_id)
         if not upload.exists() and path.exists():
@@ -90,11 +82,7 @@ class Blobs:
         self._path(self._uploads, upload_id).unlink(missing_ok=True)
 
     def write(self, file_id: str, lines: Iterable[bytes]) -> int:
-        """Make a file of `lines`. Returns its bytes.
-
-        Raises:
-            InsufficientStorageError: there is no room; nothing is left of it.
-        """
+        """Make a file of `lines`. Returns its bytes. Raises InsufficientStorageError."""
         upload = self._path(self._uploads, file_id)
         size_bytes = 0
         try:
@@ -136,9 +124,8 @@ class Blobs:
         return gone
 
     def sweep(self, known: Collection[str] | None = None) -> None:
-        """Remove uploads that were given up, and files that are not among `known`.
-
-        known: ids that have rows; None: only uploads are swept.
+        """Remove uploads that were given up, and files that are not among `known`; None: no
+        files.
         """
         for path in self._uploads.iterdir():
             with suppress(FileNotFoundError):

@@ -1,8 +1,8 @@
 """The SQLite file of files, batches and lines: its schema, its one thread, its one owner.
 
-Knows nothing of what is kept. Everything is called in one thread (`DatabaseThread`), in
-transactions that are on the disk when they return. SQLite's locks do not hold on network file
-systems, so these are refused; a lock on the folder keeps a second owner out.
+Everything is called in one thread (`DatabaseThread`), in transactions that are on the disk when
+they return. SQLite's locks do not hold on network file systems, so these are refused; a lock on the
+folder keeps a second owner out.
 """
 
 from __future__ import annotations
@@ -114,13 +114,9 @@ def new_id(kind: str) -> str:
 
 
 class Database:
-    """The connection of the one owner. Every method is called in the same thread."""
-
     def __init__(self, folder: Path) -> None:
-        """Open it, or make it. `epoch` tells the claims of this owner from those before it.
-
-        Raises:
-            ConfigurationError: a newer version of splitscribe wrote it.
+        """`epoch` tells the claims of this owner from those before it. Raises ConfigurationError: a
+        newer version of splitscribe wrote it.
         """
         make_private(folder / FILE_NAME)  # SQLite gives the files beside it the same mode
         self._connection = sqlite3.connect(folder / FILE_NAME, isolation_level=None)
@@ -151,7 +147,7 @@ class Database:
         return self._connection.execute(statement, values)
 
     def insert(self, table: str, *, or_ignore: bool = False, **values: object) -> None:
-        """Add a row. or_ignore: unless there is one with the same key."""
+        """or_ignore: unless there is one with the same key."""
         self.run(
             f"INSERT {'OR IGNORE ' if or_ignore else ''}INTO {table} ({', '.join(values)})"
             f" VALUES ({', '.join('?' * len(values))})",
@@ -162,7 +158,6 @@ class Database:
         self._connection.executemany(statement, rows)
 
     def one(self, query: str, *values: object) -> sqlite3.Row:
-        """The only row of a query that always has one."""
         found: sqlite3.Row = self._connection.execute(query, values).fetchone()
         return found
 
@@ -175,7 +170,6 @@ class Database:
 
     @contextmanager
     def transaction(self) -> Iterator[None]:
-        """All or nothing."""
         self._connection.execute("BEGIN IMMEDIATE")
         try:
             yield
@@ -195,16 +189,12 @@ class Database:
 
 
 class DatabaseThread:
-    """The thread in which the database is used, for callers on an event loop."""
-
     def __init__(self) -> None:
         self._executor = ThreadPoolExecutor(1, "batches-database")
 
     async def call(self, work: Callable[..., Result], *values: object) -> Result:
-        """Run `work` there; it ends also where its caller is cancelled.
-
-        Raises:
-            InsufficientStorageError: the disk is full.
+        """It ends also where its caller is cancelled. Raises InsufficientStorageError: a full
+        disk.
         """
         running = asyncio.get_running_loop().run_in_executor(self._executor, work, *values)
         with telling_full_disk():
@@ -250,10 +240,8 @@ def make_private(file: Path) -> None:
 
 
 def check_local(folder: Path) -> None:
-    """Refuse a folder on a network file system, whose locks do not protect SQLite's file.
-
-    Raises:
-        ConfigurationError: it is on one.
+    """Raises ConfigurationError for a network file system, whose locks do not protect SQLite's
+    file.
     """
     around = [
         one for one in psutil.disk_partitions(all=True) if folder.is_relative_to(one.mountpoint)

@@ -2,7 +2,7 @@
 
 A client that names a URL makes the server speak from inside of its network. So a host must be
 allowed by name, every address that its name has must be public (or in a network that the operator
-names), and the address that was checked is the one that is called. Knows no HTTP.
+names), and the address that was checked is the one that is called.
 """
 
 from __future__ import annotations
@@ -53,30 +53,22 @@ async def resolve(host: str, port: int) -> Sequence[str]:
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A URL that may be called.
+    """A URL that may be called."""
 
-    host: its name; authority: of its Host header; pinned_url: with the address to call it at in
-    place of the name.
-    """
-
-    host: str
-    authority: str
-    pinned_url: str
+    host: str  # its name
+    authority: str  # of its Host header
+    pinned_url: str  # with the address in place of the name
 
 
 class HostRules:
-    """What is allowed."""
-
     def __init__(
         self,
         hosts: Sequence[str],
         private_networks: Sequence[str] = (),
         resolve: Resolve = resolve,
     ) -> None:
-        """`hosts`: NAME, NAME:PORT, *.DOMAIN or '*'; without a port 80 and 443 are allowed.
-
-        Raises:
-            ConfigurationError: a network is none.
+        """`hosts`: NAME, NAME:PORT, *.DOMAIN or '*'; without a port 80 and 443 are allowed. Raises
+        ConfigurationError: a network is none.
         """
         self._hosts = [_host_and_port(one) for one in hosts]
         try:
@@ -86,13 +78,8 @@ class HostRules:
         self._resolve = resolve
 
     async def check(self, url: str, param: str) -> Destination:
-        """Where to call `url`.
-
-        param: the request's field that has it, for errors.
-
-        Raises:
-            InvalidRequestError: it is no http(s) URL, or leads where it may not.
-            OSError: its name is not known.
+        """Where to call `url`, of the field `param`. Raises InvalidRequestError: it is no http(s)
+        URL, or leads where it may not; OSError: its name is not known.
         """
         parts, host, port = _split(url, param)
         if not any(_matches(host, port, *allowed) for allowed in self._hosts):

@@ -1,8 +1,5 @@
-"""Runs one line of a batch: its audio, its fields, its transcript, its result.
-
-It goes the way of an endpoint's request, through the same table of fields and the same transcriber,
-in the class `bulk`. Whatever fails becomes the line's result: what other workers may do better was
-tried again by the engine.
+"""Runs one line of a batch, in the class `bulk`, the way of an endpoint's request. Whatever fails
+becomes the line's result: what other workers may do better was tried again by the engine.
 """
 
 from __future__ import annotations
@@ -58,40 +55,29 @@ AUDIO_PARAM = "file"  # as all that reads audio calls it
 
 
 class BulkTranscriber(Protocol):
-    """Does the work: `cluster.serve.bulk.engine.BulkEngine`."""
-
     @property
     def models(self) -> Models: ...
 
     def params(
         self, fields: Iterable[tuple[str, str]], task: Operation = "transcribe"
     ) -> TranscriptionParams:
-        """Check a line's fields as its endpoint does. Raises SplitscribeError."""
+        """Raises SplitscribeError."""
 
     async def transcribe(self, upload: Path, params: TranscriptionParams, *, name: str) -> Any:
-        """Transcribe a file, however long it waits. Raises SplitscribeError.
-
-        Returns:
-            what has the `transcript`, and the endpoint's answer as its `body()`.
+        """Transcribe a file, however long it waits. Raises SplitscribeError. Returns what has the
+        `transcript`, and the endpoint's answer as its `body()`.
         """
 
 
 class LineWork:
-    """Runs lines; one for all of an owner."""
-
     def __init__(self, owned: Owned, engine: BulkTranscriber, downloads: Downloads) -> None:
         self._owned = owned
         self._engine = engine
         self._downloads = downloads
 
     async def run(self, claim: Claim) -> tuple[Outcome, str, float]:
-        """Run a line to its end.
-
-        Returns:
-            what it came to, its line of the result's file, and the seconds that were transcribed.
-
-        Raises:
-            InsufficientStorageError: its audio does not fit onto the disk now.
+        """What the line came to, its line of the result's file, and the seconds that were
+        transcribed. Raises InsufficientStorageError: its audio does not fit onto the disk now.
         """
         name = f"req_{request_id(claim.batch.id, claim.number)}"
         outcome: Outcome
@@ -149,7 +135,6 @@ class LineWork:
 
     @asynccontextmanager
     async def _audio(self, claim: Claim, source: str, value: Any) -> AsyncIterator[Path]:
-        """Where the audio of a line is, while the context lasts."""
         path = self._owned.blobs.fetched / request_id(claim.batch.id, claim.number)
         try:
             if source == FILE_ID:

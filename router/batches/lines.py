@@ -1,10 +1,8 @@
 """The lines of a batch: what each of its input has to be, and what those of its results are.
 
 A line of the input is `{custom_id, method, url, body}`. What is checked here ends the whole batch
-as `failed`, with the numbers of the lines, as OpenAI does it: broken JSON, ids that are missing or
-come twice, another method or URL, a model that is not here, audio that is not named once. Values of
-the body's other fields are checked by the endpoint's own table when the line is run, and fail that
-line alone. Results are in OpenAI's form.
+as `failed`, with the numbers of the lines, as OpenAI does it. Values of the body's other fields are
+checked by the endpoint's own table when the line is run, and fail that line alone.
 """
 
 from __future__ import annotations
@@ -41,25 +39,22 @@ GIVEN_UP: dict[Status, str] = {
 
 
 class Models(Protocol):
-    """All models that lines may name: `router.http.models.ModelRegistry`."""
-
     def find(self, name: str) -> object:
         """Raises ModelNotFoundError."""
 
 
 @dataclass(slots=True)
 class CheckedInput:
-    """What came of a whole input. model: of its first line, as that spells it."""
+    """What came of a whole input."""
 
     lines: list[NewLine] = field(default_factory=list)
     errors: list[BatchError] = field(default_factory=list)
-    model: str | None = None
+    model: str | None = None  # of its first line, as that spells it
 
 
 def check_input(path: Path, endpoint: str, models: Models, max_lines: int) -> CheckedInput:
-    """Check every line of the file at `path`. Blocks for seconds where it is large.
-
-    max_lines: of a batch; a file with more is refused with one error.
+    """Blocks for seconds where the file is large; more than `max_lines` are refused with one
+    error.
     """
     found = CheckedInput()
     seen: dict[str, int] = {}
@@ -97,14 +92,13 @@ def _refused(code: str, message: str, param: str | None = None) -> InvalidReques
 
 
 def _told(error: InvalidRequestError, line: int | None = None) -> BatchError:
-    """As a batch tells it."""
     return BatchError(
         code=error.code or error.type, message=error.message, param=error.param, line=line
     )
 
 
 def parse_line(content: bytes) -> dict[str, Any]:
-    """The document of a line. Raises InvalidRequestError."""
+    """Raises InvalidRequestError."""
     if len(content) > MAX_LINE_BYTES:
         raise _refused(
             "line_too_long",
@@ -131,9 +125,8 @@ def parse_line(content: bytes) -> dict[str, Any]:
 
 
 def _check_texts(value: object) -> None:
-    """Raise UnicodeEncodeError for half of a surrogate pair, which JSON can spell.
-
-    Nothing that has one can be stored, logged or sent.
+    """Raises UnicodeEncodeError for half of a surrogate pair, which JSON can spell, and which can
+    be neither stored, logged nor sent.
     """
     if isinstance(value, str):
         if not value.isascii():
@@ -231,7 +224,6 @@ def request_id(batch_id: str, number: int) -> str:
 
 
 def result_of(batch_id: str, number: int, custom_id: str, status: int, body: object) -> str:
-    """The line of a request that was answered."""
     response = {
         "status_code": status,
         "request_id": f"req_{request_id(batch_id, number)}",

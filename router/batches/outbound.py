@@ -40,9 +40,7 @@ class _TryAgainError(Exception):
 
 
 class Caller:
-    """Makes single requests to destinations that were checked.
-
-    It trusts the system's certificates, httpx's own, and those of SSL_CERT_FILE. These are read
+    """It trusts the system's certificates, httpx's own, and those of SSL_CERT_FILE, which are read
     with the first request, since most servers make none.
     """
 
@@ -88,8 +86,6 @@ def _make_client() -> httpx.AsyncClient:
 
 
 class Downloads(Caller):
-    """Fetches lines' URLs into files."""
-
     def __init__(self, rules: HostRules, blobs: Blobs, settings: BatchSettings) -> None:
         super().__init__()
         self._rules = rules
@@ -98,12 +94,8 @@ class Downloads(Caller):
         self._timeout_s = settings.fetch_timeout_s
 
     async def fetch(self, url: str, path: Path, param: str) -> None:
-        """Write what is at `url` to `path`.
-
-        Raises:
-            InvalidRequestError: it may not be called, or does not give what it should.
-            PayloadTooLargeError: it is too large.
-            InsufficientStorageError: there is no room for it.
+        """Write what is at `url` to `path`. Raises InvalidRequestError: it may not be called, or
+        does not give what it should; PayloadTooLargeError; InsufficientStorageError.
         """
         backoff_s = BACKOFF_S
         for left in reversed(range(TRIES)):

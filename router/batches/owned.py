@@ -35,13 +35,12 @@ class Owned:
         return int(self.unix_time())
 
     async def call(self, work: Callable[..., Result], *values: object) -> Result:
-        """See `DatabaseThread.call`."""
         return await self.thread.call(work, *values)
 
     def new_file(
         self, file_id: str, purpose: str, filename: str, size_bytes: int, kept_s: int | None
     ) -> FileObject:
-        """A file that is made now. kept_s: how long it is kept; None: as the settings say."""
+        """kept_s: None: as the settings say."""
         now, kept_s = self.now, kept_s or self.settings.retention_s
         return FileObject(
             id=file_id,

@@ -1,8 +1,5 @@
-"""What each key's files may take: those that are there, and those that are on their way.
-
-An upload counts from its beginning, by what its client announced or what has come, whichever is
-more, until it is a file or is given up. Those that an owner before this one began count once they
-are files.
+"""What each key's files may take: those that are there, and those that are on their way. An upload
+counts from its beginning, by what its client announced or what has come, whichever is more.
 """
 
 from __future__ import annotations
@@ -24,18 +21,12 @@ class _Upload:
 
 
 class Quota:
-    """Used by one event loop, which makes of what is there and what is on its way one sum."""
-
     def __init__(self, owned: Owned) -> None:
         self._owned = owned
         self._uploads: dict[str, _Upload] = {}
 
     async def reserve(self, owner: str, upload_id: str, n_bytes: int) -> None:
-        """Let an upload have so many bytes, if it has not yet.
-
-        Raises:
-            InsufficientStorageError: the key's files would be more than they may be.
-        """
+        """Let an upload have so many bytes, if it has not yet. Raises InsufficientStorageError."""
         upload = self._uploads.get(upload_id) or _Upload(owner, -1, self._owned.now)
         upload.grew_at = self._owned.now
         most = self._owned.settings.quota_bytes

@@ -1,8 +1,8 @@
 """Takes open batches from state to state, and runs their lines side by side.
 
-One task looks at all open batches whenever something may have changed, and begins what is due: a
-check of an input, lines, the writing of result files. All of these are tasks of their own. What is
-true is in the database; after a restart the first look finds where each batch was.
+One task looks at all open batches whenever something may have changed, and begins what is due, in
+tasks of their own. What is true is in the database; after a restart the first look finds where each
+batch was.
 """
 
 from __future__ import annotations
@@ -35,12 +35,9 @@ NOT_CHECKED = BatchError(
 
 
 class BatchRunner:
-    """Runs all batches of an owner. Used by one event loop."""
-
     def __init__(
         self, owned: Owned, work: LineWork, models: Models, on_end: Callable[[], None]
     ) -> None:
-        """`on_end` is called when a batch has ended."""
         self._owned = owned
         self._work = work
         self._models = models
@@ -57,11 +54,9 @@ class BatchRunner:
 
     @property
     def n_running(self) -> int:
-        """Lines that are being run."""
         return len(self._lines)
 
     def look(self) -> None:
-        """Call when something has changed."""
         self._changed.set()
 
     def healthy(self) -> bool:
@@ -87,7 +82,6 @@ class BatchRunner:
                     await self._changed.wait()
 
     async def _look(self) -> None:
-        """Begin what is due."""
         batches = await self._owned.call(self._owned.store.open_batches)
         running = [batch for batch in batches if batch.status == "in_progress"]
         self.n_open = len(batches)
@@ -219,7 +213,6 @@ class BatchRunner:
         self.look()
 
     async def _finish(self, batch: OpenBatch) -> None:
-        """Write the files of a batch whose lines have ended."""
         assert batch.ends_as is not None
         await self._owned.call(self._owned.queue.give_up, batch.id)
         output = await self._write(batch, "completed")

@@ -1,8 +1,5 @@
-"""Files and batches, in the one process that owns their folder.
-
-It opens the folder, which nobody else may have open, answers what routers ask, and keeps the
-runner, the webhooks and the housekeeping going. Routers reach it through `cluster.serve.bulk`.
-Knows neither HTTP nor Ray.
+"""Files and batches, in the one process that owns their folder. Routers reach it through
+`cluster.serve.bulk`. Knows neither HTTP nor Ray.
 """
 
 from __future__ import annotations
@@ -56,13 +53,9 @@ CLEANING_S = 60.0
 
 
 class BatchService:
-    """Files and batches of all keys; made by `open_service`.
-
-    `owner` names the API key whose object it is, by a digest; empty where there are no keys. What
-    another key owns is as if it were not there. Ids are made by who asks, so that a call that got
-    no answer can be repeated.
-
-    What routers ask raises NotFoundError for an object that is not there, InsufficientStorageError
+    """`owner` names the API key whose object it is, by a digest; empty where there are no keys.
+    What another key owns is as if it were not there. Ids are made by who asks, so that a call that
+    got no answer can be repeated. What routers ask raises NotFoundError, InsufficientStorageError
     where the disk or a quota is full, and OverloadedError where the owner cannot be reached now.
     """
 
@@ -93,7 +86,6 @@ class BatchService:
         return self._runner.healthy() and not self._chores.done()
 
     async def close(self) -> None:
-        """Give back what runs, and the folder."""
         self._chores.cancel()
         await asyncio.gather(self._chores, return_exceptions=True)
         await self._runner.close()
@@ -146,9 +138,8 @@ class BatchService:
         await self._owned.call(self._store.delete_file, owner, file_id, self._owned.now)
 
     async def read(self, file_id: str, offset: int) -> bytes:
-        """At most `PIECE_BYTES` of a file that `file` has found, empty at its end.
-
-        A file that is deleted meanwhile stays readable while somebody reads it.
+        """At most `PIECE_BYTES`, empty at the end. A file that is deleted meanwhile stays readable
+        while somebody reads it.
         """
         try:
             return await asyncio.to_thread(self._owned.blobs.read, file_id, offset, PIECE_BYTES)
@@ -237,13 +228,8 @@ async def open_service(
     monotonic: Callable[[], float] = time.monotonic,
     owned_s: float = OWNED_S,
 ) -> BatchService:
-    """Own the folder of `settings`, and go on with what is there.
-
-    Args:
-        owned_s: how long to wait where another process has it.
-
-    Raises:
-        ConfigurationError: it cannot be used, or another process keeps it.
+    """Own the folder of `settings`. Raises ConfigurationError: it cannot be used, or another
+    process keeps it for longer than `owned_s`.
     """
     assert settings.folder is not None
     folder = settings.folder

@@ -44,8 +44,6 @@ BatchModel = TypeVar("BatchModel", bound=Batch)
 
 
 class OpenBatch(Batch):
-    """A batch that has not ended, as the owner needs it."""
-
     owner: str
     ends_as: Status | None = None
     output_expires_after_s: int | None = None
@@ -68,15 +66,13 @@ class NewLine:
 
 
 class Store:
-    """Files and batches of all keys."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
 
     # ------------------------------------------------------------------------------- files
 
     def add_file(self, owner: str, file: FileObject) -> FileObject:
-        """Insert a file, unless that was done before. Returns it as it stands."""
+        """Unless that was done before. Returns it as it stands."""
         with self._database.transaction():
             self._insert_file(owner, file)
         return self.file(owner, file.id, file.created_at)
@@ -124,7 +120,6 @@ class Store:
         return int(used)
 
     def file_totals(self) -> tuple[int, int]:
-        """Number and bytes of all files of all keys."""
         n_files, n_bytes = self._database.one(
             "SELECT count(*), coalesce(sum(size_bytes), 0) FROM files WHERE NOT deleted"
         )
@@ -145,7 +140,6 @@ class Store:
             self._database.run_many("DELETE FROM files WHERE id = ?", ((one,) for one in file_ids))
 
     def known_files(self) -> set[str]:
-        """All ids, those of deleted files too."""
         return {row["id"] for row in self._database.all("SELECT id FROM files")}
 
     # ----------------------------------------------------------------------------- batches
@@ -153,11 +147,8 @@ class Store:
     def add_batch(
         self, owner: str, batch_id: str, asked: CreateBatchRequest, now: int, most: int
     ) -> Batch:
-        """Insert a batch, unless that was done before. Returns it as it stands.
-
-        Raises:
-            NotFoundError: its input file is not there.
-            RateLimitError: the key has `most` batches already, or the file `MAX_READERS`.
+        """Unless that was done before. Returns it as it stands. Raises NotFoundError: its input
+        file is not there; RateLimitError: the key has `most` batches, or the file `MAX_READERS`.
         """
         with self._database.transaction():
             if self._database.first("SELECT id FROM batches WHERE id = ?", batch_id) is None:
@@ -211,7 +202,6 @@ class Store:
         return self.batch(owner, batch_id)
 
     def open_batches(self) -> list[OpenBatch]:
-        """All that have not ended, the oldest first."""
         rows = self._database.all(f"SELECT * FROM batches WHERE status IN {OPEN} ORDER BY seq")
         return [_batch(row, OpenBatch) for row in rows]
 
@@ -226,7 +216,6 @@ class Store:
         self._database.run("UPDATE batches SET checks = checks - 1 WHERE id = ?", batch_id)
 
     def refuse(self, batch_id: str, errors: Sequence[BatchError], now: int) -> None:
-        """Its input is not right."""
         with self._database.transaction():
             if self._is(batch_id, "validating"):
                 stored = json.dumps([error.model_dump() for error in errors])
@@ -276,7 +265,6 @@ class Store:
         self._database.give_space_back()
 
     def forget_batches(self, before: int) -> None:
-        """Delete batches that ended before then."""
         for status in ENDED:
             self._database.run(
                 "DELETE FROM batches WHERE status = ? AND json_extract(times, ?) < ?",
@@ -297,12 +285,8 @@ class Store:
         where: str = "true",
         *values: object,
     ) -> tuple[Iterable[sqlite3.Row], bool]:
-        """At most `limit` rows by their creation, behind the one called `after`; and if more are.
-
-        where, values: a further condition, and what stands for its question marks.
-
-        Raises:
-            InvalidRequestError: the key has no row called `after`.
+        """At most `limit` rows by their creation, behind `after`; and if more are. where, values: a
+        further condition. Raises InvalidRequestError: the key has no row called `after`.
         """
         seq, sign = 0 if order == "asc" else 2**62, ">" if order == "asc" else "<"
         if after is not None:

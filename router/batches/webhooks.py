@@ -1,8 +1,7 @@
 """Tells clients' servers that a batch has ended, as OpenAI's webhooks do.
 
 Signed by Standard Webhooks, so that `client.webhooks.unwrap` of OpenAI's SDK checks it. Deliveries
-are rows: they survive a restart, and a host that hangs delays nothing but its own. A host that does
-not take one is tried again, ever later, and then given up.
+survive a restart, and a host that hangs delays nothing but its own; it is tried again, ever later.
 """
 
 from __future__ import annotations
@@ -44,8 +43,6 @@ def signature_headers(secret: str, event_id: str, unix_s: int, body: bytes) -> d
 
 
 class Webhooks(Caller):
-    """Makes deliveries."""
-
     def __init__(self, owned: Owned, rules: HostRules) -> None:
         super().__init__()
         self._owned = owned
@@ -70,7 +67,6 @@ class Webhooks(Caller):
             ) from None
 
     async def deliver_due(self) -> None:
-        """Begin the deliveries whose time has come."""
         most = AT_ONCE - len(self._running)
         if self._secret is None or not most:
             return

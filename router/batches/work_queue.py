@@ -1,9 +1,8 @@
 """What is left to do: lines of batches, and webhooks. Runs in the database's thread.
 
-A line is waiting, claimed, completed or failed. A claim is of one owner: the next one finds the
-claims of those before it and takes the lines anew, and a result is taken from whoever holds the
-claim, once. Result and count change in one transaction, so that no line counts twice. A webhook
-stays due until it is delivered or given up.
+A line is waiting, claimed, completed or failed. A claim is of one owner: the next one takes the
+lines of those before it anew, and a result is taken from whoever holds the claim, once. Result and
+count change in one transaction, so that no line counts twice.
 """
 
 from __future__ import annotations
@@ -60,8 +59,6 @@ class Delivery:
 
 
 class WorkQueue:
-    """Lines and webhooks of all batches."""
-
     def __init__(self, database: Database) -> None:
         self._database = database
         database.run(
@@ -92,9 +89,8 @@ class WorkQueue:
         return None
 
     def settle(self, claim: Claim, outcome: Outcome, result: str, audio_s: float, now: int) -> None:
-        """Store a line's result, unless the claim is not this owner's any more.
-
-        audio_s: that was transcribed, for the account of its key; 0.0 where it failed.
+        """Unless the claim is not this owner's any more. audio_s: transcribed; 0.0 where it
+        failed.
         """
         with self._database.transaction():
             if self._change(claim, "state = ?, result = ?", outcome, result):
@@ -144,7 +140,7 @@ class WorkQueue:
         self._database.run("DELETE FROM usage WHERE day <= ?", now // DAY_S - USAGE_DAYS)
 
     def due_webhooks(self, now: int, but: frozenset[str], most: int) -> list[Delivery]:
-        """Those whose time has come, apart from those that are being made."""
+        """Apart from those that are being made."""
         rows = self._database.all(
             "SELECT id, batch_id, url, type, created_at, attempts FROM webhooks"
             " WHERE due_at <= ? ORDER BY due_at LIMIT ?",

@@ -1,8 +1,6 @@
-"""Who may come in, and how much of a body: asked before a byte of it is read, for every route.
-
-Wraps the whole application, so a new route needs nothing of its own for the name by which the
-server was called, the web page that asks, the API key, and the bytes and the time of its body.
-Pure ASGI. The keys of WebSockets may be client secrets: they are read in `router.http.realtime`.
+"""Who may come in, and how much of a body: asked before a byte of it is read, for every route, so
+that a new one needs nothing of its own. Pure ASGI. The keys of WebSockets may be client secrets:
+they are read in `router.http.realtime`.
 """
 
 from __future__ import annotations
@@ -154,10 +152,8 @@ def _name_of(host: str) -> str:
 
 
 def check_origin(headers: Headers, cors_origins: Sequence[str]) -> None:
-    """Refuse pages of other sites, which a browser lets send forms and open WebSockets anywhere.
-
-    Raises:
-        OriginRefusedError: neither the server's own page nor one of `cors_origins` asks.
+    """Pages of other sites are refused, which a browser lets send forms and open WebSockets
+    anywhere. Raises OriginRefusedError.
     """
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
     if "*" in cors_origins or origin in cors_origins:
@@ -173,7 +169,6 @@ def check_origin(headers: Headers, cors_origins: Sequence[str]) -> None:
 
 
 async def refuse_upgrade(websocket: WebSocket, error: SplitscribeError) -> None:
-    """Answer with an error before the upgrade, or close at once if the server cannot do that."""
     logger.info("WebSocket refused: %s %s", type(error).__name__, error.code or error.type)
     note_error(websocket.scope, error)
     try:
@@ -186,9 +181,8 @@ async def refuse_upgrade(websocket: WebSocket, error: SplitscribeError) -> None:
 
 
 def bounded(receive: Receive, max_bytes: int) -> Receive:
-    """`receive` of a request, which raises while the body is read where it is too long or too slow.
-
-    What comes after the body is the client's hang-up, for which a request may wait for ever.
+    """`receive`, which raises while a body is read that is too long or too slow. What comes behind
+    the body is the client's hang-up, for which a request may wait for ever.
     """
     time_s = asyncio.get_running_loop().time
     begun_s: float | None = None

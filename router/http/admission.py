@@ -1,11 +1,9 @@
 """Whether a request may come in, by the seconds of audio that this router already holds.
 
-A request is admitted as a whole, before the first byte of its answer: first by the bytes that it
-announces, then by the length that its container states, so that a client learns of an overload at
-once and not in the middle of a transcript. What counts as pending is what has arrived. How much may
-be pending follows the queues: while requests wait there for more than `MOST_WAIT_S` before their
-first window's turn, the limit falls, but never below `LEAST_SHARE` of the setting; within a minute
-without long waits it is the whole setting again. Each router replica counts for itself.
+It is admitted as a whole, before the first byte of its answer: first by the bytes that it
+announces, then by the length that its container states. While requests wait in queues for more than
+`MOST_WAIT_S` before their first window's turn, the limit falls, but never below `LEAST_SHARE` of
+the setting; within a minute without long waits it is the whole setting again.
 """
 
 from __future__ import annotations
@@ -48,11 +46,8 @@ class Admission:
         self._waits: deque[tuple[float, float]] = deque(maxlen=N_WAITS)  # since it fell last
 
     def admit(self, upload_bytes: int) -> AdmittedRequest:
-        """Let a request in by the size that its upload will have, until its context ends.
-
-        Raises:
-            CrowdedError: too much audio or too many requests are pending. A request that is
-                alone always fits.
+        """Let a request in until its context ends; one that is alone always fits. Raises
+        CrowdedError.
         """
         estimate_s = upload_bytes / BYTES_PER_AUDIO_S
         self._check(self.pending_audio_s, self.requests, estimate_s)
@@ -61,7 +56,6 @@ class Admission:
 
     @property
     def limit_audio_s(self) -> float:
-        """Audio-seconds that may be pending now."""
         grown_s = max(0.0, self._monotonic() - self._limited_at_s - QUIET_S)
         return min(self._max_pending_s, self._limit_s * math.exp2(min(grown_s / DOUBLED_S, 100.0)))
 
@@ -101,8 +95,6 @@ class Admission:
 
 
 class AdmittedRequest:
-    """One request's share; implements `router.interface.AudioShare`."""
-
     def __init__(self, admission: Admission) -> None:
         self.audio_s = 0.0  # that it is counted with
         self._admission = admission
@@ -114,11 +106,7 @@ class AdmittedRequest:
         self._set(self.audio_s + n_bytes / BYTES_PER_AUDIO_S)
 
     def expect(self, audio_s: float) -> None:
-        """Replace the estimate.
-
-        Raises:
-            CrowdedError: with the true length it does not fit beside the others.
-        """
+        """Raises CrowdedError: with the true length it does not fit beside the others."""
         others_s = self._admission.pending_audio_s - self.audio_s
         self._admission._check(others_s, self._admission.requests - 1, audio_s)
         self._set(audio_s)
@@ -129,9 +117,8 @@ class AdmittedRequest:
         self._set(max(audio_s, self.audio_s))
 
     def done(self, timings: StageTimings) -> None:
-        """Its work is done; `timings` say for how long its first window waited for others.
-
-        Nothing where a worker failed a window: its waits are those of a fault.
+        """`timings` say for how long its first window waited for others; nothing where a worker
+        failed a window: its waits are those of a fault.
         """
         if not timings.failures:
             self._admission._waited(timings.first_queue_s, self._pending_s)

@@ -1,7 +1,6 @@
 """`/asr` and `/detect-language`, as whisper-asr-webservice has them: for Bazarr and its like.
 
-The service does the work; here a query becomes an endpoint's way to read and to answer. Off unless
-a setting turns it on. As there, a parameter that is unknown is ignored. Source:
+Off unless a setting turns it on. As there, a parameter that is unknown is ignored. Source:
 whisper-asr-webservice 1.9, `app/webservice.py`.
 """
 
@@ -63,10 +62,8 @@ Output = Annotated[
 
 
 def add_asr_routes(app: FastAPI, service: TranscriptionService, keys: KeyRing) -> None:
-    """Add both to `app`.
-
-    Where there are keys, one may also be sent as a password: clients of that server have no field
-    for a key, but most of them send what a URL like `http://any:KEY@host:8000` says.
+    """A key may also be sent as a password: clients of that server have no field for a key, but
+    most send what a URL like `http://any:KEY@host:8000` says.
     """
     basic = HTTPBasic(auto_error=False, description="any name, and one of the keys as password")
     schemes = [Depends(BEARER), Depends(basic)] if len(keys) else []

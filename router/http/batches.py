@@ -1,8 +1,6 @@
 """`/v1/files` and `/v1/batches`: many requests in one file, answered within a day.
 
-Bytes of files stream both ways, a piece at a time, to and from the process that owns them. Each key
-sees its own only. The routes check what is asked for and show what there is; `router.batches` does
-the work. Where no folder is set, they say which setting turns them on.
+Bytes of files stream both ways, a piece at a time, to and from the process that owns them.
 """
 
 from __future__ import annotations
@@ -76,7 +74,7 @@ def add_batches(
 
 
 def _key_owner(request: Request, keys: KeyRing) -> str:
-    """Whose objects a request may see: a digest of its key; empty where there are no keys."""
+    """A digest; empty where there are no keys."""
     return keys.owner_digest(key_owner(request)).hex()
 
 
@@ -198,7 +196,6 @@ def _add_files(api: APIRouter, access: BatchAccess, keys: KeyRing) -> None:
 
 
 async def _receive(request: Request, access: BatchAccess, owner: str) -> FileObject:
-    """Pass an upload on while it comes."""
     batches, most = access.batches, access.max_file_bytes
     file_id = new_id("file-")
     length = check_content_length(request.headers, most)
@@ -224,8 +221,6 @@ async def _receive(request: Request, access: BatchAccess, owner: str) -> FileObj
 
 
 class _Upload:
-    """Where a form's file goes; implements `router.http.bodies.FileSink`."""
-
     def __init__(self, batches: BatchService, upload_id: str) -> None:
         self._batches = batches
         self._upload_id = upload_id

@@ -2,7 +2,7 @@
 
 A form is parsed as its bytes are pushed in, and every limit on it enforced at the byte that crosses
 it; the push parser is python-multipart's. A document has the shape of OpenRouter's transcription
-endpoint, which Open WebUI sends too. Neither reads nor writes anything itself.
+endpoint, which Open WebUI sends too.
 """
 
 from __future__ import annotations
@@ -49,18 +49,14 @@ logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
 class FileSink(Protocol):
-    """Takes the file's bytes."""
-
     @property
     def size_bytes(self) -> int:
-        """Bytes taken so far."""
+        pass
 
     def append(self, piece: bytes) -> None: ...
 
 
 class FormReader:
-    """Callbacks of the push parser: collects fields, passes the file's bytes to the spool."""
-
     def __init__(
         self,
         boundary: bytes,
@@ -109,7 +105,7 @@ class FormReader:
             raise too_large(self._max_upload_bytes, self._read_bytes)
 
     def finish(self) -> tuple[tuple[str, str], ...]:
-        """Check that the form is whole. Returns its fields."""
+        """Returns its fields, if the form is whole."""
         if not self._ended:
             raise InvalidRequestError("the multipart body ends before its closing boundary")
         if not self._has_file:
@@ -178,18 +174,14 @@ def _longest(name: str) -> int:
 
 
 def media_type(headers: Mapping[str, str]) -> bytes:
-    """What the Content-Type header says that the body is, in lower case; empty without one."""
+    """In lower case; empty without a header."""
     found: bytes = parse_options_header(headers.get("content-type", ""))[0]
     return found
 
 
 def form_boundary(headers: Mapping[str, str], expected: str = FORM_TYPE) -> bytes:
-    """The boundary that the Content-Type header names.
-
-    expected: what the error says that a body may be.
-
-    Raises:
-        InvalidRequestError: the body is something else than a multipart form.
+    """Of the Content-Type header. Raises InvalidRequestError: the body is no multipart form, but
+    should be as `expected` says.
     """
     sort, options = parse_options_header(headers.get("content-type", ""))
     if sort != FORM_TYPE.encode():
@@ -258,7 +250,7 @@ def read_document(content: bytes, max_upload_bytes: int) -> tuple[tuple[tuple[st
 
 
 def decoded(text: str) -> Iterator[bytes]:
-    """The bytes of base64, piece by piece. Raises InvalidRequestError."""
+    """Raises InvalidRequestError."""
     start = 0
     if text.startswith("data:"):
         start = text.find(",", 0, MAX_DATA_URL_BYTES) + 1

@@ -1,8 +1,5 @@
-"""The page at `GET /docs`: the server's OpenAPI document as HTML, for a person who reads it.
-
-It is plain HTML without scripts, made here from the same document that `/openapi.json` serves. So
-it also works where the browser reaches no other host, which FastAPI's own page does not: that one
-loads its scripts from a public server.
+"""The page at `GET /docs`: the server's OpenAPI document as plain HTML without scripts, so that it
+works where the browser reaches no other host, which FastAPI's own page does not.
 """
 
 from __future__ import annotations
@@ -42,8 +39,6 @@ HEADERS = {
 
 
 def add_docs(app: FastAPI) -> None:
-    """Serve the page at `/docs`. It is made when it is first asked for, and kept."""
-
     @cache
     def page() -> str:
         return docs_page(app.openapi())
@@ -54,7 +49,6 @@ def add_docs(app: FastAPI) -> None:
 
 
 def docs_page(document: Schema) -> str:
-    """The HTML of an OpenAPI document: what it says of itself, a list, and each operation."""
     info = document["info"]
     schemas = document.get("components", {}).get("schemas", {})
     operations = [

@@ -1,7 +1,5 @@
-"""Writes errors as HTTP answers, all in OpenAI's envelope.
-
-`{"error": {"message", "type", "param", "code"}}`, always with all keys, since OpenAI's clients show
-no message of any other shape. Answers of `ASR_PATHS` also have `detail`.
+"""Writes errors as HTTP answers, all in OpenAI's envelope, always with all keys, since OpenAI's
+clients show no message of any other shape. Answers of `ASR_PATHS` also have `detail`.
 """
 
 from __future__ import annotations
@@ -31,7 +29,6 @@ RETRY_AFTER_S = 1.0  # for a 429 or 503 whose error gives no time
 
 
 def error_response(error: SplitscribeError) -> JSONResponse:
-    """The answer for `error`: its body, its status, and headers that say whether to retry."""
     return JSONResponse(error_body(error), error.status, _retry_headers(error))
 
 
@@ -62,7 +59,6 @@ def noted_error(scope: Mapping[str, Any]) -> str | None:
 
 
 def install_error_handlers(app: FastAPI) -> None:
-    """Route every error of a handler, and the framework's own, into the envelope."""
     app.add_exception_handler(SplitscribeError, _on_splitscribe_error)
     app.add_exception_handler(HTTPException, _on_http_exception)
     app.add_exception_handler(RequestValidationError, _on_validation_error)
@@ -75,7 +71,6 @@ async def _on_splitscribe_error(request: Request, error: Exception) -> Response:
 
 
 def answer_error(request: Request, error: SplitscribeError) -> Response:
-    """The answer for the error with which a request ends, which is logged and counted."""
     if error.status < 500:  # its message may quote what the client sent
         level, what = logging.INFO, error.code or error.type
     else:
@@ -95,7 +90,6 @@ def answer_error(request: Request, error: SplitscribeError) -> Response:
 
 
 async def _on_http_exception(request: Request, error: Exception) -> Response:
-    """Answer errors of the framework itself, such as an unknown path or method."""
     assert isinstance(error, HTTPException)
     asked = f"{request.method} {shown_path(request.scope)}"
     code: str | None

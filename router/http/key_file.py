@@ -1,7 +1,5 @@
-"""The file of API keys, read again when it changes: a key comes or goes without a restart.
-
-What is under way with a key that goes is finished; client secrets that it made open nothing more.
-A file that cannot be read, or holds a mistake, changes nothing but the log.
+"""The file of API keys, read again when it changes: a key comes or goes without a restart. What is
+under way with a key that goes is finished. A mistake in the file changes nothing but the log.
 """
 
 from __future__ import annotations
@@ -22,8 +20,6 @@ Version = tuple[int, int, int] | None
 
 
 class KeyFile:
-    """Keeps a ring's keys equal to those of the settings and of their file."""
-
     def __init__(self, settings: RouterSettings) -> None:
         """Raises ConfigurationError: the file cannot be read, or is no file of keys."""
         self._settings = settings
@@ -32,13 +28,11 @@ class KeyFile:
         self.ring = KeyRing(self._read(), settings.max_requests_per_key)
 
     async def follow(self) -> None:
-        """Look at the file until cancelled."""
         while self._file is not None:
             await asyncio.sleep(LOOK_S)
             await self.look()
 
     async def look(self) -> None:
-        """Take what has changed."""
         version = await asyncio.to_thread(self._look)
         if version == self._version:
             return

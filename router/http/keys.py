@@ -1,8 +1,7 @@
 """API keys: who may come in, and how many requests each key may have at once.
 
-Keys are compared as digests, each in constant time and all of them every time, so that the time
-of an answer tells nothing about them. What becomes of a request's audio is kept for the owner of
-its key, who is named by a digest: nobody behind the router needs the key.
+Keys are compared as digests, each in constant time and all of them every time, so that the time of
+an answer tells nothing about them. Behind the router an owner is named by a digest.
 """
 
 from __future__ import annotations
@@ -69,11 +68,7 @@ class KeyRing:
         return len(self._valid)
 
     def owner(self, sent: bytes | None) -> int:
-        """Number of the key that a client sent.
-
-        Raises:
-            AuthenticationError: it sent none, or one that is not here.
-        """
+        """Number of the key that a client sent. Raises AuthenticationError."""
         if sent is None:
             raise AuthenticationError("no API key was sent; send 'Authorization: Bearer <key>'")
         owner = _index_of(_digest(sent), self._digests())
@@ -82,7 +77,6 @@ class KeyRing:
         return owner
 
     def name(self, owner: int | None) -> str:
-        """What a key is called in logs and metrics; empty where there are no keys."""
         return "" if owner is None else self._known[owner].name
 
     def owner_digest(self, owner: int | None) -> bytes:
@@ -99,8 +93,6 @@ class KeyRing:
 
 
 class AtOnce:
-    """How many of something each client has at once, and may have. Used by one event loop."""
-
     def __init__(self, what: str, most: int) -> None:
         """`most`: of one client; 0 sets no limit."""
         self._what, self._most = what, most
@@ -108,11 +100,7 @@ class AtOnce:
 
     @contextmanager
     def one_of(self, client: Hashable) -> Iterator[None]:
-        """Count one while it runs; None: a client that is not known, without a limit.
-
-        Raises:
-            RateLimitError: the client has as many as it may.
-        """
+        """Count one while it runs; a client None has no limit. Raises RateLimitError."""
         if self._most and client is not None and self._running[client] >= self._most:
             raise RateLimitError(
                 f"This client has {self._most} {self._what} running, which is the most at once. "
@@ -141,7 +129,6 @@ def sent_key(headers: Mapping[str, str], *, takes_password: bool = False) -> byt
 
 
 def note_owner(scope: MutableMapping[str, Any], owner: int) -> None:
-    """Store on a request with which of the keys it came."""
     scope.setdefault("state", {})["key_owner"] = owner
 
 

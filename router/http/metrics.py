@@ -1,7 +1,5 @@
 """`GET /metrics`: what a router counts, and what it knows of its pools, as Prometheus reads it.
-
-The names are those of `cluster.common.metrics`, where Ray exports each as `ray_<name>`. A router
-speaks for itself: of several behind one port, any may answer.
+Names are those of `cluster.common.metrics`, where Ray exports each as `ray_<name>`.
 """
 
 from __future__ import annotations
@@ -60,8 +58,6 @@ def add_metrics(
 
 
 class _Metric:
-    """One of `Recorder`'s, as Ray's are called."""
-
     def __init__(self, spec: MetricSpec, collected: CollectorRegistry) -> None:
         names: dict[str, Any] = {"labelnames": spec.tags, "registry": collected}
         self._metric: Any

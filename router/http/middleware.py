@@ -1,9 +1,5 @@
-"""The outermost layer of the HTTP surface: a request id for everyone, an answer for every crash.
-
-Names the request for all log lines below, stamps its id and time onto the answer, counts the API's
-answers, writes a line of each (the access log), and turns an exception that nobody expected into
-OpenAI's envelope. Pure ASGI, so that the channel on which a client's hang-up arrives stays
-untouched.
+"""The outermost layer of the HTTP surface: a request id for everyone, an answer for every crash,
+the access log. Pure ASGI, so that the channel on which a client's hang-up arrives stays untouched.
 """
 
 from __future__ import annotations
@@ -144,7 +140,6 @@ class RequestMiddleware:
         )
 
     def _log(self, scope: Scope, status: int, wall_s: float) -> None:
-        """The access log's line of a request that has been answered."""
         key = self._keys.name(scope["state"].get("key_owner"))
         work = scope["state"].get(_WORK, {})
         path = shown_path(scope)

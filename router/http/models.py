@@ -37,22 +37,17 @@ _SHOWN = 128  # characters of an unknown name that the message repeats
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One model and the pools that serve it.
+    """One model and the pools that serve it."""
 
-    names: what it is listed as, the first one foremost; aliases: further names, not listed;
-    languages: codes it knows; created: Unix time; live: its realtime sessions, where it has them;
-    progress: of its requests; description: what clients should know of it first.
-    """
-
-    names: tuple[str, ...]
-    languages: tuple[str, ...]
+    names: tuple[str, ...]  # listed, the first one foremost
+    languages: tuple[str, ...]  # codes
     transcriber: Transcriber
-    aliases: tuple[str, ...] = ()
-    created: int = field(default_factory=lambda: int(time.time()))
+    aliases: tuple[str, ...] = ()  # further names, not listed
+    created: int = field(default_factory=lambda: int(time.time()))  # Unix time
     owned_by: str = "splitscribe"
-    live: LiveEngine | None = None
+    live: LiveEngine | None = None  # realtime sessions, where it has them
     progress: Progress = field(default_factory=Progress)
-    description: str | None = None
+    description: str | None = None  # what clients should know of it first
 
 
 class ModelRegistry:
@@ -68,9 +63,7 @@ class ModelRegistry:
     ) -> None:
         """Take `models`, the default first. Raises ConfigurationError: two share a name.
 
-        Args:
-            openai_aliases: OPENAI_ALIASES mean the first model, too, where no model claims them.
-            list_openai_aliases: `listing` has them, and `whisper-1`.
+        openai_aliases: OPENAI_ALIASES mean the first model, too, where no model claims them.
             is_held: whether a server is not ready although all its pools are.
         """
         if not models:
@@ -91,11 +84,7 @@ class ModelRegistry:
         self._listed_aliases = hosted if list_openai_aliases else ()
 
     def find(self, name: str) -> ServedModel:
-        """The model of a name or alias; `openai/` in front and `%2F` for the slash do not matter.
-
-        Raises:
-            ModelNotFoundError: none is called that.
-        """
+        """`openai/` in front and `%2F` for the slash do not matter. Raises ModelNotFoundError."""
         plain = unquote(name)
         for spelling in (plain, plain.removeprefix(PREFIX), PREFIX + plain):
             if model := self._by_name.get(spelling):
@@ -106,7 +95,6 @@ class ModelRegistry:
         )
 
     def describe(self, name: str) -> ModelResponse:
-        """What the API tells of a model, under the name that was asked for."""
         model = self.find(name)
         return ModelResponse(
             id=unquote(name),
@@ -122,10 +110,8 @@ class ModelRegistry:
         return ModelListResponse(data=[self.describe(name) for name in names])
 
     async def health(self) -> dict[str, Any]:
-        """What `/health` tells of the pools: `status`, `pools` of all models, and `models`.
-
-        The pools are asked, but not waited for when they take long: then it is what they said the
-        last time, `age_s` ago. Nothing is ready before they have said something.
+        """What `/health` tells. Pools that take long to answer are not waited for: then it is what
+        they said the last time, `age_s` ago. Nothing is ready before they have said something.
         """
         await asyncio.wait({self.look()}, timeout=FRESH_S)
         at_s = self._known_at_s

@@ -1,10 +1,8 @@
 """The page at `GET /`, on which a person tries the server in a browser: which files, and how sent.
 
-The files lie in `router/page/`, plain HTML, style sheets and modules that no tool has built; beside
-them are the package's recordings, for a first try. They are public, so they hold nothing of the
-server: what the page shows it asks of the API, with a key where keys are set. Every answer forbids
-the browser anything from elsewhere and any markup made of text (the header
-`content-security-policy`).
+The files lie in `router/page/`, public and built by no tool. What the page shows it asks of the
+API, with a key where keys are set. Every answer forbids the browser anything from elsewhere and any
+markup made of text (the header `content-security-policy`).
 """
 
 from __future__ import annotations
@@ -54,10 +52,7 @@ HEADERS = {
 
 
 def add_page(app: FastAPI) -> None:
-    """Serve the shell at `/` and what it loads at `/page/...`, to everyone.
-
-    The page names its files relative to itself, so that a proxy may put it below a path.
-    """
+    """The page names its files relative to itself, so that a proxy may put it below a path."""
     files = PageFiles(directory=FOLDER)
     files.all_directories.append(SAMPLES)
 

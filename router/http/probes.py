@@ -1,7 +1,5 @@
-"""What programs ask of a router, all without a key: whether it runs, and whether it is ready.
-
-`/livez` is for a liveness probe: it answers as long as the process does, also while models load.
-`/readyz` is for a readiness probe and for balancers. `/health` tells people more.
+"""What programs ask of a router, all without a key. `/livez` answers as long as the process does,
+also while models load; `/readyz` is for balancers; `/health` tells people more.
 """
 
 from __future__ import annotations
@@ -24,7 +22,6 @@ def add_probes(
     realtime: RealtimeService,
     settings: RouterSettings,
 ) -> None:
-    """Add them to `app`."""
     probes = APIRouter(tags=["operations"])
 
     @probes.get("/livez", summary="Whether the router runs", response_class=PlainTextResponse)

@@ -1,7 +1,5 @@
-"""The HTTP surface: OpenAI's audio endpoints, models, health, documentation, a page to try it on.
-
-`create_app` wires the parts together. `router.http.service` does the work; errors are raised below
-and written by `router.http.envelope`.
+"""The HTTP surface: OpenAI's audio endpoints, models, health, documentation, a page to try it
+on.
 """
 
 from __future__ import annotations
@@ -83,17 +81,12 @@ def create_app(
     cluster_key: str | None = None,
     batches: BatchAccess | None = None,
 ) -> FastAPI:
-    """Build the application. Its `state.realtime` has the sessions, to be drained before it ends.
+    """The application. Its `state.realtime` has the sessions, to be drained before it ends.
 
-    Args:
-        recorder: counts the answers.
-        clock: measures how long requests take, and so when their time is over.
-        echo_request_id: False behind Ray Serve's proxy, which adds `x-request-id` to every
-            answer itself (twice would join to one wrong id), and queues what a WebSocket sends.
-        spool_dir: where uploads wait; default: the system's folder for temporary files.
-        heartbeat_s: longest silence of a stream.
-        cluster_key: signs client secrets, so that any router with it takes them; default: made.
-        batches: who keeps files and batches; None: nobody does.
+    echo_request_id: False behind Ray Serve's proxy, which adds `x-request-id` to every answer
+        itself (twice would join to one wrong id), and queues what a WebSocket sends.
+    spool_dir: where uploads wait; default: the system's folder for temporary files.
+    cluster_key: signs client secrets, so that any router with it takes them; default: made.
     """
 
     @asynccontextmanager

@@ -1,7 +1,5 @@
 """One transcription request from its form to its answer.
 
-Counts it against its key, admits it, reads and checks the body, runs the transcriber of the model
-that it names until it is done or the client hangs up, and writes the answer, whole or as a stream.
 What it holds is given back in the reverse order, however it ends. Errors are raised here and
 written by `router.http.envelope`.
 """
@@ -61,7 +59,7 @@ Parse = Callable[[Iterable[tuple[str, str]], Collection[str]], TranscriptionPara
 
 @dataclass(frozen=True, slots=True)
 class CheckedRequest:
-    """A request that was let in, read and checked. started_s: the clock's."""
+    """A request that was let in, read and checked."""
 
     request: Request
     upload: Path
@@ -79,30 +77,22 @@ Write = Callable[[Transcript, CheckedRequest, list[TokenLogprob]], Response]
 def write_as_openai(
     transcript: Transcript, checked: CheckedRequest, logprobs: list[TokenLogprob]
 ) -> Response:
-    """The answer in the format that the request asks for."""
     body, media_type = render(transcript, checked.params, logprobs)
     return Response(body, media_type=media_type)
 
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """How an endpoint's requests are read and answered.
-
-    parse: checks the fields. write: makes the whole answer. shape: of the bodies.
-    fields: what is asked for where that stands in the URL; None: the body has it.
-    detect: where only the language is asked for, makes the answer of its code and probability.
-    """
+    """How an endpoint's requests are read and answered."""
 
     parse: Parse
     write: Write = write_as_openai
     shape: BodyShape = FORM_OR_JSON
-    fields: tuple[tuple[str, str], ...] | None = None
-    detect: Callable[[str, float], Response] | None = None
+    fields: tuple[tuple[str, str], ...] | None = None  # where they stand in the URL
+    detect: Callable[[str, float], Response] | None = None  # where only the language is asked for
 
 
 class TranscriptionService:
-    """Answers the audio endpoints; one for all requests of a router."""
-
     def __init__(
         self,
         registry: ModelRegistry,
@@ -127,7 +117,6 @@ class TranscriptionService:
         self._heartbeat_s = heartbeat_s
 
     def report(self) -> None:
-        """Tell the metrics what is pending; called once a second."""
         if self.admission.requests:
             self._registry.look()  # whether it has to wait for a worker
         record = self._recorder.set
@@ -265,13 +254,10 @@ class TranscriptionService:
 async def supervise(work: Coroutine[Any, Any, T], receive: Receive, context: RequestContext) -> T:
     """Await `work`; cancel it, and wait until it has ended, when nobody needs it any more.
 
-    Args:
-        receive: the ASGI channel, whose body has been read to its end.
-        context: its remaining time is asked for again each time it seems over, as it can grow.
+    receive: the ASGI channel, whose body has been read to its end. The context's remaining time is
+        asked for again each time it seems over, as it can grow.
 
-    Raises:
-        ClientDisconnect: the client hung up.
-        DeadlineExceededError: the time is over and `work` did not say so itself.
+    Raises ClientDisconnect, or DeadlineExceededError where `work` did not say so itself.
     """
     task = asyncio.ensure_future(work)
     hang_up = asyncio.ensure_future(_hang_up(receive))
@@ -315,10 +301,7 @@ async def _hang_up(receive: Receive) -> None:
 
 
 def cache_header(timings: StageTimings) -> dict[str, str]:
-    """Whether the windows' KV was there already: hit (of all), miss (of none) or partial.
-
-    Empty where nothing is kept.
-    """
+    """hit (of all windows' KV), miss (of none) or partial; empty where nothing is kept."""
     hits, windows = timings.cache_hits, timings.cache_hits + timings.cache_misses
     if not windows:
         return {}

@@ -1,11 +1,9 @@
-"""A request that streams: its work runs as a task and sends what is certain as events.
+"""A request that streams: its work runs as a task and sends what is certain as events, OpenAI's.
 
-Events are OpenAI's: `transcript.text.delta`s whose texts joined are the answer, one
-`transcript.text.done` with the whole of it, `[DONE]`. For srt and vtt a delta is the cues that
-closed; for diarized_json each segment is an event, and there are no deltas. A comment keeps proxies
-from cutting a quiet stream; a failure in the middle is one event with an error in OpenAI's
-envelope, then the end. The 200 is sent when the first audio was found, so that an upload that
-cannot be opened still gets a status of its own.
+For srt and vtt a delta is the cues that closed; for diarized_json each segment is an event, and
+there are no deltas. A comment keeps proxies from cutting a quiet stream; a failure in the middle is
+one event with an error in OpenAI's envelope, then the end. The 200 is sent when the first audio was
+found, so that an upload that cannot be opened still gets a status of its own.
 """
 
 from __future__ import annotations
@@ -50,10 +48,7 @@ _ESCAPES = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 
 
 class EventWriter:
-    """Turns updates and the result into events, in the format that was asked for.
-
-    tell_timing: for the last event, where the time went.
-    """
+    """In the format that was asked for. tell_timing: for the last event, where the time went."""
 
     def __init__(self, params: TranscriptionParams, tell_timing: TellTiming) -> None:
         self._params = params
@@ -117,10 +112,9 @@ class EventWriter:
 
 
 class EventStream:
-    """One streamed request, and its share of the router's audio. Used by one event loop.
-
-    Life: `begin` starts the work and returns when the 200 may be sent; `own` hands over what
-    must live as long as the work; `events` is the body; `close` ends it all, whenever it comes.
+    """One streamed request, and its share of the router's audio. `begin` starts the work and
+    returns when the 200 may be sent; `own` hands over what must live as long as the work; `events`
+    is the body; `close` ends it all, whenever it comes.
     """
 
     def __init__(
@@ -145,21 +139,15 @@ class EventStream:
         asyncio.get_running_loop().call_later(OPENING_S, self._opened.set)
 
     def found(self, audio_s: float) -> None:
-        """There is audio."""
         self._share.found(audio_s)
         self._opened.set()
 
     def update(self, update: Update) -> None:
-        """For `RequestContext.on_update`."""
         self._updates.put_nowait(update)
         self._opened.set()
 
     async def begin(self, work: Coroutine[Any, Any, TranscriptionResult]) -> None:
-        """Start the work and wait until it has found audio or has ended.
-
-        Raises:
-            Exception: what `work` raised, while there was still nothing sent.
-        """
+        """Raises what `work` raised while nothing was sent."""
         self._task = asyncio.ensure_future(self._run(work))
         self._task.add_done_callback(self._ended)
         try:
@@ -171,7 +159,6 @@ class EventStream:
             self._task.result()
 
     def own(self, stack: AsyncExitStack) -> None:
-        """Close `stack` when the work has ended."""
         self._stack = stack
 
     async def events(self) -> AsyncIterator[bytes]:

@@ -1,10 +1,9 @@
 """A request's body, read as it arrives: fields into memory, the audio into a spool file.
 
-A body is a multipart form or JSON with base64 (`router.http.bodies`).
-Every byte is counted while reading, so that a limit ends the upload when it is crossed and not when
-it is over. The spool file has a name, because audio workers open it from their own processes; it is
-locked (flock) until it is deleted, when the context ends. A spool file that nobody has locked is
-that of a killed router, and is swept. Starlette's own form parser has no limit on a file's size.
+Every byte is counted while reading, so that a limit ends the upload when it is crossed; Starlette's
+own form parser has no limit on a file's size. The spool file has a name, because audio workers open
+it from their own processes; it is locked (flock) until it is deleted, when the context ends. One
+that nobody has locked is that of a killed router, and is swept.
 """
 
 from __future__ import annotations
@@ -49,15 +48,11 @@ NEW_S = 2.0  # a file this young may not be locked yet
 
 @dataclass(frozen=True, slots=True)
 class BodyShape:
-    """What the bodies of an endpoint look like.
+    """What the bodies of an endpoint look like."""
 
-    file_field: name of the form's file. takes_json: base64 in JSON will do too.
-    is_headerless: the file is 16 kHz mono int16 samples, and gets the header that it lacks.
-    """
-
-    file_field: str = FILE_FIELD
-    takes_json: bool = True
-    is_headerless: bool = False
+    file_field: str = FILE_FIELD  # of the form
+    takes_json: bool = True  # base64 in JSON will do too
+    is_headerless: bool = False  # 16 kHz mono int16 samples, which get a header
 
     def is_json(self, headers: Mapping[str, str]) -> bool:
         return self.takes_json and media_type(headers) == JSON_TYPE
@@ -81,13 +76,8 @@ class UploadedForm:
 
 
 def check_content_length(headers: Mapping[str, str], max_upload_bytes: int) -> int | None:
-    """Refuse by its announced length what would be cut off anyway.
-
-    Returns:
-        The announced length, None when the body is sent in chunks.
-
-    Raises:
-        PayloadTooLargeError: longer than any body whose file is within the limit.
+    """The announced length, None in chunks. Raises PayloadTooLargeError: longer than any body whose
+    file is within the limit.
     """
     announced = headers.get("content-length", "")
     if not (announced.isascii() and announced.isdigit()):
@@ -111,14 +101,8 @@ async def receive_form(
 ) -> AsyncIterator[UploadedForm]:
     """Read a whole body; the file is at `path` until the context ends.
 
-    Args:
-        headers: of the request, lower-case names. chunks: the body, as it comes.
-        max_upload_bytes: largest file; exactly this many bytes are accepted.
-        spool_dir: where files wait; default: the system's folder for temporary files.
-
-    Raises:
-        InvalidRequestError: of another type, malformed, over a limit on fields, or without a file.
-        PayloadTooLargeError: the file is too large.
+    Raises InvalidRequestError: of another type, malformed, over a limit on fields, or without a
+    file; PayloadTooLargeError.
     """
     spool = _Spool(spool_dir, wav_head() if shape.is_headerless else b"")
     try:
@@ -160,7 +144,6 @@ async def _receive_json(
 
 
 async def sweep_spool_always(spool_dir: Path | None = None) -> None:
-    """Sweep now and every few seconds until cancelled."""
     while True:
         await asyncio.to_thread(sweep_spool, spool_dir)
         await asyncio.sleep(SWEEP_S)
@@ -184,10 +167,7 @@ def sweep_spool(spool_dir: Path | None = None) -> int:
 
 
 class _Spool:
-    """A temporary file with a name, written in large pieces by a thread.
-
-    head: what is written before all else; it does not count.
-    """
+    """A temporary file with a name, written in large pieces by a thread. `head` does not count."""
 
     def __init__(self, folder: Path | None, head: bytes = b"") -> None:
         handle, name = tempfile.mkstemp(prefix=SPOOL_PREFIX, dir=folder)

@@ -1,10 +1,9 @@
 """What each API key uses, and how much it may: requests a minute, hours of audio a day.
 
 Audio counts when its transcript is whole, live audio when its session ends. The account is a
-router's own and begins with it; metrics carry it over restarts. Lines of batches are counted by
-their owner, which a router asks when a batch is created or the account is read: a batch that was
-taken runs to its end. The answer has the shape of OpenAI's usage of audio transcriptions, with a
-key's name as its id.
+router's own and begins with it; metrics carry it over restarts. A batch that was taken runs to its
+end. The answer has the shape of OpenAI's usage of audio transcriptions, with a key's name as its
+id.
 """
 
 from __future__ import annotations
@@ -36,7 +35,7 @@ class _Used:
 
 
 class UsageAccount:
-    """Of all keys of one router. Without keys nothing is counted. Used by one event loop."""
+    """Of all keys of one router. Without keys nothing is counted."""
 
     def __init__(
         self,
@@ -79,7 +78,6 @@ class UsageAccount:
         self._recorder.add("splitscribe_key_requests_total", key=self._keys.name(owner))
 
     def add_audio(self, owner: int | None, audio_s: float) -> None:
-        """Count what was transcribed."""
         if owner is not None:
             self._today(owner).audio_s += audio_s
             name = self._keys.name(owner)
@@ -119,7 +117,7 @@ class UsageAccount:
 def add_usage(
     api: APIRouter, usage: UsageAccount, keys: KeyRing, batches: BatchService | None
 ) -> None:
-    """Add the path to `api`, all of whose requests have a key."""
+    """`api`: all of its requests have a key."""
 
     @api.get(PATH, tags=["operations"], summary="What the key that asks has used")
     async def tell_usage(

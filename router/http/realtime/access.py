@@ -1,10 +1,8 @@
 """Who may open a realtime session: whoever has an API key or a client secret.
 
-A key comes in a header, or among the sub-protocols, since a browser cannot set headers.
-
-A client secret is a short-lived key that an operator's server gives to its browsers. It holds its
-own content, signed with a key that is derived from the cluster's, so any router accepts it and
-nothing is stored; whoever has it can read the session's configuration. Its expiry is a Unix time.
+A key comes in a header, or among the sub-protocols, since a browser cannot set headers. A client
+secret holds its own content, signed with a key that is derived from the cluster's, so any router
+accepts it and nothing is stored; whoever has it can read the session's configuration.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ BETA_SUBPROTOCOL = "openai-beta.realtime-v1"
 
 
 def authorised(websocket: WebSocket, keys: KeyRing, secrets: ClientSecrets) -> ClientSecret:
-    """The client's permission. Raises AuthenticationError."""
+    """Raises AuthenticationError."""
     key = sent_key(websocket.headers) or _offered_key(websocket)
     if key is not None and key.startswith(PREFIX.encode()):
         return secrets.read(key.decode("latin-1"))
@@ -66,18 +64,14 @@ class ClientSecret:
 
 
 class ClientSecrets:
-    """Issues and reads the secrets of one cluster."""
-
     def __init__(self, cluster_key: str, keys: KeyRing) -> None:
         key = cluster_key.encode()
         self._key = hmac.new(key, b"splitscribe client secrets", hashlib.sha256).digest()
         self._keys = keys
 
     def issue(self, owner: int | None, session: dict[str, Any], seconds: int) -> tuple[str, int]:
-        """Make a secret for sessions with the configuration `session`. Returns it and its expiry.
-
-        Raises:
-            InvalidRequestError: the configuration is too long for a secret.
+        """A secret for the configuration `session`, and its expiry. Raises InvalidRequestError: too
+        long.
         """
         expires_at = int(time.time()) + seconds
         content = {
@@ -98,11 +92,7 @@ class ClientSecrets:
         return value, expires_at
 
     def read(self, value: str) -> ClientSecret:
-        """The content of a secret.
-
-        Raises:
-            AuthenticationError: it is not genuine, it has expired, or its API key is gone.
-        """
+        """Raises AuthenticationError: not genuine, expired, or its API key is gone."""
         try:
             packed_text, mac_text = value.removeprefix(PREFIX).split(".")
             packed, mac = _bytes(packed_text), _bytes(mac_text)

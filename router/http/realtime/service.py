@@ -1,9 +1,5 @@
-"""How a realtime session begins: the paths `/v1/realtime` and of its client secrets.
-
-A client is refused before the upgrade, with a status and OpenAI's error envelope, for a missing
-key (`router.http.realtime.access`), an unknown model or too many sessions; web pages of other
-origins are refused before that (`router.http.access`).
-Open connections are in `router.http.realtime.connection`.
+"""How a realtime session begins: the paths `/v1/realtime` and of its client secrets. A client is
+refused before the upgrade, with a status and OpenAI's error envelope.
 """
 
 from __future__ import annotations
@@ -78,8 +74,6 @@ class SessionSlot:
 
 
 class RealtimeService:
-    """All realtime sessions of one router. Used by one event loop."""
-
     def __init__(
         self,
         registry: ModelRegistry,
@@ -111,7 +105,6 @@ class RealtimeService:
 
     @property
     def sessions(self) -> int:
-        """How many are open."""
         return len(self._slots)
 
     def report(self) -> None:
@@ -216,11 +209,7 @@ class RealtimeService:
     def _begin(
         self, websocket: WebSocket, secret: ClientSecret
     ) -> tuple[LiveProtocol, RealtimeWriter]:
-        """Open the session of a client that may connect.
-
-        Raises:
-            SplitscribeError: no such model, an intent that is not served, or no capacity.
-        """
+        """Raises SplitscribeError: no such model, an intent that is not served, or no capacity."""
         query = websocket.query_params
         if (intent := query.get("intent", "transcription")) != "transcription":
             raise UnsupportedValueError(
@@ -265,10 +254,7 @@ class RealtimeService:
     def create_secret(
         self, owner: int | None, session: dict[str, Any], seconds: int, *, is_beta: bool = False
     ) -> dict[str, Any]:
-        """The answer of `POST /v1/realtime/client_secrets`. Raises SplitscribeError.
-
-        is_beta: of `transcription_sessions`, which has the same in another shape.
-        """
+        """is_beta: of `transcription_sessions`, which has the same in another shape."""
         config = updated(self._first_config(None), session, self._names)
         value, expires_at = self._secrets.issue(owner, known_fields(session), seconds)
         session_id = new_id(self._clock.random, "sess")
@@ -373,7 +359,7 @@ def _described(model: type[BaseModel]) -> dict[str, Any]:
 
 
 async def _body(request: Request, model: type[Body]) -> Body:
-    """The body; without one the defaults. Raises SplitscribeError."""
+    """Without one the defaults. Raises SplitscribeError."""
     content = await request.body()
     if content and media_type(request.headers) != JSON_TYPE:
         raise InvalidRequestError("the body must be JSON, with content-type application/json")
