@@ -38,7 +38,7 @@ from benchmark.shared.server import BenchServer, serving
 from benchmark.shared.speech.wav import wav_bytes
 from cluster.common.messages import SAMPLE_RATE
 from cluster.demo.samples import sample_path
-from cluster.planning.profile import Profile
+from cluster.planning.profile import Profile, load_profile
 from cluster.planning.report import at_percentile
 from cluster.planning.scenario import Arrival, Lengths, Load, arrivals, make_scenario
 from cluster.planning.simulate import simulate
@@ -60,30 +60,20 @@ LEAST_FIT_S = 90.0
 def slow_profile(hop_s: float) -> Profile:
     """Of the bundled model's shape. hop_s: a call of a worker beside its device."""
     steps = [{"size": n, "positions": 1500, "seconds": STEP_S + ROW_S * n} for n in ROWS]
+    points = [{"size": 1, "positions": 1500, "seconds": ENCODE_S}]
+    sizes = {"max_batch": 1, "export_windows": 16, "overlaps": True}
     return Profile.model_validate(
-        {
+        load_profile("two-cores").model_dump()
+        | {
             "name": "slow",
             "predicted": True,
             "source": "made up for benchmark.planning.simulation",
-            "model": "demo",
-            "shape": {
-                "n_audio_state": 384,
-                "n_text_state": 384,
-                "n_text_head": 6,
-                "n_text_layer": 4,
-            },
             "page_frames": 1500,
-            "encoder": {
-                "points": [{"size": 1, "positions": 1500, "seconds": ENCODE_S}],
-                "max_batch": 1,
-                "export_windows": 16,
-                "overlaps": True,
-            },
+            "encoder": {"points": points, **sizes},
             "decoder": {"steps": steps, "prefills": steps, "max_batch": 16, "kv_windows": 16},
             "handoff": {"transport": "nixl", "latency_s": 0.002, "bytes_per_s": 3e9},
             "router": {"request_s": ROUTER_S, "window_s": 0.0, "hop_s": hop_s},
             "audio": {"request_s": 0.004, "audio_second_s": 0.002},
-            "start_s": {"encoder": 8.0, "decoder": 8.0, "router": 8.0},
         }
     )
 
