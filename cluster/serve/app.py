@@ -147,23 +147,21 @@ def _pools(
             **options(settings.encoder),
         ).bind(settings, build)
         return worker, worker
-    encoder = deployment(
-        EncoderReplica,
-        name=f"encoder{suffix}",
-        **_size("encoder", settings),
-        **replica_choice(),
-        max_ongoing_requests=UNBOUNDED,
-        **options(settings.encoder),
-    ).bind(settings, build)
-    decoder = deployment(
-        DecoderReplica,
-        name=f"decoder{suffix}",
-        **_size("decoder", settings),
-        **replica_choice(),
-        max_ongoing_requests=UNBOUNDED,
-        **options(settings.decoder),
-    ).bind(settings, build)
-    return encoder, decoder
+
+    def pool(replica: type, role: Role, own: EncoderSettings | DecoderSettings) -> Any:
+        return deployment(
+            replica,
+            name=f"{role}{suffix}",
+            **_size(role, settings),
+            **replica_choice(),
+            max_ongoing_requests=UNBOUNDED,
+            **options(own),
+        ).bind(settings, build)
+
+    return (
+        pool(EncoderReplica, "encoder", settings.encoder),
+        pool(DecoderReplica, "decoder", settings.decoder),
+    )
 
 
 def _replica_options(

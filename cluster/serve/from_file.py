@@ -51,7 +51,7 @@ def build(args: dict[str, Any]) -> Any:
         )
     settings = resolved(
         settings,
-        cluster_key=settings.cluster_key or shared_key(),
+        cluster_key=settings.cluster_key or _shared_key(),
         port=settings.router.port,
         listener="serve",
     )
@@ -86,10 +86,6 @@ def settings_of(args: Mapping[str, Any], environ: Mapping[str, str] | None = Non
     return load_settings(None, args, environ)
 
 
-def shared_key() -> str:
-    """The key that signs KV handles in this Ray cluster: made by the first build, then kept.
-
-    Replicas of a new version and of the old one run side by side for a while, and take each other's
-    handles.
-    """
+def _shared_key() -> str:
+    # Replicas of a new version and of the old one take each other's handles for a while.
     return shared_value(KEY_NAMESPACE, KEY_NAME, secrets.token_hex(32).encode()).decode()

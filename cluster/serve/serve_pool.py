@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Iterator
+from collections.abc import Callable, Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -32,7 +32,7 @@ from cluster.common.messages import (
     WorkerLoad,
     WorkerStatus,
 )
-from cluster.serve.own_calls import OwnCalls, key_of
+from cluster.serve.own_calls import OWN_CALLS, OwnCalls, key_of
 from router.pools import Room
 
 logger = logging.getLogger(__name__)
@@ -199,3 +199,16 @@ def _as_ours(error: Exception) -> Exception:
     if isinstance(error, RayError | RayServeException):
         return WorkerGoneError(f"a worker failed: {type(error).__name__}: {error}")
     return error
+
+
+def pools_of(
+    encoders: Mapping[str, Any], decoders: Mapping[str, Any]
+) -> dict[str, tuple[ServePool, ServePool]]:
+    """By the names of `Settings.by_model`, from Serve's handles by the same."""
+    return {
+        name: (
+            ServePool(encoder, "encoder", OWN_CALLS),
+            ServePool(decoders[name], "decoder", OWN_CALLS),
+        )
+        for name, encoder in encoders.items()
+    }

@@ -13,8 +13,9 @@ from typing import Any
 from cluster.common.errors import WorkerError
 from cluster.common.metrics import BATCH_METRICS, ROUTER_METRICS
 from cluster.common.settings import Settings
-from cluster.serve.bulk.engine import BulkEngine, pools_of
+from cluster.serve.bulk.engine import BulkEngine
 from cluster.serve.replicas.replica_setup import start_replica
+from cluster.serve.serve_pool import pools_of
 from router.batches.service import ASKED, BatchService, open_service
 
 logger = logging.getLogger(__name__)

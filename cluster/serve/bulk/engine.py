@@ -24,9 +24,8 @@ from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.settings import Settings
 from cluster.serve.distribution import check_distribution
 from cluster.serve.model_parts import make_transcriber, served_model
-from cluster.serve.own_calls import OWN_CALLS
 from cluster.serve.ray_environment import APP_NAME, deployment_suffixes
-from cluster.serve.serve_pool import ServePool, call_worker
+from cluster.serve.serve_pool import ServePool, call_worker, pools_of
 from router.api.formats import answer_of
 from router.api.forms import parse_transcription, requested_model
 from router.api.params import Operation, TranscriptionParams
@@ -218,15 +217,3 @@ async def serve_pools(settings: Settings) -> dict[str, tuple[ServePool, ServePoo
             name = colocated if colocated in deployments else f"{role}{suffix}"
             of_model[model] = serve.get_deployment_handle(name, APP_NAME)
     return pools_of(handles["encoder"], handles["decoder"])
-
-
-def pools_of(
-    encoders: Mapping[str, Any], decoders: Mapping[str, Any]
-) -> dict[str, tuple[ServePool, ServePool]]:
-    return {
-        name: (
-            ServePool(encoder, "encoder", OWN_CALLS),
-            ServePool(decoders[name], "decoder", OWN_CALLS),
-        )
-        for name, encoder in encoders.items()
-    }

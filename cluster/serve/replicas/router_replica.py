@@ -27,10 +27,9 @@ from cluster.serve.model_parts import (
     make_transcriber,
     served_model,
 )
-from cluster.serve.own_calls import OWN_CALLS
 from cluster.serve.ray_internals import replica_is_stopping
 from cluster.serve.replicas.replica_setup import start_replica
-from cluster.serve.serve_pool import ServePool
+from cluster.serve.serve_pool import pools_of
 from router.audio.pool import AudioPool
 from router.http.batches import BatchAccess
 from router.http.listener import HttpListener
@@ -66,11 +65,10 @@ class Router:
         await audio.start()
         activity, warm_up = VoiceActivity(), WarmUp()
         self._opened.push_async_callback(activity.close)
-        models, first_windows = [], []
+        models, first_windows, pools = [], [], pools_of(encoders, decoders)
         for name, own in settings.by_model().items():
             checkpoint = await asyncio.to_thread(open_checkpoint, own.model, weights=False)
-            encoder = ServePool(encoders[name], "encoder", OWN_CALLS)
-            decoder = ServePool(decoders[name], "decoder", OWN_CALLS)
+            encoder, decoder = pools[name]
             may_sleep = [role for role in ROLES if getattr(own, role).fewest == 0]
             transcriber = make_transcriber(
                 own,
