@@ -357,7 +357,9 @@ class WebSocketProtocol(ReadByClient, WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self.conn.receive_eof()  # or the half of a message stays until Python looks for cycles
+        self.conn.receive_eof()  # or the half of a message stays until Python looks for cycles,
+        if self.conn.parser_exc is not None:
+            self.conn.parser_exc.__traceback__ = None  # and so does the last whole one
 
     def handle_events(self) -> None:
         frames = [event for event in self.conn.events if isinstance(event, Frame)]

@@ -171,6 +171,7 @@ class LiveSession:
         if self._events.is_over:
             return
         self._engine.activity.close_stream(self._vad_stream)
+        self._audio.drop_before(self._audio.end)  # now: this object is part of a cycle
         for turn in self._open_turns:
             turn.span.end()
         self._events.close()

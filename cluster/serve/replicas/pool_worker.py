@@ -12,11 +12,12 @@ import os
 from typing import TYPE_CHECKING, ClassVar
 
 from cluster.common.errors import WorkerError
+from cluster.common.heap import give_memory_back
 from cluster.common.messages import DecodeRequest, EncodeRequest, WorkerStatus
 from cluster.common.metrics import MetricSpec, report_each_second
 from cluster.common.settings import Settings
 from cluster.common.tracing import Span, make_tracer
-from cluster.serve.replicas.replica_setup import give_memory_back, own_location, start_replica
+from cluster.serve.replicas.replica_setup import own_location, start_replica
 
 if TYPE_CHECKING:
     from cluster.common.kv.exporter import KVExporter

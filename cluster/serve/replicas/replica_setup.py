@@ -7,8 +7,6 @@ gets the node's own address. SECURITY.md has a table of all ports.
 
 from __future__ import annotations
 
-import contextlib
-import ctypes
 import ipaddress
 import logging
 import os
@@ -71,11 +69,6 @@ def start_replica(
                 file.setFormatter(JsonFormatter())
     keep_to_network(None if role == "router" else settings.kv_network)
     return name, serve_recorder(specs)
-
-
-def give_memory_back() -> None:
-    with contextlib.suppress(OSError, AttributeError):
-        ctypes.CDLL(None).malloc_trim(0)
 
 
 def gpu_share() -> float:

@@ -26,6 +26,7 @@ from cluster.common.errors import (
     WorkerDrainingError,
     WorkerError,
 )
+from cluster.common.heap import give_memory_back
 from cluster.common.settings import LiveSettings
 from router.http.listener import Budget
 from router.live.protocol.events import (
@@ -107,6 +108,7 @@ class RealtimeConnection:
         self._started_s = self._last_received_s = clock.monotonic()
         self._events = Budget(EVENTS_PER_S, EVENTS_AT_ONCE)
         self._draining = asyncio.Event()
+        self._had_long_event = False
 
     def drain(self) -> None:
         """Let open turns end, and close for a restart. `run` then returns."""
@@ -130,17 +132,15 @@ class RealtimeConnection:
             await _cancel(tasks)
             for session in (*self._protocol.take_replaced(), self._protocol.session):
                 await session.close()
+            if self._had_long_event:
+                LONG_EVENTS.submit(give_memory_back)
 
     async def _read_client(self) -> Ending:
         try:
             while True:
-                message = await self._websocket.receive()
-                if message["type"] == "websocket.disconnect":
+                event = await self._next_event()
+                if event is None:
                     return CLIENT_LEFT
-                self._last_received_s = self._clock.monotonic()
-                await self._wait_for_budget()
-                text = message.get("text")
-                event = await self._parsed(message.get("bytes") if text is None else text)
                 for piece in _pieces(event, self._protocol.audio_s(event)):
                     await self._wait_for_room(self._protocol.audio_s(piece))
                     self._outbox.put(self._protocol.receive(piece))
@@ -153,6 +153,16 @@ class RealtimeConnection:
             return Ending(POLICY_VIOLATION, "too many events", error)
         except InvalidRequestError as error:  # from `_wait_for_room`
             return Ending(POLICY_VIOLATION, "too much audio waits", error)
+
+    async def _next_event(self) -> ClientEvent | None:
+        """What the client sends next; its text is not kept. None: the client has left."""
+        message = await self._websocket.receive()
+        if message["type"] == "websocket.disconnect":
+            return None
+        self._last_received_s = self._clock.monotonic()
+        await self._wait_for_budget()
+        text = message.get("text")
+        return await self._parsed(message.get("bytes") if text is None else text)
 
     async def _wait_for_budget(self) -> None:
         """Let other tasks have their turn, though messages wait; read who sends too fast slowly.
@@ -170,6 +180,7 @@ class RealtimeConnection:
 
     async def _parsed(self, sent: str | bytes | None) -> ClientEvent:
         length = 0 if sent is None else len(sent)
+        self._had_long_event |= length > LONG_EVENT
         limit = self._settings.max_event_bytes
         if length > limit:
             message = (

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import weakref
 from dataclasses import replace
 from itertools import product
 
@@ -194,8 +195,13 @@ def test_a_closed_session_leaves_nothing_behind() -> None:
         session = played.engine.open(MANUAL, session_id="live")
         listening = asyncio.ensure_future(listen(session, played.clock))
         await speak(session, pcm_of_words(words)[: 2 * SAMPLE_RATE], played.clock)
+        last = np.zeros(SAMPLE_RATE, np.int16)
+        session.append(last)
+        held = weakref.ref(last)
+        del last
         await session.close()
         await session.close()
+        assert held() is None
         await listening
         assert played.pools.cancelled == len(played.pools.encoded) == 1
         assert not played.engine.sessions
