@@ -25,7 +25,7 @@ from av.packet import Packet
 from cluster.common.errors import InvalidAudioError
 from cluster.common.messages import SAMPLE_RATE, Pcm
 from router.audio.channels import one_channel, planes_of, scaled
-from router.audio.containers import Container, forged_table, missing_bytes, sniff
+from router.audio.containers import Container, forged_table, missing_bytes, sniff, too_many_chunks
 from router.audio.protocol import AudioLimits, too_large
 
 SUPPORTED = ("flac", "m4a", "mp3", "mp4", "mpeg", "mpga", "oga", "ogg", "opus", "wav", "webm")
@@ -61,13 +61,14 @@ class AudioFile:
         try:
             size = os.fstat(self._file.fileno()).st_size
             self._check_size(size)
-            self._kind = sniff(self._file)
-            if self._kind and (missing := missing_bytes(self._file, self._kind)):
+            self._kind, start = sniff(self._file)
+            if self._kind is Container.WAV and too_many_chunks(self._file):
+                raise InvalidAudioError("The file is damaged: it has too many parts.", param="file")
+            if self._kind and (missing := missing_bytes(self._file, self._kind, start)):
                 raise _truncated(f"its {self._kind} container ends {missing} bytes early")
             if self._kind is Container.MOV and (forged := forged_table(self._file)):
                 raise InvalidAudioError(f"The file is damaged: {forged}.", param="file")
-            self._file.seek(0)
-            self._container = _open_container(self._file, self._kind)
+            self._container = _open_container(_Content(self._file, start), self._kind)
             self._stream = _audio_stream(self._container)
             self.declared_s = self._declared_s(size)
             if (self.declared_s or 0) > limits.max_audio_s + 1:
@@ -161,18 +162,26 @@ class AudioFile:
         return seconds if seconds > 0 else None
 
 
-class _NamelessFile:
-    """What libav reads from: bytes without a name, so that it cannot go by an extension."""
+class _Content:
+    """What libav reads from: bytes without a name, so that it cannot go by an extension, and
+    without the tags that come before byte `start`."""
 
-    __slots__ = ("read", "seek", "tell")
-
-    def __init__(self, file: BinaryIO) -> None:
+    def __init__(self, file: BinaryIO, start: int) -> None:
         self.read = file.read
-        self.seek = file.seek
-        self.tell = file.tell
+        self._file = file
+        self._start = start
+        file.seek(start)
+
+    def seek(self, offset: int, whence: int = os.SEEK_SET) -> int:
+        if whence == os.SEEK_SET:
+            offset += self._start
+        return self._file.seek(offset, whence) - self._start
+
+    def tell(self) -> int:
+        return self._file.tell() - self._start
 
 
-def _open_container(file: BinaryIO, kind: Container | None) -> InputContainer:
+def _open_container(file: _Content, kind: Container | None) -> InputContainer:
     options = {
         "format_whitelist": kind.value if kind else FALLBACK_DEMUXERS,
         "codec_whitelist": ",".join(sorted(DECODERS)),
@@ -183,7 +192,7 @@ def _open_container(file: BinaryIO, kind: Container | None) -> InputContainer:
         options["probesize"] = "32"  # its header says it all; guessing costs 20 ms
     try:
         return av.open(
-            _NamelessFile(file),
+            file,
             "r",
             format=kind and kind.value,
             options=options,

@@ -47,6 +47,8 @@ MOV_TABLES = {
 _TABLE_NAMES = re.compile(b"|".join(MOV_TABLES))
 MKV_SEGMENT = 0x18538067
 MKV_CLUSTER = 0x1F43B675
+MAX_TAGS = 100  # before the audio
+MAX_CHUNKS = 10_000  # of a wav file; libav reads each
 MAX_ELEMENTS = 200_000  # or boxes, that are walked: each takes a microsecond or two
 EBML_MAGIC = b"\x1a\x45\xdf\xa3"
 
@@ -64,15 +66,20 @@ class Container(StrEnum):
     MPEG = "mpeg"
 
 
-def sniff(file: BinaryIO) -> Container | None:
-    """None where the first bytes match no container. Moves the position."""
-    file.seek(0)
-    head = file.read(HEAD_BYTES)
-    tagged = head[:3] == b"ID3"
-    if tagged:
-        file.seek(_id3_bytes(head))
+def sniff(file: BinaryIO) -> tuple[Container | None, int]:
+    """The container by its first bytes, or None where they match none, and where it begins.
+
+    ID3 tags before it are left out: libav compares each text in them with all before it, for hours
+    where there are many. Moves the position.
+    """
+    start = 0
+    for _ in range(MAX_TAGS):
+        file.seek(start)
         head = file.read(HEAD_BYTES)
-    return _by_magic(head) or (Container.MP3 if tagged else None)
+        if not (n_bytes := _id3_bytes(head)):
+            break
+        start += n_bytes
+    return _by_magic(head) or (Container.MP3 if start else None), start
 
 
 def _by_magic(head: bytes) -> Container | None:
@@ -111,10 +118,13 @@ def _id3_bytes(head: bytes) -> int:
     return 10 + size + (10 if head[5] & 0x10 else 0)
 
 
-def missing_bytes(file: BinaryIO, container: Container) -> int:
-    """What the container declares beyond the file's end. Reads headers and moves the position."""
+def missing_bytes(file: BinaryIO, container: Container, start: int = 0) -> int:
+    """What the container, from byte `start` on, declares beyond the file's end. Reads headers and
+    moves the position."""
     check = _CHECKS.get(container)
     size = file.seek(0, os.SEEK_END)
+    if container is Container.MP3:
+        return max(0, _missing_mp3(file, size, start))
     return max(0, check(file, size)) if check else 0
 
 
@@ -216,6 +226,16 @@ def _mov_box(file: BinaryIO, position: int, parent_end: int) -> tuple[bytes, int
     return name, body, position + length if length else parent_end
 
 
+def too_many_chunks(file: BinaryIO) -> bool:
+    position = 12
+    for _ in range(MAX_CHUNKS):
+        if not (head := _read(file, position, 8)):
+            return False
+        length = int.from_bytes(head[4:], "little")
+        position += 8 + length + length % 2
+    return True
+
+
 def forged_table(file: BinaryIO) -> str | None:
     """What is wrong with the boxes of an MP4 file, where a table states more than there can be:
     every sample takes a byte of the file, in whichever track and table.
@@ -264,10 +284,8 @@ def _mov_entries(file: BinaryIO, table: bytes, body: int) -> int:
     return int.from_bytes(number)
 
 
-def _missing_mp3(file: BinaryIO, size: int) -> int:
+def _missing_mp3(file: BinaryIO, size: int, start: int) -> int:
     """By the byte count of the Xing or Info header, where the encoder wrote one."""
-    file.seek(0)
-    start = _id3_bytes(file.read(10))
     file.seek(start)
     frame = file.read(256)
     at = max(frame.find(b"Xing"), frame.find(b"Info"))
@@ -292,7 +310,6 @@ _CHECKS: dict[Container, Callable[[BinaryIO, int], int]] = {
     Container.OGG: _missing_ogg,
     Container.MATROSKA: _missing_matroska,
     Container.MOV: _missing_mov,
-    Container.MP3: _missing_mp3,
 }
 
 

@@ -334,7 +334,7 @@ class AudioPool:
             await self._clock.sleep(min(1.0, limit_s / 4))
             for worker in self._workers:
                 upload_id, busy_s = worker.slot.get()
-                if upload_id and busy_s > limit_s:
+                if upload_id and (busy_s > limit_s or worker.is_over_time()):
                     worker.timed_out = True
                     worker.process.kill()
                 elif worker.is_able and worker.n_silent() >= STALLED_LOOKS:

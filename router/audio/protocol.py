@@ -10,6 +10,7 @@ codec and no model, so that the router stays light.
 from __future__ import annotations
 
 import json
+import math
 import mmap
 import os
 import tempfile
@@ -38,6 +39,11 @@ Count = Annotated[int, Field(ge=0, le=_LARGEST)]
 Seconds = Annotated[float, Field(ge=0, le=_LARGEST, allow_inf_nan=False)]
 
 
+# Processor time of a worker in one step, in which its other uploads wait. To open an honest file
+# takes less than a second; one of a million texts, which libav compares with one another, hours.
+MAX_STEP_S = 10.0
+
+
 @dataclass(frozen=True, slots=True)
 class AudioLimits:
     max_upload_bytes: int
@@ -63,7 +69,9 @@ class AudioLimits:
 
     def too_slow(self) -> InvalidAudioError:
         return InvalidAudioError(
-            f"The audio takes longer than {self.max_busy_s:g} s to decode.", param="file"
+            f"The audio takes longer than {self.max_busy_s:g} s to decode, or a part of it longer "
+            f"than {min(MAX_STEP_S, self.max_busy_s):g} s.",
+            param="file",
         )
 
     def too_big(self) -> InvalidAudioError:
@@ -227,9 +235,10 @@ class UploadSlot:
 
     def __init__(self, fd: int) -> None:
         self._map = mmap.mmap(fd, mmap.PAGESIZE)
-        # Two words, each written at once, so that the other process never sees half of one.
+        # Words, each written at once, so that the other process never sees half of one.
         self._upload = memoryview(self._map)[:8].cast("Q")
         self._since = memoryview(self._map)[8:16].cast("d")  # the step's begin, monotonic
+        self._most = memoryview(self._map)[16:24].cast("d")
 
     @staticmethod
     def make_file() -> int:
@@ -237,8 +246,10 @@ class UploadSlot:
             file.truncate(mmap.PAGESIZE)
             return os.dup(file.fileno())
 
-    def set(self, upload_id: int) -> None:
+    def set(self, upload_id: int, most_cpu_s: float = math.inf) -> None:
+        """most_cpu_s: what the worker's process may have used at the end of the step."""
         self._since[0] = time.monotonic()  # first: who reads in between must not see an older one
+        self._most[0] = most_cpu_s
         self._upload[0] = upload_id
 
     def clear(self) -> None:
@@ -249,7 +260,12 @@ class UploadSlot:
         upload_id = self._upload[0]
         return upload_id, time.monotonic() - self._since[0] if upload_id else 0.0
 
+    @property
+    def most_cpu_s(self) -> float:
+        return self._most[0]
+
     def close(self) -> None:
         self._upload.release()
         self._since.release()
+        self._most.release()
         self._map.close()

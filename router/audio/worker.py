@@ -35,6 +35,7 @@ from router.audio.audio_file import AudioFile
 from router.audio.channels import ChannelSurvey
 from router.audio.cutter import WindowCutter
 from router.audio.protocol import (
+    MAX_STEP_S,
     Alive,
     AudioLimits,
     Command,
@@ -146,7 +147,8 @@ class AudioWorker:
     def _step(self, upload: Upload) -> None:
         self._step_count += 1
         upload.last_step = self._step_count
-        self._slot.set(upload.id)
+        is_bounded = upload.max_busy_s < math.inf
+        self._slot.set(upload.id, time.process_time() + MAX_STEP_S if is_bounded else math.inf)
         began_s = time.thread_time()
         result: Opened | Window | TurnsFound | Finished | Failed | None
         try:

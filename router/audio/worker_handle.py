@@ -132,6 +132,14 @@ class AudioProcess:
             self.send(Order("ping"))
         return self._n_silent
 
+    def is_over_time(self) -> bool:
+        """Its step has used more processor time than it may."""
+        try:
+            cpu = psutil.Process(self.process.pid).cpu_times()
+        except psutil.Error:
+            return False
+        return cpu.user + cpu.system > self.slot.most_cpu_s
+
     def add(self, stream: AudioStream) -> None:
         self.streams[stream.upload_id] = stream
         stream.add_credit = partial(self.send, Order("credit", stream.upload_id))

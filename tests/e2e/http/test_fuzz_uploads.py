@@ -19,6 +19,7 @@ import pytest
 
 from router.api.responses import ErrorResponse
 from tests.e2e.conftest import wait_until
+from tests.support.audio.bombs import bombs
 from tests.support.audio.sounds import FORMATS, encode_as, tone
 from tests.support.audio.speech import sentence_pcm, sentences_of, wav_of
 from tests.support.in_process import in_process_server
@@ -28,6 +29,7 @@ AT_ONCE = 4
 N_WORKERS = 2
 GOOD_EVERY = 12  # of so many uploads one is another caller's good one
 HEAD_BYTES = 512  # where containers keep their sizes and rates
+BOMB_BYTES = 4_000_000
 EXTREMES = (0, 1, 0x7F, 0x80, 0xFF, 0x7FFF, 0xFFFF, 0x7FFFFFFF, 0x80000000, 0xFFFFFFFF)
 
 Record = Callable[[str, int], None]
@@ -184,3 +186,28 @@ def test_5000_broken_uploads_harm_nobody(
     statuses = send_broken(client, range(1000 * (part + 1), 1000 * (part + 2)))
     assert min(statuses[200], statuses[400]) > 150, statuses
     record_property("inputs", statuses.total())
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(3600)
+def test_bombs_in_every_container_harm_nobody(
+    client: httpx.Client, record_property: Record
+) -> None:
+    """Each is answered within its bounds on time and memory, and another caller meanwhile."""
+    other = OtherCaller(client)
+    n_bombs = 0
+    with concurrent.futures.ThreadPoolExecutor(1) as pool:
+        for what, content in bombs(base_files(speech=False), BOMB_BYTES):
+            n_bombs += 1
+            answering = pool.submit(upload, client, content)
+            if n_bombs % GOOD_EVERY == 0:
+                other.check()
+            try:
+                answer = answering.result()
+            except httpx.HTTPError as error:
+                pytest.fail(f"{what}: no answer: {error!r}")
+            assert answer.status_code in (200, 400), f"{what}: {answer.status_code} {answer.text}"
+            if answer.status_code == 400:
+                assert ErrorResponse.model_validate_json(answer.content).error.message, what
+    other.check()
+    record_property("inputs", n_bombs)

@@ -17,6 +17,7 @@ from cluster.common.messages import SAMPLE_RATE
 from router.audio.audio_file import AudioFile
 from router.audio.containers import Container, forged_table, missing_bytes, sniff
 from router.audio.protocol import AudioLimits
+from tests.support.audio.bombs_of_frames import id3, id3_frame
 from tests.support.audio.sounds import (
     FORMATS,
     LIMITS,
@@ -201,9 +202,30 @@ def test_a_truncated_file_that_does_not_tell_its_end_is_refused(
 @pytest.mark.parametrize("name", FORMATS)
 def test_a_whole_file_misses_nothing(name: str, tmp_path: Path) -> None:
     with encode_as(name, tmp_path, tone(2.0)).open("rb") as file:
-        container = sniff(file)
+        container, start = sniff(file)
         assert container is not None
-        assert missing_bytes(file, container) == 0
+        assert missing_bytes(file, container, start) == 0
+
+
+@pytest.mark.parametrize("name", ["mp3", "aac", "flac"])
+def test_tags_before_the_audio_are_not_read(name: str, tmp_path: Path) -> None:
+    """libav compares each text of one with all before it."""
+    path = encode_as(name, tmp_path, tone(1.0))
+    plain = decode(path)
+    tag = id3(id3_frame(b"TXXX", b"\0name\0text"))
+    path.write_bytes(tag + tag + path.read_bytes())
+    assert np.array_equal(decode(path), plain)
+    with closing(AudioFile(path, LIMITS)) as file:
+        assert file._container is not None
+        assert "name" not in file._container.metadata
+
+
+@pytest.mark.parametrize("end", [b"", b"data\4\0\0\0abcd"])
+def test_a_wav_file_of_many_chunks_is_refused(end: bytes, tmp_path: Path) -> None:
+    path = write_wav(tmp_path / "upload", tone(1.0))
+    path.write_bytes(path.read_bytes() + b"junk\0\0\0\0" * 10_000 + end)
+    with pytest.raises(InvalidAudioError, match="too many parts"):
+        decode(path)
 
 
 @pytest.mark.parametrize("container", Container)

@@ -32,7 +32,9 @@ from router.audio.protocol import AudioLimits
 from router.audio.stream import CREDIT, AudioStream
 from router.audio.windows import Window
 from router.audio.worker import AudioWorker, Upload
+from router.audio.worker_handle import BOOT
 from tests.support.audio.audio_pools import freeze_on, pids, request, running, until, worker_of
+from tests.support.audio.bombs_of_frames import chunk, many_texts
 from tests.support.audio.sounds import encode, joined, silence, tone, voice, write_wav
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # that of the shared `pool`
@@ -240,6 +242,24 @@ async def test_a_worker_that_hangs_is_killed(clip: Path, long_file: Path) -> Non
             await work
         assert len((await read(pool, clip))[0]) == 1
         assert pid not in pids(pool)
+
+
+async def test_a_worker_that_computes_too_long_in_one_step_is_killed(
+    clip: Path, long_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A tag of texts, each of which libav compares with all before it: an hour's work."""
+    monkeypatch.setattr(
+        "router.audio.worker_handle.BOOT",
+        BOOT.replace("main()", "import router.audio.worker as w; w.MAX_STEP_S = 1.0; main()"),
+    )
+    bomb = tmp_path / "bomb"
+    write_wav(bomb, tone(1.0))
+    bomb.write_bytes(bomb.read_bytes() + chunk(b"ID3 ", many_texts(4_000_000)))
+    async with running() as pool, opened(pool, long_file) as other:
+        with pytest.raises(InvalidAudioError, match="a part of it longer"):
+            await read(pool, bomb)
+        assert len(await drain(other)) > 1
+        assert len((await read(pool, clip))[0]) == 1
 
 
 async def test_an_upload_over_its_time_fails_alone(clip: Path, long_file: Path) -> None:
