@@ -25,6 +25,7 @@ PACKAGES = {
     "prometheus": "prometheus",
     "promtool": "prometheus",
     "rsync": "rsync",
+    "slowhttptest": "slowhttptest",
     "ssh": "openssh-client",
     "ssh-keygen": "openssh-client",
     "sshd": "openssh-server",

@@ -11,6 +11,7 @@ import json
 import re
 import socket
 import struct
+import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +23,7 @@ import pytest
 
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import Server, start_server, stop_server, wait_until
+from tests.support.programs import needs, require
 
 pytestmark = pytest.mark.slow
 
@@ -241,3 +243,22 @@ def test_the_router_lives_on_and_another_client_is_served(
     wait_until(
         lambda: target.metric("process_resident_memory_bytes") < most_kept, 120.0, "memory back"
     )
+
+
+@needs("slowhttptest")
+@pytest.mark.parametrize("attack", ["-H", "-B", "-X"], ids=["heads", "bodies", "readers"])
+def test_slow_clients_keep_nobody_out(
+    target: Target, attack: str, record_property: Callable[[str, int], None]
+) -> None:
+    """Slowloris and its kin, as slowhttptest plays them with 500 connections."""
+    record_property("inputs", 1)
+    before = text_of(target)
+    started_s = target.metric("process_start_time_seconds")
+    options = ["-c", "500", "-r", "200", "-i", "1", "-l", f"{FLOOD_S:.0f}", "-p", "5"]
+    url = f"{target.url}/health"
+    with subprocess.Popen(
+        [require("slowhttptest"), attack, *options, "-u", url], stdout=subprocess.DEVNULL
+    ) as attacking:
+        while attacking.poll() is None:
+            assert text_of(target) == before
+    assert target.metric("process_start_time_seconds") == started_s
