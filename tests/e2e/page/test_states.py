@@ -2,7 +2,9 @@
 
 from __future__ import annotations
 
+import os
 from collections.abc import Iterator
+from pathlib import Path
 from typing import Any
 
 import httpx
@@ -71,6 +73,46 @@ def test_an_error_stands_beside_its_buttons_and_lists_as_people_do(
         over = failed.locator(".queue-open").evaluate("(tag) => tag.scrollWidth - tag.clientWidth")
         assert over <= 0
         assert 30 < note["height"] < 45, "two lines; the reader has the whole"
+
+
+@pytest.mark.parametrize("scheme", ["light", "dark"])
+@pytest.mark.parametrize("device", [WIDE, PHONE], ids=["wide", "phone"])
+def test_pictures_are_taken_of_errors_and_nothing_sticks_out(
+    browser: Browser, url: str, tmp_path: Path, device: dict[str, Any], scheme: str
+) -> None:
+    """Into the folder STATE_IMAGES, if it is set, for people to look at."""
+    folder = Path(os.environ.get("STATE_IMAGES", tmp_path))
+
+    def take(state: str) -> None:
+        width = page.evaluate("innerWidth")
+        assert page.evaluate("document.documentElement.scrollWidth") <= width
+        page.screenshot(path=folder / f"{state}-{width}-{scheme}.png", full_page=True)
+
+    refused = ("status of 400", "status of 401", "ERR_FAILED")
+    with opened(browser, url, color_scheme=scheme, expected=refused, **device) as page:
+        page.route(STREAM, answered_with(" one two three", 20, timing=f"{TIMING}dur=800"))
+        drop(page, "a recording with quite a long name of its own.flac", AUDIO)
+        expect(page.locator("[data-state=done]")).to_have_count(1, timeout=WAIT_MS)
+        page.unroute(STREAM)
+        page.get_by_text("More options").click()
+        page.get_by_label("Temperature").fill("7")
+        drop(page, "bad.flac", AUDIO)
+        expect(page.locator("[data-state=failed]")).to_have_count(1, timeout=WAIT_MS)
+        take("failed")
+        page.get_by_role("tab", name="Live").click()
+        take("live")
+        page.route("**/v1/models", lambda route: route.fulfill(status=401, json={"error": {}}))
+        page.reload()
+        expect(page.locator("#key-dialog")).to_be_visible()
+        page.locator("#key-dialog input").first.fill("wrong")
+        page.keyboard.press("Enter")
+        expect(page.locator("#key-dialog")).to_contain_text("not accepted")
+        take("key")
+        page.unroute("**/v1/models")
+        page.route("**/health", lambda route: route.abort())
+        page.reload()
+        expect(page.locator("#server-state")).to_have_text("The server does not answer.")
+        take("gone")
 
 
 def test_the_transcript_is_in_view_however_many_files_there_are(page: Page) -> None:
