@@ -45,7 +45,7 @@ def align(
     """
     from cluster.cli.default_model import ask_before_download, default_model
     from cluster.cli.transcribe.job import ALIAS, Target
-    from cluster.cli.transcribe.local import align_in_process
+    from cluster.cli.transcribe.local import align_in_process, check_audio
     from cluster.cli.transcribe.remote import align_through_server
 
     try:
@@ -59,6 +59,7 @@ def align(
         form["language"] = language
     model = model or (ALIAS if server else default_model())
     if not server:
+        check_audio(audio)
         ask_before_download(model, yes=yes)
     target = Target(server, api_key, device)
     do = align_through_server if server else align_in_process

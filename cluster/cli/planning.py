@@ -23,7 +23,7 @@ if TYPE_CHECKING:
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
-TOLD_EVERY_S = 60.0  # of the simulated time, between two lines of progress
+TELL_EVERY_S = 1.0  # between two lines of progress
 MODELS = {
     "large-v3": "openai/whisper-large-v3",
     "large-v3-turbo": "openai/whisper-large-v3-turbo",
@@ -90,11 +90,15 @@ def simulate(
     fields |= _given({"profile": profile, "seed": seed, "faults": faults})
     checked = make_scenario(fields)
 
+    began_s = told_s = time.perf_counter()
+
     def tell(at_s: float, n_requests: int) -> None:
-        if at_s % TOLD_EVERY_S < simulation.MOMENT_S:
+        nonlocal told_s
+        if time.perf_counter() - told_s >= TELL_EVERY_S:
+            told_s = time.perf_counter()
             err.print(f"second {at_s:.0f} of {checked.load.seconds:g}, {n_requests} requests")
 
-    began_s, of_devices = time.perf_counter(), load_profile(checked.profile)
+    of_devices = load_profile(checked.profile)
     outcome = simulation.simulate(checked, of_devices, tell)
     figures = summary(outcome, time.perf_counter() - began_s)
     out.print(str(of_devices), markup=False)

@@ -17,12 +17,13 @@ from collections import Counter
 from collections.abc import Iterator, Mapping
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
-
-import httpx
+from typing import TYPE_CHECKING, Any
 
 from cluster.cli.operate.files import OTHER_NODES, ClusterFile, read_token
 from cluster.common.errors import ConfigurationError
+
+if TYPE_CHECKING:
+    import httpx
 
 PORT = 8265
 REPLICA = "ServeReplica:"  # then its application and its deployment: a replica's class name
@@ -71,6 +72,8 @@ class Dashboard:
         self._call("PUT", APPLICATIONS, json=config)
 
     def _call(self, method: str, path: str, **options: Any) -> dict[str, Any]:
+        import httpx
+
         try:
             answer = self._client.request(method, path, **options)
         except httpx.HTTPError as error:
@@ -113,6 +116,8 @@ def head_address(file: ClusterFile) -> str:
 @contextlib.contextmanager
 def reach(file: ClusterFile | None, address: str | None) -> Iterator[Dashboard]:
     """The dashboard at `address`, or that of the head in `file` through ssh."""
+    import httpx  # it takes longer to import than all that the other commands need
+
     with contextlib.ExitStack() as stack:
         if address is None and file is not None:
             address = stack.enter_context(_tunnel(file))
@@ -158,6 +163,8 @@ def _forwarding(file: ClusterFile, port: int) -> list[str]:
 
 
 def _wait_for(url: str, process: subprocess.Popen[bytes], file: ClusterFile) -> None:
+    import httpx
+
     deadline = time.monotonic() + TUNNEL_S
     is_there = False
     while True:

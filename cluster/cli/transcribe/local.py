@@ -21,6 +21,7 @@ from cluster.common.settings_sources import load_settings
 from router.api.formats import render
 from router.api.forms import check_model, parse_alignment
 from router.api.params import TranscriptionParams
+from router.audio.protocol import AudioLimits
 from router.interface import RequestContext
 from router.live.interface import LiveConfig, TextDelta, TurnCompleted, TurnFailed
 from router.live.session import LiveSession
@@ -51,6 +52,14 @@ async def in_process(job: Job) -> AsyncIterator[TranscribeFile]:
             return (await transcriber.transcribe(file, params, context)).transcript
 
         yield transcribe_one
+
+
+def check_audio(audio: Path) -> None:
+    """Open a file before a model is loaded for it. Raises InvalidAudioError, OSError."""
+    from router.audio.audio_file import AudioFile  # imports libav
+
+    limits = AudioLimits(2**50, NO_DEADLINE_S, 0.0, NO_DEADLINE_S, 2**50)
+    AudioFile(audio, limits).close()
 
 
 async def align_in_process(

@@ -39,7 +39,8 @@ def transcribe_files(job: Job, out: Console, err: Console) -> None:
             raise InvalidRequestError(
                 f"cannot write into {job.output_dir}: {error.strerror}"
             ) from error
-        readable = [one.path for one in inputs if _is_readable(one, err)]
+        local = not job.target.server
+        readable = [one.path for one in inputs if _is_readable(one, err, as_audio=local)]
         n_failed = len(inputs) - len(readable)
         if readable:
             if job.target.asks:
@@ -146,13 +147,17 @@ class Run:
                 console.print(f"{times} {name}{segment.text}", markup=False)
 
 
-def _is_readable(one: Input, err: Console) -> bool:
+def _is_readable(one: Input, err: Console, *, as_audio: bool) -> bool:
     """Fetch it, and say whether it can be read at all: told before a model is loaded for it."""
     try:
         if one.fetch is not None:
             one.fetch()
         with one.path.open("rb") as content:
             os.fstat(content.fileno())
+        if as_audio:
+            from cluster.cli.transcribe.local import check_audio
+
+            check_audio(one.path)
     except (OSError, InvalidRequestError) as error:
         _tell(one.shown, error, err)
         return False

@@ -13,8 +13,6 @@ from collections.abc import Callable, Iterable, Mapping
 from dataclasses import dataclass
 from typing import Any
 
-import httpx
-
 from cluster.common.errors import ConfigurationError
 from cluster.serve.ray_environment import APP_NAME
 
@@ -216,6 +214,8 @@ def wait_for_health(
 
 def health_line(url: str) -> tuple[bool, str]:
     """Whether the API takes requests, and the state of each model's pools in words."""
+    import httpx
+
     try:
         answer = httpx.get(f"{url}/health", timeout=10.0)
         pools = answer.json().get("pools", {})

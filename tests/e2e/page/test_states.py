@@ -90,7 +90,7 @@ def test_pictures_are_taken_of_errors_and_nothing_sticks_out(
 
     refused = ("status of 400", "status of 401", "ERR_FAILED")
     with opened(browser, url, color_scheme=scheme, expected=refused, **device) as page:
-        page.route(STREAM, answered_with(" one two three", 20, timing=f"{TIMING}dur=800"))
+        page.route(STREAM, answered_with(" one two three", 20))
         drop(page, "a recording with quite a long name of its own.flac", AUDIO)
         expect(page.locator("[data-state=done]")).to_have_count(1, timeout=WAIT_MS)
         page.unroute(STREAM)

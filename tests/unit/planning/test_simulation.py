@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import time
 from pathlib import Path
 from typing import Any
 
@@ -211,3 +212,17 @@ def test_the_command_takes_flags_over_its_file_and_writes_what_it_prints(
     assert "profile two-cores (measured)" in said
     assert f"goodput_per_s: {figures['goodput_per_s']}" in said.splitlines()
     assert "encoder-0 is killed" in said
+
+
+def test_the_command_tells_how_far_it_is_once_a_second_at_most(
+    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    file = tmp_path / "scenario.yaml"
+    file.write_text("cluster: {encoders: 1, decoders: 1}\n")
+    began_s = time.perf_counter()
+    simulate_command(file, rate=0.2, seconds=900.0)
+    took_s = time.perf_counter() - began_s
+    assert len(capsys.readouterr().err.splitlines()) <= took_s
+    monkeypatch.setattr("cluster.cli.planning.TELL_EVERY_S", 0.0)
+    simulate_command(file, rate=0.2, seconds=10.0)
+    assert "of 10, " in capsys.readouterr().err

@@ -11,6 +11,7 @@ from typing import Any
 import pytest
 from rich.console import Console
 
+from cluster.cli.align import align
 from cluster.cli.transcribe.job import LiveJob, Source, Target, TranscribeFile, Watcher
 from cluster.cli.transcribe.local import live_in_process, local_settings
 from cluster.cli.transcribe.run import (
@@ -117,12 +118,25 @@ async def test_segments_of_one_file_are_printed_together(
 def test_files_that_cannot_be_read_are_told_before_a_model_is_loaded(
     tmp_path: Path, make_job: MakeJob, paper: Console
 ) -> None:
-    job = make_job(tmp_path / "none.wav", tmp_path / "none.wav", tmp_path / "no.wav")
-    with pytest.raises(InvalidRequestError, match="2 of 2 files failed"):
+    note = tmp_path / "note.txt"
+    note.write_text("To do: nothing.")
+    job = make_job(tmp_path / "none.wav", tmp_path / "none.wav", tmp_path / "no.wav", note)
+    with pytest.raises(InvalidRequestError, match="3 of 3 files failed"):
         transcribe_files(job, paper, paper)
     told = paper.file.getvalue()  # type: ignore[attr-defined]
     assert "none.wav: No such file or directory\n" in told
     assert "no.wav: No such file or directory\n" in told
+    assert "note.txt: Invalid file format" in told
+
+
+def test_what_is_no_audio_is_not_aligned_with_a_model(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    monkeypatch.setattr("cluster.serve.in_process.local_transcriber", pytest.fail)
+    note = tmp_path / "note.txt"
+    note.write_text("To do: nothing.")
+    with pytest.raises(InvalidAudioError, match="Invalid file format"):
+        align(note, str(note), model="demo")
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(
