@@ -42,10 +42,6 @@ class VadStream:
     def add(self, pcm: Pcm) -> None:
         self._pieces.append(pcm)
 
-    def drop(self) -> None:
-        self._pieces.clear()
-        self._n_samples = 0
-
     def take(self) -> Pcm:
         """The frames of one tick, int16 [n_frames, FRAME_SAMPLES]; at least one must wait."""
         end = min(self.n_waiting, MAX_FRAMES) * FRAME_SAMPLES
@@ -85,7 +81,7 @@ class VoiceActivity:
 
     def close_stream(self, stream: VadStream) -> None:
         self._streams.discard(stream)
-        stream.drop()
+        stream._pieces.clear()
 
     async def close(self) -> None:
         if self._ticking is not None:
