@@ -6,10 +6,7 @@ Each step takes up what an earlier run left in DIR: finished shards of speech, t
 training. Either keeps the checkpoint as it is by then in a folder of its own, which
 `cluster.demo.recipe.evaluate` takes. With --out the last one, and recordings that suit it, are
 written there instead of here. Needs espeak-ng and flite; without a change of seed it speaks the
-same sentences again.
-
---start-from CHECKPOINT begins with its weights, --again with those of the state in DIR, either
-with full windows more often. --steps 0 does the last stage alone, the tuning to shorter contexts.
+same sentences again. --steps 0 does the last stage alone, the tuning to shorter contexts.
 """
 
 import argparse
@@ -42,8 +39,6 @@ def main() -> None:
     parser.add_argument("--seed", type=int, default=1, help="of the speech")
     parser.add_argument("--steps", type=int, default=7_750, help="about 3 hours on two cores")
     parser.add_argument("--lr", type=float, default=2e-3)
-    parser.add_argument("--again", action="store_true", help="a new schedule on old weights")
-    parser.add_argument("--start-from", type=Path, help="a checkpoint, where there is no state")
     parser.add_argument("--tune-steps", type=int, default=840, help="about 40 minutes")
     parser.add_argument("--tune-lr", type=float, default=2e-4)
     asked = parser.parse_args()
@@ -54,9 +49,9 @@ def main() -> None:
     quiet.disable_progress_bar()  # of files that are loaded and saved
     speech = asked.work / "speech"
     make_store(speech, asked.shards, asked.seed, cores, asked.shard_size)
-    start = asked.start_from or (None if asked.steps else CHECKPOINT)
+    start = None if asked.steps else CHECKPOINT
     if asked.steps:
-        schedule = Schedule(asked.steps, asked.lr, asked.again)
+        schedule = Schedule(asked.steps, asked.lr)
         trainer = Trainer(asked.work / "weights", speech, FROM_NOTHING, schedule, start)
         trainer.run(console)
         start = trainer.checkpoint

@@ -51,7 +51,6 @@ MIXES = {
     FULL: (0.0, 0.10, 0.36, 0.48),
     LONE: (0.0, 0.04, 0.10, 0.20),
 }
-MIX_FROM_AGAIN = 0.6  # a schedule on old weights is mostly in the full shape at once
 SLACK = 192  # up to so many steps behind the content: 64, and what rounding up may add
 CONTEXTS = {"short": (100, 499), "long": (500, 1500)}  # encoder steps
 CONTEXT_SHARES = {"short": 0.35, "long": 0.30, "full": 0.25, "lone": 0.10}
@@ -100,11 +99,8 @@ CONTEXT = Stage(context_shape, {"token": 1.0, "guide": 0.3}, warmup_steps=100, m
 
 @dataclass(frozen=True, slots=True)
 class Schedule:
-    """How long and how fast. again: a new schedule on the weights of an earlier one."""
-
     steps: int
     lr: float
-    again: bool = False
 
 
 class Trainer:
@@ -143,11 +139,8 @@ class Trainer:
         self.guided: list[tuple[int, int]] = settings.alignment_heads
         self.average: Any = AveragedModel(self.model, multi_avg_fn=self._averaged)
         self.step_number = 0
-        self.mix_from = 0.0 if start_from is None else MIX_FROM_AGAIN
         if self.state_path.exists():
             self._load()
-        if schedule.again:
-            self.step_number, self.mix_from = 0, MIX_FROM_AGAIN
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
         lr = self.schedule.lr
@@ -175,7 +168,7 @@ class Trainer:
         sums: dict[str, float] = {}
         began = time.monotonic()
         while self.done < 1:
-            shape = self.stage.draw(maker.rng, self.mix_from + (1 - self.mix_from) * self.done)
+            shape = self.stage.draw(maker.rng, self.done)
             for name, value in self.step(maker.batch(shape)).items():
                 sums[name] = sums.get(name, 0.0) + value / LOG_EVERY
             if self.step_number % LOG_EVERY == 0:
@@ -238,7 +231,6 @@ class Trainer:
             "average": self.average.state_dict(),
             "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
             "step": self.step_number,
-            "mix_from": self.mix_from,
         }
         part = self.state_path.with_suffix(".part")
         torch.save(state, part)
@@ -256,7 +248,7 @@ class Trainer:
         self.average.load_state_dict(state["average"])
         for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
             optimizer.load_state_dict(kept)
-        self.step_number, self.mix_from = state["step"], state["mix_from"]
+        self.step_number = state["step"]
 
 
 def encode(encoder: Any, batch: Batch) -> Tensor:
