@@ -37,14 +37,7 @@ from typing import Any, get_args
 import torch
 from rich.console import Console
 
-from benchmark.cpu.report import (
-    IN_FLIGHT,
-    OURS,
-    TRIMMED,
-    Row,
-    comparisons,
-    row_json,
-)
+from benchmark.cpu.report import IN_FLIGHT, OURS, TRIMMED, Row, comparisons, row_json
 from benchmark.cpu.systems import (
     KV_FLOAT8,
     UNDOUBTED,
@@ -59,12 +52,7 @@ from benchmark.shared import command
 from benchmark.shared.clips import CACHE, UniqueFiles, demo_clips
 from benchmark.shared.flops import SHAPES, window_flops
 from benchmark.shared.forced_length import forced_checkpoint
-from benchmark.shared.machine import (
-    MemoryWatch,
-    cpu_info,
-    product_flops,
-    versions,
-)
+from benchmark.shared.machine import MemoryWatch, cpu_info, product_flops, versions
 from benchmark.shared.word_errors import WordErrors, count_all, total
 from cluster.common.model.device import usable_cores
 from cluster.common.settings import DType

@@ -154,9 +154,7 @@ PARTS = {
         of_errors,
     ),
     "mixed": Part(
-        ("benchmark.serving.mixed", "--only", "alone", "files", "archive", "ways"),
-        SERVER,
-        of_mixed,
+        ("benchmark.serving.mixed", "--only", "alone", "files", "archive", "ways"), SERVER, of_mixed
     ),
     "live": Part(("benchmark.serving.live", "--sessions", "4", "20"), SERVER, of_live),
     "transfer": Part(("benchmark.transfer.kv_transfer",), ("cluster/common/kv",), of_transfer),

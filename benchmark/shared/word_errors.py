@@ -85,10 +85,7 @@ def difference(
 ) -> tuple[float, float, float]:
     """Points that `ours` is above `baseline` on the same clips, and the 95 % interval of that."""
     rates = _resampled(np.concatenate([_array(ours), _array(baseline)[:, :1]], axis=1))
-    return (
-        total(ours).wer - total(baseline).wer,
-        *_bounds(rates[:, 0] - rates[:, 1]),
-    )
+    return (total(ours).wer - total(baseline).wer, *_bounds(rates[:, 0] - rates[:, 1]))
 
 
 def _array(counted: Sequence[WordErrors]) -> NDArray[np.float64]:

@@ -24,10 +24,7 @@ out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 TELL_EVERY_S = 1.0  # between two lines of progress
-MODELS = {
-    "large-v3": "openai/whisper-large-v3",
-    "large-v3-turbo": "openai/whisper-large-v3-turbo",
-}
+MODELS = {"large-v3": "openai/whisper-large-v3", "large-v3-turbo": "openai/whisper-large-v3-turbo"}
 
 
 def simulate(
@@ -134,8 +131,7 @@ def plan(
         str, typer.Option(help="percentiles of the latency: 'p50 < 400 ms, p99 < 2 s'")
     ] = "p95 < 1 s",
     gpus: Annotated[
-        str,
-        typer.Option(help="devices, or profiles or their files, with dollars an hour of each"),
+        str, typer.Option(help="devices, or profiles or their files, with dollars an hour of each")
     ] = "h200,l40s",
     links: Annotated[str, typer.Option(help="network of a node: 400gbps, or 50GB/s")] = "100gbps",
     model: Annotated[str, typer.Option(help="large-v3 or large-v3-turbo")] = "large-v3",

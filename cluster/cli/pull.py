@@ -11,8 +11,7 @@ from cluster.common.model.checkpoint import open_checkpoint
 
 def pull(
     models: Annotated[
-        list[str],
-        typer.Argument(help="Hub ids, or short names such as turbo", metavar="MODEL..."),
+        list[str], typer.Argument(help="Hub ids, or short names such as turbo", metavar="MODEL...")
     ],
 ) -> None:
     """Download models, from where every command takes them afterwards, also without a network.

@@ -63,10 +63,7 @@ def simulate(
 
 
 async def _run(
-    scenario: Scenario,
-    profile: Profile,
-    on_progress: OnProgress,
-    rows: Sequence[Arrival] | None,
+    scenario: Scenario, profile: Profile, on_progress: OnProgress, rows: Sequence[Arrival] | None
 ) -> Outcome:
     chance = Random(scenario.seed)
     load_chance, cell_chance = Random(chance.getrandbits(64)), Random(chance.getrandbits(64))

@@ -105,10 +105,7 @@ TOY = f"The bundled model is {BUNDLED_MODEL_IS}. For other recordings serve anot
 
 
 def served_model(
-    settings: Settings,
-    name: str,
-    transcriber: RequestTranscriber,
-    live: LiveEngine | None = None,
+    settings: Settings, name: str, transcriber: RequestTranscriber, live: LiveEngine | None = None
 ) -> ServedModel:
     """The model called `name` in `settings.by_model()`: what clients may call it, and more."""
     own = settings.by_model()[name]

@@ -180,9 +180,7 @@ def read_serve_file(path: Path) -> ServeFile:
     from ray.serve.schema import ServeDeploySchema
 
     content = read_yaml(
-        path,
-        "Serve configuration",
-        "; begin with: splitscribe config show serve/cpu > serve.yaml",
+        path, "Serve configuration", "; begin with: splitscribe config show serve/cpu > serve.yaml"
     )
     try:
         applications = ServeDeploySchema.model_validate(content).applications

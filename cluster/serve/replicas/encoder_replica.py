@@ -53,13 +53,7 @@ class EncoderWorker(PoolWorker):
         settings = sized(settings, checkpoint, device, budget, portion)
         role = settings.encoder
         self._kv = make_exporter(checkpoint, settings, device, self._name)
-        self._engine = EncoderEngine(
-            checkpoint,
-            self._kv,
-            role,
-            self._recorder,
-            waits=waits,
-        )
+        self._engine = EncoderEngine(checkpoint, self._kv, role, self._recorder, waits=waits)
         self._busy, self._bulk_busy = BusyShare(), BusyShare()
         self._ready(settings, checkpoint.name, device)
 

@@ -130,9 +130,7 @@ def test_a_batch_has_the_texts_of_the_endpoint(batching: Server, store: Host) ->
     assert "Invalid file format" in errors["no audio"]["error"]["message"]
     with pytest.raises(openai.BadRequestError, match="endpoint"):
         client.batches.create(
-            input_file_id=batch.input_file_id,
-            endpoint="/v1/embeddings",
-            completion_window="24h",
+            input_file_id=batch.input_file_id, endpoint="/v1/embeddings", completion_window="24h"
         )
     told = client.batches.create(
         input_file_id=batch.input_file_id,

@@ -109,9 +109,7 @@ def test_a_deployment_that_fails_says_why_and_leaves_the_old_one(launched: Launc
     assert sample_text("short") in launched.transcribe().stdout
 
 
-def test_a_file_that_does_not_fit_is_refused_before_anything_is_touched(
-    launched: Launched,
-) -> None:
+def test_a_file_that_does_not_fit_is_refused_before_anything_is_touched(launched: Launched) -> None:
     launched.operator.run("sed 's/worker_ips/worker_ip/' cluster.yaml > bad-cluster.yaml")
     bad = launched.operator.run("splitscribe up bad-cluster.yaml", check=False)
     assert bad.returncode == 1

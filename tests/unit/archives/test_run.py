@@ -19,12 +19,7 @@ from rich.console import Console
 from cluster.archives.inputs import Item, list_items
 from cluster.archives.outputs import Archive, Outputs, write_failures
 from cluster.archives.places import Place
-from cluster.archives.run import (
-    LOOKED_AT,
-    RunProgress,
-    look_at,
-    run_archive,
-)
+from cluster.archives.run import LOOKED_AT, RunProgress, look_at, run_archive
 from cluster.common.errors import ConfigurationError, InvalidRequestError, OverloadedError
 from router.api.formats import render
 from router.api.params import TranscriptionParams
@@ -376,9 +371,7 @@ def test_buckets_are_listed_once_and_asked_of_no_file(
         assert [what for what in asked if isinstance(what, list)] == [[f"/talks{where.path}"]]
 
 
-def test_a_bucket_that_does_not_answer_is_told_by_its_name(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+def test_a_bucket_that_does_not_answer_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     def refuse(*args: Any, **options: Any) -> Any:
         raise OSError("access denied")
 

@@ -65,9 +65,7 @@ def test_a_stop_that_takes_too_long_ends_the_process(capfd: pytest.CaptureFixtur
     assert "not stopped within 0 s" in capfd.readouterr().err
 
 
-def test_a_start_that_leaves_nothing_behind_ends_at_once(
-    capfd: pytest.CaptureFixture[str],
-) -> None:
+def test_a_start_that_leaves_nothing_behind_ends_at_once(capfd: pytest.CaptureFixture[str]) -> None:
     said: list[object] = []
     left = threading.Event()
 

@@ -8,12 +8,7 @@ from pathlib import Path
 import pytest
 
 from cluster.common.errors import ConfigurationError
-from cluster.serve.replicas.replica_setup import (
-    interfaces,
-    keep_to_network,
-    kv_devices,
-    rdma_ports,
-)
+from cluster.serve.replicas.replica_setup import interfaces, keep_to_network, kv_devices, rdma_ports
 
 FOUND = {
     "lo": ("127.0.0.1", "::1"),

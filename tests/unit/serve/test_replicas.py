@@ -103,9 +103,7 @@ async def test_one_worker_encodes_decodes_streams_and_drains(
     await worker.shut_down()
 
 
-async def test_what_goes_wrong_is_counted(
-    as_replica: dict[tuple[str, ...], float],
-) -> None:
+async def test_what_goes_wrong_is_counted(as_replica: dict[tuple[str, ...], float]) -> None:
     """A forged handle, a stray notification, a window too late, a lease that ran out, by name."""
     settings = cpu_settings(2)
     worker = ColocatedWorker(settings, "build")
@@ -185,9 +183,7 @@ async def test_python_changes_hands_within_a_decode_step() -> None:
 
 @pytest.mark.gpu
 @pytest.mark.usefixtures("as_replica")
-async def test_both_roles_on_one_gpu_overlap_without_harm(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
+async def test_both_roles_on_one_gpu_overlap_without_harm(monkeypatch: pytest.MonkeyPatch) -> None:
     """While each other runs, in any batch: the same tokens as on the CPU, in float32."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # torch's default for convs
     expected = await transcribed("cpu", "float32", "micro", 24)

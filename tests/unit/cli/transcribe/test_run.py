@@ -14,11 +14,7 @@ from rich.console import Console
 from cluster.cli.align import align
 from cluster.cli.transcribe.job import LiveJob, Source, Target, TranscribeFile, Watcher
 from cluster.cli.transcribe.local import live_in_process, local_settings
-from cluster.cli.transcribe.run import (
-    Run,
-    transcribe_files,
-    write_results,
-)
+from cluster.cli.transcribe.run import Run, transcribe_files, write_results
 from cluster.common.errors import InvalidAudioError, InvalidRequestError, UnsupportedValueError
 from cluster.common.settings import RouterSettings
 from cluster.demo.samples import sample_path, sample_text
