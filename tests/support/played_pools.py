@@ -50,15 +50,7 @@ class PlayedAudio:
 
     @asynccontextmanager
     async def open(
-        self,
-        upload: Path,
-        *,
-        request_id: str,
-        timeout_s: float,
-        client: bytes = b"",
-        chunking: object = None,
-        early: bool = False,
-        channel: int | None = None,
+        self, upload: Path, context: RequestContext, *, early: bool = False, **_: Any
     ) -> AsyncIterator[PlayedStream]:
         self.early = early
         try:
