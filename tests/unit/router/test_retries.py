@@ -70,6 +70,17 @@ async def test_what_may_pass_is_tried_again_until_it_has_passed(
     assert (pools.encodes[0], pools.decodes[0]) == calls
 
 
+async def test_what_people_read_counts_the_tries_of_a_window_alone(pools: PlayedPools) -> None:
+    """And not the encodes of the whole request, by which a first try would seem the eighth."""
+    pools.encode_fault = lambda window, nth: (
+        WorkerGoneError("died") if (window, nth) == (2, 1) else None
+    )
+    await run(pools, 4, context=request_of(100.0))
+    tries = sorted((one.window, one.tries) for one in pools.encoded)
+    assert tries == [(0, 1), (1, 1), (2, 1), (2, 2), (3, 1)]
+    assert max(one.attempt for one in pools.encoded) == 5
+
+
 @pytest.mark.parametrize(
     ("stage", "error", "told", "tries"),
     [
