@@ -17,6 +17,7 @@ from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
 from typing import Any
 
+import psutil
 from rich.console import Console
 from rich.table import Table
 
@@ -168,23 +169,8 @@ def _speakers() -> list[Row]:
 
 
 def _memory() -> list[Row]:
-    free_gib = _available_gib()
-    if free_gib is None:
-        return []
+    free_gib = psutil.virtual_memory().available / 2**30
     return [("free memory", f"{free_gib:.1f} GiB (the demo takes about 3)", free_gib > 1.5)]
-
-
-def _available_gib() -> float | None:
-    """What programs can still take, file caches included; None where the system does not say."""
-    try:
-        lines = Path("/proc/meminfo").read_text().splitlines()
-        return next(int(line.split()[1]) for line in lines if "MemAvailable" in line) / 2**20
-    except (OSError, StopIteration):
-        pass
-    try:
-        return os.sysconf("SC_AVPHYS_PAGES") * os.sysconf("SC_PAGE_SIZE") / 2**30
-    except (ValueError, OSError):
-        return None
 
 
 def _kernels() -> list[Row]:

@@ -45,15 +45,10 @@ class HttpListener(uvicorn.Server):
     async def open(
         cls, app: ASGIApp, host: str, port: int, max_message_bytes: int = 0
     ) -> HttpListener:
-        """Listen; port 0 takes a free one. A port that is taken is tried again for 5 s.
+        """Listen; port 0 takes a free one. A WebSocket's message of more than 16 MiB and more than
+        `max_message_bytes`, which the application wants to see, closes its connection.
 
-        Args:
-            max_message_bytes: that the application wants to see of a WebSocket's message; one of
-                more than 16 MiB and more than this closes the connection.
-
-        Raises:
-            OSError: the address cannot be bound.
-            WorkerError: the application does not start.
+        Raises OSError where the address cannot be bound, WorkerError where `app` does not start.
         """
         bound = await _bound(host, port)
         config = uvicorn.Config(
