@@ -25,6 +25,7 @@ AUDIO = sample_path("short").read_bytes()
 STREAM = "**/v1/audio/transcriptions"
 WIDE: dict[str, Any] = {}
 PHONE = {"viewport": {"width": 390, "height": 800}, "has_touch": True, "is_mobile": True}
+TIMING = 'upload;dur=10, queue;dur=3000, encode;dur=0.0;desc="3 windows", transfer;dur=121, total;'
 
 
 @pytest.fixture(scope="module")
@@ -143,6 +144,32 @@ def test_a_phone_leads_back_to_the_files_and_offers_no_dropping(browser: Browser
         page.locator("#to-queue").click()
         expect(page.locator("#queue-title")).to_be_in_viewport()
         expect(page.locator("[data-state=failed]")).to_be_in_viewport()
+
+
+@pytest.mark.parametrize("device", [WIDE, PHONE], ids=["wide", "phone"])
+def test_stages_stand_on_a_line_each_and_say_why_they_sum_to_more(
+    browser: Browser, url: str, device: dict[str, Any]
+) -> None:
+    with opened(browser, url, **device) as page:
+        page.route(STREAM, answered_with(" one two", timing=f"{TIMING}dur=800"))
+        drop(page, "one.flac", AUDIO)
+        stages = page.locator(".legend li")
+        expect(stages.nth(3)).to_have_text("Encode found", timeout=WAIT_MS)
+        expect(stages.nth(4)).to_have_text("KV transfer 121 ms")
+        expect(page.locator(".overlap")).to_have_text("Summed over windows that overlap.")
+        assert {round(box(stage)["height"]) for stage in stages.all()} == {18}
+        fits = "(all) => all.every((li) => li.scrollWidth <= li.clientWidth)"
+        for width in (*range(1200, 1300, 20), 390) if device is WIDE else ():
+            page.set_viewport_size({"width": width, "height": 800})
+            assert stages.evaluate_all(fits), width
+        assert stages.evaluate_all(fits)
+        page.unroute(STREAM)
+        page.route(STREAM, answered_with(" one two", timing=f"{TIMING}dur=9000"))
+        page.locator("[data-state=done] .queue-buttons button").last.click()
+        drop(page, "two.flac", AUDIO)
+        expect(page.locator("#reader-title")).to_have_text("two.flac")
+        expect(page.locator("[data-state=done]")).to_have_count(1)
+        expect(page.locator(".overlap")).to_have_text("")
 
 
 def test_a_toy_model_says_so_and_offers_a_sample(page: Page, transcriber: FakeTranscriber) -> None:
