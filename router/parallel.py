@@ -166,7 +166,8 @@ def without_hallucinations(
     limit, speech = gates.avg_logprob, window.speech
     segments = tuple(
         replace(segment, text="")
-        if _avg_logprob(segment) < limit and _speech_share(segment, speech) < LEAST_SPEECH
+        if fmean(segment.logprobs or (0.0,)) < limit
+        and _speech_share(segment, speech) < LEAST_SPEECH
         else segment
         for segment in part.segments
     )
@@ -191,11 +192,6 @@ def unheard_from(part: WindowTranscript, window: Window) -> float | None:
         return None
     start_s = max(end_s, left[0][0] - LEAD_S)
     return start_s if start_s > part.offset_s else None
-
-
-def _avg_logprob(segment: Segment) -> float:
-    """The mean over the segment's own tokens; its field of that name is the window's."""
-    return fmean(segment.logprobs) if segment.logprobs else 0.0
 
 
 def _speech_share(segment: Segment, speech: tuple[tuple[int, int], ...]) -> float:

@@ -152,9 +152,10 @@ class TranscriptBuilder:
     ) -> Transcript:
         """The transcript, once every window was added. language: None: the one with most speech."""
         assert not self._windows
+        spoken = max(self._spoken_s, key=lambda code: self._spoken_s[code], default="en")
         return Transcript(
             task=task,
-            language=language or self._spoken_language(),
+            language=language or spoken,
             duration_s=duration_s,
             text=self._text.whole,
             segments=tuple(self._segments),
@@ -197,9 +198,6 @@ class TranscriptBuilder:
         sampled = self._tokenizer.decode_bytes(pieces[-1])
         texts.append(codecs.getincrementaldecoder("utf-8")("replace").decode(sampled))
         return "".join(text for text in texts if text.strip())
-
-    def _spoken_language(self) -> str:
-        return max(self._spoken_s, key=lambda code: self._spoken_s[code], default="en")
 
 
 def end_of_speech(segments: Sequence[Segment]) -> float | None:

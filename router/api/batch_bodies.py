@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import json
 from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal, Self, get_args
+from typing import Annotated, Any, Literal, Self
 
 from pydantic import (
     BaseModel,
@@ -24,7 +24,6 @@ from router.api.documents import refusal, repeated
 from router.api.params import Operation
 
 Purpose = Literal["assistants", "batch", "fine-tune", "vision", "user_data", "evals"]
-PURPOSES: tuple[str, ...] = get_args(Purpose)
 ENDPOINTS: dict[str, Operation] = {
     "/v1/audio/transcriptions": "transcribe",
     "/v1/audio/translations": "translate",

@@ -9,6 +9,8 @@ words among others that have some keeps its text.
 
 from __future__ import annotations
 
+import html
+import math
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, field, replace
@@ -100,7 +102,7 @@ def _srt(number: int, cue: _Cue) -> str:
 
 def _vtt(cue: _Cue) -> str:
     start, end = (_clock(ms, ".", False) for ms in (cue.start_ms, cue.end_ms))
-    voice = "" if cue.speaker is None else f"<v {_escaped(cue.speaker)}>"
+    voice = "" if cue.speaker is None else f"<v {html.escape(cue.speaker, quote=False)}>"
     return f"{start} --> {end}\n{voice}{cue.text.lstrip() if voice else cue.text}\n\n"
 
 
@@ -151,7 +153,10 @@ def _underlined(word: str) -> str:
 
 def _groups(segments: Iterable[Segment], max_words: int | None) -> Iterator[list[Word]]:
     for segment in segments:
-        words = [replace(word, word=_word_text(word.word)) for word in segment.words]
+        words = [
+            replace(word, word=_without_arrow(_LINE_BREAK.sub(" ", word.word)))
+            for word in segment.words
+        ]
         if not words and segment.text.strip():
             text = _without_arrow(_one_line(segment.text))
             words = [Word(segment.start, segment.end, text, 0.0, segment.speaker)]
@@ -193,7 +198,8 @@ class _Layout:
             self.line_width = width
         else:
             text = text.strip()
-            begins_cue = begins_cue or (bool(self.words) and (pauses or self._is_full()))
+            is_full = self.n_lines >= (options.max_line_count or math.inf)
+            begins_cue = begins_cue or (bool(self.words) and (pauses or is_full))
             if begins_cue:
                 closed, self.words, self.n_lines = self.words, [], 1
             elif self.line_width > 0:
@@ -204,10 +210,6 @@ class _Layout:
         self.words.append(replace(word, word=text))
         self.last_s = word.start
         return closed
-
-    def _is_full(self) -> bool:
-        limit = self.options.max_line_count
-        return limit is not None and self.n_lines >= limit
 
 
 # ------------------------------------------------------------------------- text and times
@@ -220,14 +222,6 @@ def _one_line(text: str) -> str:
 def _named(segment: Segment) -> str:
     text = _one_line(segment.text)
     return text if segment.speaker is None else f"{segment.speaker}: {text}"
-
-
-def _escaped(name: str) -> str:
-    return name.replace("&", "&amp;").replace("<", "&lt;").replace(">", "&gt;")
-
-
-def _word_text(word: str) -> str:
-    return _without_arrow(_LINE_BREAK.sub(" ", word))
 
 
 def _without_arrow(text: str) -> str:

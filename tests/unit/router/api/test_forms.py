@@ -66,12 +66,6 @@ def test_a_language_that_the_model_lacks_is_refused_with_those_it_has() -> None:
     assert "de, en, my" in error.message
 
 
-@pytest.mark.parametrize("value", ["json", "text", "srt", "verbose_json", "vtt"])
-def test_the_classic_formats_are_taken(value: str) -> None:
-    assert parse(("response_format", value)).response_format == value
-    assert parse(("response_format", value), ("stream", "true")).stream
-
-
 @pytest.mark.parametrize(
     "name", [field.name for field in TAKEN.values() if field.kind.shape == "text"]
 )
@@ -224,10 +218,6 @@ def test_chunking_by_voice_in_every_spelling(fields: list[Field], expected: Chun
 )
 def test_other_chunking_is_refused(fields: list[Field]) -> None:
     assert (refusal(*fields).param or "").startswith("chunking_strategy")
-
-
-def test_keywords_are_hotwords() -> None:
-    assert refusal(("keywords", '[{"a": 1}]')).param == "keywords"
 
 
 def test_languages_are_codes_or_names_that_the_model_knows() -> None:

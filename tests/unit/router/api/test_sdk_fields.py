@@ -21,7 +21,7 @@ from openai.types.realtime.realtime_transcription_session_create_request_param i
 from pydantic import BaseModel
 from typing_extensions import is_typeddict
 
-from router.api.batch_bodies import PURPOSES, CreateBatchRequest, UploadFields
+from router.api.batch_bodies import CreateBatchRequest, Purpose, UploadFields
 from router.api.kinds import PARTS
 from router.api.request_fields import FIELDS, fields_of
 from router.http.models import ALIAS, OPENAI_ALIASES, ModelRegistry, ServedModel
@@ -170,4 +170,4 @@ def test_every_field_of_batches_files_and_client_secrets_is_taken(ours: Any, sdk
 
 
 def test_every_purpose_of_a_file_is_taken() -> None:
-    assert set(fields_in(file_create_params.FileCreateParams)["purpose"]) == set(PURPOSES)
+    assert set(fields_in(file_create_params.FileCreateParams)["purpose"]) == set(get_args(Purpose))
