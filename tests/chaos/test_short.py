@@ -78,9 +78,6 @@ def test_no_reader_of_kept_kv_gets_another_window_s(
     assert outcome.evicted, "and evicted"
 
 
-# ------------------------------------------------------------------------- how it is counted
-
-
 def answers(times_s: list[float]) -> list[Sent]:
     return [
         Sent(number, "short", ended_s - 1.0, ended_s, "right", "", [200])

@@ -261,9 +261,6 @@ def test_nothing_leaks_over_1000_hand_offs(make_host: MakeHost, make_reader: Mak
     assert after.n_ignored == 0
 
 
-# ---- What is forged, replayed or unknown is refused and counted, on every transport.
-
-
 UNKNOWN = "0" * 32
 
 

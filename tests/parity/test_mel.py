@@ -41,8 +41,6 @@ def test_floats_and_integers_give_the_same() -> None:
     torch.testing.assert_close(log_mel([window]), log_mel([window.astype(np.float32) / 32_768]))
 
 
-# ------------------------------------------------------------------ slices of a whole file
-
 HOP = 160
 FILE_S = 71.2345  # ends inside a hop
 

@@ -147,8 +147,6 @@ def test_every_answer_to_2000_generated_requests_is_as_documented(
     record_property("inputs", send_generated(schema, 500, run=100 + run))
 
 
-# ---- bytes with errors in them
-
 N_BROKEN = 500
 HEAD = (
     b"POST /v1/%b HTTP/1.1\r\nHost: localhost\r\nContent-Type: %b\r\nContent-Length: %d\r\n\r\n%b"
