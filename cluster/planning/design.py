@@ -1,8 +1,6 @@
 """What a plan is asked for, and designs for it: which role runs where, and what a request costs.
 
-Costs are computed from a profile without simulating: device seconds with the best batches, bytes,
-and processor time. Waiting is not in them. No cluster does with fewer workers than these say, so
-they are where a search begins.
+Costs are computed without simulating, and without waiting: no cluster does with fewer workers.
 """
 
 from __future__ import annotations
@@ -49,12 +47,9 @@ class NodeKind:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What a plan is for.
-
-    objectives: by percentile, the seconds within which so many requests are answered; a failed one
-    never is. per_node: devices of a node, each for one worker. spare_nodes: of each role, beside
-    those that keep the objectives. cores: of a node. trial_requests: of a short simulation.
-    check_s: of the long one.
+    """objectives: by percentile, the seconds within which so many requests are answered. per_node:
+    devices of a node, each for one worker. spare_nodes: of each role. cores: of a node.
+    trial_requests: of a short simulation. check_s: of the long one.
     """
 
     load: Load
@@ -118,11 +113,7 @@ def _quantity(text: str, units: dict[str, float], said: str) -> float:
 
 
 def parse_kinds(text: str, model: str) -> tuple[NodeKind, ...]:
-    """Kinds of nodes, "h200:1.9,l40s:0.6": devices, or profiles, with dollars for an hour of one.
-
-    Raises:
-        ConfigurationError: there is no such profile, or the profiles are of several models.
-    """
+    """Kinds of nodes, "h200:1.9,l40s:0.6": devices or profiles, with dollars for an hour of one."""
     kinds = []
     for part in (one.strip() for one in text.split(",")):
         name, colon, price = part.rpartition(":")

@@ -1,8 +1,7 @@
-"""Makes a profile: times both engines in this process.
+"""Makes a profile: times both engines of a served worker in this process.
 
-The engines are those of a served worker, with the kernels that this machine compiles. Windows go
-through one and then the other, so many at a time; what each forward and each READ took is what the
-engines themselves count, and the fastest of some rounds counts here.
+Windows go through one and then the other, so many at a time; what each forward and each READ took
+is what the engines count, and the fastest of some rounds counts here.
 """
 
 from __future__ import annotations
@@ -61,10 +60,8 @@ Tell = Callable[[str], None]
 
 
 def measure(name: str, settings: Settings, rounds: int, tell: Tell) -> Profile:
-    """Measure a profile of this name; takes a minute or so on two cores.
-
-    Raises:
-        ConfigurationError: settings and checkpoint do not fit this machine.
+    """Takes a minute or so on two cores. Raises ConfigurationError: settings do not fit this
+    machine.
     """
     checkpoint = open_checkpoint(settings.model)
     settings = on_one_device(settings)

@@ -1,10 +1,9 @@
 """Makes a plan: the cheapest design that keeps the objectives, checked with another seed.
 
-Of each design the fewest workers are found by short simulations: from a little above what no
-cluster can do without, workers are added until the objectives are kept, and then as many of each
-role taken away as can be, by bisection: more workers are assumed to keep what fewer keep. A design
-whose least costs more than what was found already is not simulated. Split and colocated ones
-compete apart, so that a plan can say which of the two is cheaper.
+Short simulations find the fewest workers of each design: they are added until the objectives are
+kept, and then taken away by bisection: more workers are assumed to keep what fewer keep. A design
+whose least costs more than what was found is not simulated. Split and colocated ones compete apart,
+so that a plan can say which is cheaper.
 """
 
 from __future__ import annotations
@@ -46,10 +45,8 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """kept: the cheapest of each design that was simulated, the best one first.
-
-    check: the long simulation, without the spare nodes. skipped: why a design was not simulated, or
-    that it never kept the objectives.
+    """kept: the cheapest of each design that was simulated, the best one first. check: the long
+    simulation, without spare nodes. skipped: why a design is not among them.
     """
 
     kept: list[Found]
@@ -103,12 +100,7 @@ class Plan:
 
 
 def make_plan(order: Order, tell: Tell) -> Plan:
-    """Search and check.
-
-    Raises:
-        ConfigurationError: no cluster of these nodes keeps the objectives; the message says how
-            near the best one came.
-    """
+    """Raises ConfigurationError: no cluster keeps the objectives; tells how near one came."""
     search, skipped = _Search(order, tell), {}
     kept: list[Found] = []
     for placement in order.placements:

@@ -1,7 +1,7 @@
 """Pools of simulated workers, and what Ray Serve does between a router and them.
 
-`LoadAwareRouter`, `ServePool` and `PoolPolicy` are the real ones. Serve's own part is small: a
-call goes to the first worker in the hook's order at once, or waits where there is none.
+Hook, `ServePool` and `PoolPolicy` are the real ones. Of Serve: a call goes to the first worker in
+the hook's order at once, or waits where there is none.
 """
 
 from __future__ import annotations
@@ -46,10 +46,9 @@ class Replica:
 
 
 class SimPool:
-    """The workers of one deployment.
-
-    opened: those that take new calls, replaced as a whole. wanted: workers, those that are starting
-    included. waiting: calls that no worker has taken. changed: set when a worker was added.
+    """opened: those that take new calls, replaced as a whole. wanted: workers, those that are
+    starting included. waiting: calls that no worker has taken. changed: set when a worker was
+    added.
     """
 
     def __init__(

@@ -1,7 +1,5 @@
-"""What one kind of worker was measured, or is predicted, to take: the data of a profile.
-
-A profile is one JSON file of seconds and bytes; it holds no decisions. `splitscribe profile` writes
-one, and several come with the package.
+"""What one kind of worker was measured, or is predicted, to take: one JSON file of seconds and
+bytes.
 """
 
 from __future__ import annotations
@@ -135,9 +133,7 @@ class Profile(Frozen):
 
 
 class Surface:
-    """Seconds by size and encoder positions.
-
-    Linear between the points and beyond them, never below the smallest value: a launch does not
+    """Linear between the points and beyond them, never below the smallest value: a launch does not
     become cheaper by doing less.
     """
 
@@ -171,11 +167,7 @@ def shipped_profiles() -> dict[str, Path]:
 
 
 def load_profile(name: str) -> Profile:
-    """A shipped profile by its name, or any by the path of its file.
-
-    Raises:
-        ConfigurationError: there is none, or the file is no profile.
-    """
+    """A shipped profile by its name, or any by the path of its file."""
     file = shipped_profiles().get(name, Path(name))
     try:
         return Profile.model_validate_json(file.read_text(encoding="utf-8"))

@@ -1,7 +1,6 @@
 """What is noted while a simulation runs, and what it says: one JSON object of figures.
 
-Rates and shares are over the time in which requests came, without the first tenth, in which the
-cluster fills up. Latencies are of the requests that came in that time.
+Rates and shares are over the time in which requests came, without the first tenth.
 """
 
 from __future__ import annotations
@@ -24,11 +23,9 @@ PERCENTILES = (50, 95, 99)
 
 @dataclass(slots=True)
 class Records:
-    """All of one simulation.
-
-    answers: by class, arrival, audio and latency in seconds, in the order of their ends; a failed
-    one has an infinite latency. failures: by class and reason. decisions: with what happened to the
-    cluster. moments: the cluster at each second, busy shares and pages in use from 0 to 1.
+    """answers: by class, arrival, audio and latency in seconds, in the order of their ends; a
+    failed one has an infinite latency. decisions: with what happened to the cluster. moments: the
+    cluster at each second, busy shares and pages in use from 0 to 1.
     """
 
     answers: dict[Priority, list[tuple[float, float, float]]] = field(

@@ -1,8 +1,6 @@
 """The two roles of a simulated worker: real engines over devices that wait.
 
-Queues, batches, scheduler, pages, leases, searches and the engines' loops are real. The forwards
-of the models only take what the profile says; the decoder's gives as many tokens as the request
-has.
+The forwards only take what the profile says; the decoder's gives as many tokens as the request has.
 """
 
 from __future__ import annotations

@@ -1,7 +1,6 @@
 """What is to be simulated: a cluster, a load, faults, and what counts as good.
 
-A scenario is one YAML or JSON file, or what the flags of `splitscribe simulate` make of the
-defaults. A seed gives the same requests whatever the cluster does with them.
+A seed gives the same requests whatever the cluster does with them.
 """
 
 from __future__ import annotations
@@ -109,11 +108,7 @@ class Scenario(Frozen):
 
 
 def make_scenario(fields: dict[str, Any]) -> Scenario:
-    """A checked scenario.
-
-    Raises:
-        ConfigurationError: which names the field.
-    """
+    """Raises ConfigurationError, which names the field."""
     try:
         return Scenario.model_validate(fields)
     except ValidationError as error:

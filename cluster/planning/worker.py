@@ -1,9 +1,8 @@
 """What simulated workers are made of: a clock, a device, calls of those who wait, and KV's way.
 
-An engine's step returns at once, with the worker's own clock ahead of the loop's by what the step
-would have taken. A step decides all at its beginning, so this is exact; what it hands out is given
-to others when the loop's clock has come so far. A killed worker answers nobody: callers get Ray's
-error. A READ of KV waits for latency and bytes over the rate, one after another at a node's port.
+An engine's step returns at once, with the worker's own clock ahead of the loop's by what it would
+have taken. A step decides all at its beginning, so this is exact; what it hands out is given to
+others when the loop's clock has come so far.
 """
 
 from __future__ import annotations
@@ -124,11 +123,7 @@ class SimWorker(ABC):
         del submitted
 
     async def call(self, request: Any) -> Any:
-        """The engine's answer. The call may be cancelled at any time.
-
-        Raises:
-            RayActorError: the worker was killed.
-        """
+        """May be cancelled at any time. Raises RayActorError: the worker was killed."""
         if self.is_dead:
             await asyncio.sleep(self._hop_s)
             raise RayActorError

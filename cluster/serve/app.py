@@ -1,7 +1,6 @@
 """Where the roles meet as a Serve application: `build_app` composes it for `serve.run`.
 
-Whoever composes only names the classes of the replicas: none of what they compute with is imported
-here. `cluster.serve.in_process` builds the same path in one process.
+It only names the classes of the replicas: none of what they compute with is imported here.
 """
 
 from __future__ import annotations

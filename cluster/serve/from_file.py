@@ -1,8 +1,7 @@
 """What `serve deploy` imports: the application, built on a node of the cluster from a file.
 
-A Serve configuration (`configs/serve/`) gives settings as its `args`. Keys, placement and folders
-of models are decided on the node where Serve builds. HTTP is Serve's, so the address is
-`http_options` of that file and no setting.
+Keys, placement and folders of models are decided on that node. HTTP is Serve's, so the address is
+`http_options` of the file and no setting.
 """
 
 from __future__ import annotations
@@ -66,8 +65,7 @@ def build(args: dict[str, Any]) -> Any:
 def settings_of(args: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Settings:
     """Check the `args` of a Serve configuration, without a cluster.
 
-    Raises ConfigurationError: a field does not fit, holds a secret, or belongs elsewhere in the
-    file.
+    Raises ConfigurationError: one does not fit, holds a secret, or belongs elsewhere in the file.
     """
     router = args.get("router") or {}
     batches = args.get("batches") or {}

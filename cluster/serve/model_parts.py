@@ -1,7 +1,6 @@
 """Makes what transcribes for one model: the transcriber of whole files, and the live engine.
 
-Settings are those of the model as if it were alone (`Settings.by_model`); its checkpoint may be
-without weights.
+Settings are those of the model as if it were alone; its checkpoint may be without weights.
 """
 
 from __future__ import annotations

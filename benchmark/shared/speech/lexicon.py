@@ -1,8 +1,7 @@
-"""The words the demo checkpoint knows, by their part in a sentence.
+"""The words the demo checkpoint knows, by their part in a sentence, each in one casing.
 
-Every word has one casing; only the first word of a sentence is raised besides. Words that sound
-like another one stand in `PAIRED`: in free order they come with the neighbour that tells them
-apart.
+Words that sound like another one stand in `PAIRED`: in free order they come with the neighbour that
+tells them apart.
 """
 
 

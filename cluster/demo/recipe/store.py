@@ -33,10 +33,8 @@ SHARD_SIZE = 2_000  # utterances, about 1.6 hours
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """One stored utterance; arrays are views, on the grid of 20 ms.
-
-    samples int16 (n_frames * 320,), word_frames int32 (n_words, 2), sounds int16 (n_frames,)
-    with 0 for silence.
+    """Arrays are views, on the grid of 20 ms: samples int16 (n_frames * 320,), word_frames int32
+    (n_words, 2), sounds int16 (n_frames,) with 0 for silence.
     """
 
     text: str

@@ -1,8 +1,7 @@
 """Transcribes whole files outside of the routers, over the pools of an application, as bulk work.
 
-The same audio workers, windows, pipeline and segments as a request without HTTP, so that a text is
-what the file endpoint answers. Its windows fill what others leave, and wait for as long as it
-takes. Any process of the Ray cluster may hold one.
+A text is what the file endpoint answers; its windows fill what others leave, and wait for as long
+as it takes. Any process of the Ray cluster may hold one.
 """
 
 from __future__ import annotations
@@ -76,11 +75,8 @@ class BulkEngine:
     ) -> AsyncIterator[BulkEngine]:
         """Open an engine with audio workers of its own; they end with the context.
 
-        pools: of each model, by the names of `settings.by_model()`. recorder: of a router's
-        metrics; None: nothing is counted. router: settings that shall differ, such as
-        `max_audio_s`.
-
-        Raises ConfigurationError: a checkpoint is not there, or audio workers do not start.
+        pools: by the names of `settings.by_model()`. router: settings that shall differ, such as
+        `max_audio_s`. Raises ConfigurationError: no checkpoint, or audio workers do not start.
         """
         recorder = recorder or silent_recorder(ROUTER_METRICS)
         patient = {"audio_timeout_s": max(DECODE_S, settings.router.audio_timeout_s)}
@@ -168,8 +164,8 @@ def _as_file(upload: Path | bytes) -> Iterator[Path]:
 async def engine_of_application(told: Told | None = None) -> AsyncIterator[BulkEngine]:
     """Over the application in the Ray cluster of this process, for files of any size and length.
 
-    told: what `application_settings` has said; None: it is asked. Raises ConfigurationError: there
-    is no such application, or it runs other code than this.
+    told: by `application_settings`. Raises ConfigurationError: there is none, or it is of another
+    build.
     """
     settings, build = told or await application_settings()
     check_distribution(build)

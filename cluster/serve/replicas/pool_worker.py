@@ -1,7 +1,6 @@
 """What the workers of both pools have in common: a thin shell around an engine.
 
-The shell hands in and out, tells status, signals and metrics, and on shutdown finishes what is
-there before it frees. A worker is a replica by itself, or a part of `ColocatedReplica`.
+It tells status, signals and metrics, and on shutdown finishes what is there before it frees.
 """
 
 from __future__ import annotations

@@ -40,10 +40,9 @@ Interfaces = Mapping[str, tuple[str, ...]]  # addresses by interface
 def start_replica(
     role: str, settings: Settings, build: str, specs: tuple[MetricSpec, ...]
 ) -> tuple[str, Recorder]:
-    """Call first in a replica's constructor.
+    """Call first in a replica's constructor. Returns its name and its metrics recorder.
 
-    Returns its name (role, Serve's id, pid) and its metrics recorder. Raises ConfigurationError:
-    this node runs other code than the cluster, or has not its network.
+    Raises ConfigurationError: this node runs other code, or has not the cluster's network.
     """
     from ray import serve
 

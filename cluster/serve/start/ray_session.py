@@ -36,8 +36,7 @@ def ray_session(
 ) -> Iterator[Any]:
     """Ray's context, of a cluster at `address` or of one that lives as long as this is open.
 
-    dashboard: as in `Settings`, for the latter. worker_lines: is told what workers print. Raises
-    ConfigurationError: Ray did not start, or is not there.
+    worker_lines: is told what workers print. Raises ConfigurationError: Ray is not there.
     """
     _put_packages_on_path()
     context = _start(address, dashboard, log_to_driver=worker_lines is not None)

@@ -20,8 +20,7 @@ _Name = TypeVar("_Name", str, str | None)
 def resolve_settings(settings: Settings, address: str | None = None) -> Settings:
     """Fill in what must be the same in every process: keys, port, listener, model paths.
 
-    Raises ConfigurationError: the port is taken, the file of API keys cannot be read, or routers
-    that may be on any machine of a cluster are to listen themselves.
+    Raises ConfigurationError: the port is taken, or routers on many machines are to listen.
     """
     port = settings.router.port or _free_port(settings.router.host)
     _check_port(settings.router.host, port)
