@@ -1,8 +1,8 @@
 """The flags of `splitscribe transcribe`: those of the API's fields, and the command's own.
 
 A field's flag takes its text as the API does; None says that the flag was not there.
-openai/whisper's command lines are read as they are spelled: `--word_timestamps True`, `--word-
-timestamps true` and `--word-timestamps` mean the same.
+openai/whisper's command lines are read as they are spelled: `--word_timestamps True`,
+`--word-timestamps true` and `--word-timestamps` mean the same.
 """
 
 from __future__ import annotations
