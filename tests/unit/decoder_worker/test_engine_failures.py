@@ -208,14 +208,20 @@ def test_a_hung_step_is_unhealthy(stand: Stand, monkeypatch: pytest.MonkeyPatch)
     assert future.result(ANSWER_S).tokens
 
 
+@pytest.mark.parametrize("thread", ["decoder-engine", "decoder-hurry"])
 def test_an_error_outside_of_any_sequence_answers_all_and_is_reported(
-    monkeypatch: pytest.MonkeyPatch,
+    thread: str, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     with make_stand(cached_checkpoint()) as stand:
         gate = Gate(stand, monkeypatch)
         future = bring_to(SequenceState.RUNNING, stand, gate)
+        hurries = thread == "decoder-hurry"
+        monkeypatch.setattr(stand.engine._loop, "is_hurried", lambda: hurries)
+        admit = stand.engine._loop.scheduler.admit
 
         def broken() -> Any:
+            if threading.current_thread().name != thread:
+                return admit()
             raise RuntimeError("no order")
 
         monkeypatch.setattr(stand.engine._loop.scheduler, "admit", broken)
