@@ -8,7 +8,7 @@ import sys
 import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from pathlib import Path
 from typing import Any
 
@@ -34,6 +34,7 @@ kuberay: true
 autoscaling: false
 model: demo
 drainSeconds: 45
+image: {tag: TAG}
 settings: {log_level: INFO}
 router: {settings: {audio_workers: 1}, shm: 512Mi}
 head: {shm: 512Mi}
@@ -70,9 +71,9 @@ for number in itertools.count():
 """
 
 
-def service(folder: Path, max_batch: int = 8) -> dict[str, Any]:
+def service(folder: Path, max_batch: int = 8, tag: str = "cpu") -> dict[str, Any]:
     values = folder / "values.yaml"
-    values.write_text(VALUES.replace("MAX_BATCH", str(max_batch)))
+    values.write_text(VALUES.replace("MAX_BATCH", str(max_batch)).replace("TAG", tag))
     found = documents(rendered("--values", str(values)))
     (one,) = [one for one in found if one["kind"] == "RayService"]
     return one
@@ -131,26 +132,39 @@ class Cluster:
         pool = self.call("/health")["pools"][role]["workers"]
         return {one["replica"] for one in pool if one["healthy"]}
 
-    def is_ready(self, name: str) -> bool:
-        """By the probe that KubeRay gives to workers; the operator asks the head's proxy itself."""
-        paths = (
-            ["8000/-/healthz"]
-            if name == "head"
-            else ["52365/api/local_raylet_healthz", "8000/-/healthz"]
-        )
-        asked = [
-            f"wget --tries 1 -T 9 -q -O- http://localhost:{path} | grep success" for path in paths
-        ]
-        return self.pods[name].run("bash", "-c", " && ".join(asked)).returncode == 0
+    def decoder(self) -> str:
+        """A decoder's pod in which workers run: Serve may put both into one."""
+        for _ in range(60):
+            for name, pod in self.pods.items():
+                if name.startswith("decoder") and is_ready(pod):
+                    return name
+            time.sleep(1.0)
+        raise AssertionError("no pod of decoders is ready")
 
-    def endpoints(self, *names: str) -> None:
+    def endpoints(self, *names: str, of: Cluster | None = None) -> None:
         """What the Service has: pods that are ready; one that is to end is taken out first."""
-        for name in names:
-            wait_until(lambda name=name: self.is_ready(name), 60, f"{name} to be ready", 1.0)
-        text = " ".join(self.pods[name].address for name in names)
+        pods = [(of or self).pods[name] for name in names]
+        for pod in pods:
+            wait_until(lambda pod=pod: is_ready(pod), 60, f"{pod.name} to be ready", 1.0)
         new = self.folder / "new"
-        new.write_text(text)
+        new.write_text(" ".join(pod.address for pod in pods))
         new.replace(self.folder / "endpoints")
+
+    def start_all(self, *names: str) -> None:
+        """One after another, on the few cores of one machine, and then the application."""
+        for name in names:
+            self.start(name, "" if name == "head" else name.partition("-")[0])
+        try:
+            wait_until(lambda: self.deploy(self.service) or True, START_S, "the dashboard", 1.0)
+            wait_until(
+                lambda: len(self.workers("decoder")) == 2 and len(self.workers("encoder")) == 1,
+                START_S,
+                "every worker",
+                1.0,
+            )
+        except AssertionError:
+            print(*(f"{one.name}:\n{one.log[-3000:]}" for one in self.pods.values()), sep="\n")
+            raise
 
     @contextmanager
     def load(self) -> Iterator[Path]:
@@ -174,28 +188,24 @@ class Cluster:
         assert not wrong, f"{len(wrong)} of {len(answers)}: {wrong[:3]}"
 
 
+def is_ready(pod: Pod) -> bool:
+    """By the probe that KubeRay gives to workers; the operator asks the head's proxy itself."""
+    paths = ["8000/-/healthz"]
+    if pod.name != "head":
+        paths.insert(0, "52365/api/local_raylet_healthz")
+    asked = [f"wget --tries 1 -T 9 -q -O- http://localhost:{one} | grep success" for one in paths]
+    return pod.run("bash", "-c", " && ".join(asked)).returncode == 0
+
+
 @pytest.fixture(scope="module")
 def cluster(kernels: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Cluster]:
     folder = tmp_path_factory.mktemp("pods")
     folder.chmod(0o755)
     with ExitStack() as stack:
-        _, (client, *others) = stack.enter_context(networks(8))
+        _, (client, *others) = stack.enter_context(networks(12))
         made = Cluster(folder, service(folder), client[0], others, {})
         stack.callback(lambda: [one.kill() for one in made.pods.values()])
-        made.start("head")  # one after another, on the few cores of one machine
-        for name in ("router", "encoder", "decoder-0", "decoder-1"):
-            made.start(name, name.partition("-")[0])
-        try:
-            wait_until(lambda: made.deploy(made.service) or True, START_S, "the dashboard", 1.0)
-            wait_until(
-                lambda: len(made.workers("decoder")) == 2 and len(made.workers("encoder")) == 1,
-                START_S,
-                "every worker",
-                1.0,
-            )
-        except AssertionError:
-            print(*(f"{one.name}:\n{one.log[-3000:]}" for one in made.pods.values()), sep="\n")
-            raise
+        made.start_all("head", "router", "encoder", "decoder-0", "decoder-1")
         made.endpoints("head", "router")
         yield made
 
@@ -203,35 +213,34 @@ def cluster(kernels: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator
 def test_it_serves_from_read_only_roots_and_kubelet_finds_it_ready(cluster: Cluster) -> None:
     with cluster.load() as said:
         wait_until(lambda: said.read_text().count("\n") > 3, 60, "some requests")
-    for name, pod in cluster.pods.items():
+    for pod in cluster.pods.values():
         assert pod.run("touch", "/home/ray/file").returncode, "the root can be written to"
         assert pod.run("id", "-u").stdout == "1000\n"
         assert "SPLITSCRIBE_PORT" not in pod.run("env").stdout
-        assert cluster.is_ready(name)
+    for name in ("head", "router", "encoder", cluster.decoder()):
+        wait_until(lambda name=name: is_ready(cluster.pods[name]), 60, f"{name} to be ready", 1.0)
 
 
 def test_a_killed_worker_costs_no_request(cluster: Cluster) -> None:
     with cluster.load() as said:
         wait_until(lambda: said.read_text().count("\n") > 3, 60, "some requests")
-        cluster.pods["decoder-0"].kill()
+        cluster.pods.pop(cluster.decoder()).kill()
         cluster.start("decoder-2", "decoder")
-        del cluster.pods["decoder-0"]
         wait_until(lambda: len(cluster.workers("decoder")) == 2, START_S, "another worker", 1.0)
 
 
 def test_a_drained_worker_costs_no_request(cluster: Cluster) -> None:
-    cluster.endpoints("head", "router", "decoder-1")
-    before = cluster.workers("decoder")
+    name = cluster.decoder()
+    cluster.endpoints("head", "router", name)
     with cluster.load() as said:
         wait_until(lambda: said.read_text().count("\n") > 3, 60, "some requests")
         cluster.endpoints("head", "router")
-        cluster.pods.pop("decoder-1").delete()
-    assert cluster.workers("decoder") & before
+        cluster.pods.pop(name).delete()
     cluster.start("decoder-3", "decoder")
     wait_until(lambda: len(cluster.workers("decoder")) == 2, START_S, "both decoders", 1.0)
 
 
-def test_a_new_version_rolls_under_load_and_says_so_before(cluster: Cluster) -> None:
+def test_new_settings_roll_under_load_and_it_is_said_before(cluster: Cluster) -> None:
     new = service(cluster.folder, max_batch=4)
     (line,) = restarts([cluster.service], [new])
     assert "all workers (router, encoder, decoder) restart one at a time" in line
@@ -247,3 +256,24 @@ def test_a_new_version_rolls_under_load_and_says_so_before(cluster: Cluster) -> 
 
         wait_until(rolled, START_S, "every worker to be new", 1.0)
         time.sleep(2.0)
+
+
+def test_a_new_image_takes_over_under_load_and_it_is_said_before(cluster: Cluster) -> None:
+    """As KubeRay's operator does it: a second cluster, then the Service, and the first one ends."""
+    new = service(cluster.folder, max_batch=4, tag="0.2.0")
+    (line,) = restarts([service(cluster.folder, max_batch=4)], [new])
+    assert "a second cluster starts" in line
+    second = replace(cluster, folder=cluster.folder / "second", service=new, pods={})
+    old = list(cluster.pods.values())
+    try:
+        with cluster.load() as said:
+            second.start_all("head", "router", "encoder", "decoder-0")
+            cluster.endpoints("head", "router", of=second)
+            time.sleep(new["spec"]["rayClusterDeletionDelaySeconds"])
+            for pod in old:
+                pod.kill()
+            before = said.read_text().count("\n")
+            wait_until(lambda: said.read_text().count("\n") > before + 3, 60, "answers of the new")
+    finally:
+        for pod in second.pods.values():
+            pod.kill()
