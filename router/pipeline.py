@@ -61,6 +61,7 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 2.0  # between two tries
 PAUSE_SHARE = 1 / 60  # of the time that is left, after failures: bulk work outwaits replacements
 KEPT_S = 5.0  # KV is leased for longer; after a longer pause a window is encoded again
+PATIENCE_S = 120.0  # with the first worker that does not answer, unless for bulk work
 # What another try, on another worker, may do better.
 RETRIED = (KVLostError, LayoutMismatchError, SequenceFailedError)
 WAITED_FOR = (OverloadedError, WorkerDrainingError)  # these tries do not count
@@ -121,12 +122,18 @@ class WindowRun:
     attempt: int = 0  # its last encode's number among all of the request's
     encoded: EncodeReply | None = None  # while its KV may still be there
     failures: int = 0
+    is_late: bool = False  # one try was given up since no answer came
     audio_key: bytes = b""  # made with the first encode
     is_lost: bool = False  # its KV could not be decoded: it is encoded anew, kept or not
 
     @property
     def tries(self) -> int:
         return self.failures + 1
+
+    def answered_in_time(self) -> asyncio.Timeout:
+        """Around a worker's call: it may be lost while its worker is well, and nobody is told."""
+        is_bulk = self.turn.priority == "bulk"  # it may stand still while others work
+        return asyncio.timeout(None if self.is_late or is_bulk else PATIENCE_S)
 
     def token_sink(self) -> OnToken | None:
         if self.on_token is None:
@@ -212,7 +219,7 @@ class Pipeline:
                 request.remaining_s()  # raises, unless windows have ended meanwhile
                 reason = "full" if isinstance(error, OverloadedError) else "draining"
                 if not isinstance(error, WAITED_FOR):
-                    window.encoded, reason = None, "late"
+                    window.encoded, reason, window.is_late = None, "late", True
                 self._note_retry(window, reason)
                 pause_s, full_s = full_s, min(2 * full_s, LAST_PAUSE_S)
             except (*RETRIED, WorkerGoneError) as error:
@@ -269,27 +276,27 @@ class Pipeline:
         called_s = self._clock.monotonic()
         try:
             with self._call("encoder", window) as call:
-                reply = await self._encoders.encode(
-                    EncodeRequest(
-                        request_id=request.context.request_id,
-                        window=audio.index,
-                        attempt=window.attempt,
-                        pcm=audio.pcm,
-                        remaining_s=request.remaining_s(),
-                        file_mel=audio.file_mel,
-                        traceparent=call.traceparent,
-                        audio_key=window.audio_key,
-                        fresh=window.is_lost,
-                        context=window.context,
-                        priority=turn.priority,
-                        key=request.key,
-                        owner=turn.owner,
-                        rank=turn.rank,
-                        sender=self._queue.sender,
-                        backlog=self._queue.backlog("encoder", turn.priority),
-                        tries=window.tries,
-                    )
+                sent = EncodeRequest(
+                    request_id=request.context.request_id,
+                    window=audio.index,
+                    attempt=window.attempt,
+                    pcm=audio.pcm,
+                    remaining_s=request.remaining_s(),
+                    file_mel=audio.file_mel,
+                    traceparent=call.traceparent,
+                    audio_key=window.audio_key,
+                    fresh=window.is_lost,
+                    context=window.context,
+                    priority=turn.priority,
+                    key=request.key,
+                    owner=turn.owner,
+                    rank=turn.rank,
+                    sender=self._queue.sender,
+                    backlog=self._queue.backlog("encoder", turn.priority),
+                    tries=window.tries,
                 )
+                async with window.answered_in_time():
+                    reply = await self._encoders.encode(sent)
         finally:
             self._queue.encoded(turn)
         spent = reply.timings
@@ -323,7 +330,8 @@ class Pipeline:
                 backlog=self._queue.backlog("decoder", window.turn.priority),
                 tries=window.tries,
             )
-            result = await self._decoders.decode(request, window.token_sink())
+            async with window.answered_in_time():
+                result = await self._decoders.decode(request, window.token_sink())
         spent, timings = result.timings, window.request.timings
         timings.waited(window.audio.index, spent.waited_s)
         timings.transfer_s += spent.transfer_s

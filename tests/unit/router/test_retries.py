@@ -113,6 +113,13 @@ async def test_lost_kv_is_encoded_again(pools: PlayedPools) -> None:
     assert {one.audio_key for one in again} == {lost.audio_key} != {b""}
 
 
+async def test_a_call_that_gets_no_answer_is_sent_again(pools: PlayedPools) -> None:
+    """Its worker may be well and yet have lost it; a window that takes long gets its time then."""
+    pools.delay_s = lambda window: 300.0 if window == 1 else 0.0
+    assert await run(pools, context=request_of(3600.0)) == "word0 word1 word2"
+    assert (pools.decodes[1], pools.cancelled) == (2, 1)
+
+
 def ends_workers(window: int, nth: int) -> Exception | None:
     return WorkerDiedError("out of memory") if window == 0 else None
 
