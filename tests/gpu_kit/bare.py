@@ -1,8 +1,8 @@
 """A GPU machine as it is before anybody installs something, played in this virtual environment.
 
-What such a machine has is `THERE` with what that needs; the GPU's tests and benchmark want `WANTED`
-besides, which the kit brings along. `bare_environment` makes every process that is started with it,
-and their children too, see no other package: no Ray, no NIXL, no tools of development.
+What such a machine has is `MACHINE` with what that needs; the GPU's tests and benchmark want
+`WANTED` besides, which the kit brings along. `bare_environment` makes every process that is started
+with it, and their children too, see no other package: no Ray, no NIXL, no tools of development.
 """
 
 from __future__ import annotations
@@ -16,17 +16,19 @@ from pathlib import Path
 from packaging.requirements import Requirement
 from packaging.utils import canonicalize_name
 
-THERE = (  # with a driver: what a CUDA image for PyTorch usually has
-    "torch",
-    "triton",
-    "transformers",
-    "numba",
-    "scikit-learn",
-    "psutil",
-    "requests",
-    "pytest",
-    "pytest-timeout",
-)
+MACHINE = {  # a lent one with an H200, Python 3.12 and a driver for CUDA 13: packages by version
+    "torch": "2.11.0+cu130",
+    "triton": "3.6.0",
+    "transformers": "5.17.0",
+    "numba": "",  # of any version, as the rest
+    "scikit-learn": "",
+    "psutil": "",
+    "requests": "",
+    "pytest": "",
+    "pytest-timeout": "",
+}
+PYTHON = "3.12"
+THERE = tuple(MACHINE)
 WANTED = (
     "librosa",
     "opentelemetry-api",
@@ -58,8 +60,12 @@ sys.meta_path.insert(0, Hide)
 '''
 
 
-def needed_by(names: Iterable[str]) -> set[str]:
-    """The distributions, in their canonical spelling, with all that they need as installed here."""
+def needed_by(names: Iterable[str], python: str = "") -> set[str]:
+    """The distributions, in their canonical spelling, with all that they need as installed here.
+
+    python: whose needs; empty: this one's.
+    """
+    environment = environment_of(python)
     found: set[str] = set()
     waiting = list(names)
     while waiting:
@@ -73,17 +79,24 @@ def needed_by(names: Iterable[str]) -> set[str]:
         found.add(name)
         for line in needs:
             requirement = Requirement(line)
-            if requirement.marker is None or requirement.marker.evaluate({"extra": ""}):
+            if requirement.marker is None or requirement.marker.evaluate(environment):
                 waiting.append(requirement.name)
     return found
 
 
-def brought_along() -> list[str]:
+def environment_of(python: str) -> dict[str, str]:
+    """For markers of requirements."""
+    versions = {"python_version": python, "python_full_version": f"{python}.0"} if python else {}
+    return {"extra": ""} | versions
+
+
+def brought_along(python: str = PYTHON) -> list[str]:
     """What the kit has to bring besides flashinfer, in order.
 
     What transformers needs is brought too: its versions differ in that.
     """
-    return sorted(needed_by(WANTED) - needed_by(set(THERE) - {"transformers"}))
+    there = needed_by(set(THERE) - {"transformers"}, python)
+    return sorted(needed_by(WANTED, python) - there)
 
 
 def bare_environment(folder: Path, wanted: Iterable[str] = WANTED) -> dict[str, str]:
