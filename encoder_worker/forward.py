@@ -45,7 +45,6 @@ from encoder_worker.gpu.encoder import Encoder, check_float8, fastest
 from encoder_worker.gpu.static_encoder import (
     StaticEncoder,
     Wait,
-    WholeWindows,
     already_done,
     waiter_for,
 )
@@ -94,7 +93,7 @@ class WindowEncoder:
         self._encoder: Encoder = self._plain
         if device == "cuda":
             self._encoder = fastest(self._plain, float8=float8)
-        self._output: CrossKVProjection | Unprojected | None = Unprojected()
+        self._output: CrossKVProjection | Unprojected = Unprojected()
         if payload == "cross_kv":
             scales = None if kv_dtype is None else kv_scales(checkpoint, kv_dtype)
             self._output = CrossKVProjection(checkpoint, torch_dtype, device, scales)
@@ -135,20 +134,11 @@ class WindowEncoder:
         if not (has_triton() and scatters(paged)):
             logger.warning("our kernels are not used: the encoder runs without CUDA graphs")
             return
-        output: CrossKVProjection | Unprojected | WholeWindows | None = self._output
-        assert output is not None
-        self._output = None  # a product's weights go, once `WholeWindows` has its own
-        if isinstance(output, CrossKVProjection) and self._takes_whole_windows(pool):
-            output = WholeWindows(output.fused(), pool, max_batch)
         self._static = StaticEncoder(
-            self._mel, self._encoder, output, paged, max_batch, stream, contexts
+            self._mel, self._encoder, self._output, paged, max_batch, stream, contexts
         )
         self._static.look()
         logger.info("%d CUDA graphs of the encoder", len(self._static.graphs))
-
-    def _takes_whole_windows(self, pool: Tensor) -> bool:
-        """Whether a product can write K/V to these pages; else they are scattered."""
-        return pool.dtype == TORCH_DTYPES[self.dtype] and pool.shape[3] == self._dims.n_audio_ctx
 
     @torch.inference_mode()
     def __call__(
@@ -176,7 +166,6 @@ class WindowEncoder:
         """
         if self._static is not None:
             return self._static(windows, pages, file_mels, context)
-        assert self._output is not None
         projection, paged = self._output, _as_paged(pool)
         n_frames = MEL_PER_POSITION * (context or self._dims.n_audio_ctx)
         if self._stream is None:

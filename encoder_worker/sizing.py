@@ -13,7 +13,6 @@ from cluster.common.model.device import resolve_dtype
 from cluster.common.model.dims import ModelDims, cross_kv_shapes, encoder_shapes
 from cluster.common.settings import EncoderSettings, Settings
 from encoder_worker.engine import auto_batch
-from encoder_worker.gpu.static_encoder import PAD
 from encoder_worker.mel import ROW_SAMPLES
 
 POOL_BATCHES = 4  # batches that the export pool holds at most: published KV is soon read
@@ -78,12 +77,5 @@ def _needs(settings: Settings, dims: ModelDims, device: str) -> dict[str, int]:
     kv_width = 2 * dims.n_text_layer * dims.n_text_state
     projected = min(max_batch, WINDOWS_AT_ONCE) * frames * kv_width * item
     mel = max_batch * (4 * _MEL_FLOATS + 3 * 4 * ROW_SAMPLES)
-    needs = {
-        "weights": weight_bytes(dims, dtype),
-        f"batches of {max_batch}": layer + projected + mel,
-    }
-    if settings.page_frames == frames:
-        # The states of a batch. While what writes KV into such pages is made its weights are there
-        # twice; then nothing of a batch's working memory is yet.
-        needs["whole-window pages"] = max_batch * frames * (d + PAD) * item
-    return needs
+    batches = layer + projected + mel
+    return {"weights": weight_bytes(dims, dtype), f"batches of {max_batch}": batches}

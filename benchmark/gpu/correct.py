@@ -65,7 +65,6 @@ class Way:
     """An encoder and its pages. error: of the KV's norm, against float32."""
 
     name: str
-    page_frames: int = PAGE_FRAMES
     float8: bool = False
     kv_dtype: str = ""  # of the pool; empty: the encoder's
     error: float = KV_ERROR
@@ -73,7 +72,6 @@ class Way:
 
 WAYS = (
     Way("encoder"),
-    Way("whole-window pages", page_frames=1500),
     Way("KV in 8 bits", kv_dtype=FLOAT8, error=KV_ERROR_OF_8_BITS),
     Way("encoder in 8 bits", float8=True, error=KV_ERROR_OF_8_BITS),
 )
@@ -81,9 +79,9 @@ WAYS = (
 
 def _check_encoder(rig: Rig, checkpoint: Checkpoint, way: Way, record: Record) -> list[str]:
     """Compare graphs in the served dtype with an eager float32 encoder, in uneven batches."""
-    n_pages = 1500 // way.page_frames
-    served = kv_layout(checkpoint, way.page_frames, way.kv_dtype or rig.dtype)
-    exact = kv_layout(checkpoint, way.page_frames, "float32")
+    n_pages = 1500 // PAGE_FRAMES
+    served = kv_layout(checkpoint, PAGE_FRAMES, way.kv_dtype or rig.dtype)
+    exact = kv_layout(checkpoint, PAGE_FRAMES, "float32")
     kv_dtype: torch.dtype = getattr(torch, served.dtype)  # decides how KV is scaled in its pages
     fast = WindowEncoder(checkpoint, rig.dtype, rig.device, kv_dtype=kv_dtype, float8=way.float8)
     plain = WindowEncoder(checkpoint, "float32", rig.device, kv_dtype=kv_dtype)

@@ -95,7 +95,6 @@ def encoder(rig: Rig, clock: Clock, record: Record) -> None:
         record(f"{name}: of a window, ms", {part: 1000 * s for part, s in parts.items()})
         ways: dict[str, PageLayout] = {
             "pages of 125": kv_layout(checkpoint, PAGE_FRAMES, rig.dtype),
-            "whole-window pages": kv_layout(checkpoint, 1500, rig.dtype),
             "states alone": states_layout(checkpoint, rig.dtype),
         }
         for way, layout in ways.items():

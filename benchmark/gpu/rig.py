@@ -147,10 +147,10 @@ class Pair:
     decoder: DecoderEngine
     prepare_s: float  # to load, compile and capture
 
-    async def transcribe(self, pcm: NDArray[np.int16], n_tokens: int, context: int = 0) -> Served:
-        """One request, from samples to text; context: as in `EncodeRequest`."""
+    async def transcribe(self, pcm: NDArray[np.int16], n_tokens: int) -> Served:
+        """One request, from samples to text."""
         begun = time.perf_counter()
-        handle = await self.encode(pcm, context)
+        handle = await self.encode(pcm)
         first: list[float] = []
 
         def on_token(token: SampledToken) -> None:  # on the engine's thread
@@ -163,9 +163,9 @@ class Pair:
             raise RuntimeError(f"{len(result.tokens)} tokens came of {n_tokens}")
         return Served(begun, time.perf_counter(), first[0], result.timings)
 
-    async def encode(self, pcm: NDArray[np.int16], context: int = 0) -> CrossKVHandle:
+    async def encode(self, pcm: NDArray[np.int16]) -> CrossKVHandle:
         """Encode one window; the handle is leased."""
-        request = EncodeRequest("r", 0, 0, pcm, PATIENCE_S, context=context)
+        request = EncodeRequest("r", 0, 0, pcm, PATIENCE_S)
         return (await asyncio.wrap_future(self.encoder.submit(request))).handle
 
 

@@ -52,7 +52,7 @@ class FlashInfer:
             assert n_sharing == 1
             return PromptAttention(*self._prefill_tables(n_rows, n_tokens), n_rows, n_tokens)
         own, cross = self._pools
-        steps = StepTable(own, *self._common, n_rows, is_own=True)
+        steps = StepTable(own, *self._common, n_rows)
         if n_sharing == 1:
             return StepAttention(steps, StepTable(cross, *self._common, n_rows), n_rows)
         windows = PrefillTable(cross, *self._common, n_rows // n_sharing, n_sharing)

@@ -36,67 +36,7 @@ from decoder_worker.attention.operators import (
 )
 
 N_PINNED = 8  # plans whose copies may be on their way, of 8 MB each; a launch has two or four
-SPLIT_FRAMES = 125  # of a larger page: kernels share out a window by its pages
 BACKEND = "fa2"  # not "auto": it takes any page size and fp8 pages under bf16 queries
-
-
-class SplitPages:
-    """A pool's pages in `parts` parts each; with one part the pool as it is.
-
-    Kernels share out a window's frames among the device by its pages, so a page per window would
-    leave most of a GPU idle in a small batch. A layer's K in such a page is one contiguous run of
-    frames; its parts are pages too, as far apart as a part is long. Nothing is copied.
-    """
-
-    def __init__(self, pool: Tensor, parts: int) -> None:
-        """pool: [page, layer, 2, page size, head, head_dim], contiguous; parts divide the size."""
-        n_pages, n_layer, _, page_size, n_head, head_dim = pool.shape
-        self._parts = parts
-        self.page_size = page_size // parts
-        self.n_pages = n_pages * parts
-        self._known: tuple[PagedKV, PagedKV] | None = None
-        if parts == 1:
-            self.layers = [(pool[:, layer, 0], pool[:, layer, 1]) for layer in range(n_layer)]
-            return
-        self._stride = 2 * n_layer * parts  # parts from a page to the next
-        flat = pool.view(-1, self.page_size, n_head, head_dim)
-        n = len(flat) - self._stride + parts  # up to the last part of any layer's K or V
-        begins = [parts * block for block in range(2 * n_layer)]
-        blocks = [flat[begin : begin + n] for begin in begins]
-        self.layers = list(zip(blocks[::2], blocks[1::2], strict=True))
-
-    def table(self, kv: PagedKV) -> PagedKV:
-        """The same entries over the parts; the same object for the same object.
-
-        Example: a window of 1500 frames in page 3 of a pool of 2 layers, in 12 parts of 125, has
-        the parts 144 to 155, since a page has 48 of them.
-        """
-        if self._parts == 1:
-            return kv
-        if self._known is None or self._known[0] is not kv:
-            self._known = (kv, self._of_parts(kv))
-        return self._known[1]
-
-    def _of_parts(self, kv: PagedKV) -> PagedKV:
-        whole = self.page_size * self._parts
-        lengths = (kv.kv_indptr.diff() - 1) * whole + kv.kv_last_page_len
-        counts = (lengths + self.page_size - 1) // self.page_size
-        indptr = torch.cat((counts.new_zeros(1), counts.cumsum(0))).int()
-        entries = torch.arange(len(counts)).repeat_interleave(counts)
-        place = torch.arange(int(indptr[-1])) - indptr[entries]  # among the entry's parts
-        pages = kv.kv_indices[kv.kv_indptr[entries] + place // self._parts]
-        return PagedKV(
-            qo_indptr=kv.qo_indptr,
-            kv_indptr=indptr,
-            kv_indices=(pages * self._stride + place % self._parts).int(),
-            kv_last_page_len=(lengths - (counts - 1) * self.page_size).int(),
-        )
-
-
-def parts_of(pool: Tensor) -> int:
-    """Into how many parts of `SPLIT_FRAMES` a pool's pages can be split; 1 where they cannot."""
-    page_frames = pool.shape[3]
-    return page_frames // SPLIT_FRAMES if page_frames % SPLIT_FRAMES == 0 else 1
 
 
 class PinnedPlans:
@@ -133,25 +73,18 @@ class Table:
     _wrapper: Any
 
     def __init__(
-        self,
-        pool: Tensor,
-        dtype: torch.dtype,
-        workspace: Tensor,
-        plans: PinnedPlans,
-        *,
-        is_own: bool,
+        self, pool: Tensor, dtype: torch.dtype, workspace: Tensor, plans: PinnedPlans
     ) -> None:
-        """dtype: of queries. is_own: of self-attention, whose pages are short as they are."""
+        """dtype: of queries."""
         self.device = pool.device
         self._plans = plans
         self._workspace = workspace
         n_head, head_dim = pool.shape[4:]
-        self._split = SplitPages(pool, 1 if is_own else parts_of(pool))
-        self.page_size = self._split.page_size
+        self.page_size = pool.shape[3]
         self._sizes = (n_head, n_head, head_dim, self.page_size)  # as every plan takes them
         self._dtypes = {"q_data_type": dtype, "kv_data_type": pool.dtype}
         self._pool = pool
-        self._layers = self._split.layers
+        self._layers = [(pool[:, layer, 0], pool[:, layer, 1]) for layer in range(pool.shape[1])]
         self.indptr = self.indices = self.last_page_len = torch.empty(0)  # int32, set below
         self._kv: PagedKV | None = None  # planned last
 
@@ -163,7 +96,6 @@ class Table:
 
     def plan(self, kv: PagedKV, is_same: Callable[[PagedKV, PagedKV], bool] | None = None) -> bool:
         """Plan, and bring the table to the device; False when the last one will do."""
-        kv = self._split.table(kv)
         if self._kv is not None and is_same is not None and is_same(self._kv, kv):
             return False
         self._plans.plan(self._wrapper, partial(self._plan, kv))
@@ -219,10 +151,10 @@ class PrefillTable(Table):
         *,
         is_own: bool = False,
     ) -> None:
-        super().__init__(pool, dtype, workspace, plans, is_own=is_own)
+        super().__init__(pool, dtype, workspace, plans)
         buffers: dict[str, Tensor] = {}
         if n_rows:
-            self._make_buffers(n_rows, self._split.n_pages)
+            self._make_buffers(n_rows, len(self._pool))
             buffers = {
                 "qo_indptr_buf": torch.zeros_like(self.indptr),
                 "paged_kv_indptr_buf": self.indptr,
@@ -260,11 +192,9 @@ class StepTable(Table):
         workspace: Tensor,
         plans: PinnedPlans,
         n_rows: int,
-        *,
-        is_own: bool = False,
     ) -> None:
-        super().__init__(pool, dtype, workspace, plans, is_own=is_own)
-        self._make_buffers(n_rows, self._split.n_pages)
+        super().__init__(pool, dtype, workspace, plans)
+        self._make_buffers(n_rows, len(self._pool))
         self._wrapper = BatchDecodeWithPagedKVCacheWrapper(
             workspace,
             "NHD",

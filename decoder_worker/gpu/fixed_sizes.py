@@ -14,6 +14,7 @@ from collections.abc import Callable, Sequence
 import torch
 from torch import Tensor
 
+from cluster.common.kernels.gpu.self_check import GRAPHS, is_right
 from cluster.common.kv.layout import PageLayout
 from cluster.common.kv.pool import PagePool
 from cluster.common.model.text.tokenizer import WhisperTokenizer
@@ -102,13 +103,19 @@ class FixedSizes:
         """Capture every bucket, unless graphs are found wrong; before the first launch."""
         every = (*self._steps.values(), *self._prompts.values(), self._languages)
         capture = capture_on(self._slots.device)
-        for buckets in every:
-            buckets.capture_all(*self._window, capture)
-        if capture is call_again:
-            return
-        if not all(buckets.look(self._slots.table) for buckets in every):
+
+        def captured() -> list[Tensor]:
             for buckets in every:
-                buckets.capture_all(*self._window, call_again)
+                buckets.capture_all(*self._window, capture)
+            return []
+
+        if capture is call_again:
+            captured()
+        elif not (
+            is_right(GRAPHS, captured, list) and all(one.look(self._slots.table) for one in every)
+        ):
+            capture = call_again
+            captured()
 
     def languages(
         self,

@@ -22,7 +22,6 @@ from cluster.common.kernels.gpu.operators import scatter_pages
 from cluster.common.kernels.gpu.self_check import GRAPHS, is_right, noise
 from cluster.common.kv.cross_kv import WINDOWS_AT_ONCE, CrossKVProjection, Unprojected
 from cluster.common.messages import FileMel
-from cluster.common.model.layers import Linear
 from cluster.common.model.streams import (
     Body,
     capture,
@@ -47,7 +46,6 @@ ATTENTION = [
     SDPBackend.MATH,
 ]
 EVERY_SIZE_TO = 16  # five windows in a graph for eight would cost as much as eight
-PAD = 8  # columns for the bias: products want multiples of 16 bytes
 
 # Returns when a launched batch is in its pages; raises what went wrong on the device.
 Wait = Callable[[], None]
@@ -96,7 +94,7 @@ class StaticEncoder:
         self,
         mel: LogMel,
         encoder: Encoder,
-        projection: CrossKVProjection | Unprojected | WholeWindows,
+        projection: CrossKVProjection | Unprojected,
         pool: Tensor,
         max_batch: int,
         stream: torch.cuda.Stream | None = None,
@@ -105,7 +103,6 @@ class StaticEncoder:
         """Capture a graph for each batch size up to `max_batch`, with each context.
 
         Args:
-            projection: `WholeWindows` is over the same pool.
             pool: [n_pages, L, 2, page_frames, H, Dh]; it must outlive this.
             stream: where graphs are captured and replayed; None on a CPU.
             contexts: encoder positions that windows may have, beside the checkpoint's n_audio_ctx.
@@ -124,7 +121,8 @@ class StaticEncoder:
         if stream is not None:
             synchronize(pool.device)  # weights were loaded on another stream
             with torch.inference_mode(), sdpa_kernel(ATTENTION, set_priority=True):
-                self._capture(stream)
+                if not is_right(GRAPHS, partial(self._capture, stream), list):
+                    self.graphs.clear()
 
     @torch.inference_mode()
     def __call__(
@@ -140,8 +138,6 @@ class StaticEncoder:
         with on_stream(self._stream):
             self._staging.put(windows, pages, slices, shape.windows)
             self.graphs.get(shape, partial(self._compute, shape))()
-            if isinstance(self._projection, WholeWindows):
-                self._projection.write([own[0] for own in pages], shape.positions)
         return already_done if self._stream is None else waiter_for(self._stream)
 
     @torch.inference_mode()
@@ -152,7 +148,7 @@ class StaticEncoder:
         window's pages.
         """
         shapes = [shape for shape in self.graphs if shape.windows == 1]
-        shapes += [max(self.graphs, key=lambda s: s.windows * s.positions)] * bool(self.graphs)
+        shapes += sorted(self.graphs, key=lambda s: s.windows * s.positions)[-1:]
         pcm = noise(ROW_SAMPLES, scale=0.1).numpy()
         with on_stream(self._stream):
             for shape in shapes:
@@ -165,9 +161,6 @@ class StaticEncoder:
 
     def _after(self, run: Body, n_pages: int) -> list[Tensor]:
         """What a way leaves of the first window."""
-        if isinstance(self._projection, WholeWindows):
-            run()
-            return [self._projection.kept().clone()]
         self._pool[:n_pages].zero_()
         run()
         return [self._pool[:n_pages].clone()]
@@ -176,8 +169,8 @@ class StaticEncoder:
         """The smallest size for so many windows. Positions stay: texts depend on how many."""
         return BatchShape(positions, next(size for size in self._sizes if size >= windows))
 
-    def _capture(self, stream: torch.cuda.Stream) -> None:
-        """Capture every shape; what cannot be captured is run eagerly, and logged.
+    def _capture(self, stream: torch.cuda.Stream) -> list[Tensor]:
+        """Capture every shape.
 
         The largest comes first: the others then live in its memory. They may share it, since
         they run one after another on one stream.
@@ -187,69 +180,16 @@ class StaticEncoder:
             body = partial(self._compute, shape)
             with on_stream(stream):
                 warm_up(body)
-                try:
-                    self.graphs[shape] = capture(body, memory)
-                except torch.OutOfMemoryError:
-                    raise
-                except RuntimeError as error:
-                    logger.warning("no CUDA graph for %s, it runs eagerly: %s", shape, error)
+                self.graphs[shape] = capture(body, memory)
+        return []
 
     def _compute(self, shape: BatchShape) -> None:
-        """From the static inputs of `shape.windows` rows to the pages, or to `WholeWindows`."""
+        """From the static inputs of `shape.windows` rows to the pages."""
         inputs = self._staging.inputs.first(shape.windows)
         mel = self._mel(inputs.pcm, inputs.marks)[:, :, : 2 * shape.positions]
         states = self._encoder(mel)
-        if isinstance(self._projection, WholeWindows):
-            self._projection.keep(states)
-            return
         n_pages = -(-shape.positions // self._pool.shape[3])
         table = inputs.pages[:, :n_pages].contiguous()
         for begin in range(0, shape.windows, WINDOWS_AT_ONCE):
             part = slice(begin, begin + WINDOWS_AT_ONCE)
             scatter_pages(self._projection.project(states[part]), self._pool, table[part])
-
-
-class WholeWindows:
-    """Cross-attention K and V of whole windows, written into their pages by the product itself.
-
-    With a page per window each layer's K or V is one contiguous block, so a batched product can
-    write where a reader will look: a third of the traffic of a product that is scattered afterwards
-    (246 MB instead of 737 for a window of large-v3). Where the pages are is known to the host
-    alone, so this is launched behind the graph, which leaves the states in a buffer. Biases are
-    rows of the weights, with a column of ones in that buffer: a product that adds to its result
-    would read it first. Over one pool; in the order of one stream.
-    """
-
-    def __init__(self, fused: Linear, pool: Tensor, max_batch: int) -> None:
-        """Copies the weights, in another order.
-
-        Args:
-            fused: K's and V's products of all layers as one, in the pool's dtype.
-            pool: [n_pages, L, 2, n_audio_ctx, H, Dh]; it must outlive this.
-        """
-        assert fused.bias is not None  # V has one
-        n_blocks = pool.shape[1] * pool.shape[2]
-        n_out, n = fused.weight.shape
-        d = n_out // n_blocks
-        self._pool = pool
-        self._weight = pool.new_zeros(n_blocks, n + PAD, d)
-        self._weight[:, :n] = fused.weight.view(-1, d, n).transpose(1, 2)
-        self._weight[:, n] = fused.bias.view(-1, d)
-        self._rows = pool.new_zeros(max_batch, pool.shape[3], n + PAD)
-        self._rows[:, :, n] = 1
-
-    def keep(self, states: Tensor) -> None:
-        """states [B, T, n_audio_state], for `write`; a graph may hold it."""
-        n_windows, n_frames, n = states.shape
-        self._rows[:n_windows, :n_frames, :n].copy_(states)
-
-    def kept(self) -> Tensor:
-        """The first window's, [n_audio_ctx, n_audio_state]."""
-        return self._rows[0, :, :-PAD]
-
-    def write(self, pages: Sequence[int], n_frames: int) -> None:
-        """Project the first windows that were kept, each into its page. Mutates the pool."""
-        for rows, page in zip(self._rows, pages, strict=False):
-            blocks = self._pool[page].flatten(0, 1).flatten(2)[:, :n_frames]  # [L * 2, T, d]
-            alike = rows[:n_frames].expand(len(blocks), -1, -1)
-            torch.bmm(alike, self._weight, out=blocks)

@@ -18,7 +18,7 @@ from cluster.common.kernels.gpu.operators import page_table, scatter_pages, stor
 from cluster.common.model.checkpoint import Checkpoint
 from cluster.common.model.dims import cross_kv_shapes
 from cluster.common.model.kv_scales import KVScales
-from cluster.common.model.layers import Linear, as_loaded, packer
+from cluster.common.model.layers import Linear, packer
 from cluster.common.model.weights import load_tensors
 
 WINDOWS_AT_ONCE = 4  # on a GPU: rows enough for a fast product, whose result is 983 MB for large-v3
@@ -72,10 +72,6 @@ class CrossKVProjection:
         for first in range(0, len(states), at_once):
             part = slice(first, first + at_once)
             scatter_pages(self.project(states[part]), pool, table[part])
-
-    def fused(self) -> Linear:
-        (product,) = self._products
-        return as_loaded(product)
 
     def write_rows(self, page: Tensor, states: Tensor, begin: int) -> None:
         """Project states [n, n_audio_state], frames from `begin` on, to page [L, 2, T, H, Dh]."""

@@ -112,8 +112,8 @@ class Settings(FrozenModel):
     page_frames: int = Field(
         0,
         ge=0,
-        description="encoder frames in a KV page; 0: by device; 1500 on a GPU saves one kernel, "
-        "but a trimmed window then takes the memory of a whole one",
+        description="encoder frames in a KV page; 0: by device; with 1500 on a GPU a trimmed "
+        "window takes the memory of a whole one",
     )
     handoff: Handoff = Field(
         "cross_kv",

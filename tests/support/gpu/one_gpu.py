@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-from collections.abc import Iterator, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
 from dataclasses import dataclass, field, replace
 from functools import cache
@@ -165,4 +165,10 @@ def _nothing_is_found(values: str) -> AbstractContextManager[Any]:
     """Shapes alone cannot be compared."""
     if values == "cpu":
         return nullcontext()
-    return patch.object(self_check, "_fault", lambda *given: "")
+
+    def only_capture(way: str, compute: Callable[[], Any], plain: Callable[[], Any]) -> str:
+        if plain is list:  # there is nothing to compare with
+            compute()
+        return ""
+
+    return patch.object(self_check, "_fault", only_capture)

@@ -12,19 +12,17 @@ from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cluster.common.kernels.gpu.operators import NO_PAGE, TRITON, scatter_pages
 from cluster.common.kv.connect import kv_layout, states_layout
-from cluster.common.kv.cross_kv import CrossKVProjection, Unprojected, as_kv_pool, cross_kv_parts
+from cluster.common.kv.cross_kv import CrossKVProjection, Unprojected, as_kv_pool
 from cluster.common.messages import FileMel, Payload
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
-from cluster.common.model.layers import Linear
 from encoder_worker.forward import WindowEncoder
-from encoder_worker.gpu import static_encoder
 from encoder_worker.gpu.staging import Staging
-from encoder_worker.gpu.static_encoder import ATTENTION, StaticEncoder, WholeWindows, sizes_up_to
+from encoder_worker.gpu.static_encoder import ATTENTION, StaticEncoder, sizes_up_to
 from encoder_worker.mel import N_MARKS, ROW_SAMPLES, FixedLogMel, LogMel
 from encoder_worker.model import AudioEncoder, attention
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.gpu.triton_kernels import compiled, load_kernel
-from tests.support.references.hugging_face import assert_close, make_pcm
+from tests.support.references.hugging_face import make_pcm
 
 UNTOUCHED = -7.0
 WINDOWS = [make_pcm(seconds, seed) for seed, seconds in enumerate((0.0001, 4.9973, 29.995, 30.0))]
@@ -275,34 +273,3 @@ def test_the_kernel_on_a_gpu_equals_torch(page_frames: int, pool_dtype: torch.dt
     scatter_pages(kv, on_gpu, table.cuda())
     scatter_pages(kv.cpu(), expected, table)
     assert torch.equal(on_gpu.cpu().float(), expected.float())
-
-
-WHOLE = [make_pcm(seconds, seed) for seed, seconds in enumerate((0.5, 4.0, 29.9, 30.0))]
-
-
-@pytest.mark.parametrize(("dtype", "share"), [(torch.float32, 2e-5), (torch.bfloat16, 0.01)])
-@pytest.mark.parametrize("context", [1500, 320])
-def test_the_same_kv_lies_in_the_same_places(
-    checkpoint: Checkpoint,
-    context: int,
-    dtype: torch.dtype,
-    share: float,
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    """As scattered; other pages, and frames behind a shorter context, stay as they were."""
-    layout = kv_layout(checkpoint, 1500)
-    mel, encoder = LogMel(checkpoint.dims.n_mels), AudioEncoder(checkpoint, dtype)
-    scattered, written = (torch.zeros(5, *layout.page_shape, dtype=dtype) for _ in range(2))
-    fused = Linear.fused(cross_kv_parts(checkpoint, dtype, "cpu"))
-    projections = CrossKVProjection(checkpoint, dtype), WholeWindows(fused, written, 4)
-    for pool, projection in zip((scattered, written), projections, strict=True):
-        if isinstance(projection, WholeWindows):
-            monkeypatch.setattr(static_encoder, "scatter_pages", None)
-        static = StaticEncoder(mel, encoder, projection, pool, max_batch=4, contexts=(320,))
-        static(WHOLE, [[4], [1], [0], [3]])()  # leaves states behind
-        pool.fill_(UNTOUCHED)
-        static(WHOLE[:3], [[4], [0], [2]], context=context)()
-    assert_close("KV", written.float(), scattered.float(), share=share)
-    assert (written[[1, 3]] == UNTOUCHED).all()
-    assert (written[:, :, :, context:] == UNTOUCHED).all()
-    assert not (written[[4, 0, 2], :, :, :context] == UNTOUCHED).any()

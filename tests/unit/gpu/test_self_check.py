@@ -8,6 +8,7 @@ from __future__ import annotations
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
 from dataclasses import fields
+from functools import partial
 from types import ModuleType
 from typing import Any
 from unittest.mock import patch
@@ -33,7 +34,8 @@ from cluster.common.kv.connect import kv_layout
 from cluster.common.kv.pool import PagePool
 from cluster.common.messages import WorkerLoad
 from cluster.common.model.checkpoint import open_checkpoint
-from cluster.common.model.layers import Linear, as_it_is
+from cluster.common.model.layers import Linear
+from cluster.common.model.layers import as_it_is as as_loaded
 from cluster.serve import in_process
 from decoder_worker import backends
 from decoder_worker.attention import operators as attention
@@ -66,8 +68,8 @@ Operator = Callable[..., Any]
 def nothing_turned_off() -> Iterator[None]:
     with (
         patch.dict(turned_off, clear=True),
-        patch("encoder_worker.model.packer", lambda *args, **flags: as_it_is),
-        patch("decoder_worker.model.packer", lambda *args, **flags: as_it_is),
+        patch("encoder_worker.model.packer", lambda *args, **flags: as_loaded),
+        patch("decoder_worker.model.packer", lambda *args, **flags: as_loaded),
     ):
         yield
 
@@ -243,36 +245,40 @@ def test_a_wrong_choice_of_tokens_becomes_torchs() -> None:
 # ---- Graphs, and the pages that they write.
 
 
+def as_it_is(body: Callable[[], None]) -> Callable[[], None]:
+    return lambda: body()
+
+
 def stale(body: Callable[[], None]) -> Callable[[], None]:
     """A graph that leaves what the first run left."""
     return lambda: None
+
+
+def refused(body: Callable[[], None]) -> Callable[[], None]:
+    raise RuntimeError("operation not permitted when stream is capturing")
 
 
 def bucketed(setting: str, own: Tensor, cross: Tensor, threads: int, *, packed: bool) -> Attentions:
     return backends.torch_attention(own, cross, bucketed=True, packed=packed)
 
 
-def test_graphs_of_the_decoder_that_are_wrong_become_launches() -> None:
-    made = {}
-    for capture in (lambda body: lambda: body(), stale):
-        with (
-            patch.object(fixed_sizes, "capture_on", lambda device, c=capture: c),
-            patch.object(model_runners, "choose_attention", bucketed),
-        ):
-            bench = RunnerBench(cached_checkpoint(), 2, "cpu", "float32")
-        fixed = bench.runner._fixed
-        assert fixed is not None
-        replays = [
-            replay
-            for buckets in (*fixed._steps.values(), *fixed._prompts.values(), fixed._languages)
-            for bucket in buckets._buckets.values()
-            for replay in bucket.replays.values()
-        ]
-        made[capture is stale] = replays, dict(turned_off)
-    assert not made[False][1]
-    replays, off = made[True]
-    assert list(off) == [GRAPHS]
-    assert all(getattr(replay, "func", None) is not None for replay in replays), "of the stale ones"
+@pytest.mark.parametrize("capture", [as_it_is, stale, refused])
+def test_graphs_of_the_decoder_that_are_wrong_become_launches(capture: Any) -> None:
+    with (
+        patch.object(fixed_sizes, "capture_on", lambda device: capture),
+        patch.object(model_runners, "choose_attention", bucketed),
+    ):
+        fixed = RunnerBench(cached_checkpoint(), 2, "cpu", "float32").runner._fixed
+    assert fixed is not None
+    replays = [
+        replay
+        for buckets in (*fixed._steps.values(), *fixed._prompts.values(), fixed._languages)
+        for bucket in buckets._buckets.values()
+        for replay in bucket.replays.values()
+    ]
+    is_right = capture is as_it_is
+    assert list(turned_off) == [GRAPHS] * (not is_right)
+    assert all(isinstance(replay, partial) != is_right for replay in replays)
 
 
 @pytest.mark.parametrize("page_frames", [100, pytest.param(1500, marks=pytest.mark.slow)])
@@ -290,6 +296,7 @@ def test_graphs_of_the_encoder_that_are_wrong_become_launches(page_frames: int) 
     assert not turned_off
     static.graphs[static.shapes[0]] = lambda: None
     static.look()
+    static.look()  # where there are none
     assert not static.graphs
     assert list(turned_off) == [GRAPHS]
 

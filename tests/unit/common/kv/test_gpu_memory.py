@@ -17,7 +17,6 @@ from cluster.common.settings import DecoderSettings, EncoderSettings, Settings
 from cluster.serve.in_process import sized_together
 from decoder_worker import build as decoder_build
 from encoder_worker import sizing as encoder_sizing
-from encoder_worker.gpu.static_encoder import PAD
 
 LARGE_V3 = ModelDims(128, 51_866, 1500, 1280, 20, 32, 5120, 448, 1280, 20, 32, 5120)
 H200 = GpuBudget("NVIDIA H200", 140_000_000_000)
@@ -93,14 +92,6 @@ def test_on_a_gpu_the_batch_is_as_large_as_its_memory_allows(
     few = Settings(decoder=DecoderSettings(kv_windows=10))
     assert decoder_build.sized(few, CHECKPOINT, "cuda", budget).decoder.kv_windows == 10
     assert decoder_build.sized(Settings(), CHECKPOINT, "cpu", None).decoder.max_batch == 16
-
-
-def test_pages_of_a_window_each_take_the_states_of_a_batch_more() -> None:
-    """And no weights: there they take the place of the others."""
-    encoder = EncoderSettings(max_batch=16, export_windows=16)
-    whole, parts = (Settings(encoder=encoder, page_frames=n) for n in (1500, 125))
-    taken = [encoder_sizing.taken_bytes(one, CHECKPOINT, "cuda") for one in (whole, parts)]
-    assert taken[0] - taken[1] == 16 * 1500 * (1280 + PAD) * 2
 
 
 def test_pools_are_sized_for_what_travels() -> None:

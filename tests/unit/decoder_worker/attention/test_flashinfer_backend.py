@@ -110,32 +110,6 @@ def test_all_tables_share_a_few_pinned_buffers(backend: ModuleType) -> None:
     assert all(len(set(used[i : i + N_PINNED])) == N_PINNED for i in range(len(used) - N_PINNED))
 
 
-@pytest.mark.parametrize("n_tokens", [1, 4])
-def test_a_page_per_window_is_planned_as_its_parts(backend: ModuleType, n_tokens: int) -> None:
-    """So that a GPU shares out a window's frames also where few windows are attended to."""
-    own = torch.zeros(3, N_LAYER, 2, 8, N_HEAD, HEAD_DIM)
-    cross = torch.randn(4, N_LAYER, 2, 1500, N_HEAD, HEAD_DIM)
-    ours = backend.FlashInfer(own, cross).fixed(3, n_tokens)
-    reference = TorchAttention(own.clone(), cross)
-    for pages, frames in (([3, 0, 2], [1500, 320, 1]), ([1, 3, 0], [125, 126, 1499])):
-        batch = AttentionBatch(
-            PagedKV.make([n_tokens] * 3, [[0], [1], [2]], [n_tokens] * 3, 8),
-            PagedKV.make([n_tokens] * 3, [[page] for page in pages], frames, 1500),
-        )
-        ours.plan(batch)
-        reference.plan(batch)
-        q = torch.randn(3 * n_tokens, N_HEAD, HEAD_DIM)
-        for layer in range(N_LAYER):
-            looked = ours.cross_attention(layer, q)
-            torch.testing.assert_close(looked, reference.cross_attention(layer, q))
-    prefill, decode = (
-        fake.BatchPrefillWithPagedKVCacheWrapper,
-        fake.BatchDecodeWithPagedKVCacheWrapper,
-    )
-    wrapper = (decode if n_tokens == 1 else prefill).made[-1]
-    assert wrapper.counts == [1, 2, 12]
-
-
 def test_rows_that_share_a_window_are_queries_of_one_entry(backend: ModuleType) -> None:
     """Three beams of two windows: each window's pages are planned once, not once for each beam."""
     own, cross = make_pools(4, 20)
