@@ -13,7 +13,6 @@ import numpy as np
 
 from cluster.common.messages import (
     SAMPLE_RATE,
-    CrossKVHandle,
     DecodeOptions,
     DecodeRequest,
     DecodeResult,
@@ -23,7 +22,6 @@ from cluster.common.messages import (
     EncodeTimings,
     OnToken,
     SampledToken,
-    WorkerStatus,
 )
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.text.tokenizer import WhisperTokenizer
@@ -33,9 +31,9 @@ from cluster.planning.virtual_time import virtual_clock
 from router.api.params import TranscriptionParams
 from router.audio.windows import Window
 from router.interface import RequestContext, TranscriptionResult
-from router.pools import Unbounded
 from router.transcriber import RequestTranscriber
 from tests.support.checkpoints import cached_checkpoint
+from tests.support.requests import AnyPool, handle_of
 
 Fault = Callable[[int, int], Exception | None]  # (window, nth call for it) -> what to raise
 
@@ -83,7 +81,7 @@ class PlayedStream:
         return Window(index, index * 2 * SAMPLE_RATE, pcm)
 
 
-class PlayedPools(Unbounded):
+class PlayedPools(AnyPool):
     def __init__(self, tokenizer: WhisperTokenizer) -> None:
         self.tokenizer = tokenizer
         self.encode_fault: Fault = lambda window, nth: None
@@ -115,10 +113,7 @@ class PlayedPools(Unbounded):
         self.contexts.setdefault(request.window, []).append(request.context)
         if error := self.encode_fault(request.window, nth):
             raise error
-        handle = CrossKVHandle(
-            request.request_id, request.window, request.attempt, "agent", b"", "", (1,), 1,
-            request.context or 1500, 1, 1, f"lease-{request.window}-{nth}", 10.0,
-        )  # fmt: skip
+        handle = handle_of(request, f"lease-{request.window}-{nth}")
         return EncodeReply(handle, EncodeTimings(0.01, 0.02, 1), reused=self.reused)
 
     async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
@@ -160,9 +155,6 @@ class PlayedPools(Unbounded):
             DecodeTimings(0.01, 0.01, 100, "memory", 0.01, 0.01, 3),
             doubted=doubted,
         )  # fmt: skip
-
-    async def status(self) -> list[WorkerStatus]:
-        return []
 
 
 DIMS = open_checkpoint(str(cached_checkpoint("micro"))).dims

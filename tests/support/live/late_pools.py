@@ -20,7 +20,6 @@ from cluster.common.messages import (
     EncodeRequest,
     OnToken,
     Pcm,
-    WorkerStatus,
 )
 from cluster.common.metrics import ROUTER_METRICS, silent_recorder
 from cluster.common.settings import LivePolicy, Settings
@@ -29,8 +28,8 @@ from cluster.serve.in_process import LocalEngines, local_engines
 from cluster.serve.model_parts import make_live_engine
 from router.live.activity import VoiceActivity
 from router.live.interface import LiveConfig, TurnFailed
-from router.pools import Unbounded
 from tests.support.live.virtual_sessions import Told, at_once, converse
+from tests.support.requests import AnyPool
 
 
 @dataclass(frozen=True)
@@ -50,7 +49,7 @@ def background_engines(settings: Settings) -> Iterator[BackgroundEngines]:
         yield BackgroundEngines(engines, portal.call)
 
 
-class LatePools(Unbounded):
+class LatePools(AnyPool):
     """Inside of a virtual loop. late_s: of the nth encode. fault: of the nth decode."""
 
     def __init__(
@@ -76,9 +75,6 @@ class LatePools(Unbounded):
         if (error := self._fault(self._decodes)) is not None:
             raise error
         return self._call(self._decoders.decode, request, on_token)
-
-    async def status(self) -> list[WorkerStatus]:
-        return []
 
 
 def hear(

@@ -16,7 +16,6 @@ from numpy.typing import NDArray
 
 from cluster.common.messages import (
     SAMPLE_RATE,
-    CrossKVHandle,
     DecodeRequest,
     DecodeResult,
     DecodeTimings,
@@ -25,11 +24,10 @@ from cluster.common.messages import (
     EncodeTimings,
     OnToken,
     Pcm,
-    WorkerStatus,
 )
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from router.audio.vad import FRAME_SAMPLES, SpeechDetector, VadOptions
-from router.pools import Unbounded
+from tests.support.requests import AnyPool, handle_of
 
 Floats = NDArray[np.float32]
 
@@ -89,7 +87,7 @@ class SlowToHear(LoudIsSpeech):
         return np.array([min(self._before)], np.float32), h, c
 
 
-class PlayedListeners(Unbounded):
+class PlayedListeners(AnyPool):
     """Both pools: they hear the words in a window's samples, behind the forced tokens."""
 
     def __init__(self, tokenizer: WhisperTokenizer, words: Sequence[SpokenWord]) -> None:
@@ -115,10 +113,7 @@ class PlayedListeners(Unbounded):
         except asyncio.CancelledError:
             self.cancelled += 1
             raise
-        handle = CrossKVHandle(
-            request.request_id, request.window, request.attempt, "agent", b"", "", (1,), 1,
-            request.context or 1500, 1, 1, lease, 10.0,
-        )  # fmt: skip
+        handle = handle_of(request, lease)
         return EncodeReply(handle, EncodeTimings(0.0, 0.05, 1))
 
     async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
@@ -138,9 +133,6 @@ class PlayedListeners(Unbounded):
             compression_ratio=self.ratio(self.tokenizer.decode((*prefix, *tokens))),
             peak_positions=tuple(peaks) if request.options.peaks else None,
         )  # fmt: skip
-
-    async def status(self) -> list[WorkerStatus]:
-        return []
 
     def _heard(self, pcm: Pcm, prefix_tokens: Sequence[int]) -> tuple[list[int], list[int]]:
         begin = self.tokenizer.special.timestamp_begin

@@ -15,7 +15,6 @@ import pytest
 
 from cluster.common.errors import DeadlineExceededError, OverloadedError
 from cluster.common.messages import (
-    CrossKVHandle,
     DecodeRequest,
     DecodeResult,
     DecodeTimings,
@@ -25,7 +24,6 @@ from cluster.common.messages import (
     OnToken,
     QualityGates,
     SampledToken,
-    WorkerStatus,
 )
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.encoder_context import FULL
@@ -34,12 +32,11 @@ from cluster.common.settings import RouterSettings
 from router.api.params import SequentialOptions, TranscriptionParams
 from router.audio.pool import AudioPool
 from router.interface import RequestContext, TranscriptionResult, Update
-from router.pools import Unbounded
 from router.transcriber import RequestTranscriber
 from tests.support.audio.audio_pools import until
 from tests.support.audio.sounds import tone, write_wav
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.requests import request_context
+from tests.support.requests import AnyPool, handle_of, request_context
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # that of the shared `pool`
 
@@ -52,7 +49,7 @@ PARAMS = TranscriptionParams(
 FILE_S = 70.5
 
 
-class PlayedPools(Unbounded):
+class PlayedPools(AnyPool):
     """Both pools: each window says its number over 20 s, and a word that is not finished."""
 
     def __init__(self) -> None:
@@ -66,10 +63,7 @@ class PlayedPools(Unbounded):
 
     async def encode(self, request: EncodeRequest) -> EncodeReply:
         self.encoded.append(request)
-        handle = CrossKVHandle(
-            request.request_id, request.window, request.attempt, "agent", b"", "", (1,), 1, 1500,
-            1, 1, f"lease-{len(self.encoded)}", 10.0,
-        )  # fmt: skip
+        handle = handle_of(request, f"lease-{len(self.encoded)}")
         return EncodeReply(handle, EncodeTimings(0.0, 0.0, 1))
 
     async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
@@ -90,9 +84,6 @@ class PlayedPools(Unbounded):
             request.options.language or "de", 0.0, "stop",
             DecodeTimings(0.0, 0.0, 1, "memory", 0.0, 0.0, 1),
         )  # fmt: skip
-
-    async def status(self) -> list[WorkerStatus]:
-        return []
 
 
 @pytest.fixture(scope="module")
