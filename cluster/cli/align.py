@@ -51,7 +51,8 @@ def align(
     try:
         content = sys.stdin.read() if text == "-" else Path(text).read_text(encoding="utf-8")
     except (OSError, UnicodeDecodeError) as error:
-        raise InvalidRequestError(f"{text} cannot be read as a text: {error}") from error
+        why = getattr(error, "strerror", None) or error
+        raise InvalidRequestError(f"{text} cannot be read as a text: {why}") from error
     if not audio.is_file():
         raise InvalidRequestError(f"there is no file {audio}")
     form = {"text": content, "response_format": output_format}
@@ -59,7 +60,10 @@ def align(
         form["language"] = language
     model = model or (ALIAS if server else default_model())
     if not server:
-        check_audio(audio)
+        try:
+            check_audio(audio)
+        except InvalidRequestError as error:
+            raise InvalidRequestError(f"{audio}: {error.message}") from error
         ask_before_download(model, yes=yes)
     target = Target(server, api_key, device)
     do = align_through_server if server else align_in_process

@@ -196,7 +196,7 @@ async def application_settings() -> Told:
         ) from error
     except (TimeoutError, WorkerGoneError) as error:
         raise ConfigurationError(
-            f"the routers of '{APP_NAME}' do not tell their settings: {error or 'no answer'}"
+            f"the routers of '{APP_NAME}' do not tell their settings: {str(error) or 'no answer'}"
         ) from error
     return told
 

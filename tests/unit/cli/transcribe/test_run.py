@@ -131,8 +131,10 @@ def test_what_is_no_audio_is_not_aligned_with_a_model(
     monkeypatch.setattr("cluster.serve.in_process.local_transcriber", pytest.fail)
     note = tmp_path / "note.txt"
     note.write_text("To do: nothing.")
-    with pytest.raises(InvalidAudioError, match="Invalid file format"):
+    with pytest.raises(InvalidRequestError, match=r"note\.txt: Invalid file format"):
         align(note, str(note), model="demo")
+    with pytest.raises(InvalidRequestError, match=r"as a text: No such file or directory$"):
+        align(note, "none.txt", model="demo")
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(
