@@ -10,6 +10,7 @@ import asyncio
 import math
 from collections.abc import Callable, Collection, Sequence
 from dataclasses import replace
+from functools import partial
 from pathlib import Path
 
 import numpy as np
@@ -34,7 +35,6 @@ from router.alignment import AlignmentRun
 from router.api.params import TranscriptionParams
 from router.audio.pool import AudioPool
 from router.audio.stream import AudioStream
-from router.diarization import find_turns
 from router.interface import PoolHealth, RequestContext, TranscriptionResult
 from router.known_text import aligned_transcript, given_words, said_parts
 from router.parallel import ParallelRun
@@ -42,16 +42,12 @@ from router.pipeline import Pipeline, RequestRun, WindowAudio
 from router.pools import DecoderClient, EncoderClient
 from router.seeking import Seeker, TextContext
 from router.sequential import SequentialRun
-from router.speaking import channels_of, transcribe_channels, transcribe_voices
+from router.speakers.channels import channels_of, transcribe_channels
+from router.speakers.voices import NO_SPEAKER_MODEL, find_turns, transcribe_voices
 from router.transcript import HeardPart, Transcript
 from router.transcript_builder import TranscriptBuilder
 
 AROUND_TEXT = 5  # tokens of a window's text context beside a known text
-NO_SPEAKER_MODEL = (
-    "this server cannot tell voices apart, as it has no speaker model: its operator can set "
-    "'speakers.model' to the ONNX file of a speaker embedding network. Where each speaker has a "
-    "channel of the file, send 'channels=separate', which needs none"
-)
 
 
 class RequestTranscriber:
@@ -122,7 +118,7 @@ class RequestTranscriber:
                 param = "response_format" if asked else "diarize"
                 raise UnsupportedValueError(NO_SPEAKER_MODEL, param=param)
             turns = find_turns(self._audio, upload, speakers, context)
-            return await transcribe_voices(run, one, turns, words=params.words)
+            return await transcribe_voices(run, partial(one, None), turns, words=params.words)
         found = await self._audio.survey(upload, context)
         run.timings.audio_s += found.decode_s
         return await transcribe_channels(

@@ -4,21 +4,24 @@
     python -m benchmark.accuracy.speakers --folder DIR [--model FILE]
 
 Makes conversations of 2 to 6 of 18 synthetic voices, with pauses and noise; pitch and rate change
-from utterance to utterance. --folder takes recordings with an RTTM file of the same name beside
-each instead. Prints the diarization error rate without a collar (pyannote.metrics, of the extra
-bench) and how often the count is right, beside a clustering by mean pitch that is told the count,
-one label for all, and sherpa-onnx' clustering of the same vectors. Figures on synthetic voices say
-nothing of people.
+from utterance to utterance. --tuning takes the 20 other voices on which the clustering's constants
+were chosen, --folder recordings with an RTTM file of the same name beside each. Prints the
+diarization error rate without a collar (pyannote.metrics, of the extra bench) and how often the
+count is right, beside a clustering by mean pitch that is told the count, one label for all, and
+sherpa-onnx' clustering of the same vectors; of made conversations also cpWER, by the whole way of a
+request with the bundled model. Figures on synthetic voices say nothing of people.
 """
 
 from __future__ import annotations
 
+import asyncio
 import time
-from collections.abc import Callable, Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
 from statistics import fmean
+from tempfile import NamedTemporaryFile
 from typing import Any, TypeVar
 
 import numpy as np
@@ -34,15 +37,20 @@ from benchmark.shared.speech.synthesis import (
     SynthesisError,
     Synthesizer,
 )
-from benchmark.shared.speech.wav import to_pcm
+from benchmark.shared.speech.wav import to_pcm, wav_bytes
+from benchmark.shared.word_errors import WordErrors, count_by_speaker, normaliser
 from cluster.common.messages import SAMPLE_RATE, Pcm
 from cluster.common.settings import Settings, SpeakerSettings
+from cluster.serve.in_process import local_transcriber
+from router.api.params import SpeakerOptions, TranscriptionParams
 from router.audio.audio_file import AudioFile
+from router.audio.clustering import Count, Stretch, Turn, find_turns
+from router.audio.embedding import WINDOW_SAMPLES, SpeakerNetwork, Vectors, fingerprint
 from router.audio.protocol import AudioLimits
-from router.audio.vad import SpeechDetector
+from router.audio.vad import BLOCK_SAMPLES, SharedStream, SpeechDetector
 from router.audio.voices import Heard
-from router.speakers.clustering import Count, Stretch, Turn, find_turns
-from router.speakers.embedding import WINDOW_SAMPLES, SpeakerNetwork, Vectors, fingerprint
+from router.interface import RequestContext
+from router.transcriber import RequestTranscriber
 
 # espeak-ng's own variants, and the two voices of flite's that training leaves out.
 UNHEARD = (
@@ -50,52 +58,66 @@ UNHEARD = (
     "en-us+m2", "en-us+m5", "en-us+m7", "en-gb-scotland+m3", "en-us+Mario", "en-us+Jacky",
     "en-us+ed", "en-us+iven", "en-us+klatt2", "en-029+max", "slt", "rms",
 )  # fmt: skip
+TUNING = (
+    "en-us+f3", "en-gb-x-rp+f5", "en-us+Alicia", "en-us+Annie", "en-us+belinda", "en-us+steph",
+    "en-us+m1", "en-us+m4", "en-us+m6", "en-gb-scotland+m8", "en-us+Alex", "en-us+Gene",
+    "en-us+Lee", "en-us+adam", "en-us+klatt4", "en-029+rob", "en-us+aunty", "en-us+quincy",
+    "en-us+Hugo", "en-gb-x-rp+pablo",
+)  # fmt: skip
 COUNTS = (2, 3, 4, 5, 6)
 PITCH_HZ = (60, 400)
+REQUEST_S = 600.0
+SHERPA_THRESHOLD = 0.65
 T = TypeVar("T")
 
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """A recording and who speaks from when to when, in seconds."""
+    """A recording, and who speaks from when to when, in seconds. texts: of the same, if known."""
 
     name: str
     pcm: Pcm
     spoken: list[tuple[float, float, str]]
+    texts: list[str]
 
     @property
     def n_speakers(self) -> int:
         return len({speaker for _, _, speaker in self.spoken})
 
 
-def mixture(speaker: Synthesizer, n_voices: int, seconds: float, seed: str) -> Talk:
+def mixture(
+    speaker: Synthesizer, all_voices: Sequence[str], n_voices: int, seconds: float, seed: str
+) -> Talk:
     """A made conversation: turns of one to three utterances, each of its own pitch and rate."""
     rng = Random(f"speakers/{seed}")
-    voices = rng.sample(UNHEARD, n_voices)
+    voices = rng.sample(all_voices, n_voices)
     manners = {voice: (rng.randint(135, 185), 10 ** (rng.uniform(-8, 0) / 20)) for voice in voices}
     voice, at, end = voices[0], rng.uniform(0.2, 1.0), round(seconds * SAMPLE_RATE)
     audio = np.zeros(end, np.float32)
     spoken: list[tuple[float, float, str]] = []
+    texts: list[str] = []
     while True:
         for _ in range(rng.choice((1, 1, 2, 3))):
             rate, gain = manners[voice]
             own = round(rate * rng.uniform(0.88, 1.14))
             manner = Manner(voice, own, rng.randint(25, 75), rng.uniform(0.9, 1.1), 1.0)
             try:
-                said = speaker.speak(corpus.spoken_sentence(rng), manner).samples
+                text = corpus.spoken_sentence(rng)
+                said = speaker.speak(text, manner).samples
             except SynthesisError:
                 continue
             first = round(at * SAMPLE_RATE)
             if first + said.shape[0] > end:
                 noise = np.random.default_rng(rng.getrandbits(32)).standard_normal(end)
                 audio += (10 ** (rng.uniform(-70, -38) / 20) * noise).astype(np.float32)
-                return Talk(f"{n_voices} voices {seed}", to_pcm(audio), spoken)
+                return Talk(f"{n_voices} voices {seed}", to_pcm(audio), spoken, texts)
             audio[first : first + said.shape[0]] += gain * said.astype(np.float32) / 32768
             long_s, edge_s = said.shape[0] / SAMPLE_RATE, EDGE_FRAMES * FRAME_S
             spoken.append((at + edge_s, at + long_s - edge_s, voice))
+            texts.append(text)
             at += long_s + rng.uniform(0.1, 0.5)
         at += rng.uniform(0.0, 0.8)
-        voice = rng.choice([other for other in voices if other != voice])
+        voice = rng.choice([other for other in voices if other != voice] or voices)
 
 
 def recordings(folder: Path) -> Iterator[Talk]:
@@ -108,7 +130,7 @@ def recordings(folder: Path) -> Iterator[Talk]:
             kind, _, _, start, long, _, _, speaker, *_ = line.split()
             if kind == "SPEAKER":
                 spoken.append((float(start), float(start) + float(long), speaker))
-        yield Talk(rttm.stem, np.concatenate(list(AudioFile(audio, limits).blocks())), spoken)
+        yield Talk(rttm.stem, np.concatenate(list(AudioFile(audio, limits).blocks())), spoken, [])
 
 
 def result(steps: Generator[None, None, T]) -> T:
@@ -122,7 +144,7 @@ def result(steps: Generator[None, None, T]) -> T:
 
 
 class Stage:
-    """What an audio worker does for a recording, and how long it takes."""
+    """What an audio worker does for a recording, and how long that takes it beside cutting."""
 
     def __init__(self, settings: SpeakerSettings) -> None:
         self.detector = SpeechDetector()
@@ -131,8 +153,12 @@ class Stage:
         self.busy_s = 0.0
 
     def hear(self, pcm: Pcm) -> tuple[Vectors, list[Stretch]]:
+        shared = SharedStream(self.detector.stream())
+        reader = shared.reader()  # the transcription's, which hears the same blocks
+        for at in range(0, pcm.shape[0], BLOCK_SAMPLES):
+            reader.feed(pcm[at : at + BLOCK_SAMPLES])
         began_s = time.process_time()
-        heard = Heard(self.detector, self.network)
+        heard = Heard(self.detector, self.network, shared.reader())
         for at in range(0, pcm.shape[0], SAMPLE_RATE):
             for _ in heard.feed(pcm[at : at + SAMPLE_RATE]):
                 pass
@@ -141,7 +167,10 @@ class Stage:
         return vectors, heard.stretches
 
     def turns(self, vectors: Vectors, stretches: list[Stretch], n: int | None = None) -> list[Turn]:
-        return result(find_turns(vectors, stretches, Count(n or 1, n, self.threshold)))
+        began_s = time.process_time()
+        found = result(find_turns(vectors, stretches, Count(n or 1, n, self.threshold)))
+        self.busy_s += 0.0 if n else time.process_time() - began_s
+        return found
 
 
 def pitches(pcm: Pcm, stretches: list[Stretch]) -> npt.NDArray[np.float64]:
@@ -196,9 +225,41 @@ def ways(stage: Stage, talk: Talk) -> dict[str, list[Turn]]:
         import sherpa_onnx
     except ImportError:
         return found
-    options = sherpa_onnx.FastClusteringConfig(num_clusters=-1, threshold=stage.threshold)
+    options = sherpa_onnx.FastClusteringConfig(num_clusters=-1, threshold=SHERPA_THRESHOLD)
     labels = sherpa_onnx.FastClustering(options)(vectors)
     return found | {"sherpa-onnx' clustering": labelled(stretches, np.array(labels))}
+
+
+async def heard_by_speaker(talk: Talk, transcriber: RequestTranscriber) -> WordErrors:
+    """cpWER's errors of a made conversation, by the whole way of a request."""
+    asked = SpeakerOptions(by="voice")
+    params = TranscriptionParams("demo", language="en", words=True, speakers=asked)
+    with NamedTemporaryFile(suffix=".wav") as file:
+        file.write(wav_bytes(talk.pcm))
+        file.flush()
+        context = RequestContext.unlimited("benchmark", REQUEST_S)
+        answer = await transcriber.transcribe(Path(file.name), params, context)
+    said: dict[str, list[str]] = {}
+    heard: dict[str | None, list[str]] = {}
+    for (_, _, speaker), text in zip(talk.spoken, talk.texts, strict=True):
+        said.setdefault(speaker, []).append(text)
+    for segment in answer.transcript.segments:
+        heard.setdefault(segment.speaker, []).append(segment.text)
+    plain = normaliser("en")
+    return count_by_speaker(
+        *([plain(" ".join(texts)) for texts in by.values()] for by in (said, heard))
+    )
+
+
+async def errors_by_count(talks: Iterable[Talk]) -> dict[str, WordErrors]:
+    """By the number of speakers."""
+    found: dict[str, WordErrors] = {}
+    async with local_transcriber(Settings()) as transcriber:
+        for talk in talks:
+            counted = await heard_by_speaker(talk, transcriber)
+            n = str(talk.n_speakers)
+            found[n] = found.get(n, WordErrors()) + counted
+    return found
 
 
 def main() -> None:
@@ -206,6 +267,7 @@ def main() -> None:
     parser.add_argument("--model", default="demo", help="ONNX file, or 'demo'")
     parser.add_argument("--threshold", type=float, help="as speakers.threshold")
     parser.add_argument("--folder", type=Path, help="recordings and RTTM files")
+    parser.add_argument("--tuning", action="store_true", help="other voices than the measurement's")
     parser.add_argument("--mixtures", type=int, default=5, help="of each number of voices")
     parser.add_argument("--seconds", type=float, default=90.0, help="of a mixture")
     parser.add_argument("--out", type=Path, help="JSON file for the result")
@@ -213,14 +275,15 @@ def main() -> None:
     wanted = SpeakerSettings(model=asked.model, threshold=asked.threshold)
     settings = Settings(speakers=wanted).speaker_network()
     stage, speaker = Stage(settings), Synthesizer()
-    made: Callable[[], Iterator[Talk]] = lambda: (  # noqa: E731
-        mixture(speaker, n, asked.seconds, f"{i}/{n}")
-        for n in COUNTS
+    voices, kind = (TUNING, "tuning/") if asked.tuning else (UNHEARD, "")
+    made = [
+        mixture(speaker, voices, n, asked.seconds, f"{kind}{i}/{n}")
+        for n in (() if asked.folder else COUNTS)
         for i in range(asked.mixtures)
-    )
+    ]
     rates: dict[str, dict[str, list[tuple[float, bool]]]] = {}
     total_s = 0.0
-    for talk in recordings(asked.folder) if asked.folder else made():
+    for talk in recordings(asked.folder) if asked.folder else made:
         total_s += talk.pcm.shape[0] / SAMPLE_RATE
         for way, turns in ways(stage, talk).items():
             of_count = rates.setdefault(way, {}).setdefault(str(talk.n_speakers), [])
@@ -236,12 +299,14 @@ def main() -> None:
         }
         for way, by_count in rates.items()
     }
-    facts = {
+    facts: dict[str, Any] = {
         "model": fingerprint(Path(settings.model or "")),
         "threshold": settings.threshold,
         "audio_s": round(total_s),
         "cpu_ms_per_audio_s": round(1000 * stage.busy_s / total_s, 2),
     }
+    words = asyncio.run(errors_by_count(made)) if made else {}
+    facts["cpWER"] = {n: round(one.wer, 1) for n, one in sorted(words.items())}
     print_result("speakers", facts | figures, asked.out)
 
 

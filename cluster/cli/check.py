@@ -159,7 +159,7 @@ def _model() -> list[Row]:
 
 
 def _speakers() -> list[Row]:
-    from router.speakers.embedding import SpeakerNetwork, fingerprint
+    from router.audio.embedding import SpeakerNetwork, fingerprint
 
     model = load_settings().speaker_network().model
     if model is None:

@@ -19,9 +19,8 @@ from cluster.common.messages import QualityGates
 from router.api.documents import repeated
 from router.api.field import RequestField
 from router.api.kinds import SHOWN, shown
-from router.api.params import Operation, TranscriptionParams
+from router.api.params import Operation, TranscriptionParams, Way
 from router.api.request_fields import FIELDS, fields_of
-from router.speakers.options import Way
 
 Pairs = Iterable[tuple[str, str]]
 

@@ -2,15 +2,15 @@
 
 from __future__ import annotations
 
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from typing import Literal, get_args
 
 from cluster.common.messages import QualityGates, Task
-from router.speakers.options import NO_SPEAKERS, SpeakerOptions
 
 ResponseFormat = Literal["json", "text", "srt", "verbose_json", "vtt", "diarized_json"]
 Decoding = Literal["parallel", "sequential"]
 Operation = Literal["transcribe", "translate", "align"]  # one for each audio endpoint
+Way = Literal["voice", "channel"]  # how speakers are told apart
 
 RESPONSE_FORMATS: tuple[str, ...] = get_args(ResponseFormat)
 DECODINGS: tuple[str, ...] = get_args(Decoding)
@@ -35,6 +35,24 @@ class SequentialOptions:
     carry_initial_prompt: bool = False
     hallucination_silence_threshold: float | None = None
     clip_timestamps: tuple[float, ...] = ()  # start, end, start, ... in s; the last end may lack
+
+
+@dataclass(frozen=True, slots=True)
+class SpeakerOptions:
+    """How speakers are told apart.
+
+    by: their voices, or the channels of the file; None: they are not.
+    num_speakers, min_speakers, max_speakers: how many voices there are; None: that is found.
+    names: of known voices, each with the file in `references` that it is heard in; or of the
+        channels, in their order.
+    """
+
+    by: Way | None = None
+    num_speakers: int | None = None
+    min_speakers: int | None = None
+    max_speakers: int | None = None
+    names: tuple[str, ...] = ()
+    references: tuple[bytes, ...] = field(default=(), repr=False)
 
 
 @dataclass(frozen=True, slots=True)
@@ -67,7 +85,7 @@ class TranscriptionParams:
     stream_include_usage: bool = False  # events are also in vLLM's shape
     stream_continuous_usage_stats: bool = False  # with it: the usage in each
     known_lines: tuple[str, ...] = ()  # of a text whose times alone are asked for
-    speakers: SpeakerOptions = NO_SPEAKERS
+    speakers: SpeakerOptions = SpeakerOptions()
 
     @property
     def temperatures(self) -> tuple[float, ...]:

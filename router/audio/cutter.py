@@ -23,7 +23,9 @@ from cluster.common.messages import SAMPLE_RATE, WINDOW_SAMPLES, Pcm
 from router.audio.vad import (
     BLOCK_SAMPLES,
     FRAME_SAMPLES,
+    SharedReader,
     SpeechDetector,
+    SpeechStream,
     VadOptions,
     is_sure,
     runs,
@@ -40,10 +42,12 @@ class WindowCutter:
         detector: SpeechDetector,
         options: CutOptions | None = None,
         vad: VadOptions | None = None,
+        stream: SpeechStream | SharedReader | None = None,
     ) -> None:
+        """stream: of the detector; None: one of its own."""
         self._detector = detector
         self._vad = vad or detector.options
-        self._stream = detector.stream()
+        self._stream = stream or detector.stream()
         self._options = options or CutOptions()
         self._clip_samples = min(WINDOW_SAMPLES, samples(self._options.clip_s))
         self._incoming: list[Pcm] = []  # fed, and not yet in `_pcm`

@@ -83,6 +83,7 @@ class AudioPool:
             speaker_model=speakers.model if speakers else None,
             speaker_threshold=(speakers and speakers.threshold) or 0.0,
         )
+        self.known_limit = speakers.known_limit if speakers else 0
         self._upload_ids = itertools.count(1)
         self._workers: list[AudioProcess] = []
         self._waiting: deque[AudioStream] = deque()
@@ -210,7 +211,8 @@ class AudioPool:
             if able:
                 self._waiting.remove(stream)
                 if not stream.ended:
-                    min(able, key=lambda worker: worker.load).add(stream)
+                    others = [w for w in able if w.hears(stream.path)]
+                    min(others or able, key=lambda worker: worker.load).add(stream)
         n_uploads = len(self._waiting) + sum(len(worker.streams) for worker in self._workers)
         n_started = self._settings.audio_workers - self._n_reserve
         n_able = sum(worker.is_able for worker in self._workers)

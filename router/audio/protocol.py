@@ -33,9 +33,11 @@ from router.api.params import Chunking
 MAX_MESSAGE_BYTES = 65_536
 MAX_PCM_BYTES = 2 * WINDOW_SAMPLES
 MAX_TURNS = 1_000  # in one message
+MAX_VECTOR = 2_048  # components; what is known has at most 512
 _LARGEST = 2**40  # no count and no length comes near to it, and sums stay exact
 
 Count = Annotated[int, Field(ge=0, le=_LARGEST)]
+Component = Annotated[float, Field(ge=-1.01, le=1.01, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=_LARGEST, allow_inf_nan=False)]
 
 
@@ -98,6 +100,7 @@ class SpeakerSearch:
     references: tuple[tuple[str, str], ...] = ()  # name, file
     least: int = 1
     most: int | None = None
+    is_one: bool = False  # a piece of a live session: its voice is wanted, and no turns
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,6 +166,15 @@ class TurnsFound:
 
 
 @dataclass(frozen=True, slots=True)
+class VoiceFound:
+    """The vector of an upload's voice, of length 1, and how many samples of speech it is of."""
+
+    vector: Annotated[tuple[Component, ...], Field(max_length=MAX_VECTOR)]
+    n_samples: Count
+    kind: Literal["voice"] = "voice"
+
+
+@dataclass(frozen=True, slots=True)
 class Finished:
     """The upload is decoded to its end."""
 
@@ -193,7 +205,7 @@ class Failed:
         return found(self.message, param=self.param, code=self.code)
 
 
-UploadEvent = Opened | WindowFound | TurnsFound | Finished | Failed
+UploadEvent = Opened | WindowFound | TurnsFound | VoiceFound | Finished | Failed
 
 
 @dataclass(frozen=True, slots=True)

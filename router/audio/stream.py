@@ -23,6 +23,7 @@ from router.audio.protocol import (
     OpenUpload,
     TurnsFound,
     UploadReport,
+    VoiceFound,
     WindowFound,
 )
 from router.audio.windows import Window
@@ -51,6 +52,7 @@ class AudioStream:
         self.log_max = 0.0
         self.channels: tuple[int | None, ...] = ()
         self.turns: list[tuple[int, int, int]] = []
+        self.voice: tuple[tuple[float, ...], int] | None = None
         self.n_received = 0  # windows
         self.path = Path(upload.path)
         self.is_long = False  # set by the pool
@@ -117,6 +119,8 @@ class AudioStream:
                 self.n_received += 1
             case TurnsFound(turns):
                 self.turns += turns
+            case VoiceFound(vector, n_samples):
+                self.voice = vector, n_samples
             case Finished(n_samples, log_max, channels):
                 self.finished = True
                 self.duration_s = n_samples / SAMPLE_RATE

@@ -108,6 +108,36 @@ class SpeechStream:
         return probabilities
 
 
+class SharedStream:
+    """One pass through the model for all who hear the same audio, whoever is ahead.
+
+    Each of them feeds its own reader, and all the same blocks.
+    """
+
+    def __init__(self, stream: SpeechStream) -> None:
+        self.stream = stream
+        self.found: list[NDArray[np.float32]] = []  # of each block
+
+    def reader(self) -> SharedReader:
+        return SharedReader(self)
+
+
+class SharedReader:
+    """What one of them feeds, as if it were a stream of its own."""
+
+    def __init__(self, shared: SharedStream) -> None:
+        self._shared = shared
+        self._n_blocks = 0
+
+    def feed(self, pcm: Pcm) -> NDArray[np.float32]:
+        """As `SpeechStream.feed`."""
+        found, at = self._shared.found, self._n_blocks
+        self._n_blocks += 1
+        if at == len(found):
+            found.append(self._shared.stream.feed(pcm))
+        return found[at]
+
+
 def speech_mask(probabilities: NDArray[np.float32], options: VadOptions) -> NDArray[np.bool_]:
     """bool [n_frames]. Runs at or above `release` count, if they reach `threshold` and are long
     enough: the soft start and end of a word belong to it.

@@ -1,7 +1,7 @@
 """The speakers of an upload, found step by step in an audio worker beside the voice detector.
 
 The detector gives stretches of speech, the network a vector for each 1.5 s of them, and
-`router.speakers.clustering` the turns. No vector leaves this process.
+`router.audio.clustering` the turns. No vector leaves this process but those of a live session.
 """
 
 from __future__ import annotations
@@ -16,17 +16,8 @@ import numpy as np
 from cluster.common.errors import AudioTooShortError, InvalidAudioError, InvalidRequestError
 from cluster.common.messages import SAMPLE_RATE, Pcm
 from router.audio.audio_file import AudioFile
-from router.audio.protocol import (
-    MAX_TURNS,
-    AudioLimits,
-    Finished,
-    Opened,
-    SpeakerSearch,
-    TurnsFound,
-)
-from router.audio.vad import BLOCK_SAMPLES, FRAME_SAMPLES, SpeechDetector, runs, speech_mask
-from router.speakers.clustering import Count, Stretch, find_turns
-from router.speakers.embedding import (
+from router.audio.clustering import Count, Stretch, find_turns
+from router.audio.embedding import (
     BATCH,
     HOP_SAMPLES,
     Features,
@@ -34,20 +25,37 @@ from router.speakers.embedding import (
     Vectors,
     windows_of,
 )
+from router.audio.protocol import (
+    MAX_TURNS,
+    AudioLimits,
+    Finished,
+    Opened,
+    SpeakerSearch,
+    TurnsFound,
+    VoiceFound,
+)
+from router.audio.vad import (
+    BLOCK_SAMPLES,
+    FRAME_SAMPLES,
+    SharedReader,
+    SpeechDetector,
+    runs,
+    speech_mask,
+)
 
 MAX_STRETCH_FRAMES = 20 * HOP_SAMPLES // FRAME_SAMPLES  # 15 s: a longer one is cut
 # Of speech that has a speaker: stricter than where no word may be lost, so that pauses part turns.
 THRESHOLD, RELEASE = 0.5, 0.35
 REFERENCE_S = (1.2, 10.0)  # length of a known voice's recording, as OpenAI has it
 
-Event = Opened | TurnsFound | Finished | None
+Event = Opened | TurnsFound | VoiceFound | Finished | None
 
 
 class SpeechStretches:
     """Takes PCM block by block and gives each stretch of speech as soon as its end is certain."""
 
-    def __init__(self, detector: SpeechDetector) -> None:
-        self._stream = detector.stream()
+    def __init__(self, detector: SpeechDetector, reader: SharedReader | None = None) -> None:
+        self._stream = reader or detector.stream()
         self._vad = replace(detector.options, threshold=THRESHOLD, release=RELEASE)
         self._pcm: Pcm = np.empty(0, np.int16)
         self._probabilities = np.empty(0, np.float32)  # of the first frames of `_pcm`
@@ -95,10 +103,16 @@ class SpeechStretches:
 class Heard:
     """The vectors of what was fed, and the stretches of speech that they stand in."""
 
-    def __init__(self, detector: SpeechDetector, network: SpeakerNetwork) -> None:
+    def __init__(
+        self,
+        detector: SpeechDetector,
+        network: SpeakerNetwork,
+        reader: SharedReader | None = None,
+    ) -> None:
+        """reader: of a pass of the detector that others hear too."""
         self.stretches: list[Stretch] = []
         self.n_samples = 0
-        self._speech = SpeechStretches(detector)
+        self._speech = SpeechStretches(detector, reader)
         self._network = network
         self._waiting: list[Features] = []
         self._vectors: list[Vectors] = []
@@ -140,16 +154,21 @@ class Voices:
     network: SpeakerNetwork
     limits: AudioLimits
 
-    def turns_of(self, path: Path, search: SpeakerSearch) -> Generator[Event]:
+    def turns_of(
+        self, path: Path, search: SpeakerSearch, reader: SharedReader | None = None
+    ) -> Generator[Event]:
         """Work on one upload, step by step: `Opened`, its turns, `Finished`; None between steps.
 
         Raises:
             SplitscribeError: what `AudioFile` raises; InvalidAudioError for a reference.
         """
+        if search.is_one:
+            yield from self._voice_of(path)
+            return
         known = []
         for name, reference in search.references:
             known.append((yield from self._reference(name, Path(reference))))
-        heard = Heard(self.detector, self.network)
+        heard = Heard(self.detector, self.network, reader)
         with closing(AudioFile(path, self.limits)) as file:
             yield Opened(file.declared_s)
             for pcm in file.blocks():
@@ -160,6 +179,19 @@ class Voices:
         turns = yield from find_turns(vectors, heard.stretches, count, known)
         for at in range(0, len(turns), MAX_TURNS):
             yield TurnsFound(tuple(turns[at : at + MAX_TURNS]))
+        yield Finished(heard.n_samples)
+
+    def _voice_of(self, path: Path) -> Generator[Event]:
+        """`Opened`, the one voice of an upload that is a piece of a live session, `Finished`."""
+        yield Opened(None)
+        heard = Heard(self.detector, self.network)
+        with closing(AudioFile(path, self.limits)) as file:
+            for pcm in file.blocks():
+                yield from heard.feed(pcm)
+        vectors = yield from heard.finish()
+        if vectors.shape[0]:
+            n_speech = sum(stretch.end - stretch.start for stretch in heard.stretches)
+            yield VoiceFound(tuple(np.round(mean_of(vectors), 5).tolist()), n_speech)
         yield Finished(heard.n_samples)
 
     def _reference(self, name: str, path: Path) -> Generator[None, None, Vectors]:
@@ -185,8 +217,13 @@ class Voices:
         vectors = yield from heard.finish()
         if not vectors.shape[0]:
             raise _refused(name, "has no speech in it")
-        voice: Vectors = vectors.mean(axis=0)
-        return voice / np.linalg.norm(voice)
+        return mean_of(vectors)
+
+
+def mean_of(vectors: Vectors) -> Vectors:
+    """Their direction, [size], of length 1."""
+    voice: Vectors = vectors.mean(axis=0)
+    return voice / np.linalg.norm(voice)
 
 
 def _refused(name: str, why: str) -> InvalidAudioError:

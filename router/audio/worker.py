@@ -19,6 +19,7 @@ from contextlib import closing, suppress
 from dataclasses import dataclass, replace
 from multiprocessing.connection import Connection
 from pathlib import Path
+from weakref import WeakValueDictionary
 
 import numpy as np
 from numpy.lib.stride_tricks import sliding_window_view
@@ -34,6 +35,7 @@ from router.api.params import Chunking
 from router.audio.audio_file import AudioFile
 from router.audio.channels import ChannelSurvey
 from router.audio.cutter import WindowCutter
+from router.audio.embedding import SpeakerNetwork
 from router.audio.protocol import (
     MAX_STEP_S,
     Alive,
@@ -48,14 +50,14 @@ from router.audio.protocol import (
     UploadEvent,
     UploadReport,
     UploadSlot,
+    VoiceFound,
     WindowFound,
     pack,
     unpack_command,
 )
-from router.audio.vad import SpeechDetector
+from router.audio.vad import SharedReader, SharedStream, SpeechDetector
 from router.audio.voices import Voices
 from router.audio.windows import EARLY_CUTS, CutOptions, Pieces, Window
-from router.speakers.embedding import SpeakerNetwork
 
 MAX_MESSAGE_CHARS = 500
 FRAME_GRID_S = 0.01  # by which a pause may look shorter on the detector's grid
@@ -63,7 +65,7 @@ OLDEST_EVERY = 4  # steps; the share that short uploads cannot take from long on
 MEL_FLOOR = 1e-10  # power below which the logarithm is cut
 HALF_FFT = N_FFT // 2
 
-Steps = Generator[Opened | Window | TurnsFound | Finished | None]
+Steps = Generator[Opened | Window | TurnsFound | VoiceFound | Finished | None]
 
 
 @dataclass(slots=True)
@@ -88,6 +90,9 @@ class AudioWorker:
         model = limits.speaker_model
         self._network = None if model is None else SpeakerNetwork(Path(model))
         self._uploads: dict[int, Upload] = {}
+        # By path and channel.
+        self._heard: WeakValueDictionary[tuple[str, int | None], SharedStream]
+        self._heard = WeakValueDictionary()
         self._step_count = 0
 
     def warm_up(self) -> None:
@@ -121,14 +126,20 @@ class AudioWorker:
         match command:
             case OpenUpload(upload_id) if command.speakers is not None:
                 assert self._network is not None, "the router asks only where there is one"
-                heard = Voices(self._detector, self._network, self._limits)
-                turns = heard.turns_of(Path(command.path), command.speakers)
+                voices = Voices(self._detector, self._network, self._limits)
+                reader = self._reader_of(command)
+                turns = voices.turns_of(Path(command.path), command.speakers, reader)
                 # Only the request's own deadline ends it: a large network may take hours.
                 self._uploads[upload_id] = Upload(upload_id, turns, command.credit)
             case OpenUpload(upload_id, path, n_mels):
                 pieces: Pieces | WindowCutter = Pieces()
                 if n_mels is None:
-                    pieces = make_cutter(self._detector, command.chunking, early=command.early)
+                    pieces = make_cutter(
+                        self._detector,
+                        command.chunking,
+                        self._reader_of(command),
+                        early=command.early,
+                    )
                 peak = None if n_mels is None else MelPeak(n_mels)
                 steps = transcode(Path(path), self._limits, pieces, peak, command.channel)
                 if command.survey:
@@ -144,13 +155,20 @@ class AudioWorker:
             case Order("cancel", upload_id) if upload_id in self._uploads:
                 self._drop(self._uploads[upload_id])
 
+    def _reader_of(self, command: OpenUpload) -> SharedReader:
+        """Of the pass of the detector over audio that others may hear too."""
+        audio = command.path, command.channel
+        if (shared := self._heard.get(audio)) is None:
+            shared = self._heard[audio] = SharedStream(self._detector.stream())
+        return shared.reader()
+
     def _step(self, upload: Upload) -> None:
         self._step_count += 1
         upload.last_step = self._step_count
         is_bounded = upload.max_busy_s < math.inf
         self._slot.set(upload.id, time.process_time() + MAX_STEP_S if is_bounded else math.inf)
         began_s = time.thread_time()
-        result: Opened | Window | TurnsFound | Finished | Failed | None
+        result: Opened | Window | TurnsFound | VoiceFound | Finished | Failed | None
         try:
             result = next(upload.steps)
         except SplitscribeError as error:
@@ -225,11 +243,15 @@ def survey(path: Path, limits: AudioLimits) -> Steps:
 
 
 def make_cutter(
-    detector: SpeechDetector, chunking: Chunking | None, *, early: bool = False
+    detector: SpeechDetector,
+    chunking: Chunking | None,
+    reader: SharedReader | None = None,
+    *,
+    early: bool = False,
 ) -> WindowCutter:
     """A pause must last `silence_duration_ms`; `prefix_padding_ms` of a longer one are kept."""
     if chunking is None:
-        return WindowCutter(detector, EARLY_CUTS if early else None)
+        return WindowCutter(detector, EARLY_CUTS if early else None, stream=reader)
     usual, threshold = CutOptions(), chunking.threshold
     padding_s = chunking.prefix_padding_ms / 1000
     pause_s = chunking.silence_duration_ms / 1000
@@ -240,7 +262,7 @@ def make_cutter(
         min_pause_s=max(0.0, pause_s - FRAME_GRID_S),
     )
     vad = replace(detector.options, threshold=threshold, release=threshold / 3)
-    return WindowCutter(detector, options, vad=vad)
+    return WindowCutter(detector, options, vad, reader)
 
 
 class MelPeak:

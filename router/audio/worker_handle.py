@@ -11,6 +11,7 @@ import socket
 import subprocess
 import sys
 from functools import partial
+from pathlib import Path
 
 import psutil
 
@@ -85,6 +86,10 @@ class AudioProcess:
     @property
     def load(self) -> tuple[int, int]:
         return sum(s.wants_work for s in self.streams.values()), len(self.streams)
+
+    def hears(self, path: Path) -> bool:
+        """Whether it works on this file already: the voice detector need not hear it twice."""
+        return any(stream.path == path for stream in self.streams.values())
 
     @property
     def n_long(self) -> int:

@@ -36,7 +36,7 @@ from cluster.common.settings.router import LiveSettings, RouterSettings
 
 BUNDLED_MODEL = "demo"
 BUNDLED_SPEAKERS = Path(__file__).resolve().parents[2] / "demo" / "speakers.onnx"
-SPEAKER_THRESHOLD = 0.65  # of `SpeakerSettings`; measured for the bundled network alone
+SPEAKER_THRESHOLD = 0.15  # of `SpeakerSettings`; measured for the bundled network alone
 BUNDLED_MODEL_IS = "a toy that knows 553 English words in synthetic voices"
 
 
@@ -200,7 +200,8 @@ class Settings(FrozenModel):
             model = BUNDLED_MODEL
         if model == BUNDLED_MODEL:
             model = str(BUNDLED_SPEAKERS)
-        return SpeakerSettings(model=model, threshold=threshold or SPEAKER_THRESHOLD)
+        found = {"model": model, "threshold": threshold or SPEAKER_THRESHOLD}
+        return self.speakers.model_copy(update=found)
 
     def aliases_of(self, name: str) -> tuple[str, ...]:
         return self.models[name].aliases if name in self.models else ()

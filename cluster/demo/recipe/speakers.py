@@ -22,7 +22,7 @@ from rich.progress import track
 from torch import Tensor, nn
 
 from cluster.demo.recipe.voices import SPEAKERS, UTTERANCES, write_shard
-from router.speakers.embedding import FRAMES
+from router.audio.embedding import FRAMES
 
 NETWORK = Path(__file__).parents[1] / "speakers.onnx"
 UNHEARD = 900  # the shard of voices that only the progress is measured on

@@ -19,7 +19,7 @@ from scipy.signal import fftconvolve
 from benchmark.shared.speech import corpus
 from benchmark.shared.speech.synthesis import Manner, SynthesisError, Synthesizer
 from cluster.common.messages import SAMPLE_RATE
-from router.speakers.embedding import fbank
+from router.audio.embedding import fbank
 
 ESPEAK_DATA = Path("/usr/lib/x86_64-linux-gnu/espeak-ng-data")
 ACCENTS = ("en-us", "en-us-nyc", "en", "en-gb-x-rp", "en-gb-scotland", "en-029")

@@ -2,30 +2,20 @@
 
 from __future__ import annotations
 
-import asyncio
-import os
-import signal
-from dataclasses import replace
 from itertools import pairwise
 from pathlib import Path
-from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
 import pytest
 
-from cluster.common.errors import InvalidAudioError, WorkerError
+from cluster.common.errors import InvalidAudioError
 from cluster.common.messages import SAMPLE_RATE, Pcm
-from cluster.common.settings import RouterSettings, SpeakerSettings
-from router.audio.pool import AudioPool
+from router.audio.cutter import WindowCutter
+from router.audio.embedding import SpeakerNetwork
 from router.audio.protocol import AudioLimits, Finished, Opened, SpeakerSearch, TurnsFound
-from router.audio.vad import SpeechDetector
+from router.audio.vad import FRAME_SAMPLES, SharedStream, SpeechDetector
 from router.audio.voices import SpeechStretches, Voices
-from router.diarization import MAX_SEARCHES, find_turns, name_of
-from router.interface import RequestContext
-from router.speakers.embedding import SpeakerNetwork
-from router.speakers.options import SpeakerOptions
-from tests.support.audio.audio_pools import freeze_on, until
 from tests.support.audio.sounds import joined, silence, write_wav
 from tests.support.audio.speech import pcm_of
 from tests.support.speaker_networks import write_network
@@ -65,6 +55,30 @@ def test_stretches_do_not_depend_on_the_pieces(voices: Voices) -> None:
     assert all(end <= start for (_, end), (start, _) in pairwise(whole))
 
 
+def test_the_detector_hears_a_file_once_for_windows_and_speakers(
+    voices: Voices, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Whoever is ahead; both find what they find alone."""
+    pcm = joined(pcm_of("long"), silence(1.0), pcm_of("medium"))
+    cutter = WindowCutter(voices.detector)
+    alone = [*cutter.feed(pcm), *cutter.finish()]
+    want = stretches(voices.detector, pcm, pcm.shape[0])
+    n_runs, run = [], voices.detector.run
+    monkeypatch.setattr(
+        SpeechDetector, "run", lambda _, *state: n_runs.append(len(state[0])) or run(*state)
+    )
+    shared = SharedStream(voices.detector.stream())
+    cutter = WindowCutter(voices.detector, stream=shared.reader())
+    speech, half = SpeechStretches(voices.detector, shared.reader()), pcm.shape[0] // 2
+    both: list[Any] = [*cutter.feed(pcm[:half])]
+    found = [*speech.feed(pcm[:half]), *speech.feed(pcm[half:]), *speech.finish()]
+    both += [*cutter.feed(pcm[half:]), *cutter.finish()]
+    windows = [(one.start_sample, one.n_samples, one.speech) for one in both if one]
+    assert windows == [(one.start_sample, one.n_samples, one.speech) for one in alone if one]
+    assert [(start, start + samples.shape[0]) for start, samples in found] == want
+    assert sum(n_runs) == -(-pcm.shape[0] // FRAME_SAMPLES)
+
+
 def test_a_search_tells_turns_and_no_vectors(voices: Voices, talk: Path) -> None:
     events = [event for event in voices.turns_of(talk, SpeakerSearch()) if event is not None]
     kinds = [type(event) for event in events]
@@ -100,77 +114,3 @@ def test_a_reference_of_no_use_is_refused_by_name(
     with pytest.raises(InvalidAudioError, match=f"'Ann'.*{reason}") as refused:
         list(voices.turns_of(talk, search))
     assert refused.value.param == "known_speaker_references"
-
-
-def context() -> RequestContext:
-    return RequestContext.unlimited("r", 60.0)
-
-
-def options(**given: Any) -> SpeakerOptions:
-    return replace(SpeakerOptions(by="voice"), **given)
-
-
-def contents(search: SpeakerSearch) -> list[bytes]:
-    return [Path(file).read_bytes() for _, file in search.references]
-
-
-class PlayedPool:
-    """Fails `n_deaths` searches, and notes what it was asked and which files were there."""
-
-    def __init__(self, n_deaths: int = 0) -> None:
-        self.n_deaths = n_deaths
-        self.searches: list[SpeakerSearch] = []
-        self.heard: list[bytes] = []
-
-    async def survey(self, path: Path, _: RequestContext, speakers: SpeakerSearch) -> Any:
-        self.searches.append(speakers)
-        self.heard = contents(speakers)
-        if len(self.searches) <= self.n_deaths:
-            raise WorkerError("the audio worker died")
-        turns = [(0, 16_000, 1), (16_000, 24_000, 0), (32_000, 48_000, 2)]
-        return SimpleNamespace(turns=turns)
-
-
-async def test_turns_have_names_and_leave_no_recording_behind() -> None:
-    pool: Any = PlayedPool(n_deaths=1)
-    asked = options(names=("A",), references=(b"sound",), num_speakers=3)
-    turns = await find_turns(pool, Path("x"), asked, context())
-    assert [(turn.start, turn.end, turn.speaker) for turn in turns] == [
-        (0.0, 1.0, "B"),
-        (1.0, 1.5, "A"),
-        (2.0, 3.0, "C"),
-    ]
-    assert pool.heard == [b"sound"]
-    search = pool.searches[-1]
-    assert (search.least, search.most) == (3, 3)
-    with pytest.raises(FileNotFoundError):
-        contents(search)
-
-
-async def test_searches_end_after_deaths() -> None:
-    pool: Any = PlayedPool(n_deaths=9)
-    with pytest.raises(WorkerError):
-        await find_turns(pool, Path("x"), options(), context())
-    assert len(pool.searches) == MAX_SEARCHES
-
-
-def test_unknown_speakers_have_letters() -> None:
-    assert [name_of(i, ()) for i in (0, 25, 26, 27)] == ["A", "Z", "AA", "AB"]
-    assert [name_of(i, ("B",)) for i in (0, 1, 2)] == ["B", "A", "C"]
-
-
-@pytest.mark.slow
-async def test_a_killed_worker_costs_a_search(tmp_path: Path, talk: Path) -> None:
-    model = write_network(tmp_path / "voices.onnx")
-    settings = RouterSettings(audio_workers=1)
-    pool = AudioPool(settings, speakers=SpeakerSettings(model=str(model), threshold=0.5))
-    await pool.start()
-    try:
-        want = await find_turns(pool, talk, options(), context())
-        again = asyncio.create_task(find_turns(pool, talk, options(), context()))
-        await until(lambda: any(worker.streams for worker in pool._workers))
-        (stream,) = pool._workers[0].streams.values()
-        os.kill(await freeze_on(pool, stream), signal.SIGKILL)
-        assert await again == want
-    finally:
-        await pool.close()

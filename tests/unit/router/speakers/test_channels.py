@@ -1,4 +1,4 @@
-"""Channels are transcribed by themselves and merged by time; voices get their turns at the end."""
+"""Channels are transcribed by themselves and merged by time."""
 
 from __future__ import annotations
 
@@ -11,8 +11,7 @@ import pytest
 from cluster.common.errors import InvalidAudioError, InvalidRequestError
 from router.interface import RequestContext, Update
 from router.pipeline import RequestRun
-from router.speakers.turns import SpeakerTurn
-from router.speaking import channels_of, transcribe_channels, transcribe_voices
+from router.speakers.channels import channels_of, transcribe_channels
 from router.transcript import Segment, Transcript
 from tests.support.router_fakes import make_segment
 
@@ -33,10 +32,9 @@ class Channels:
         self.ends = [asyncio.Event() for _ in STARTS]
         self.after = dict(zip(order[1:], order, strict=False))  # which channel each waits for
         self.now = self.most = 0
-        self.contexts: dict[int | None, RequestContext] = {}
+        self.contexts: dict[int, RequestContext] = {}
 
-    async def transcribe(self, channel: int | None, run: RequestRun) -> Transcript:
-        assert channel is not None
+    async def transcribe(self, channel: int, run: RequestRun) -> Transcript:
         self.contexts[channel] = run.context
         self.now += 1
         self.most = max(self.most, self.now)
@@ -120,69 +118,3 @@ def test_more_names_than_channels_are_refused() -> None:
     with pytest.raises(InvalidRequestError) as refused:
         channels_of((0, 1), ("a", "b", "c"))
     assert refused.value.param == "channel_names"
-
-
-async def test_segments_wait_for_the_turns_and_go_on_as_they_come() -> None:
-    updates: list[Update] = []
-    found, told, third = asyncio.Event(), asyncio.Event(), make_segment(2, " Good.", 4.0)
-    heard = (make_segment(0, " How are you?"), make_segment(1, " Fine.", 2.0), third)
-
-    async def transcribe(channel: int | None, run: RequestRun) -> Transcript:
-        assert channel is None
-        for segment in heard[:2]:
-            run.context.update(Update(segment.text, (segment,)))
-        assert not updates, "who speaks is not known yet"
-        found.set()
-        await told.wait()
-        assert len(updates[0].segments) == 2
-        run.context.update(Update(third.text, (third,)))
-        assert len(updates) == 2
-        return Transcript("transcribe", "en", 6.0, "How are you? Fine. Good.", heard)
-
-    async def turns() -> list[SpeakerTurn]:
-        await found.wait()
-        return [SpeakerTurn(0.0, 1.8, "A"), SpeakerTurn(1.9, 4.0, "B"), SpeakerTurn(4.0, 6.0, "A")]
-
-    def tell(update: Update) -> None:
-        updates.append(update)
-        told.set()
-
-    run = run_of(on_update=tell)
-    transcript = await transcribe_voices(run, transcribe, turns(), words=False)
-    assert transcript.text == "A: How are you?\nB: Fine.\nA: Good."
-    assert "".join(update.text for update in updates) == transcript.text
-    assert [segment.id for segment in transcript.segments] == [0, 1, 2]
-    assert sum((update.segments for update in updates), ()) == transcript.segments
-    assert all(not segment.words for segment in transcript.segments)
-
-
-async def test_words_keep_their_speakers_where_they_are_wanted() -> None:
-    heard = (make_segment(0, " How are you?"), make_segment(1, " Fine.", 2.0))
-
-    async def transcribe(_: int | None, run: RequestRun) -> Transcript:
-        run.context.update(Update("How are you? Fine.", heard))
-        return Transcript("transcribe", "en", 4.0, "How are you? Fine.", heard)
-
-    async def turns() -> list[SpeakerTurn]:
-        return [SpeakerTurn(0.0, 1.8, "A"), SpeakerTurn(1.9, 4.0, "B")]
-
-    kept = await transcribe_voices(run_of(), transcribe, turns(), words=True)
-    assert [word.speaker for word in kept.words] == ["A", "A", "A", "B"]
-
-
-async def test_what_keeps_voices_from_being_found_ends_the_work() -> None:
-    ended = asyncio.Event()
-
-    async def transcribe(channel: int | None, run: RequestRun) -> Transcript:
-        try:
-            await asyncio.sleep(60)
-        finally:
-            ended.set()
-        raise AssertionError
-
-    async def turns() -> list[SpeakerTurn]:
-        raise InvalidRequestError("the reference is silent", param="known_speaker_references")
-
-    with pytest.raises(ExceptionGroup):
-        await transcribe_voices(run_of(), transcribe, turns(), words=False)
-    assert ended.is_set()

@@ -1,9 +1,10 @@
 """Which windows of speech are of one voice: clusters of vectors, and who speaks at each moment.
 
-Agglomerative, by the mean cosine between clusters, in two levels: at most `MOST_AT_ONCE` vectors at
-once, then the means of what was found. A second pass gives every window to the nearest voice, with
-its neighbours' help, and moves the borders between them. Knows vectors and samples, nothing of
-audio or of names.
+Agglomerative, by Ward's distance, in two levels: at most `MOST_AT_ONCE` vectors at once, then what
+was found. The tree is parted from its root while its two sides are two voices: their cosine,
+without what noise in the windows adds, is below a bound that is lower where they have few windows.
+A second pass gives every window to the nearest voice, with its neighbours' help, and moves the
+borders between them. Knows vectors and samples, nothing of audio or of names.
 """
 
 from __future__ import annotations
@@ -15,27 +16,37 @@ from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
-from scipy.cluster.hierarchy import fcluster, linkage
+from scipy.cluster.hierarchy import linkage
 from scipy.optimize import linear_sum_assignment
 
-from router.speakers.embedding import Vectors
+from router.audio.embedding import Vectors
 
 MOST_AT_ONCE = 800  # of which a linkage takes 20 ms; all of 10 hours would need 9 GB
-LEAST_SHARE, LEAST_WINDOWS = 0.06, 5  # of a voice: fewer windows are noise, or two at once
-MOST_SMALL = 16  # clusters beside the voices, where their count is given
+LEAST_WINDOWS = 2  # of a voice: fewer are noise, or two at once
+LEAST_WITHIN = 0.05  # mean cosine of a voice's windows
+UNSURE = 0.7  # by which, times the root of the sum of 1 / windows of both sides, a bound is lower
 ROUNDS = 3  # of the second pass
 NEIGHBOUR = 0.5  # weight of a window's neighbours in its own stretch of speech
 
 Labels = NDArray[np.int64]  # [n], from 0
+Sizes = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
 class Count:
-    """How many voices there may be. threshold: cosine distance that parts two of them."""
+    """How many voices there may be.
+
+    threshold: cosine distance that parts two of which much was heard.
+    """
 
     least: int = 1
     most: int | None = None
-    threshold: float = 0.65
+    threshold: float = 0.15
+
+    @property
+    def least_cosine(self) -> float:
+        """Of a known voice and what was heard of it: both are noisy."""
+        return (1 - self.threshold) / 2
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,48 +58,62 @@ class Stretch:
     middles: tuple[int, ...]
 
 
-def cluster(vectors: Vectors, count: Count) -> Generator[None, None, Labels]:
-    """The voice of each vector, after the first level alone: yields between steps."""
-    n = vectors.shape[0]
-    labels = np.zeros(n, np.int64)
-    means: list[NDArray[np.float32]] = []
-    pieces = max(1, -(-n // MOST_AT_ONCE))
-    for piece in np.array_split(np.arange(n), pieces):
-        alone = count if pieces == 1 else Count(threshold=count.threshold)
-        found = _agglomerate(vectors[piece], np.ones(piece.shape[0]), alone)
-        labels[piece] = found + len(means)
-        means += list(_means(vectors[piece], found))
-        yield None
+def find_voices(vectors: Vectors, count: Count) -> Generator[None, None, Vectors]:
+    """The directions of the voices, [k, size]: yields between steps."""
+    sums, sizes = vectors, np.ones(vectors.shape[0])
+    pieces = -(-vectors.shape[0] // MOST_AT_ONCE)
     if pieces > 1:
-        labels = _agglomerate(np.stack(means), np.bincount(labels), count)[labels]
-    return labels
+        found = []
+        for piece in np.array_split(vectors, pieces):
+            found.append(_part(piece, np.ones(piece.shape[0]), Count(threshold=count.threshold)))
+            yield None
+        sums, sizes = (np.concatenate(each) for each in zip(*found, strict=True))
+    return _directions(_part(sums, sizes, count)[0])
 
 
-def _agglomerate(vectors: Vectors, weights: NDArray[Any], count: Count) -> Labels:
-    """Of at most a few thousand vectors; weights: the windows that each stands for, [n].
+def _part(sums: Vectors, sizes: Sizes, count: Count) -> tuple[Vectors, Sizes]:
+    """The sums [k, size] and sizes [k] of the voices in at most a few thousand items.
 
-    Where the count has bounds, the fewest clusters of which so many have enough windows.
+    sums, sizes: of each item's vectors, and how many they are.
     """
-    n = vectors.shape[0]
+    n = sums.shape[0]
     if n < 2:
-        return np.zeros(n, np.int64)
-    tree = linkage(vectors, "average", "cosine")
-    found: Labels = fcluster(tree, count.threshold, "distance").astype(np.int64) - 1
-    n_large = _n_large(np.bincount(found, weights))
-    wanted = min(max(n_large, count.least), count.most or n)
-    if wanted == n_large:
-        return found
-    for n_clusters in (*range(wanted, min(n, wanted + MOST_SMALL) + 1), wanted):
-        found = fcluster(tree, n_clusters, "maxclust").astype(np.int64) - 1
-        if _n_large(np.bincount(found, weights)) == wanted:
+        return sums, sizes
+    tree = linkage(_directions(sums), "ward")
+    sums = np.concatenate((sums, np.zeros((n - 1, sums.shape[1]))))
+    sizes = np.concatenate((sizes, np.zeros(n - 1)))
+    sides = [(int(left), int(right)) for left, right in tree[:, :2]]
+    for node, (left, right) in enumerate(sides, n):
+        sums[node], sizes[node] = sums[left] + sums[right], sizes[left] + sizes[right]
+    n_pairs = np.maximum(1, sizes * (sizes - 1))
+    within = np.maximum(LEAST_WITHIN, ((sums**2).sum(axis=1) - sizes) / n_pairs)  # mean cosines
+
+    def parts(node: int, fewest: int) -> tuple[float, int]:
+        """How clearly a node is two voices, and its part without crumbs."""
+        while node >= n:
+            small, large = sorted(sides[node - n], key=lambda side: sizes[side])
+            if sizes[small] >= fewest:
+                between = sums[small] @ sums[large] / (sizes[small] * sizes[large])
+                cosine = between / np.sqrt(within[small] * within[large])
+                unsure = UNSURE * np.sqrt(1 / sizes[small] + 1 / sizes[large])
+                return float(1 - count.threshold - unsure - cosine), node
+            if sizes[large] < fewest:
+                break
+            node = large
+        return -np.inf, node
+
+    for fewest in (LEAST_WINDOWS, 1):
+        found = [parts(2 * n - 2, fewest)]
+        while len(found) < (count.most or n):
+            clearest = max(found)
+            if clearest[0] == -np.inf or (clearest[0] <= 0 and len(found) >= count.least):
+                break
+            found.remove(clearest)
+            found += [parts(side, fewest) for side in sides[clearest[1] - n]]
+        if len(found) >= count.least:
             break
-    return found
-
-
-def _n_large(sizes: NDArray[Any]) -> int:
-    """How many clusters have windows enough for a voice."""
-    fewest = min(LEAST_WINDOWS, max(1, round(LEAST_SHARE * sizes.sum())))
-    return max(1, int((sizes >= fewest).sum()))
+    nodes = [node for _, node in found]
+    return sums[nodes], sizes[nodes]
 
 
 def _means(vectors: Vectors, labels: Labels) -> Vectors:
@@ -98,7 +123,7 @@ def _means(vectors: Vectors, labels: Labels) -> Vectors:
     return _directions(sums)
 
 
-def _directions(sums: NDArray[np.float32]) -> Vectors:
+def _directions(sums: NDArray[Any]) -> Vectors:
     """Each of length 1."""
     found: Vectors = sums / np.maximum(1e-9, np.linalg.norm(sums, axis=1, keepdims=True))
     return found
@@ -120,10 +145,10 @@ def find_turns(
     begins = np.zeros(vectors.shape[0], bool)  # of a stretch: what is before is no neighbour
     begins[[at for at in _starts(stretches) if at < begins.shape[0]]] = True
     smoothed = _with_neighbours(vectors, begins)
-    labels = yield from cluster(_directions(smoothed), count)
-    scores, voices = settle(vectors, labels, begins, count)
+    first = yield from find_voices(_directions(smoothed), count)
+    scores, voices = settle(vectors, first, begins, count)
     yield None
-    numbers = _recognised(voices, known, 1 - count.threshold)
+    numbers = _recognised(voices, known, count.least_cosine)
     turns: list[Turn] = []
     at = 0
     for stretch in stretches:
@@ -170,28 +195,21 @@ def _numbered(turns: Sequence[Turn], numbers: dict[int, int], n_known: int) -> l
 
 
 def settle(
-    vectors: Vectors, labels: Labels, begins: NDArray[np.bool_], count: Count
+    vectors: Vectors, first: Vectors, begins: NDArray[np.bool_], count: Count
 ) -> tuple[NDArray[np.float32], Vectors]:
     """The second pass. Returns how near each window is to each voice [n, k], and the voices [k].
 
     A voice with hardly any windows goes to the others, unless there may be no fewer.
     """
-    first = voices = _large(vectors, labels, count)
-    for i in range(ROUNDS):
-        scores = _with_neighbours(vectors @ voices.T, begins)
-        nearest = np.unique(scores.argmax(axis=1), return_inverse=True)[1]
-        if nearest.max() + 1 < min(voices.shape[0], count.least):  # so many there must be
+    voices = first
+    for _ in range(ROUNDS):
+        nearest = _with_neighbours(vectors @ voices.T, begins).argmax(axis=1)
+        sizes = np.bincount(nearest)
+        kept = np.flatnonzero(sizes >= min(LEAST_WINDOWS, sizes.max()))
+        if kept.shape[0] < min(first.shape[0], count.least):  # so many there must be
             return vectors @ first.T, first
-        is_last = i == ROUNDS - 1
-        voices = _large(vectors, nearest, count) if is_last else _means(vectors, nearest)
+        voices = _means(vectors, nearest)[kept]
     return _with_neighbours(vectors @ voices.T, begins), voices
-
-
-def _large(vectors: Vectors, labels: Labels, count: Count) -> Vectors:
-    """The directions of the voices that have enough windows, the largest first."""
-    sizes = np.bincount(labels)
-    n_kept = min(max(_n_large(sizes), count.least), count.most or vectors.shape[0])
-    return _means(vectors, labels)[np.argsort(-sizes, kind="stable")[:n_kept]]
 
 
 def _starts(stretches: Sequence[Stretch]) -> Iterator[int]:

@@ -1,25 +1,23 @@
-"""One request whose speakers are told apart: by the file's channels, or by their voices.
+"""A request whose speakers have a channel of the file each.
 
-By channel, each is transcribed as if it were a file of its own, with a context of its own, and the
-segments are merged by time. By voice, the whole is transcribed while somebody finds the turns, and
-words and turns are brought together at the end. Knows neither how audio becomes text nor how voices
-become turns: it is given both.
+Each channel is transcribed as if it were a file of its own, with a context of its own, and the
+segments are merged by time.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Awaitable, Callable, Sequence
+from collections import deque
+from collections.abc import Awaitable, Callable, Iterable, Sequence
 from dataclasses import replace
 
 from cluster.common.errors import InvalidAudioError, InvalidRequestError
 from router.interface import RequestContext, Update
 from router.pipeline import RequestRun
-from router.speakers.merged import ChannelMerge, SpokenText
-from router.speakers.turns import Attribution, SpeakerTurn
+from router.speakers.spoken_text import SpokenText
 from router.transcript import Channel, Segment, Transcript
 
-TranscribeChannel = Callable[[int | None, RequestRun], Awaitable[Transcript]]  # None: their mix
+TranscribeChannel = Callable[[int, RequestRun], Awaitable[Transcript]]
 
 
 def channels_of(sources: Sequence[int | None], names: Sequence[str]) -> tuple[Channel, ...]:
@@ -103,52 +101,6 @@ async def transcribe_channels(
     )
 
 
-async def transcribe_voices(
-    run: RequestRun,
-    transcribe: TranscribeChannel,
-    turns: Awaitable[list[SpeakerTurn]],
-    *,
-    words: bool,
-) -> Transcript:
-    """The transcript with the speakers of `turns`. words: keep those.
-
-    Segments are held until the turns are there, and go on as they come from then on.
-    """
-    context, text = run.context, SpokenText()
-    waiting: list[Segment] = []
-    done: list[Segment] = []
-    listener, attribution = context.on_update, None
-
-    def release(attribution: Attribution) -> None:
-        segments = attribution.add(waiting)
-        waiting.clear()
-        if not words:
-            segments = tuple(replace(segment, words=()) for segment in segments)
-        done.extend(segments)
-        told = Update(text.add(segments), segments)
-        if listener is not None and segments:
-            listener(told)
-
-    def take(update: Update) -> None:
-        waiting.extend(update.segments)
-        if attribution is not None:
-            release(attribution)
-
-    async def label() -> None:
-        nonlocal attribution
-        attribution = Attribution(await turns)
-        release(attribution)
-
-    context.on_update = take
-    try:
-        async with asyncio.TaskGroup() as group:
-            group.create_task(label())
-            transcript = await transcribe(None, run)
-    finally:
-        context.on_update = listener
-    return replace(transcript, text=text.whole, segments=tuple(done))
-
-
 def _part_of(whole: RequestContext) -> RequestContext:
     """The context of a part of a request: its time and progress, and nobody who listens."""
     told_s = 0.0
@@ -165,3 +117,44 @@ def _part_of(whole: RequestContext) -> RequestContext:
 
 def _spoken_s(transcript: Transcript) -> float:
     return sum(segment.end - segment.start for segment in transcript.segments)
+
+
+class ChannelMerge:
+    """Merges the segments of channels by their start, whenever they come.
+
+    What it returns is final: each channel's segments come in their own order, so one may go when
+    every channel that has not ended has shown its next.
+    """
+
+    def __init__(self, names: Sequence[str]) -> None:
+        """names: of the channels' speakers."""
+        self.segments: list[Segment] = []  # all that were returned
+        self._names = names
+        self._waiting: list[deque[Segment]] = [deque() for _ in names]
+        self._ended = [False] * len(names)
+
+    def add(self, place: int, segments: Iterable[Segment], *, ends: bool = False) -> list[Segment]:
+        """Take the next segments of the channel at `place`. Returns what can go, with its speaker.
+
+        ends: none follow.
+        """
+        self._waiting[place].extend(segments)
+        self._ended[place] |= ends
+        first = len(self.segments)
+        while (at := self._next()) is not None:
+            self.segments.append(self._named(self._waiting[at].popleft(), at))
+        return self.segments[first:]
+
+    def _next(self) -> int | None:
+        """The channel whose segment comes next; None until that is certain."""
+        if not all(
+            waiting or ended for waiting, ended in zip(self._waiting, self._ended, strict=True)
+        ):
+            return None
+        heads = [(waiting[0].start, at) for at, waiting in enumerate(self._waiting) if waiting]
+        return min(heads)[1] if heads else None
+
+    def _named(self, segment: Segment, place: int) -> Segment:
+        name = self._names[place]
+        words = tuple(replace(word, speaker=name) for word in segment.words)
+        return replace(segment, id=len(self.segments), words=words, speaker=name)

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import pytest
 
-from router.speakers.turns import SpeakerTurn, attribute
+from router.speakers.attribution import SpeakerTurn, attribute
 from router.transcript import Segment, Word
 
 

@@ -8,9 +8,9 @@ from typing import TypeVar
 import numpy as np
 import pytest
 
-from router.speakers import clustering
-from router.speakers.clustering import Count, Stretch, Turn, find_turns
-from router.speakers.embedding import HOP_SAMPLES, WINDOW_SAMPLES, Vectors
+from router.audio import clustering
+from router.audio.clustering import Count, Stretch, Turn, find_turns
+from router.audio.embedding import HOP_SAMPLES, WINDOW_SAMPLES, Vectors
 
 T = TypeVar("T")
 SIZE = 32

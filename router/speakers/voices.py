@@ -1,0 +1,140 @@
+"""A request whose speakers are told apart by their voices.
+
+An audio worker finds their turns while the whole is transcribed, and then each word gets its
+speaker. A worker that dies costs a second search. Recordings of known voices are in files while it
+lasts.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+from collections.abc import Awaitable, Callable, Sequence
+from dataclasses import replace
+from itertools import count, islice
+from pathlib import Path
+from string import ascii_uppercase
+
+from cluster.common.errors import InvalidRequestError, WorkerError
+from cluster.common.messages import SAMPLE_RATE
+from router.api.params import SpeakerOptions
+from router.audio.pool import AudioPool
+from router.audio.protocol import SpeakerSearch
+from router.interface import RequestContext, Update
+from router.pipeline import RequestRun
+from router.speakers.attribution import Attribution, SpeakerTurn
+from router.speakers.spoken_text import SpokenText
+from router.transcript import Segment, Transcript
+
+logger = logging.getLogger(__name__)
+
+NO_SPEAKER_MODEL = (
+    "this server cannot tell voices apart, as it has no speaker model: its operator can set "
+    "'speakers.model' to the ONNX file of a speaker embedding network. Where each speaker has a "
+    "channel of the file, send 'channels=separate', which needs none"
+)
+MAX_SEARCHES = 3  # of one upload whose worker dies
+
+
+async def transcribe_voices(
+    run: RequestRun,
+    transcribe: Callable[[RequestRun], Awaitable[Transcript]],
+    turns: Awaitable[list[SpeakerTurn]],
+    *,
+    words: bool,
+) -> Transcript:
+    """The transcript with the speakers of `turns`. words: keep those.
+
+    Segments are held until the turns are there, and go on as they come from then on.
+    """
+    context, text = run.context, SpokenText()
+    waiting: list[Segment] = []
+    done: list[Segment] = []
+    listener, attribution = context.on_update, None
+
+    def release(attribution: Attribution) -> None:
+        segments = attribution.add(waiting)
+        waiting.clear()
+        if not words:
+            segments = tuple(replace(segment, words=()) for segment in segments)
+        done.extend(segments)
+        told = Update(text.add(segments), segments)
+        if listener is not None and segments:
+            listener(told)
+
+    def take(update: Update) -> None:
+        waiting.extend(update.segments)
+        if attribution is not None:
+            release(attribution)
+
+    async def label() -> None:
+        nonlocal attribution
+        attribution = Attribution(await turns)
+        release(attribution)
+
+    context.on_update = take
+    try:
+        async with asyncio.TaskGroup() as group:
+            group.create_task(label())
+            transcript = await transcribe(run)
+    finally:
+        context.on_update = listener
+    return replace(transcript, text=text.whole, segments=tuple(done))
+
+
+async def find_turns(
+    audio: AudioPool, upload: Path, options: SpeakerOptions, context: RequestContext
+) -> list[SpeakerTurn]:
+    """Who speaks when in the upload, by voice; those that are not known are A, B, C and so on.
+
+    Raises:
+        InvalidRequestError: more voices are known than `speakers.known_limit`.
+        InvalidAudioError: the upload, or a known voice's recording, by its name.
+        WorkerError: audio workers died on the upload, one after another.
+    """
+    if len(options.names) > audio.known_limit:
+        raise InvalidRequestError(
+            f"'known_speaker_names' has {len(options.names)} items; this server takes "
+            f"{audio.known_limit}",
+            param="known_speaker_names",
+            code="array_above_max_length",
+        )
+    with tempfile.TemporaryDirectory(prefix="splitscribe-voices-") as folder:
+        paths = await asyncio.to_thread(_written, Path(folder), options.references)
+        least, most = options.min_speakers or 1, options.max_speakers
+        if options.num_speakers is not None:
+            least = most = options.num_speakers
+        search = SpeakerSearch(tuple(zip(options.names, paths, strict=True)), least, most)
+        for tries in count(1):
+            try:
+                heard = await audio.survey(upload, context, search)
+                break
+            except WorkerError:
+                if tries == MAX_SEARCHES:
+                    raise
+                logger.warning("speakers are searched for again: the audio worker died")
+    return [
+        SpeakerTurn(start / SAMPLE_RATE, end / SAMPLE_RATE, name_of(number, options.names))
+        for start, end, number in heard.turns
+    ]
+
+
+def _written(folder: Path, references: Sequence[bytes]) -> list[str]:
+    """The references as files; returns their paths."""
+    paths = []
+    for i, content in enumerate(references):
+        path = folder / str(i)
+        path.write_bytes(content)
+        paths.append(str(path))
+    return paths
+
+
+def name_of(number: int, known: Sequence[str]) -> str:
+    """The known voices' names, then A to Z, AA to ZZ, without those that are taken."""
+    if number < len(known):
+        return known[number]
+    letters = (first + last for first in ("", *ascii_uppercase) for last in ascii_uppercase)
+    free = (name for name in letters if name not in known)
+    name: str = next(islice(free, number - len(known), None))
+    return name
