@@ -12,6 +12,7 @@ from dataclasses import dataclass
 import jiwer
 import numpy as np
 from numpy.typing import NDArray
+from scipy.optimize import linear_sum_assignment
 
 N_RESAMPLES = 5000
 
@@ -44,8 +45,19 @@ class WordErrors:
 
 
 def count_errors(said: str, heard: str) -> WordErrors:
+    if not said:
+        return WordErrors(insertions=len(heard.split()))
     found = jiwer.process_words(said, heard)
     return WordErrors(len(said.split()), found.substitutions, found.deletions, found.insertions)
+
+
+def count_by_speaker(said: Sequence[str], heard: Sequence[str]) -> WordErrors:
+    """cpWER: each speaker's words in one text, under the assignment with the fewest errors."""
+    n = max(len(said), len(heard))
+    said, heard = ([*texts, *[""] * (n - len(texts))] for texts in (said, heard))
+    found = [[count_errors(one, other) for other in heard] for one in said]
+    pairs = linear_sum_assignment([[one.errors for one in row] for row in found])
+    return total(found[i][j] for i, j in zip(*pairs, strict=True))
 
 
 def total(counted: Iterable[WordErrors]) -> WordErrors:

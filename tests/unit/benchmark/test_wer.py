@@ -13,7 +13,15 @@ from benchmark.accuracy import wer
 from benchmark.shared.bare_server import TEXT, bare_uvicorn
 from benchmark.shared.clips import folder_clips
 from benchmark.shared.speech.wav import wav_bytes
-from benchmark.shared.word_errors import WordErrors, count, difference, interval, normaliser, total
+from benchmark.shared.word_errors import (
+    WordErrors,
+    count,
+    count_by_speaker,
+    difference,
+    interval,
+    normaliser,
+    total,
+)
 
 HALF = "a line that is nothing of the kind"
 
@@ -22,6 +30,13 @@ HALF = "a line that is nothing of the kind"
 def url() -> Iterator[str]:
     with bare_uvicorn() as server:
         yield server.url
+
+
+def test_speakers_words_are_held_against_those_that_fit_best() -> None:
+    said = ["one two three", "four five"]
+    assert count_by_speaker(said, ["four five", "one too three"]) == WordErrors(5, substitutions=1)
+    assert count_by_speaker(said, ["one two three four five"]).errors == 4
+    assert count_by_speaker(said, ["four", "one two three", "five"]).errors == 2
 
 
 def make_folder(folder: Path, *references: str) -> Path:
