@@ -36,7 +36,7 @@ MIN_LOGPROB = -100
 MAX_SILENCE_S = 3600
 MAX_CLIP_S = 7 * 24 * 3600
 MAX_SPEAKERS = 32
-MAX_KNOWN = 4  # speakers; OpenAI's
+MAX_KNOWN = 16  # speakers that `speakers.known_limit` may allow
 MAX_REFERENCE_BYTES = 4 * 1024 * 1024  # of each one's recording
 
 
@@ -193,7 +193,8 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
             "With `channels=separate`: the speakers' names, in the order of the channels, in place "
             "of `channel 1` and so on.",
             "splitscribe",
-            sets="speakers.names",
+            "--channel-names",
+            "speakers.names",
         ),
         _flagged(
             "num_speakers",
@@ -219,14 +220,17 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
         RequestField(
             "known_speaker_names",
             ListOf(SpeakerName(), MAX_KNOWN),
-            "Names of voices that are known. Others are called `A`, `B` and so on.",
+            "Names of voices that are known, 4 unless the server allows more. Others are called "
+            "`A`, `B` and so on.",
+            flag="--known-speaker-names",
             sets="speakers.names",
         ),
         RequestField(
             "known_speaker_references",
             ListOf(AudioUrl(MAX_REFERENCE_BYTES), MAX_KNOWN),
-            "Those voices, in the names' order: each a data URL with 1.2 to 10 s of audio, of at "
-            "most 4 MB.",
+            "Those voices, in the names' order: each a data URL (or on the command line a file) "
+            "with 1.2 to 10 s of audio, of at most 4 MB, and of 16 MB together.",
+            flag="--known-speaker-references",
             sets="speakers.references",
         ),
     ),

@@ -95,6 +95,7 @@ def add_asr_routes(app: FastAPI, service: TranscriptionService, keys: KeyRing) -
         diarize: Annotated[Flag, Query(description="tell speakers apart by their voices")] = False,
         min_speakers: Annotated[str, Query(description="with diarize: how many at least")] = "",
         max_speakers: Annotated[str, Query(description="with diarize: how many at most")] = "",
+        channels: Annotated[str, Query(description="separate: each channel is a speaker")] = "",
     ) -> Response:
         """Audio in, a file out. Errors have `detail` besides `error`."""
         fields = [("model", model or ALIAS), ("response_format", "verbose_json")]
@@ -107,6 +108,7 @@ def add_asr_routes(app: FastAPI, service: TranscriptionService, keys: KeyRing) -
             fields.append(("diarize", "true"))
             fields += [("min_speakers", min_speakers)] if min_speakers else []
             fields += [("max_speakers", max_speakers)] if max_speakers else []
+        fields += [("channels", channels)] if channels else []
         suffix = "txt" if output == "text" else output
 
         def parse(pairs: Pairs, languages: Collection[str]) -> TranscriptionParams:

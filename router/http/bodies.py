@@ -26,7 +26,6 @@ from router.api.documents import (
     repeated,
 )
 from router.api.kinds import base64_length
-from router.api.request_fields import MAX_KNOWN
 from router.api.request_fields import MAX_REFERENCE_BYTES as MAX_REFERENCE
 from router.audio.protocol import too_large
 
@@ -36,7 +35,7 @@ MAX_FIELDS = 64
 MAX_FIELD_BYTES = 64 * 1024
 REFERENCES = "known_speaker_references"
 MAX_REFERENCE_BYTES = base64_length(MAX_REFERENCE) + 256  # as a data URL
-MAX_REFERENCES_BYTES = MAX_KNOWN * MAX_REFERENCE_BYTES  # of one form
+MAX_REFERENCES_BYTES = 4 * MAX_REFERENCE_BYTES  # of one form
 LONG_FIELDS = {  # hours of speech, and recordings
     "text": 512 * 1024,
     "lines": 512 * 1024,

@@ -51,6 +51,7 @@ from router.transcript import TokenLogprob, Transcript
 logger = logging.getLogger(__name__)
 
 MAX_UPLOADS = 512  # of one client, under way at once
+MAX_PARSED_AT_ONCE = 262_144  # letters of fields; more, as of recordings, by a thread
 GRACE_S = 1.0  # for the pipeline to end by its own deadline, with a better message
 
 T = TypeVar("T")
@@ -175,7 +176,9 @@ class TranscriptionService:
         self._recorder.observe("splitscribe_upload_seconds", upload_s)
         request_span(request.scope).stage("upload", started_s, upload_s, bytes=uploaded.size_bytes)
         model = self._registry.find(requested_model(fields))
-        params = endpoint.parse(fields, model.languages)
+        parse = partial(endpoint.parse, fields, model.languages)
+        is_long = sum(len(text) for _, text in fields) > MAX_PARSED_AT_ONCE
+        params = await asyncio.to_thread(parse) if is_long else parse()
         share.expect(uploaded.size_bytes / BYTES_PER_AUDIO_S)
         return CheckedRequest(
             request,

@@ -7,10 +7,12 @@ some: `--help` stays quick.
 
 from __future__ import annotations
 
+import base64
 import os
 from collections.abc import Mapping
 from dataclasses import fields, replace
 from inspect import Signature
+from pathlib import Path
 from typing import Any
 
 import typer
@@ -30,6 +32,7 @@ from cluster.common.errors import InvalidRequestError
 from cluster.common.messages import SAMPLE_RATE, Task
 from cluster.common.model.text.languages import LANGUAGES
 from router.api.forms import parse_transcription
+from router.api.kinds import AudioUrl, Kind, ListOf
 from router.api.params import TranscriptionParams
 from router.api.request_fields import FIELDS
 from router.api.subtitles import CueOptions
@@ -136,7 +139,8 @@ def form_of(flags: Mapping[str, Any]) -> Form:
         if said is None or WHOLE_FILE.get(field.name) == said:
             continue
         text = str(said)
-        value = field.kind.parse(field.name, [text] if field.kind.shape == "list" else text)
+        texts = _listed(field.kind, text)
+        value = field.kind.parse(field.name, list(texts) if field.kind.shape == "list" else text)
         if field.only_sequential and flags["decoding"] != "sequential":
             if field.name not in PARALLEL_WAYS or PARALLEL_WAYS[field.name] != value:
                 raise InvalidRequestError(
@@ -144,7 +148,8 @@ def form_of(flags: Mapping[str, Any]) -> Form:
                     "add --decoding sequential"
                 )
         elif value != field.default:
-            form[field.name] = "null" if value is None else text
+            given = texts if isinstance(field.kind, ListOf) else text
+            form[field.name] = "null" if value is None else given
     step = flags["temperature_increment_on_fallback"]
     if step.lower() == "none":
         form["fallback"] = "false"
@@ -155,6 +160,20 @@ def form_of(flags: Mapping[str, Any]) -> Form:
     if flags["word_timestamps"]:
         form["timestamp_granularities"] = ("segment", "word")
     return form
+
+
+def _listed(kind: Kind, text: str) -> tuple[str, ...]:
+    """The items of a flag's list; in place of each file with audio, a data URL."""
+    if not isinstance(kind, ListOf):
+        return (text,)
+    items = tuple(text.split(","))
+    if not isinstance(kind.item, AudioUrl):
+        return items
+    try:
+        contents = [base64.b64encode(Path(item).read_bytes()).decode() for item in items]
+    except OSError as error:
+        raise InvalidRequestError(f"a known speaker's recording cannot be read: {error}") from error
+    return tuple(f"data:application/octet-stream;base64,{content}" for content in contents)
 
 
 def params_of(model: str, task: Task, form: Form) -> TranscriptionParams:

@@ -20,7 +20,16 @@ import typer
 from cluster.cli.plain_help import PlainCommand, PlainTyper
 from cluster.common.messages import Task
 from router.api.field import RequestField
-from router.api.kinds import Boolean, Choice, Integer, Number, Threshold, Times
+from router.api.kinds import (
+    AudioUrl,
+    Boolean,
+    Choice,
+    Integer,
+    ListOf,
+    Number,
+    Threshold,
+    Times,
+)
 from router.api.params import LADDER
 from router.api.request_fields import FIELDS, SECTIONS
 from router.words import APPENDED, PREPENDED
@@ -202,6 +211,8 @@ def field_flag(of: RequestField) -> Flag:
             more = NUMBER
         case Times():
             more = {"metavar": "S,S,..."}
+        case ListOf(item):
+            more = {"metavar": "FILE,..." if isinstance(item, AudioUrl) else "NAME,..."}
     return Flag(parameter_name(of), kind | None, _help(of), more=more)
 
 

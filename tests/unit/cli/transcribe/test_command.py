@@ -68,6 +68,17 @@ def test_what_is_so_anyway_may_be_said_and_is_not_sent(job_of: MakeJob, line: st
     assert job.form == {}
 
 
+def test_speakers_have_names(job_of: MakeJob, tmp_path: Path) -> None:
+    job = job_of("a.wav", "--channels", "separate", "--channel-names", "Agent,Caller")
+    assert (job.params.speakers.by, job.params.speakers.names) == ("channel", ("Agent", "Caller"))
+    for name in ("a", "b"):
+        (tmp_path / name).write_bytes(name.encode())
+    files = f"{tmp_path / 'a'},{tmp_path / 'b'}"
+    known = ("--known-speaker-names", "Ann,Bob", "--known-speaker-references", files)
+    speakers = job_of("a.wav", "--diarize", "True", *known).params.speakers
+    assert (speakers.names, speakers.references) == (("Ann", "Bob"), (b"a", b"b"))
+
+
 def test_a_command_line_of_whispers_is_understood_word_for_word(job_of: MakeJob) -> None:
     line = (
         "talk.mp3 --model turbo --language Japanese --task translate --device cpu --fp16 False "

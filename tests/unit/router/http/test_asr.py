@@ -9,11 +9,10 @@ import httpx
 import pytest
 
 from router.api.formats import WRITERS
-from router.api.params import Chunking
+from router.api.params import Chunking, SpeakerOptions
 from router.api.subtitles import PLAIN
 from router.audio.containers import wav_head
 from router.http.routes import create_app
-from router.speakers.options import SpeakerOptions
 from tests.support.router_fakes import (
     AUDIO,
     FakeTranscriber,
@@ -100,6 +99,8 @@ async def test_parameters_become_those_of_the_request(
     assert said.speakers.by is None
     await asr.post("/asr?diarize=true&min_speakers=2&max_speakers=", files=FILES)
     assert transcriber.params[-1].speakers == SpeakerOptions("voice", min_speakers=2)
+    await asr.post("/asr?channels=separate", files=FILES)
+    assert transcriber.params[-1].speakers == SpeakerOptions("channel")
 
 
 async def test_the_language_is_told_with_its_probability(
