@@ -23,6 +23,7 @@ from router.live.partial_transcript import chosen_policy
 from router.live.session import LiveEngine
 from router.pipeline import Pipeline
 from router.pools import DecoderClient, EncoderClient
+from router.speakers.live import hear
 from router.transcriber import RequestTranscriber
 from router.warm_up import first_window
 
@@ -59,8 +60,12 @@ def make_live_engine(
     recorder: Recorder,
     tracer: Tracer = NO_TRACER,
     clock: Clock = SYSTEM_CLOCK,
+    audio: AudioPool | None = None,
 ) -> LiveEngine:
-    """The engine of one model. activity: of all engines; the caller closes it, after the engine."""
+    """The engine of one model. activity: of all engines; the caller closes it, after the engine.
+
+    audio: what tells speakers apart, if it can.
+    """
     dims = checkpoint.dims
     return LiveEngine(
         # Growing audio never comes again, so that its KV is not kept.
@@ -71,6 +76,7 @@ def make_live_engine(
         n_text_ctx=dims.n_text_ctx,
         activity=activity,
         context_for=_context_for(settings, checkpoint),
+        hear=partial(hear, audio) if audio is not None and audio.tells_voices_apart else None,
         recorder=recorder,
         tracer=tracer,
         clock=clock,

@@ -98,8 +98,8 @@ class Language(Kind):
 
 
 class Boolean(Kind):
-    def parse(self, name: str, sent: str) -> bool:
-        match sent.strip().lower():
+    def parse(self, name: str, sent: object) -> bool:
+        match str(sent).strip().lower():  # JSON has true and false
             case "true" | "1":
                 return True
             case "false" | "0":

@@ -20,6 +20,7 @@ from cluster.common.errors import SplitscribeError
 from router.transcript import TokenLogprob
 
 Eagerness = Literal["low", "medium", "high", "auto"]
+DIARIZING_MODEL = "gpt-4o-transcribe-diarize"
 Delay = Literal["minimal", "low", "medium", "high", "xhigh"]
 
 
@@ -55,6 +56,12 @@ class LiveConfig:
     delay: Delay | None = None  # how long words may be held back; None: the server's default
     turn_detection: TurnDetection = ServerVad()
     logprobs: bool = False  # of tokens, with deltas and completions
+    diarize: bool = False  # segments have speakers
+
+
+def wants_speakers(config: LiveConfig) -> bool:
+    """By the field, or by the name of the model."""
+    return config.diarize or config.model == DIARIZING_MODEL
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,6 +98,7 @@ class TurnSegment:
     text: str
     start_s: float  # from the beginning of the turn's audio
     end_s: float
+    speaker: str | None = ""  # empty: not asked for; None: not known yet
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,7 +11,7 @@ import asyncio
 import logging
 from collections.abc import AsyncIterator
 
-from cluster.common.errors import OverloadedError, WorkerError
+from cluster.common.errors import OverloadedError, UnsupportedValueError, WorkerError
 from cluster.common.logs import log_fields
 from cluster.common.messages import Pcm
 from router.live.activity import Probabilities
@@ -20,6 +20,7 @@ from router.live.schedule import Schedule
 from router.live.turn_detector import TurnDetector
 from router.live.turns import AudioBuffer, SessionEvents, Turn, seconds
 from router.live.updates import LiveEngineParts, UtteranceTranscriber
+from router.speakers.voices import NO_SPEAKER_MODEL
 
 logger = logging.getLogger(__name__)
 
@@ -32,7 +33,8 @@ class LiveEngine(LiveEngineParts):
         self.sessions: set[LiveSession] = set()  # open ones
 
     def open(self, config: LiveConfig, *, session_id: str, owner: bytes = b"") -> LiveSession:
-        """Raises OverloadedError. session_id: in logs and traces, and of windows at the workers."""
+        """Raises OverloadedError, and as `check`. session_id: in logs, traces and workers."""
+        self.check(config)
         if self.pace.is_overloaded:
             raise OverloadedError(
                 "the workers have no time for another live session: an update of the open ones "
@@ -42,6 +44,13 @@ class LiveEngine(LiveEngineParts):
         session = LiveSession(self, config, session_id, owner)
         self.sessions.add(session)
         return session
+
+    def check(self, config: LiveConfig) -> None:
+        """Raises UnsupportedValueError: it asks for speakers, and no network tells them apart."""
+        if config.diarize and self.hear is None:
+            raise UnsupportedValueError(
+                NO_SPEAKER_MODEL, param="session.audio.input.transcription.diarize"
+            )
 
     async def close(self) -> None:
         await asyncio.gather(*(session.close() for session in list(self.sessions)))
@@ -71,6 +80,7 @@ class LiveSession:
 
     def configure(self, config: LiveConfig) -> None:
         """Turn detection at once, all else for turns that have no text yet."""
+        self._engine.check(config)
         self._detector.configure(config)
         self._changed.set()
 

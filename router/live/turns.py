@@ -73,6 +73,11 @@ class AudioBuffer:
         chunk = self._chunks[0] if self._chunks else np.empty(0, np.int16)
         return chunk[first - self.start : last - self.start].copy()
 
+    def held(self, first: int, last: int) -> Pcm:
+        """As `span`, of what is still there, or there already."""
+        last = max(self.start, min(last, self.end))
+        return self.span(min(max(first, self.start), last), last)
+
     def drop_before(self, first: int) -> None:
         """In whole chunks where these are short."""
         while self._chunks and self.start + self._chunks[0].shape[0] <= first:

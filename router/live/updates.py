@@ -28,7 +28,7 @@ from router.api.params import LADDER, PARALLEL_GATES
 from router.audio.windows import samples
 from router.interface import RequestContext
 from router.live.activity import VoiceActivity
-from router.live.interface import LiveConfig
+from router.live.interface import LiveConfig, TurnSegment, wants_speakers
 from router.live.partial_transcript import AttentionPeak, Hypothesis, PartialTranscript, Policy
 from router.live.schedule import (
     MAX_UTTERANCE,
@@ -42,6 +42,7 @@ from router.live.turn_detector import TurnDetector
 from router.live.turns import AudioBuffer, SessionEvents, Token, Turn, Utterance, quietest, seconds
 from router.pipeline import Pipeline, RequestRun, WindowAudio
 from router.seeking import TextContext
+from router.speakers.live import Hear, SessionVoices
 
 logger = logging.getLogger(__name__)
 
@@ -76,6 +77,7 @@ class LiveEngineParts:
     activity: VoiceActivity  # of all engines; its maker closes it
     recorder: Recorder
     context_for: Callable[[int], int] | None = None  # as of `WindowAudio.of_samples`
+    hear: Hear | None = None  # None: speakers cannot be told apart
     tracer: Tracer = NO_TRACER
     clock: Clock = SYSTEM_CLOCK
 
@@ -105,6 +107,7 @@ class UtteranceTranscriber:
         self._schedule = schedule
         self._events = events
         self._partial: PartialTranscript | None = None  # of the utterance that is being decoded
+        self._voices = None if engine.hear is None else SessionVoices(engine.hear)
         self._n_updates = 0
         self._n_overtaken = 0  # updates that were cancelled in a row
 
@@ -134,20 +137,20 @@ class UtteranceTranscriber:
             if decoded is None:
                 return
             self._emit_text(partial, decoded, partial.add_update(decoded, end))
-            if self._cut(partial, end):
+            if await self._cut(partial, end):
                 return
         if end - utterance.start >= MAX_UTTERANCE and not utterance.turn.is_cleared:
             self._split(partial, end)
 
-    def _cut(self, partial: PartialTranscript, end: int) -> bool:
+    async def _cut(self, partial: PartialTranscript, end: int) -> bool:
         """Of a long utterance, or one whose tokens leave no room. Returns whether it could."""
         start = partial.utterance.start
         is_dense = len(partial.prefix_tokens) > self._engine.n_text_ctx // 4
         if end - start <= SOFT_CUT and not is_dense:
             return False
         audio = self._audio.span(start, end)
-        for segment in partial.cut(audio, anywhere=is_dense or end - start > WORD_CUT):
-            self._events.emit(segment)
+        segments = partial.cut(audio, anywhere=is_dense or end - start > WORD_CUT)
+        await self._emit_segments(partial.utterance.turn, segments)
         return partial.utterance.start > start
 
     def _split(self, partial: PartialTranscript, end: int) -> None:
@@ -173,8 +176,7 @@ class UtteranceTranscriber:
             except SplitscribeError as error:
                 turn.error = error
             if not turn.is_cleared:
-                for segment in partial.remaining_segments():
-                    self._events.emit(segment)
+                await self._emit_segments(turn, partial.remaining_segments())
         if turn.is_cleared:
             return
         utterance.updated_to = end
@@ -197,7 +199,7 @@ class UtteranceTranscriber:
             self._emit_text(partial, decoded, fresh)
             if not (decoded.is_cut and fresh):
                 return
-            self._cut(partial, end)
+            await self._cut(partial, end)
             decoded = None
 
     def _missed_speech(self, partial: PartialTranscript, end: int) -> Utterance | None:
@@ -213,6 +215,15 @@ class UtteranceTranscriber:
         if start <= utterance.start:
             return None
         return Utterance(utterance.turn, start, end, utterance.ends_turn, speech)
+
+    async def _emit_segments(self, turn: Turn, segments: list[TurnSegment]) -> None:
+        """Emit them, with who speaks in each where the client asked for it."""
+        voices = self._voices if wants_speakers(turn.config) else None
+        at, held = turn.start, self._audio.held  # now: audio may go while a piece is heard
+        pieces = [held(at + samples(one.start_s), at + samples(one.end_s)) for one in segments]
+        for one, pcm in zip(segments, pieces, strict=True):
+            speaker = "" if voices is None else await voices.speaker_of(pcm)
+            self._events.emit(replace(one, speaker=speaker))
 
     def _emit_text(
         self, partial: PartialTranscript, decoded: Hypothesis, tokens: list[Token]

@@ -85,7 +85,9 @@ class Router:
                 first_windows.append(
                     make_first_window(own, checkpoint, encoder, decoder, tokenizer)
                 )
-            live = make_live_engine(own, checkpoint, encoder, decoder, activity, recorder, tracer)
+            live = make_live_engine(
+                own, checkpoint, encoder, decoder, activity, recorder, tracer, audio=audio
+            )
             self._opened.push_async_callback(live.close)
             models.append(served_model(settings, name, transcriber, live))
             logger.info("ready: model %s as %s", checkpoint.name, name)

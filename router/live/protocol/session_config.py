@@ -15,7 +15,18 @@ from dataclasses import asdict, dataclass, field, replace
 from typing import Any, TypeVar, get_args
 
 from cluster.common.errors import InvalidRequestError, UnsupportedValueError
-from router.api.kinds import Choice, Integer, Kind, Language, ListOf, Number, Text, as_object, shown
+from router.api.kinds import (
+    Boolean,
+    Choice,
+    Integer,
+    Kind,
+    Language,
+    ListOf,
+    Number,
+    Text,
+    as_object,
+    shown,
+)
 from router.live.interface import (
     Delay,
     Eagerness,
@@ -44,6 +55,7 @@ TRANSCRIPTION: Mapping[str, Kind] = {
     "prompt": Text(longest=10_000),  # Whisper reads the last 223 tokens
     "keywords": ListOf(Text(longest=200), most=256),
     "delay": Choice(get_args(Delay)),
+    "diarize": Boolean(),
 }
 SERVER_VAD: Mapping[str, Kind] = {
     "threshold": Number(0, 1),
@@ -246,8 +258,9 @@ def as_session(
         "language": live.language,
         "prompt": live.prompt,
     }
-    lists = {"languages": list(live.languages), "keywords": list(live.keywords)}
-    transcription |= {n: value for n, value in (lists | {"delay": live.delay}).items() if value}
+    more: dict[str, Any] = {"languages": list(live.languages), "keywords": list(live.keywords)}
+    more |= {"delay": live.delay, "diarize": live.diarize}
+    transcription |= {name: value for name, value in more.items() if value}
     turns = None
     if detection is not None:
         kind = "server_vad" if isinstance(detection, ServerVad) else "semantic_vad"

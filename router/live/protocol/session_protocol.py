@@ -233,11 +233,11 @@ class LiveProtocol:
             case TextDelta(_, text, logprobs):
                 fields = self._logprobs(logprobs)
                 return [write.transcription("delta", item.item_id, delta=text, **fields)]
-            case TurnSegment(_, text, start_s, end_s):
+            case TurnSegment(_, text, start_s, end_s, speaker):
                 segment = {
                     "id": write.new_id("seg"),
                     "text": text,
-                    "speaker": "",
+                    "speaker": speaker,
                     "start": round(start_s, 3),
                     "end": round(end_s, 3),
                 }

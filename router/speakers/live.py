@@ -1,0 +1,88 @@
+"""Who speaks in a live session: its voices so far, and whose the next piece of speech is.
+
+An audio worker hears each piece and gives its vector; what the session knows stays with it in the
+router, so that any worker may hear the next one. A name that was given is never taken back.
+"""
+
+from __future__ import annotations
+
+import asyncio
+import logging
+import tempfile
+import wave
+from collections.abc import Awaitable, Callable
+from dataclasses import dataclass
+from pathlib import Path
+
+import numpy as np
+from numpy.typing import NDArray
+
+from cluster.common.errors import SplitscribeError
+from cluster.common.messages import SAMPLE_RATE, Pcm
+from router.audio.pool import AudioPool
+from router.audio.protocol import SpeakerSearch
+from router.interface import RequestContext
+from router.speakers.voices import name_of
+
+logger = logging.getLogger(__name__)
+
+LEAST_S = 1.5  # of speech, from which on a voice that is not known yet is a new one
+HEAR_TIME_S = 5.0  # after which a piece has no speaker
+LEAST_COSINE = 0.4  # of two pieces of one voice
+
+
+@dataclass(frozen=True, slots=True)
+class Voice:
+    """vector: float32 [size], of length 1. speech_s: seconds that it was heard for."""
+
+    vector: NDArray[np.float32]
+    speech_s: float
+
+
+Hear = Callable[[Pcm], Awaitable[Voice | None]]
+
+
+async def hear(audio: AudioPool, pcm: Pcm) -> Voice | None:
+    """The voice of a piece of speech; None where nobody is heard, or no worker has time."""
+    with tempfile.NamedTemporaryFile(suffix=".wav") as file:
+        await asyncio.to_thread(_write, file.name, pcm)
+        try:
+            async with asyncio.timeout(HEAR_TIME_S):
+                context = RequestContext.unlimited("live", HEAR_TIME_S)
+                heard = await audio.survey(Path(file.name), context, SpeakerSearch(is_one=True))
+        except (SplitscribeError, TimeoutError) as error:
+            logger.warning("a piece of a live session has no speaker: %s", error)
+            return None
+    if heard.voice is None:
+        return None
+    vector, n_samples = heard.voice
+    return Voice(np.array(vector, np.float32), n_samples / SAMPLE_RATE)
+
+
+def _write(path: str, pcm: Pcm) -> None:
+    with wave.open(path, "wb") as file:
+        file.setparams((1, 2, SAMPLE_RATE, 0, "NONE", ""))
+        file.writeframes(pcm.tobytes())
+
+
+class SessionVoices:
+    """The voices of one session."""
+
+    def __init__(self, hear: Hear) -> None:
+        self._hear = hear
+        self._sums: list[NDArray[np.float32]] = []  # of each voice's vectors, by their seconds
+
+    async def speaker_of(self, pcm: Pcm) -> str | None:
+        """A, B, C and so on, as they appear; None where it is not certain yet."""
+        voice = await self._hear(pcm)
+        if voice is None:
+            return None
+        cosines = [float(one @ voice.vector / np.linalg.norm(one)) for one in self._sums]
+        number = int(np.argmax(cosines)) if cosines else 0
+        if not cosines or cosines[number] < LEAST_COSINE:
+            if voice.speech_s < LEAST_S:
+                return None
+            number = len(self._sums)
+            self._sums.append(np.zeros_like(voice.vector))
+        self._sums[number] += np.float32(voice.speech_s) * voice.vector
+        return name_of(number, ())

@@ -1,0 +1,64 @@
+"""The voices of a live session: who a piece of speech is of, and when that is not certain."""
+
+from __future__ import annotations
+
+from pathlib import Path
+
+import numpy as np
+import pytest
+
+from cluster.common.messages import SAMPLE_RATE, Pcm
+from cluster.common.settings import RouterSettings, SpeakerSettings
+from router.audio.pool import AudioPool
+from router.speakers.live import SessionVoices, Voice, hear
+from tests.support.audio.sounds import silence
+from tests.support.audio.speech import pcm_of
+from tests.support.speaker_networks import write_network
+
+
+async def played(pcm: Pcm) -> Voice | None:
+    """The first sample is the voice, and none is 0; samples are tenths of a second."""
+    if not pcm[0]:
+        return None
+    voice = np.eye(4, dtype=np.float32)[pcm[0]] + np.float32(0.1)
+    return Voice(voice / np.linalg.norm(voice), pcm.shape[0] / 10)
+
+
+async def told(*pieces: tuple[int, float]) -> list[str | None]:
+    session = SessionVoices(played)
+    return [
+        await session.speaker_of(np.full(round(10 * long), voice, np.int16))
+        for voice, long in pieces
+    ]
+
+
+async def test_voices_have_letters_as_they_appear() -> None:
+    assert await told((2, 2.0), (1, 3.0), (2, 9.0), (3, 1.5), (1, 2.0)) == list("ABACB")
+
+
+async def test_a_new_voice_has_no_name_before_it_spoke_long_enough() -> None:
+    assert await told((1, 1.4), (1, 1.6), (1, 0.5), (2, 0.5), (0, 3.0)) == [
+        None,
+        "A",
+        "A",
+        None,
+        None,
+    ]
+
+
+@pytest.mark.slow
+async def test_an_audio_worker_gives_the_voice_of_a_piece(tmp_path: Path) -> None:
+    model = str(write_network(tmp_path / "voices.onnx", size=16))
+    settings = RouterSettings(audio_workers=1)
+    pool = AudioPool(settings, speakers=SpeakerSettings(model=model, threshold=0.5))
+    await pool.start()
+    try:
+        voice = await hear(pool, pcm_of("medium")[: 4 * SAMPLE_RATE])
+        assert voice is not None
+        assert 2 < voice.speech_s <= 4
+        assert voice.vector.shape == (16,)
+        assert np.linalg.norm(voice.vector) == pytest.approx(1, abs=1e-3)
+        for nothing in (silence(2.0), pcm_of("medium")[:10]):
+            assert await hear(pool, nothing) is None
+    finally:
+        await pool.close()
