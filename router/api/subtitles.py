@@ -78,9 +78,9 @@ def vtt_cue(segment: Segment) -> str:
     return _vtt(_segment_cue(segment))
 
 
-def clock(seconds: float, *, marker: str = ".", hours: bool = False) -> str:
-    """`MM:SS.mmm`; `HH:MM:SS.mmm` from an hour on, or always with `hours`."""
-    return _clock(_milliseconds(seconds), marker, hours)
+def clock(seconds: float) -> str:
+    """`MM:SS.mmm`; `HH:MM:SS.mmm` from an hour on."""
+    return _clock(_milliseconds(seconds), ".", False)
 
 
 # ------------------------------------------------------------------------------------ cues

@@ -16,7 +16,7 @@ from collections import deque
 from collections.abc import AsyncIterator
 from pathlib import Path
 
-from cluster.common.clock import SYSTEM_CLOCK, Clock
+from cluster.common.clock import SYSTEM_CLOCK
 from cluster.common.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -65,14 +65,12 @@ class AudioPool:
     def __init__(
         self,
         settings: RouterSettings,
-        clock: Clock = SYSTEM_CLOCK,
         *,
         speakers: SpeakerSettings | None = None,
         when_idle: bool = False,
     ) -> None:
         """when_idle: as in `AudioLimits`. speakers: as of `Settings.speaker_network`."""
         self._settings = settings
-        self._clock = clock
         self._limits = AudioLimits(
             max_upload_bytes=settings.max_upload_bytes,
             max_audio_s=settings.max_audio_s,
@@ -222,7 +220,7 @@ class AudioPool:
 
     def _check_budget(self, client: bytes) -> None:
         """Raises RateLimitError."""
-        now_s = self._clock.monotonic()
+        now_s = SYSTEM_CLOCK.monotonic()
         recent = [at_s for at_s in self._ended_s.pop(client, ()) if now_s - at_s < ENDED_S]
         if recent:
             self._ended_s[client] = recent
@@ -254,7 +252,7 @@ class AudioPool:
             if not ever_ready:
                 raise ConfigurationError(f"an audio worker does not start: {problem}")
             logger.error("an audio worker does not start: %s; next try in %g s", problem, pause_s)
-            await self._clock.sleep(pause_s)
+            await SYSTEM_CLOCK.sleep(pause_s)
             pause_s = min(2 * pause_s, LAST_RESTART_S)
 
     async def _run_worker(self) -> str | None:
@@ -304,7 +302,7 @@ class AudioPool:
         culprit = worker.streams.get(blamed, worker.left)
         is_known = culprit is not None and culprit.upload_id == blamed and not worker.stalled
         if culprit is not None and is_known and (client := culprit.context.client):
-            self._ended_s.setdefault(client, []).append(self._clock.monotonic())
+            self._ended_s.setdefault(client, []).append(SYSTEM_CLOCK.monotonic())
         for stream in worker.streams.values():
             stream.add_credit = None
             stream.moves += blamed in (0, stream.upload_id)
@@ -333,7 +331,7 @@ class AudioPool:
         """
         limit_s = self._settings.audio_timeout_s
         while True:
-            await self._clock.sleep(min(1.0, limit_s / 4))
+            await SYSTEM_CLOCK.sleep(min(1.0, limit_s / 4))
             for worker in self._workers:
                 upload_id, busy_s = worker.slot.get()
                 if upload_id and (busy_s > limit_s or worker.is_over_time()):
