@@ -5,6 +5,7 @@ Callers' threads verify handles and queue commands; `Reader` runs them on the wi
 
 from __future__ import annotations
 
+import math
 import queue
 import threading
 from collections.abc import Callable, Mapping, Sequence
@@ -27,6 +28,7 @@ from cluster.common.kv.wire import FetchStats, TransferConfig, Wire, WireThread
 from cluster.common.messages import CrossKVHandle
 
 MAX_QUARANTINED = 0.25  # of the pool; above it the replica is unhealthy
+STUCK_S = 30.0  # in a call of the wire, which should wait for no peer; then it is unhealthy, too
 
 _Command = Callable[[], None]
 
@@ -48,6 +50,8 @@ class KVImporter:
         self._layout_hash = self.pool.layout_hash
         self._cluster_key = config.cluster_key
         self._wire = wire
+        self._clock = config.clock
+        self._begun_s = math.inf  # when the wire's thread began what it does now
         self._held = HeldHandles(config.clock)
         self._reader = Reader(self.pool, wire, self._held, config)
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
@@ -132,6 +136,9 @@ class KVImporter:
             return self._thread.failure
         if self._closed:
             return "the KV importer is closed"
+        held_up_s = self._clock() - self._begun_s
+        if held_up_s > STUCK_S:
+            return f"the KV transport has not returned for {held_up_s:.0f} s"
         stuck = self.pool.n_quarantined
         if stuck > MAX_QUARANTINED * self.pool.n_pages:
             return f"{stuck} of {self.pool.n_pages} KV pages wait for overdue READs to end"
@@ -178,6 +185,7 @@ class KVImporter:
 
     def _run(self) -> None:
         while True:
+            self._begun_s = math.inf
             try:
                 command = self._commands.get(timeout=self._reader.wait_s())
             except queue.Empty:
@@ -185,7 +193,9 @@ class KVImporter:
             else:
                 if command is None:
                     return
+                self._begun_s = self._clock()
                 command()  # one at a time: posting may take long, and others are to be polled
+            self._begun_s = self._clock()
             self._reader.step()
 
     def _end(self) -> None:

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
@@ -121,6 +122,19 @@ def test_a_dead_thread_fails_every_fetch_and_shows(importer: KVImporter, wire: S
     for page_set in pages:
         importer.pool.release(page_set)
     importer.pool.check_integrity()
+
+
+def test_a_wire_that_does_not_return_makes_its_importer_unwell(
+    importer: KVImporter, wire: StubWire, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    held = threading.Event()
+    monkeypatch.setattr(wire, "connect", lambda *_: held.wait(DEADLINE_S))
+    with monkeypatch.context() as patch:
+        patch.setattr("cluster.common.kv.importer.STUCK_S", 0.05)
+        importer.accept(make_handle())
+        wait_until(lambda: "has not returned" in str(importer.healthy()))
+        held.set()
+        wait_until(lambda: importer.healthy() is None)
 
 
 def test_a_handle_that_points_outside_the_pool_reads_nothing() -> None:
