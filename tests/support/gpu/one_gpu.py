@@ -89,15 +89,14 @@ def checkpoint_folder() -> Path:
 def run_one_gpu(
     handoff: Literal["cross_kv", "encoder_states"] = "cross_kv",
     placement: Literal["colocated", "split"] = "colocated",
-    without: str | None = None,
     windows: Sequence[dict[str, Any]] = WINDOWS,
     page_frames: int = PAGE_FRAMES,
 ) -> Outcome:
-    """Transcribe windows that are sent at once; `without` a fence of the product."""
+    """Transcribe windows that are sent at once."""
     checkpoint = open_checkpoint(str(checkpoint_folder()))
     role: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "threads": 1, "max_batch": 2}
     with ExitStack() as stack:
-        gpu, runtime = stack.enter_context(simulated_one_gpu(without))
+        gpu, runtime = stack.enter_context(simulated_one_gpu())
         detector = RaceDetector(gpu, runtime)
         kv = kv_layout(checkpoint, page_frames, "bfloat16", "cuda")
         states = states_layout(checkpoint, "bfloat16")
@@ -139,14 +138,14 @@ def run_one_gpu(
 
 @contextmanager
 def simulated_one_gpu(
-    without: str | None = None, values: str = "cpu"
+    values: str = "cpu",
 ) -> Iterator[tuple[SimulatedGpu, SimulatedRuntime]]:
     """A simulated GPU for which flashinfer and Triton are installed."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
         with (
-            simulated_gpu(values, without) as (gpu, runtime),
+            simulated_gpu(values) as (gpu, runtime),
             installed(flashinfer_on(gpu)),
             patch.dict(self_check.turned_off, clear=True),
             patch.object(kernels, "loads_triton", lambda: True),

@@ -11,7 +11,7 @@ from typing import Any
 
 from torch import Tensor
 
-from tests.support.gpu.fences import ROOT
+from tests.gpu_kit.packages import ROOT
 
 _OURS = str(Path(__file__).parent)
 _PASSED_THROUGH = ("cluster/common/model/streams.py", "cluster/common/kernels/gpu/kernels.py")

@@ -11,7 +11,6 @@ of a copy from pageable memory, and of torch before a capture.
 from __future__ import annotations
 
 import itertools
-import sys
 import threading
 from collections.abc import Iterator, Sequence
 from contextlib import contextmanager, nullcontext
@@ -24,7 +23,6 @@ from cluster.common.model import streams
 from cluster.common.model.streams import Body, CudaRuntime
 from tests.support.gpu.capture import Capture, Recorded
 from tests.support.gpu.device import SimulatedGpu
-from tests.support.gpu.fences import fence_at
 from tests.support.gpu.operations import Operation, where_now
 from tests.support.gpu.tensor import CUDA, DeviceTensor
 
@@ -73,14 +71,12 @@ class SimulatedEvent:
 class SimulatedRuntime(CudaRuntime):
     """Takes CUDA's place in `cluster.common.model.streams`.
 
-    without: a fence of the product that does nothing here, as if it were not in the code.
     graphs: the replays of all that were captured.
     """
 
-    def __init__(self, gpu: SimulatedGpu, without: str | None = None) -> None:
+    def __init__(self, gpu: SimulatedGpu) -> None:
         self.gpu = gpu
         gpu.around = lambda: nullcontext() if self.capturing is None else self.capturing.inside
-        self.without = without
         self.host: Clock = {}
         self.graphs: list[Body] = []
         self._numbers = itertools.count()
@@ -89,17 +85,11 @@ class SimulatedRuntime(CudaRuntime):
 
     @contextmanager
     def fence(self) -> Iterator[None]:
-        """Around what a fence does; undone where the product is to go without it."""
+        """Around what a fence does."""
         if (capture := self.capturing) is not None:
             capture.refuse("waits for work of another stream or of the device", where_now())
         with self.gpu.lock:
-            clocks = [self.host, *(stream.clock for stream in self._streams)]
-            before = [dict(clock) for clock in clocks]
             yield
-            if self.without is not None and fence_at(sys._getframe(2)) == self.without:
-                for clock, old in zip(clocks, before, strict=True):
-                    clock.clear()
-                    clock.update(old)
 
     def launched(self) -> tuple[SimulatedStream, int]:
         """The place of an operation that is launched now, and what it comes after: its stream."""
@@ -192,12 +182,10 @@ class SimulatedRuntime(CudaRuntime):
 
 
 @contextmanager
-def simulated_gpu(
-    values: str = "cpu", without: str | None = None
-) -> Iterator[tuple[SimulatedGpu, SimulatedRuntime]]:
+def simulated_gpu(values: str = "cpu") -> Iterator[tuple[SimulatedGpu, SimulatedRuntime]]:
     """A GPU on which the product runs while this is open."""
     gpu = SimulatedGpu(values)
-    runtime = SimulatedRuntime(gpu, without)
+    runtime = SimulatedRuntime(gpu)
     with gpu.opened(), streams.replaced_by(runtime):
         yield gpu, runtime
 

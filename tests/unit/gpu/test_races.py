@@ -1,7 +1,6 @@
 """Nothing on a GPU is read or written before what it has to come after, in any placement.
 
-The product's own engines run on a simulated GPU (`tests/support/gpu`). Each place where the product
-waits is taken out in turn, and must be missed; one that is new has to be entered here.
+The product's own engines run on a simulated GPU (`tests/support/gpu`).
 """
 
 from __future__ import annotations
@@ -11,6 +10,7 @@ from collections.abc import Callable, Iterator
 from concurrent.futures import Future
 from contextlib import contextmanager
 from functools import cache
+from pathlib import Path
 from typing import Any
 from unittest.mock import patch
 
@@ -29,7 +29,6 @@ from decoder_worker.gpu.fixed_sizes import FixedSizes
 from decoder_worker.scheduling.sequence import DecodeSequence
 from decoder_worker.states import Projected, StatesProjection
 from encoder_worker.forward import WindowEncoder
-from tests.support.gpu.fences import ROOT, fences, product_files
 from tests.support.gpu.one_gpu import (
     PAGE_FRAMES,
     WINDOWS,
@@ -42,31 +41,24 @@ from tests.support.gpu.races import RaceDetector
 from tests.support.gpu.tensor import CUDA
 from tests.support.references.hugging_face import make_pcm
 
-STAGING = "encoder_worker/gpu/staging.py Staging"
-TABLES = "decoder_worker/attention/flashinfer_tables.py"
-RUNNER = "decoder_worker/model_runner.py ModelRunner"
-FORWARD = "encoder_worker/forward.py WindowEncoder"
-PROJECTION = "decoder_worker/states.py"
-STATIC = "encoder_worker/gpu/static_encoder.py"
-
-
-Scenario = Callable[..., Outcome]
+ROOT = Path(__file__).parents[3]
+Scenario = Callable[[], Outcome]
 
 
 # Parts of the GPU path alone, driven harder than the loops drive them.
 
 
 @contextmanager
-def watched(without: str | None) -> Iterator[Outcome]:
+def watched() -> Iterator[Outcome]:
     outcome = Outcome()
-    with simulated_one_gpu(without) as (gpu, runtime):
+    with simulated_one_gpu() as (gpu, runtime):
         outcome.races = RaceDetector(gpu, runtime).races
         yield outcome
 
 
-def batches_without_waits(without: str | None = None) -> Outcome:
+def batches_without_waits() -> Outcome:
     """Four batches of the encoder's graphs, of which nobody waits for any."""
-    with watched(without) as outcome:
+    with watched() as outcome:
         encoder, pool = _encoder()
         encoder.prepare(pool, 1)
         for i in range(4):
@@ -74,9 +66,9 @@ def batches_without_waits(without: str | None = None) -> Outcome:
     return outcome
 
 
-def encoder_without_graphs(without: str | None = None) -> Outcome:
+def encoder_without_graphs() -> Outcome:
     """A batch where Triton does not load."""
-    with watched(without) as outcome, patch("encoder_worker.forward.has_triton", lambda: False):
+    with watched() as outcome, patch("encoder_worker.forward.has_triton", lambda: False):
         encoder, pool = _encoder()
         encoder.prepare(pool, 1)
         encoder([make_pcm(1.0)], pool, [(0, 1)])()
@@ -90,18 +82,18 @@ def _encoder() -> tuple[WindowEncoder, Tensor]:
     return WindowEncoder(checkpoint, "bfloat16", "cuda"), pool
 
 
-def ragged_plans(without: str | None = None) -> Outcome:
+def ragged_plans() -> Outcome:
     """Two plans of one table for any forward, one right after the other."""
-    return _plans(without, lambda kernels: kernels.ragged())
+    return _plans(lambda kernels: kernels.ragged())
 
 
-def step_plans(without: str | None = None) -> Outcome:
+def step_plans() -> Outcome:
     """The same of a table for decode steps, the rows having begun other pages."""
-    return _plans(without, lambda kernels: kernels.fixed(2, 1))
+    return _plans(lambda kernels: kernels.fixed(2, 1))
 
 
-def _plans(without: str | None, choose: Callable[[Any], AttentionBackend]) -> Outcome:
-    with watched(without) as outcome:
+def _plans(choose: Callable[[Any], AttentionBackend]) -> Outcome:
+    with watched() as outcome:
         from decoder_worker.attention.flashinfer_backend import FlashInfer
 
         pools = [torch.zeros(8, 1, 2, 8, 2, 64, dtype=torch.bfloat16, device=CUDA) for _ in "ab"]
@@ -114,18 +106,18 @@ def _plans(without: str | None, choose: Callable[[Any], AttentionBackend]) -> Ou
     return outcome
 
 
-def states_projected(without: str | None = None) -> Outcome:
+def states_projected() -> Outcome:
     """The KV of states that landed is read on another stream, after the projection was awaited."""
-    return _projected(without, Projected.wait)
+    return _projected(Projected.wait)
 
 
-def states_found_projected(without: str | None = None) -> Outcome:
+def states_found_projected() -> Outcome:
     """The same, once it was found done."""
-    return _projected(without, Projected.is_done)
+    return _projected(Projected.is_done)
 
 
-def _projected(without: str | None, until: Callable[[Projected], object]) -> Outcome:
-    with watched(without) as outcome:
+def _projected(until: Callable[[Projected], object]) -> Outcome:
+    with watched() as outcome:
         checkpoint = open_checkpoint(str(checkpoint_folder()))
         kv = PagePool(kv_layout(checkpoint, PAGE_FRAMES, "bfloat16", "cuda"), 4, "cuda")
         landing = PagePool(states_layout(checkpoint, "bfloat16"), 2, "cuda")
@@ -135,8 +127,8 @@ def _projected(without: str | None, until: Callable[[Projected], object]) -> Out
         sequence = DecodeSequence(
             DecodeRequest("r", 0, 0, handle, DecodeOptions(), 1.0),
             Future(),
-            arrived=0.0,
-            deadline=1.0,
+            arrived_s=0.0,
+            deadline_s=1.0,
             n_new_max=1,
             language="en",
             cross_pages=(0, 1),
@@ -149,28 +141,6 @@ def _projected(without: str | None, until: Callable[[Projected], object]) -> Out
     return outcome
 
 
-def colocated(without: str | None = None) -> Outcome:
-    windows = WINDOWS if without is None else WINDOWS[:3]  # a race shows in the first ones
-    return run_one_gpu("cross_kv", "colocated", without, windows)
-
-
-# What misses each fence: parts of the product where they suffice, else both engines at work.
-MISSED_BY: dict[str, Scenario] = {
-    f"{STAGING}.put: synchronize": batches_without_waits,
-    f"{STAGING}._upload: wait_event": batches_without_waits,
-    f"{STAGING}._upload: wait_event (2)": batches_without_waits,
-    f"{STATIC} StaticEncoder.__init__: synchronize": batches_without_waits,
-    f"{FORWARD}.__call__: wait_stream": encoder_without_graphs,
-    f"{TABLES} PinnedPlans.plan: synchronize": step_plans,
-    f"{STATIC} waiter_for: synchronize": colocated,
-    "cluster/common/kv/memory_wire.py MemoryWire._copy_pages: synchronize": colocated,
-    "decoder_worker/step.py Readback.wait: synchronize": colocated,
-    f"{RUNNER}.__init__: synchronize": colocated,
-    f"{RUNNER}.__init__: synchronize (2)": colocated,
-    f"{PROJECTION} StatesProjection.__init__: synchronize": states_projected,
-    f"{PROJECTION} Projected.wait: synchronize": states_projected,
-    f"{PROJECTION} Projected.is_done: has_come": states_found_projected,
-}
 WHOLE: dict[str, dict[str, Any]] = {
     "colocated, pages that hold a window each": {"page_frames": 1500},
     "colocated, encoder states": {"handoff": "encoder_states"},
@@ -179,26 +149,17 @@ WHOLE: dict[str, dict[str, Any]] = {
 }
 
 
-def test_every_fence_of_the_product_is_taken_out_by_a_test() -> None:
-    assert set(fences().values()) == set(MISSED_BY), (
-        "enter a new wait of the product in MISSED_BY, with what misses it"
-    )
-
-
 def test_streams_and_waits_are_asked_for_in_one_place() -> None:
     """Past `common.model.streams` neither this detector nor the check of captures sees them."""
     names = {"Stream", "Event", "stream", "synchronize", "current_stream", "default_stream"}
     names |= {"CUDAGraph", "graph", "graph_pool_handle", "make_graphed_callables"}
-    for path in product_files():
+    packages = ("cluster", "encoder_worker", "decoder_worker")
+    files = [file for package in packages for file in (ROOT / package).rglob("*.py")]
+    for path in files:
+        if path.name == "streams.py":
+            continue
         for called in re.findall(r"torch\.cuda\.(\w+)\(", path.read_text(encoding="utf-8")):
             assert called not in names, f"{path.relative_to(ROOT)}: torch.cuda.{called}"
-
-
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-@pytest.mark.parametrize("name", MISSED_BY)
-def test_without_a_fence_there_is_a_race(name: str) -> None:
-    assert MISSED_BY[name](name).races, f"nothing misses {name}: is it needed?"
 
 
 PARTS = (
@@ -230,7 +191,7 @@ def test_both_roles_on_one_gpu_have_no_races() -> None:
 
 @cache
 def usual_tokens() -> list[tuple[int, ...]]:
-    outcome = colocated()
+    outcome = run_one_gpu()
     assert not outcome.races, str(outcome)
     return outcome.tokens
 

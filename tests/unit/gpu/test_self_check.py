@@ -332,19 +332,6 @@ def test_health_says_what_is_turned_off() -> None:
     assert status.turned_off == {GRAPHS: "it differs by nan of what torch computes"}
 
 
-def test_our_own_invariants_and_memory_that_is_out_are_no_faults_of_a_way() -> None:
-    def broken() -> Any:
-        raise AssertionError
-
-    def full() -> Any:
-        raise torch.OutOfMemoryError
-
-    for way, error in ((broken, AssertionError), (full, torch.OutOfMemoryError)):
-        with pytest.raises(error):
-            is_right(KERNELS, way, list)
-    assert not turned_off
-
-
 @pytest.mark.parametrize("starts", [True, False])
 def test_the_command_check_says_what_is_turned_off(
     monkeypatch: pytest.MonkeyPatch, *, starts: bool
