@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import http.server
 import io
+import shutil
 import threading
 from collections.abc import Iterator
 from functools import partial
@@ -18,6 +19,7 @@ from cluster.cli.transcribe import run
 from cluster.cli.transcribe.job import inputs_of
 from cluster.cli.transcribe.run import check_names, transcribe_files
 from cluster.common.errors import InvalidRequestError
+from cluster.demo.samples import sample_path
 from router.audio.containers import wav_head
 from tests.unit.cli.transcribe.conftest import MakeJob
 from tests.unit.cli.transcribe.test_run import hears_names, make_files
@@ -131,7 +133,7 @@ def test_a_url_names_its_results_and_never_a_place(url: str, name: str) -> None:
 def test_urls_are_fetched_and_a_failure_is_one_line(
     site: str, tmp_path: Path, make_job: MakeJob, paper: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    make_files(tmp_path / "site", "talk.mp3")
+    shutil.copyfile(sample_path("short"), tmp_path / "site/talk.mp3")
 
     async def transcribe(job: run.Run, files: list[Path]) -> int:
         return await job.run(files, hears_names())
