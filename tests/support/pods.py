@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import hashlib
 import os
-import re
 import shlex
 import shutil
 import signal
@@ -22,6 +21,7 @@ from typing import Any
 
 from cluster.serve.distribution import package_root
 from tests.support.hosts import UNSHARE
+from tests.support.image_root import instructions
 
 USER = 1000
 TOKEN = "0" * 64  # the operator's secret
@@ -239,9 +239,8 @@ def _environ(spec: dict[str, Any], container: dict[str, Any]) -> dict[str, str]:
     """The variables of the image, of kubelet and of the manifest; an absent secret sets none."""
     path = f"{Path(sys.prefix) / 'bin'}:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     environ = {"PATH": path, "HOME": "/home/ray"}
-    dockerfile = (package_root() / "configs/docker/cpu.Dockerfile").read_text()
-    for rest in re.findall(r"^ENV ((?:.*\\\n)*.*)", dockerfile, re.MULTILINE):
-        given = shlex.split(rest.replace("\\\n", " "))
-        environ |= dict(one.split("=", 1) for one in given)
+    for word, rest in instructions(package_root() / "configs/docker/cpu.Dockerfile"):
+        if word == "ENV":
+            environ |= dict(one.split("=", 1) for one in shlex.split(rest))
     environ |= KUBELET | (LINKS if spec.get("enableServiceLinks", True) else {})
     return environ | {one["name"]: one["value"] for one in container["env"] if "value" in one}
