@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+from collections import deque
 from collections.abc import Awaitable, Callable
 
 import numpy as np
@@ -27,27 +28,35 @@ Run = Callable[[Callable[[], None]], Awaitable[None]]  # runs a function, perhap
 class VadStream:
     """One session's audio that waits for the network, in the pieces in which it came."""
 
-    __slots__ = ("_pieces", "deliver", "network")
+    __slots__ = ("_n_samples", "_pieces", "deliver", "network")
 
     def __init__(self, deliver: OnProbabilities) -> None:
         self.deliver = deliver
-        self._pieces: list[Pcm] = []
+        self._pieces: deque[Pcm] = deque()
+        self._n_samples = 0  # in all pieces
         self.network: SpeechStream | None = None  # opened by the first tick that has a frame
 
     @property
     def n_waiting(self) -> int:
         """Complete frames that no tick has taken."""
-        return sum(map(len, self._pieces)) // FRAME_SAMPLES
+        return self._n_samples // FRAME_SAMPLES
 
     def add(self, pcm: Pcm) -> None:
         self._pieces.append(pcm)
+        self._n_samples += len(pcm)
 
     def take(self) -> Pcm:
         """The frames of one tick, int16 [n_frames, FRAME_SAMPLES]; at least one must wait."""
-        end = min(self.n_waiting, MAX_FRAMES) * FRAME_SAMPLES
-        waiting = np.concatenate(self._pieces)
-        self._pieces = [waiting[end:]]
-        return waiting[:end].reshape(-1, FRAME_SAMPLES)
+        wanted = min(self.n_waiting, MAX_FRAMES) * FRAME_SAMPLES
+        self._n_samples -= wanted
+        taken: list[Pcm] = []
+        while wanted:
+            piece = self._pieces.popleft()
+            if len(piece) > wanted:
+                self._pieces.appendleft(piece[wanted:])
+            taken.append(piece[:wanted])
+            wanted -= len(taken[-1])
+        return np.concatenate(taken).reshape(-1, FRAME_SAMPLES)
 
 
 class VoiceActivity:
