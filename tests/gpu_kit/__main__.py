@@ -72,6 +72,7 @@ def build(target: Path, python: str, arch: str) -> None:
     make_wheel(libraries, f"sm{arch.replace('.', '')}", target)
     pinned = [f"{name}=={version(name)}" for name in brought_along(python)]
     pinned += [line for line in requirements(["gpu-check"]) if "flashinfer" not in line]
+    pinned += [line for line in requirements(["bench"]) if "loadgen" in line]
     _download(pinned, target, python)
     (target / "README.md").write_text(readme(target, python, arch))
 
