@@ -216,7 +216,7 @@ async def listen(
 async def test_nothing_is_invented_that_the_reference_does_not_invent(
     transcriber: RequestTranscriber, tmp_path: Path
 ) -> None:
-    heard = await listen(transcriber, QUICK[1::4], tmp_path)
+    heard = await listen(transcriber, (*QUICK[2::4], QUICK[-2]), tmp_path)
     silent = [one.timings.windows for sound, one in heard.items() if not sound.said]
     assert any(silent), "the gates were not asked"
     for sound, one in heard.items():
