@@ -253,8 +253,7 @@ class DecoderEngine(DecoderCore):
         Args:
             importer: stays its owner's, who closes it after the engine.
             kv_pool: for KV that is projected here, where the importer reads encoder states; None:
-                it
-                reads the KV itself, into its own pool.
+                it reads the KV itself, into its own pool.
             page_tokens: positions in a page of self-attention KV; 0 takes what suits the device.
             waits: until all kernels that this process compiles for a CPU are there.
 

@@ -33,8 +33,7 @@ class DecoderStats(Counters):
     """Totals, and the state at this moment.
 
     waiting, loading, running: sequences in each state (arrivals not yet taken are waiting, and so
-        are
-        those whose KV is read before there are rows for them).
+        are those whose KV is read before there are rows for them).
     bulk_*: of bulk work, which the others include.
     backlog, bulk_backlog: rows that wait in routers, as in `cluster.common.signals`.
     pages_*: of the cross-attention pool.

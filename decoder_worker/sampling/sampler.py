@@ -28,8 +28,7 @@ class Sampled:
     """One step's outcome; [n], on the device.
 
     tokens: int64. logprobs: float32, of each token after the rules, at temperature 1; NaN or
-        infinite
-        where the model gave no finite logits.
+        infinite where the model gave no finite logits.
     top_tokens, top_logprobs: [n, n_top], the likeliest tokens of each row, best first; or None.
     """
 
@@ -51,8 +50,7 @@ class Sampler(Protocol):
             logits: float32 [n, n_vocab], changed in place.
             rows: as the slots stand, each slot at most once but for the inert one.
             noisy: int64 [m], the rows that get noise, all whose temperature is above 0 among them;
-                None
-                when there is none. At temperature 0 noise changes nothing.
+                None when there is none. At temperature 0 noise changes nothing.
             n_top: so many of each row's likeliest tokens are returned as well; a beam search, which
                 chooses among them, sets the rows' slots itself.
         """

@@ -94,8 +94,7 @@ class KVImporter:
             A future that cannot be cancelled. It raises KVLostError (the handle is not held),
             StaleGenerationError, PeerLostError, TransferTimeoutError or WorkerDrainingError (closed
             meanwhile). After a TransferTimeoutError `pages` stay in quarantine until nothing can
-            write
-            to them; after anything else they are the caller's.
+            write to them; after anything else they are the caller's.
 
         Raises:
             ValueError: `pages` are not as many as the handle's.
