@@ -61,7 +61,9 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 2.0  # between two tries
 PAUSE_SHARE = 1 / 60  # of the time that is left, after failures: bulk work outwaits replacements
 KEPT_S = 5.0  # KV is leased for longer; after a longer pause a window is encoded again
-PATIENCE_S = 120.0  # with the first worker that does not answer, unless for bulk work
+PATIENCE_S = 120.0  # with the first worker that does not answer, unless for bulk work;
+PATIENCE = 4.0  # or so many times as long as the longest of late
+OF_LATE = 0.99  # what is left of the longest, after each answer
 # What another try, on another worker, may do better.
 RETRIED = (KVLostError, LayoutMismatchError, SequenceFailedError)
 WAITED_FOR = (OverloadedError, WorkerDrainingError)  # these tries do not count
@@ -130,11 +132,6 @@ class WindowRun:
     def tries(self) -> int:
         return self.failures + 1
 
-    def answered_in_time(self) -> asyncio.Timeout:
-        """Around a worker's call: it may be lost while its worker is well, and nobody is told."""
-        is_bulk = self.turn.priority == "bulk"  # it may stand still while others work
-        return asyncio.timeout(None if self.is_late or is_bulk else PATIENCE_S)
-
     def token_sink(self) -> OnToken | None:
         if self.on_token is None:
             return None
@@ -175,6 +172,7 @@ class Pipeline:
         self._recorder = recorder
         self._tracer = tracer
         self._clock = clock
+        self._longest_s: dict[Role, float] = {}  # of the calls of late that were answered
 
     async def decode(
         self,
@@ -295,7 +293,7 @@ class Pipeline:
                     backlog=self._queue.backlog("encoder", turn.priority),
                     tries=window.tries,
                 )
-                async with window.answered_in_time():
+                async with self._answered_in_time("encoder", window):
                     reply = await self._encoders.encode(sent)
         finally:
             self._queue.encoded(turn)
@@ -330,7 +328,7 @@ class Pipeline:
                 backlog=self._queue.backlog("decoder", window.turn.priority),
                 tries=window.tries,
             )
-            async with window.answered_in_time():
+            async with self._answered_in_time("decoder", window):
                 result = await self._decoders.decode(request, window.token_sink())
         spent, timings = result.timings, window.request.timings
         timings.waited(window.audio.index, spent.waited_s)
@@ -350,9 +348,19 @@ class Pipeline:
         parent = window.span.traceparent
         return self._tracer.span(f"call {role}", parent, "client", attempt=window.tries)
 
+    def _answered_in_time(self, role: Role, window: WindowRun) -> asyncio.Timeout:
+        """Around a worker's call: it may be lost while its worker is well, and nobody is told."""
+        longest_s = self._longest_s.get(role)
+        is_bulk = window.turn.priority == "bulk"  # it may stand still while others work
+        if longest_s is None or window.is_late or is_bulk:
+            return asyncio.timeout(None)
+        return asyncio.timeout(max(PATIENCE_S, PATIENCE * longest_s))
+
     def _record_hop(self, role: Role, called_s: float, worked_s: float) -> None:
-        hop_s = self._clock.monotonic() - called_s - worked_s
-        self._recorder.observe("splitscribe_hop_seconds", max(0.0, hop_s), role=role)
+        called_for_s = self._clock.monotonic() - called_s
+        self._longest_s[role] = max(called_for_s, OF_LATE * self._longest_s.get(role, 0.0))
+        hop_s = max(0.0, called_for_s - worked_s)
+        self._recorder.observe("splitscribe_hop_seconds", hop_s, role=role)
 
     def _note_doubt(self, window: WindowRun) -> None:
         self._recorder.add("splitscribe_doubted_windows_total")

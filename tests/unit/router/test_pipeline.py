@@ -88,7 +88,7 @@ async def test_what_was_sent_token_by_token_is_not_taken_back_and_the_rest_comes
 
 async def test_what_is_certain_is_told_in_order_and_is_the_whole(pools: PlayedPools) -> None:
     """Windows of uneven speed: joined updates equal the answer."""
-    pools.delay_s = lambda window: 0.05 if window % 3 == 0 else 0.0
+    pools.delay_s = lambda window: 0.05 * (1 + window) if window % 3 == 0 else 0.0
     updates: list[Update] = []
     params = replace(PARAMS, logprobs=True)
     context = request_of(on_update=updates.append)

@@ -113,11 +113,15 @@ async def test_lost_kv_is_encoded_again(pools: PlayedPools) -> None:
     assert {one.audio_key for one in again} == {lost.audio_key} != {b""}
 
 
-async def test_a_call_that_gets_no_answer_is_sent_again(pools: PlayedPools) -> None:
-    """Its worker may be well and yet have lost it; a window that takes long gets its time then."""
-    pools.delay_s = lambda window: 300.0 if window == 1 else 0.0
-    assert await run(pools, context=request_of(3600.0)) == "word0 word1 word2"
-    assert (pools.decodes[1], pools.cancelled) == (2, 1)
+@pytest.mark.parametrize(("usual_s", "tries"), [(0.0, 2), (90.0, 1)])
+async def test_a_call_that_gets_no_answer_is_sent_again(
+    pools: PlayedPools, usual_s: float, tries: int
+) -> None:
+    """Its worker may be well and yet have lost it; or all of them take their time."""
+    pools.delay_s = lambda window: 300.0 if window == 9 else usual_s
+    text = await run(pools, 12, context=request_of(3600.0))
+    assert len(text.split()) == 12
+    assert (pools.decodes[9], pools.cancelled) == (tries, tries - 1)
 
 
 def ends_workers(window: int, nth: int) -> Exception | None:
