@@ -85,6 +85,9 @@ class Decoders:
     several: FusedDecoder | None = None
 
 
+MakeDecoders = Callable[[TorchDecoder, Attentions], Decoders]
+
+
 def choose_attention(
     setting: Attention,
     self_pool: Tensor,
@@ -171,29 +174,33 @@ def fastest(
 ) -> Decoders:
     """By our kernels over flashinfer's attention, as far as both load here and are right.
 
-    They are looked at by the first layer (`gpu.look`). Zeroes the pools' first pages.
+    They are looked at by the first layer (`gpu.look`), the attention first, for our kernels stand
+    over it: what is wrong with it is not theirs. Zeroes the pools' first pages.
 
     Raises:
         ConfigurationError: torch's own layers in this dtype are wrong.
     """
     pools = (self_pool, cross_pool)
-    ways = [(TORCH, _by_torch, attentions)]
-    if attentions.projected is not None:
-        ways = [(TORCH, _by_torch, torch_attention(*pools))]
-        ways.insert(0, (FLASHINFER, _by_torch, attentions))
-        if takes(decoder) and has_triton():
-            ways.insert(0, (KERNELS, _by_kernels, attentions))
-        else:
-            logger.warning(
-                "the decoder's layers run by torch, in more kernels: Triton does not load, or does "
-                "not take their sizes"
-            )
     first = replace(decoder, layers=decoder.layers[:1])
-    for way, make, over in ways:
+    plain = partial(exact_steps, first, *pools)
+
+    def right(way: str, make: MakeDecoders, over: Attentions) -> bool:
         made = make(first, over)
-        look = partial(steps, made.ragged, made.fixed, *pools)
-        if is_right(way, look, partial(exact_steps, first, *pools)):
-            return make(decoder, over)
+        return is_right(way, partial(steps, made.ragged, made.fixed, *pools), plain)
+
+    if attentions.projected is not None:
+        if right(FLASHINFER, _by_torch, attentions):
+            if not (takes(decoder) and has_triton()):
+                logger.warning(
+                    "the decoder's layers run by torch, in more kernels: Triton does not load, or "
+                    "does not take their sizes"
+                )
+            elif right(KERNELS, _by_kernels, attentions):
+                return _by_kernels(decoder, attentions)
+            return _by_torch(decoder, attentions)
+        attentions = torch_attention(*pools)
+    if right(TORCH, _by_torch, attentions):
+        return _by_torch(decoder, attentions)
     raise ConfigurationError(
         f"this GPU's products in {self_pool.dtype} are wrong: {turned_off[TORCH]}; set "
         "decoder.dtype to float32, and tell who maintains its driver and torch"

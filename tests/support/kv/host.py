@@ -196,11 +196,12 @@ class LocalHost(ExporterService):
 class WorkerProcess:
     def __init__(self) -> None:
         ours, theirs = socket.socketpair()
+        path = (Path(__file__).parents[3], *filter(None, [os.environ.get("PYTHONPATH")]))
         self._connection = Connection(ours.detach())
         self._process = subprocess.Popen(
             [sys.executable, __file__, str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
-            env={**os.environ, "PYTHONPATH": str(Path(__file__).parents[3])},
+            env={**os.environ, "PYTHONPATH": os.pathsep.join(map(str, path))},
         )
         theirs.close()
 

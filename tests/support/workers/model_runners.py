@@ -55,8 +55,6 @@ class RunnerBench:
         self.pools = (cross_pool, self_pool)
         self.cross_pages = _shuffled(cross_pool, n_slots)
         self.self_pages = _shuffled(self_pool, n_slots)
-        for slot in range(n_slots):
-            self.write(slot, random_kv(layout, slot).to(cross_pool.device))
         pools = (self_pool.tensor, cross_pool.tensor)
         packed = cross_pool.packs
         attentions = choose_attention(attention, *pools, threads, packed=packed)
@@ -64,6 +62,8 @@ class RunnerBench:
         self.runner = ModelRunner(
             checkpoint, self.tokenizer, cross_pool, self_pool, n_slots, self.decoders
         )
+        for slot in range(n_slots):  # last: a GPU's look at start writes to pages
+            self.write(slot, random_kv(layout, slot).to(cross_pool.device))
 
     def write(self, slot: int, kv: torch.Tensor) -> None:
         """The slot's window: kv [n_frames, layer, 2, head, head_dim]."""

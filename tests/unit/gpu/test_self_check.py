@@ -217,7 +217,7 @@ def test_wrong_attention_becomes_torchs(flashinfer: ModuleType) -> None:
         made = make_decoders(flashinfer)
     assert isinstance(made.torch.attention, TorchAttention)
     assert made.fixed is None
-    assert list(turned_off) == [KERNELS, FLASHINFER]
+    assert list(turned_off) == [FLASHINFER]
 
 
 def test_a_wrong_choice_of_tokens_becomes_torchs() -> None:
