@@ -11,11 +11,10 @@ each in a process of its own and without HTTP: `benchmark.rivals.engines`. Rando
 published shapes, whose windows all take the same number of tokens
 (`benchmark.shared.forced_length`); every request is a recording of its own. In each round the
 systems take the same files in random order, first one at a time, then 8 in flight, and only one
-works. Ratios are taken within a round.
+works.
 
 Beside each speed stands the word error rate of the bundled weights in that dtype, with the same
-options, and the peak memory of its processes alone on the machine. Prints ceilings first, then the
-tables, one JSON line last.
+options. Prints ceilings first, then the tables, one JSON line last.
 """
 
 from __future__ import annotations
@@ -37,7 +36,7 @@ from typing import Any, get_args
 import torch
 from rich.console import Console
 
-from benchmark.cpu.report import IN_FLIGHT, OURS, TRIMMED, Row, comparisons, row_json
+from benchmark.cpu.report import IN_FLIGHT, OURS, TRIMMED, Row, row_json
 from benchmark.cpu.systems import (
     KV_FLOAT8,
     UNDOUBTED,
@@ -52,7 +51,7 @@ from benchmark.shared import command
 from benchmark.shared.clips import CACHE, UniqueFiles, demo_clips
 from benchmark.shared.flops import SHAPES, window_flops
 from benchmark.shared.forced_length import forced_checkpoint
-from benchmark.shared.machine import MemoryWatch, cpu_info, product_flops, versions
+from benchmark.shared.machine import cpu_info, product_flops, versions
 from benchmark.shared.word_errors import WordErrors, count_all, total
 from cluster.common.model.device import usable_cores
 from cluster.common.settings import DType
@@ -141,15 +140,6 @@ def compare(shape: str, plan: Plan, audio: UniqueFiles) -> list[Row]:
                     for in_flight in IN_FLIGHT:
                         _measure(system, rows[name], files[in_flight], in_flight)
             print(f"{shape}: round {number + 1} of {plan.rounds} is done", flush=True)
-        for rival in rivals:
-            with MemoryWatch([rival.tree]) as watch:
-                rival.run(audio.take(max(IN_FLIGHT)), max(IN_FLIGHT))
-            _set_memory(rows[rival.name], watch)
-    for kind in plan.dtypes:
-        with our_server(by_dtype(shape, checkpoint, (kind,)), UNDOUBTED) as (alone,):
-            with MemoryWatch([alone.server.process]) as watch:
-                alone.run(audio.take(2 * max(IN_FLIGHT)), max(IN_FLIGHT))
-            _set_memory(rows[alone.name], watch)
     return list(rows.values())
 
 
@@ -179,10 +169,6 @@ def _measure(system: System, row: Row, files: Sequence[Path], in_flight: int) ->
     heard = system.run(files[:n], in_flight)
     row.rate.setdefault(in_flight, []).append(n / (time.perf_counter() - began))
     row.wall_ms.setdefault(in_flight, []).extend(1000 * one.latency_s for one in heard)
-
-
-def _set_memory(row: Row, watch: MemoryWatch) -> None:
-    row.rss_bytes, row.pss_bytes = watch.peak.rss, watch.peak.pss
 
 
 def print_ceilings(shapes: Sequence[str], n_tokens: int, console: Console) -> dict[str, Any]:
@@ -217,7 +203,6 @@ def make_parser() -> argparse.ArgumentParser:
     )
     parser.add_argument("--wer-utterances", type=int, default=100, help="0: no word error rates")
     parser.add_argument("--cache", type=Path, default=CACHE, help="checkpoints and utterances")
-    parser.add_argument("--json", type=Path, help="write the last line here as well")
     return parser
 
 
@@ -249,24 +234,20 @@ def main(argv: Sequence[str] | None = None) -> int:
     ceilings = print_ceilings(args.shapes, args.tokens, console)
     errors = word_errors(plan, args.wer_utterances)
     rows: list[dict[str, Any]] = []
-    compared: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         audio = UniqueFiles(Path(folder), plan.recording)
         for shape in args.shapes:
-            measured = compare(shape, plan, audio)
-            found = [row_json(shape, row, errors) for row in measured]
+            found = [row_json(shape, row, errors) for row in compare(shape, plan, audio)]
             command.print_table(({**row, "rates": None} for row in found), shape)
-            rows, compared = rows + found, compared + comparisons(shape, measured)
-            command.print_table(comparisons(shape, measured))
+            rows += found
     report = {
         **machine,
         "load_average": os.getloadavg(),
         "recording": plan.recording,
         "ceilings": ceilings,
         "rows": rows,
-        "comparisons": compared,
     }
-    command.print_result("cpu", report, args.json)
+    command.print_result("cpu", report)
     return 0
 
 

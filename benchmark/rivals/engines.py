@@ -20,7 +20,6 @@ from typing import Any, Literal
 from unittest.mock import patch
 
 import numpy as np
-import psutil
 from numpy.typing import NDArray
 
 from benchmark.shared.clips import CACHE, Clip
@@ -86,8 +85,6 @@ class RivalProcess:
         self._process.start()
         theirs.close()
         self._receive(START_S)
-        assert self._process.pid is not None
-        self.tree = psutil.Process(self._process.pid)
 
     def run(self, files: Sequence[Path], in_flight: int) -> list[Heard]:
         self._pipe.send((list(files), in_flight))

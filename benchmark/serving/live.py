@@ -10,14 +10,13 @@ next update, half a hop in the mean, and the audio that a policy holds back; bot
 A word counts where it was heard right: its delay is from its true end to the delta that ends it.
 The same talks are then sent to the file endpoint, whose word error rate stands beside.
 
-Updates and encoder seconds are those of each second of audio, by the server's metrics. The CPU of
-this load generator is told apart from the server's, and so are the cores that other programs took
-meanwhile: with more than a tenth of one, delays say little. One JSON line comes last.
+Deltas and CPU seconds are those of each second of audio. The CPU of this load generator is told
+apart from the server's, and so are the cores that other programs took meanwhile: with more than a
+tenth of one, delays say little. One JSON line comes last.
 """
 
 from __future__ import annotations
 
-import argparse
 import asyncio
 import base64
 import json
@@ -27,7 +26,6 @@ import time
 from collections.abc import Iterable, Mapping, Sequence
 from contextlib import ExitStack
 from dataclasses import dataclass, field
-from pathlib import Path
 from typing import Any
 
 import httpx
@@ -45,14 +43,11 @@ from benchmark.shared.talks import Talk, make_talks
 from benchmark.shared.word_errors import count_all, total
 from cluster.common.messages import SAMPLE_RATE
 
-UPDATES = "ray_splitscribe_live_updates_total"
-ENCODER_S = "ray_splitscribe_encoder_busy_seconds_total"
-EXPORT_S = 12.0  # workers tell their metrics every 10 s
 LIMITS = (1.0, 1.6, 1.0)  # seconds of a word's delay at p50 and p95, points of word error rate
 
 COLUMNS = (
     *("sessions", "word_p50_s", "word_p95_s", "completed_p50_s", "completed_p95_s", "wer"),
-    *("updates_per_audio_s", "encoder_s_per_audio_s", "cpu_s_per_audio_s", "cores_of_others"),
+    *("deltas_per_audio_s", "cpu_s_per_audio_s", "cores_of_others"),
 )
 PIECE_S = 0.1
 COMMIT = json.dumps({"type": "input_audio_buffer.commit"})
@@ -163,7 +158,6 @@ async def measure(
     server_url: str, model: str, talks: Sequence[Talk], server: BenchServer | None
 ) -> dict[str, Any]:
     """All talks at once, each in a session of its own."""
-    counted = _counters(server)
     before = server.cpu_s() if server else {}
     own_before_s, busy_before_s = _own_s(), busy_s()
     start_s = time.perf_counter() + 1.0
@@ -176,7 +170,6 @@ async def measure(
     after = server.cpu_s() if server else {}
     own_s, all_s = _own_s() - own_before_s, busy_s() - busy_before_s
     server_s = sum(after.values()) - sum(before.values())
-    work = {name: now - counted.get(name, 0.0) for name, now in _counters(server).items()}
     delays = [
         d for talk, one in zip(talks, heard, strict=True) for d in word_delays(talk, one.deltas)
     ]
@@ -196,8 +189,6 @@ async def measure(
         "wer": errors.wer,
         "words_heard": len(delays),
         "words_said": sum(len(talk.words) for talk in talks),
-        "updates_per_audio_s": _each(work, UPDATES, audio_s),
-        "encoder_s_per_audio_s": _each(work, ENCODER_S, audio_s),
         "deltas_per_audio_s": sum(len(one.deltas) for one in heard) / audio_s,
         "taken_back": sum(not one.is_append_only for one in heard),
         "failed": [one.error for one in heard if one.error],
@@ -255,23 +246,6 @@ def busy_s() -> float:
     return sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
 
 
-def _counters(server: BenchServer | None) -> dict[str, float]:
-    """Updates and encoder seconds so far; nothing of a server that was not started here."""
-    if server is None:
-        return {}
-    time.sleep(EXPORT_S)
-    try:
-        found = server.metrics()
-    except (LookupError, httpx.HTTPError) as error:
-        print(f"no metrics: {error}", file=sys.stderr)
-        return {}
-    return {name: found.get(name, 0.0) for name in (UPDATES, ENCODER_S)}
-
-
-def _each(work: Mapping[str, float], name: str, audio_s: float) -> float | None:
-    return work[name] / audio_s if name in work else None
-
-
 def file_errors(url: str, model: str, talks: Sequence[Talk]) -> float:
     """The file endpoint's word error rate on the same talks."""
     texts = []
@@ -301,21 +275,16 @@ def main() -> None:
     parser.add_argument("--sessions", type=int, nargs="+", default=[1, 4, 12, 20])
     parser.add_argument("--seconds", type=float, default=30.0, help="of a talk")
     parser.add_argument("--context", choices=["full", "trimmed"], default="full")
-    parser.add_argument(
-        "--policy", choices=["auto", "attention_peak", "local_agreement"], default="auto"
-    )
-    parser.add_argument("--min-hop", type=float, default=0.5)
-    parser.add_argument("--seed", type=int, default=0)
-    parser.add_argument("--out", type=Path)
     args = parser.parse_args()
     console = Console(file=sys.stderr, width=120)
-    talks = make_talks(max(args.sessions), args.seconds, args.seed)
+    talks = make_talks(max(args.sessions), args.seconds)
     console.print(
-        f"ceiling, with 0.5 s held back: half of the shortest hop and 0.5 s, "
-        f"{args.min_hop / 2 + 0.5:.2f} s in the mean for words without a pause behind them"
+        "ceiling, with 0.5 s held back: half of the shortest hop and 0.5 s, "
+        "0.75 s in the mean for words without a pause behind them"
     )
     with ExitStack() as stack:
-        server = None if args.url else stack.enter_context(serving(env=_environment(args)))
+        env = {"SPLITSCRIBE_MODEL": args.model, "SPLITSCRIBE_ENCODER__CONTEXT": args.context}
+        server = None if args.url else stack.enter_context(serving(env=env))
         url = args.url or (server.url if server else "")
         asyncio.run(measure(url, args.model, talks[:1], server))  # warm
         rows = []
@@ -332,24 +301,12 @@ def main() -> None:
             **cpu_info(),
             **versions("splitscribe", "torch"),
             "context": args.context,
-            "policy": args.policy,
-            "min_hop_s": args.min_hop,
             "talk_s": statistics.mean(talk.duration_s for talk in talks),
             "file_wer": file_wer,
             "most_sessions_within_limits": max(kept, default=0),
             "rows": rows,
         },
-        args.out,
     )
-
-
-def _environment(args: argparse.Namespace) -> dict[str, str]:
-    return {
-        "SPLITSCRIBE_MODEL": args.model,
-        "SPLITSCRIBE_ENCODER__CONTEXT": args.context,
-        "SPLITSCRIBE_ROUTER__LIVE__MIN_HOP_S": str(args.min_hop),
-        "SPLITSCRIBE_ROUTER__LIVE__POLICY": args.policy,
-    }
 
 
 if __name__ == "__main__":

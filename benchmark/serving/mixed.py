@@ -6,7 +6,6 @@
 - alone: clips of 5 s over HTTP, then live turns of 3 s over WebSocket, for `--seconds` each.
 - files: both beside files of ten minutes that are posted at once.
 - archive: clips beside `splitscribe batch` with all its files at once.
-- keys: many clips under one API key and ten under another, at once; the ten alone before.
 - ways: the archive's files by the command from its start to its end, and over HTTP, alone.
 
 Clips are sent at a steady pace, however late the answers are, and a turn's wait is from its commit
@@ -48,20 +47,18 @@ from benchmark.shared.speech.wav import wav_bytes
 from cluster.common.messages import SAMPLE_RATE
 from cluster.demo.samples import SAMPLES, sample_path
 
-PARTS = ("alone", "files", "archive", "keys", "ways")
-KEY, OTHER_KEY = "a-key-of-many-requests", "a-key-of-few-requests"
+PARTS = ("alone", "files", "archive", "ways")
 FORM = {"model": "whisper-1", "language": "en"}
 CLIP_S, TURN_S = 5.0, 3.0
 CLIP_EVERY_S = 0.7
 SESSIONS = 3  # each speaks one turn behind the other
-FEW = 10  # clips under the second key
+WARM = 10  # clips
 SETTLE_S = {"files": 3.0, "archive": 7.0}  # until the load is there
 PATIENCE_S = 900.0
 GOALS = {  # p95 in seconds, or as a multiple of what is named
     "turn beside files": (0.5, None),
     "clip beside files": (0.6, None),
     "clip beside archive": (1.5, "clip alone"),
-    "second key": (3.0, "ten clips alone"),
 }
 
 Waits = dict[str, list[float]]  # by kind
@@ -100,13 +97,9 @@ class Load:
         self._figures, self._speech = figures, Speech()
 
     async def run(self, parts: Sequence[str]) -> None:
-        timeout = {"timeout_s": PATIENCE_S}
-        async with (
-            Client(self._server.url, KEY, **timeout) as self._client,
-            Client(self._server.url, OTHER_KEY, **timeout) as self._other,
-        ):
+        async with Client(self._server.url, timeout_s=PATIENCE_S) as self._client:
             for seconds in (CLIP_S, 60.0):
-                await send_all(self._client, [self._speech.upload(seconds)] * FEW, FEW)  # warm
+                await send_all(self._client, [self._speech.upload(seconds)] * WARM, WARM)
             await self._turn("warm")
             del self._figures.waits_s["warm"]
             began, others_s = time.perf_counter(), self._others_s()
@@ -145,14 +138,6 @@ class Load:
         uploads = [self._speech.upload(seconds) for _ in range(n_files)]
         await self._timed("the same over HTTP", send_all(self._client, uploads, n_files))
 
-    async def _keys(self) -> None:
-        clips = [self._speech.upload(CLIP_S) for _ in range(self._args.clips + 2 * FEW)]
-        few, rest = clips[:FEW], clips[FEW:]
-        await asyncio.gather(*(self._clip("ten clips alone", self._other, clip) for clip in few))
-        many = [self._clip("first key", self._client, clip) for clip in rest[FEW:]]
-        then = [self._clip("second key", self._other, clip) for clip in rest[:FEW]]
-        await asyncio.gather(*many, *then)
-
     @contextmanager
     def _talks(self) -> Iterator[Path]:
         with tempfile.TemporaryDirectory() as folder:
@@ -164,13 +149,8 @@ class Load:
     async def _batch(self, folder: Path) -> None:
         process = await asyncio.create_subprocess_exec(
             *(self._command, "batch", str(folder), "-o", str(folder / "texts"), "-f", "json"),
-            *(
-                "--address",
-                self._server.ray_address(),
-                "--files-at-once",
-                str(self._args.archive_files),
-            ),
-            *("--language", "en"),
+            *("--address", self._server.ray_address(), "--language", "en"),
+            *("--files-at-once", str(self._args.archive_files)),
             stdout=subprocess.PIPE,
             stderr=subprocess.STDOUT,
         )
@@ -198,11 +178,11 @@ class Load:
             while not loading.done():
                 if clips:
                     upload = self._speech.upload(CLIP_S)
-                    group.create_task(self._clip(clips, self._client, upload))
+                    group.create_task(self._clip(clips, upload))
                 await asyncio.sleep(CLIP_EVERY_S)
 
-    async def _clip(self, kind: str, client: Client, upload: Upload) -> None:
-        outcome = await client.send(upload)
+    async def _clip(self, kind: str, upload: Upload) -> None:
+        outcome = await self._client.send(upload)
         if outcome.failure:
             self._figures.failed[kind] += 1
         else:
@@ -220,8 +200,7 @@ class Load:
     async def _turn(self, kind: str) -> None:
         """One that the client ends: spoken in real time, from the commit to its text."""
         url = self._server.url.replace("http", "ws", 1) + "/v1/realtime?intent=transcription"
-        headers = {"Authorization": f"Bearer {KEY}"}
-        async with connect(url, max_size=None, additional_headers=headers) as socket:
+        async with connect(url, max_size=None) as socket:
             await configure(socket, FORM, detection=None)
             await send(socket, self._speech.take(TURN_S), time.perf_counter())
             began = time.perf_counter()
@@ -259,15 +238,12 @@ def main() -> None:
     add("--minutes", type=float, default=10.0, help="of each file")
     add("--archive-files", type=int, default=24)
     add("--archive-seconds", type=float, default=120.0, help="of each of its files")
-    add("--clips", type=int, default=200, help="under the first key")
-    add("--out", type=Path)
     args = parser.parse_args()
     found = {command: Figures() for command in args.splitscribe}
     for _ in range(args.rounds):
         for command, figures in found.items():
             flags = ("--served-model-name", "whisper-1", "--log-level", "WARNING")
-            keys = ("--api-key", KEY, "--api-key", OTHER_KEY)
-            with serving(*flags, *keys, command=(command, "serve")) as server:
+            with serving(*flags, command=(command, "serve")) as server:
                 load = Load(server, command, figures, args)
                 asyncio.run(load.run([part for part in PARTS if part in args.only]))
             print(f"{command}: others took {figures.cores_of_others[-1]:.2f} cores")
@@ -278,8 +254,7 @@ def main() -> None:
             ratio = np.median(values) / np.median(first.spans_s[name])
             print(f"{name}: {np.median(values):.1f} s, {ratio:.3f} x the first command's")
     result = {command: vars(figures) for command, figures in found.items()}
-    told = {**vars(args), "out": None, "commands": result}
-    print_result("mixed", {**cpu_info(), **versions("torch"), **told}, args.out)
+    print_result("mixed", {**cpu_info(), **versions("torch"), **vars(args), "commands": result})
 
 
 if __name__ == "__main__":

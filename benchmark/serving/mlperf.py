@@ -59,7 +59,6 @@ def main() -> None:
     add("--dtype", default="int8", help="float32, bfloat16 or int8")
     add("--seconds", type=float, default=60.0, help="of each scenario, at least")
     add("--cache", type=Path, default=CACHE, help="where the random checkpoint is kept")
-    add("--out", type=Path)
     args = parser.parse_args()
     try:
         import mlperf_loadgen as loadgen
@@ -88,11 +87,9 @@ def main() -> None:
     if failures := server.failures:
         console.print(f"{len(failures)} requests failed, such as: {failures[0]}")
     machine = {**cpu_info(), **versions("torch"), "cores": cores}
-    kept = {name: value for name, value in vars(args).items() if name in ("shape", "dtype")}
-    told = {"scenarios": scenarios, "ceiling": ceiling, "failed": len(failures)} | {
-        "intel": INTEL_PER_CORE
-    }
-    print_result("mlperf", {**machine, **kept, **told}, args.out)
+    told = {"scenarios": scenarios, "ceiling": ceiling, "failed": len(failures)}
+    kept = {"shape": args.shape, "dtype": args.dtype, "intel": INTEL_PER_CORE}
+    print_result("mlperf", {**machine, **kept, **told})
 
 
 if __name__ == "__main__":

@@ -8,10 +8,8 @@ import subprocess
 import time
 from collections.abc import Sequence
 from contextlib import suppress
-from dataclasses import dataclass
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from threading import Event, Thread
 from typing import Any
 
 import psutil
@@ -21,7 +19,6 @@ from benchmark.shared.flops import FRAMES
 from cluster.common.model.device import usable_cores
 from tests.support.checkpoints import ModelShape
 
-SAMPLE_S = 0.2  # between two looks at memory
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "avx_vnni")
 
 
@@ -71,47 +68,3 @@ def product_flops(dtype: torch.dtype, shape: ModelShape) -> float:
         torch.nn.functional.linear(left, right)
         times.append(time.perf_counter() - began)
     return 2 * FRAMES * shape.d_model * 4 * shape.d_model / statistics.median(times[3:])
-
-
-@dataclass(slots=True)
-class Memory:
-    rss: int = 0
-    pss: int = 0
-
-
-class MemoryWatch:
-    """Samples the memory of process trees while it is entered: not for timed runs."""
-
-    def __init__(self, roots: Sequence[psutil.Process]) -> None:
-        self.peak = Memory()
-        self._roots = roots
-        self._stop = Event()
-        self._thread = Thread(target=self._watch, daemon=True)
-
-    def __enter__(self) -> MemoryWatch:
-        self._thread.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self._stop.set()
-        self._thread.join()
-
-    def _watch(self) -> None:
-        while True:
-            rss = pss = 0
-            for process in [p for root in self._roots for p in (root, *_children(root))]:
-                with suppress(psutil.Error):
-                    full = process.memory_full_info()
-                    rss += full.rss
-                    pss += getattr(full, "pss", full.rss)
-            self.peak.rss = max(self.peak.rss, rss)
-            self.peak.pss = max(self.peak.pss, pss)
-            if self._stop.wait(SAMPLE_S):
-                return
-
-
-def _children(root: psutil.Process) -> list[psutil.Process]:
-    try:
-        return list(root.children(recursive=True))
-    except psutil.Error:
-        return []

@@ -12,12 +12,12 @@ import subprocess
 import sys
 import tempfile
 import time
-from collections.abc import Iterator, Mapping, Sequence
+from collections import defaultdict
+from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from pathlib import Path
 
-import httpx
 import psutil
 
 SPLITSCRIBE = str(Path(sys.executable).with_name("splitscribe"))
@@ -31,27 +31,23 @@ class BenchServer:
     process: psutil.Process
 
     def cpu_s(self) -> dict[str, float]:
-        """By kind of process: router, proxy, audio, encoder, decoder, other."""
-        seconds: dict[str, float] = {}
-        for child in self.process.children(recursive=True):
-            try:
-                times, kind = child.cpu_times(), _role(child)
-            except psutil.Error:
-                continue
-            seconds[kind] = seconds.get(kind, 0.0) + times.user + times.system
-        return seconds
+        """By role: router, proxy, audio, encoder, decoder, other."""
 
-    def metrics(self) -> dict[str, float]:
-        """What this machine's exporter tells, each series' name with the sum over its labels.
+        def used_s(process: psutil.Process) -> float:
+            times = process.cpu_times()
+            return times.user + times.system
 
-        Workers tell it every 10 s. Raises LookupError: there is no exporter.
-        """
-        sums: dict[str, float] = {}
-        with httpx.Client(timeout=20.0) as client:
-            text = client.get(f"http://{self._exporter()}/metrics").raise_for_status().text
-        for line in text.splitlines():
-            if found := _SAMPLE.match(line):
-                sums[found[1]] = sums.get(found[1], 0.0) + float(found[2])
+        return self._by_role(used_s)
+
+    def pss_bytes(self) -> dict[str, float]:
+        """Memory by role; a page that several processes map counts in parts."""
+        return self._by_role(lambda process: process.memory_full_info().pss)
+
+    def _by_role(self, measured: Callable[[psutil.Process], float]) -> dict[str, float]:
+        sums: dict[str, float] = defaultdict(float)
+        for process in (self.process, *self.process.children(recursive=True)):
+            with suppress(psutil.Error):
+                sums[_role(process)] += measured(process)
         return sums
 
     def ray_address(self) -> str:
@@ -62,48 +58,6 @@ class BenchServer:
                 if found and child.name() == "raylet":
                     return found[1]
         raise LookupError("no process of the server is a raylet")
-
-    def _exporter(self) -> str:
-        """Where this node's metrics are: Ray writes the port into its session's folder."""
-        for child in self.process.children(recursive=True):
-            try:
-                command = " ".join(child.cmdline())
-            except psutil.Error:
-                continue
-            host = re.search(r"--node_ip_address=(\S+)", command)
-            folder = re.search(r"--session_dir=(\S+)", command)
-            if host and folder:
-                for file in Path(folder[1]).glob("metrics_export_port_*"):
-                    return f"{host[1]}:{file.read_text().strip()}"
-        raise LookupError("no process of the server says where its metrics are")
-
-
-_SAMPLE = re.compile(r"^(\w+)(?:\{.*\})? (\S+)$")
-
-RAY_PARTS = {  # in a command line, to what a reader knows it by
-    "gcs_server": "Ray's GCS",
-    "raylet/raylet": "raylet",
-    "dashboard/dashboard.py": "Ray's dashboard",
-    "ray-dashboard-": "Ray's dashboard, parts",
-    "multiprocessing.forkserver": "Ray's dashboard, parts",
-    "multiprocessing.resource_tracker": "Ray's dashboard, parts",
-    "ray::DashboardAgent": "dashboard agent",
-    "ray::RuntimeEnvAgent": "runtime environment agent",
-    "log_monitor.py": "log monitor",
-    "monitor.py": "autoscaler's monitor",
-    "ServeController": "Serve's controller",
-    "ray::IDLE": "idle Ray workers",
-}
-
-
-def process_kind(process: psutil.Process, command: psutil.Process) -> str:
-    """What a process of a server is: a role's worker, the command itself, or a part of Ray."""
-    if process.pid == command.pid:
-        return "command"
-    if (kind := _role(process)) != "other":
-        return kind
-    title = " ".join(process.cmdline()) or process.name()
-    return next((kind for part, kind in RAY_PARTS.items() if part in title), "other")
 
 
 def _role(process: psutil.Process) -> str:

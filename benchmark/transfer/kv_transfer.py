@@ -3,10 +3,11 @@
 In every round, in random order: ours (accept, READ, generation, release; encoder in another
 process), raw `process_vm_readv` of the same pages, memcpy, and Ray's object store (an actor returns
 the KV, the reader copies it out). So all of them see the same drift of the machine. The raw read
-and the copy are the ceilings. What is handed over is cross-attention KV in pages of several sizes.
+and the copy are the ceilings. What is handed over is cross-attention KV in pages of 1500 frames, as
+served on a CPU.
 Prints a table, one JSON line last.
 
-    python -m benchmark.transfer.kv_transfer [--quick] [--no-ray]
+    python -m benchmark.transfer.kv_transfer
 """
 
 from __future__ import annotations
@@ -45,49 +46,32 @@ from cluster.common.messages import CrossKVHandle
 CONFIG = TransferConfig(b"benchmark", "benchmark", "nixl", lease_s=600.0)
 # name, decoder layers, heads of 64; bf16, 1500 frames
 SHAPES = [
-    ("1 layer of 4 heads", 1, 4),
     ("tiny", 4, 6),
     ("large-v3-turbo", 4, 20),
     ("small", 12, 12),
     ("large-v3", 32, 20),
 ]
-QUICK_SHAPES = [SHAPES[0], SHAPES[2]]
-PAGE_FRAMES = [1500, 125, 50]
-COLUMNS = ("ours", "process_vm_readv", "memcpy", "ray")
+ROUNDS = 25
+PROGRAM = "benchmark.transfer.kv_transfer"
 
 
 @dataclass
 class Row:
-    """Times of one shape and page size, in ms, per contender and round."""
+    """Times of one shape, in ms, per contender and round."""
 
-    shape: str
     layout: PageLayout
     transport: str
     times_ms: dict[str, list[float]]
 
-    @property
-    def n_bytes(self) -> int:
-        return window_bytes(self.layout)
-
-    def median_ms(self, contender: str) -> float:
-        return statistics.median(self.times_ms[contender])
-
-    def ratio_to(self, contender: str) -> float:
-        return median_ratio(self.times_ms[contender], self.times_ms["ours"])
-
     def as_json(self) -> dict[str, Any]:
-        contenders = [name for name in COLUMNS if name in self.times_ms]
+        ours, readv = self.times_ms["ours"], self.times_ms["process_vm_readv"]
         return {
-            "shape": self.shape,
-            "mb": round(self.n_bytes / 1e6, 2),
-            "page_frames": self.layout.page_frames,
-            "pages": self.layout.pages_per_window,
-            "transport": self.transport,
-            "median_ms": {name: round(self.median_ms(name), 3) for name in contenders},
-            "best_ms": {name: round(min(self.times_ms[name]), 3) for name in contenders},
-            "speed_of_readv": round(self.ratio_to("process_vm_readv"), 3),
-            "speed_of_memcpy": round(self.ratio_to("memcpy"), 3),
-            "speed_of_ray": round(self.ratio_to("ray"), 2) if "ray" in contenders else None,
+            "shape": self.layout.model,
+            "mb": round(window_bytes(self.layout) / 1e6, 2),
+            "median_ms": {
+                name: round(statistics.median(times), 3) for name, times in self.times_ms.items()
+            },
+            "speed_of_readv": round(median_ratio(readv, ours), 3),
         }
 
 
@@ -96,13 +80,7 @@ class Encoder:
         ours, theirs = socket.socketpair()
         self._connection = Connection(ours.detach())
         self._process = subprocess.Popen(
-            [
-                sys.executable,
-                "-m",
-                "benchmark.transfer.kv_transfer",
-                "--encoder",
-                str(theirs.fileno()),
-            ],
+            [sys.executable, "-m", PROGRAM, "--encoder", str(theirs.fileno())],
             pass_fds=[theirs.fileno()],
             cwd=Path(__file__).parents[2],
         )
@@ -132,22 +110,15 @@ def serve_encoder(connection: Connection) -> None:
         if name == "open":
             if exporter is not None:
                 exporter.close()
-            layout, n_windows = args[0], args[1] if len(args) > 1 else 1
-            n_pages = n_windows * layout.pages_per_window
-            exporter = KVExporter(layout, n_pages, CONFIG, make_wire(CONFIG))
-            for window in exporter.pool.tensor.split(layout.pages_per_window):
-                window.copy_(make_kv(layout))
+            (layout,) = args
+            exporter = KVExporter(layout, layout.pages_per_window, CONFIG, make_wire(CONFIG))
+            exporter.pool.tensor.copy_(make_kv(layout))
             connection.send(None)
         else:
             pages = exporter.reserve(layout.pages_per_window, timeout_s=60.0)
             connection.send(
                 exporter.publish(pages, request_id="b", window=0, attempt=0, frames=1500)
             )
-
-
-def layouts_of(shape: tuple[str, int, int]) -> list[PageLayout]:
-    name, n_layer, n_head = shape
-    return [PageLayout(name, n_layer, n_head, 64, 1500, n, "bfloat16") for n in PAGE_FRAMES]
 
 
 def make_kv(layout: PageLayout) -> torch.Tensor:
@@ -190,9 +161,12 @@ def start_ray() -> Any:
     return remote(RayEncoder).remote()
 
 
-def measure(layout: PageLayout, rounds: int, encoder: Encoder, ray_encoder: Any) -> Row:
+def measure(layout: PageLayout, encoder: Encoder, ray_encoder: Any) -> Row:
+    import ray
+
     n_bytes = window_bytes(layout)
     encoder.call("open", layout)
+    ray.get(ray_encoder.prepare.remote(n_bytes))
     importer = KVImporter(layout, layout.pages_per_window, CONFIG, make_wire(CONFIG))
     pages = importer.pool.allocate(layout.pages_per_window) or ()
     target = importer.pool.base_address
@@ -202,68 +176,53 @@ def measure(layout: PageLayout, rounds: int, encoder: Encoder, ray_encoder: Any)
         importer.accept(handle)
         importer.fetch(handle, pages).result()
 
-    ours(encoder.call("publish"))  # connects, and touches every page
-    if not torch.equal(importer.pool.tensor, make_kv(layout)):
-        raise RuntimeError("the hand-off changed the KV")
-
-    def by_ray() -> None:
-        import ray
-
+    def by_ray(_: CrossKVHandle) -> None:
         kv = ray.get(ray_encoder.hand_off.remote())
         ctypes.memmove(target, kv.ctypes.data, n_bytes)
 
+    ours(encoder.call("publish"))  # connects, and touches every page
+    if not torch.equal(importer.pool.tensor, make_kv(layout)):
+        raise RuntimeError("the hand-off changed the KV")
     contenders: dict[str, Callable[[CrossKVHandle], object]] = {
         "ours": ours,
         "process_vm_readv": lambda handle: process_vm_readv(
             encoder.pid, target, handle.addresses[0], n_bytes
         ),
         "memcpy": lambda _: ctypes.memmove(target, source.ctypes.data, n_bytes),
+        "ray": by_ray,
     }
-    if ray_encoder is not None:
-        import ray
-
-        ray.get(ray_encoder.prepare.remote(n_bytes))
-        contenders["ray"] = lambda _: by_ray()
-
     times_ms: dict[str, list[float]] = {contender: [] for contender in contenders}
-    for n in range(rounds + 1):
+    for n in range(ROUNDS + 1):
         handle = encoder.call("publish")
-        order = list(contenders)
-        random.shuffle(order)
-        for contender in order:
+        for contender in random.sample(list(contenders), len(contenders)):
             begin = time.perf_counter()
             contenders[contender](handle)
             if n > 0:  # the first round warms up
                 times_ms[contender].append((time.perf_counter() - begin) * 1e3)
     transport = importer.transport
     importer.close()
-    return Row(layout.model, layout, transport, times_ms)
+    return Row(layout, transport, times_ms)
 
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--quick", action="store_true", help="two shapes, few rounds")
-    parser.add_argument("--no-ray", action="store_true", help="leave Ray's object store out")
     parser.add_argument("--encoder", type=int, help=argparse.SUPPRESS)
     args = parser.parse_args()
     if args.encoder is not None:
         serve_encoder(Connection(args.encoder))
         return
     torch.set_num_threads(1)
-    encoder = Encoder()
-    ray_encoder = None if args.no_ray else start_ray()
-    rows = []
-    for shape in QUICK_SHAPES if args.quick else SHAPES:
-        for layout in layouts_of(shape):
-            rows.append(measure(layout, 7 if args.quick else 25, encoder, ray_encoder))
-            print(f"measured {shape[0]}, pages of {layout.page_frames} frames", file=sys.stderr)
+    encoder, ray_encoder, rows = Encoder(), start_ray(), []
+    for name, n_layer, n_head in SHAPES:
+        layout = PageLayout(name, n_layer, n_head, 64, 1500, 1500, "bfloat16")
+        rows.append(measure(layout, encoder, ray_encoder))
+        print(f"measured {name}", file=sys.stderr)
     encoder.close()
     found = [row.as_json() for row in rows]
-    print_table(found, "one window handed off; ours as a share of each one's speed")
+    print_table(found, "one window handed off; ours as a share of the raw read's speed")
     load = os.getloadavg()[0]
     print(f"{os.cpu_count()} cores, load {load:.1f}, transport {rows[0].transport}")
-    figures = {"cpus": os.cpu_count(), "load": round(load, 1)}
-    print_result("kv_transfer", {**figures, "rows": found})
+    print_result("kv_transfer", {"cpus": os.cpu_count(), "load": round(load, 1), "rows": found})
 
 
 if __name__ == "__main__":
