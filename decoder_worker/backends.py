@@ -38,7 +38,7 @@ from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.cpu.arrays import Layers, Products, fits_tiles, stack_layers
 from decoder_worker.cpu.fused import FusedDecoder, fits_layers, fits_pools
 from decoder_worker.cpu.step_team import StepTeam
-from decoder_worker.gpu.decoder import GpuDecoder, takes
+from decoder_worker.gpu.decoder import GpuDecoder
 from decoder_worker.gpu.greedy import GpuSampler
 from decoder_worker.gpu.look import exact_steps, steps
 from decoder_worker.model import DecoderLayer, DecoderTensors, TextDecoder, TorchDecoder
@@ -190,10 +190,9 @@ def fastest(
 
     if attentions.projected is not None:
         if right(FLASHINFER, _by_torch, attentions):
-            if not (takes(decoder) and has_triton()):
+            if not has_triton():
                 logger.warning(
-                    "the decoder's layers run by torch, in more kernels: Triton does not load, or "
-                    "does not take their sizes"
+                    "the decoder's layers run by torch, in more kernels: Triton does not load"
                 )
             elif right(KERNELS, _by_kernels, attentions):
                 return _by_kernels(decoder, attentions)
@@ -210,7 +209,7 @@ def fastest(
 def _by_kernels(decoder: TorchDecoder, attentions: Attentions) -> Decoders:
     fixed = attentions.fixed
     assert attentions.projected is not None
-    fewer = GpuDecoder.of(decoder, attentions.projected)
+    fewer = GpuDecoder(decoder, attentions.projected)
     return Decoders(
         fewer, decoder, None if fixed is None else lambda *sizes: fewer.over(fixed(*sizes))
     )

@@ -1,7 +1,7 @@
 """What the look at start has a decoder compute: a forward of each kind that it serves, on noise.
 
-Of one layer and the head: prompts by each of our two kinds of layers, and by the attention of
-each kind of bucket a step, one of rows that share a window, and a prompt. The same tokens are fed
+Of one layer and the head: prompts of few tokens and of many, and by the attention of each kind of
+bucket a step, one of rows that share a window, and a prompt. The same tokens are fed
 to a decoder in float32 on the CPU, over copies of the same pages.
 """
 
@@ -13,14 +13,13 @@ from dataclasses import replace
 import torch
 from torch import Tensor
 
-from cluster.common.kernels.gpu.operators import MAX_ROWS
 from cluster.common.kernels.gpu.self_check import in_float32, noise
 from cluster.common.model.layers import Linear
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.model import TextDecoder, TorchDecoder, WideHead
 
-PROMPTS = (4, 40, MAX_ROWS + 8)  # tokens: for few rows, for more, and for library's products alone
+PROMPTS = (4, 72)  # tokens: products of few rows and of many are other kernels of the library
 FIXED = ((2, 1, 1), (2, 1, 2), (1, 4, 1))  # rows, tokens of each, rows of a window
 HISTORY = 2  # positions before those of a step
 N_LOGITS = 2  # rows that are brought to logits

@@ -6,7 +6,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.common.kernels.gpu.operators import MAX_ROWS, FewRows, add_norm
+from cluster.common.kernels.gpu.operators import add_norm
 from cluster.common.model.layers import LayerNorm, Linear
 from decoder_worker.attention.operators import append_qkv
 from decoder_worker.gpu.decoder import embed
@@ -42,24 +42,6 @@ def test_the_norm(width: int, stream: torch.dtype) -> None:
         own, out = x.to(device, copy=True), torch.empty(9, width, dtype=delta.dtype, device=device)
         add_norm(own, delta.to(device), bias.to(device), norm, out)
         found.append((own, out))
-    for expected, on_gpu in zip(*found, strict=True):
-        assert_near(on_gpu, expected)
-
-
-@pytest.mark.parametrize("n", [1, 7, 16, 33, MAX_ROWS])
-@pytest.mark.parametrize(("n_in", "n_out"), [(384, 1152), (1280, 3840), (1280, 5120), (5120, 1280)])
-def test_the_product_of_few_rows(n: int, n_in: int, n_out: int) -> None:
-    x, weight = rand(n, n_in), rand(n_out, n_in, seed=1) * n_in**-0.5
-    found = []
-    for device in ("cpu", "cuda"):
-        linear = Linear(weight.to(device), rand(n_out, seed=2).to(device))
-        norm = LayerNorm(rand(n_in, seed=3).to(device), rand(n_in, seed=4).to(device), x.dtype)
-        outs = [torch.ones(n, n_out, dtype=x.dtype, device=device) for _ in range(3)]
-        own = x.to(device)
-        FewRows.of(linear)(own, outs[0])
-        FewRows.of(linear, norm).gelu(own, outs[1])
-        FewRows.of(linear).add_to(outs[2], own)
-        found.append(outs)
     for expected, on_gpu in zip(*found, strict=True):
         assert_near(on_gpu, expected)
 

@@ -85,19 +85,18 @@ PROMPTS = make_batch([3, 1, 20], [3, 19, 29])
 @pytest.mark.timeout(600)  # minutes on a busy machine
 @pytest.mark.parametrize("shape", SHAPES)
 def test_the_layers_equal_torch_at_every_published_size(shape: str) -> None:
-    """Few rows by the nine kernels, more by the twelve; in float32."""
     checkpoint = open_checkpoint(str(cached_checkpoint(shape)))
     tensors = DecoderTensors.load(checkpoint, torch.float32, "cpu")
     own, cross = make_pools(checkpoint.dims)
     expected_own = own.clone()
     reference = TorchDecoder.of(tensors, TorchAttention(expected_own, cross))
-    made = GpuDecoder.of(as_on_a_gpu(reference, tensors), TorchAttention(own, cross), few_rows=16)
+    made = GpuDecoder(as_on_a_gpu(reference, tensors), TorchAttention(own, cross))
     for batch in (STEPS, MANY_STEPS, PROMPTS):
         assert_close("states", forward(made, batch), forward(reference, batch), share=2e-5)
         assert_close("pages", own, expected_own, share=2e-5)
 
 
-def test_both_ways_round_as_torch_does_in_bfloat16() -> None:
+def test_the_layers_round_as_torch_does_in_bfloat16() -> None:
     """Nearer to float32 than twice what torch's layers in bfloat16 are."""
     checkpoint = open_checkpoint(str(cached_checkpoint("tiny")))
     own, cross = make_pools(checkpoint.dims)
@@ -110,7 +109,7 @@ def test_both_ways_round_as_torch_does_in_bfloat16() -> None:
             attention = TorchAttention(*pools[0])
             decoder = as_on_a_gpu(TorchDecoder.of(tensors, attention), tensors)
             states[dtype] = forward(decoder, batch)
-        made = forward(GpuDecoder.of(decoder, TorchAttention(*pools[1]), few_rows=16), batch)
+        made = forward(GpuDecoder(decoder, TorchAttention(*pools[1])), batch)
         exact = states[torch.float32]
         errors.append([(x - exact).norm() / exact.norm() for x in (made, states[torch.bfloat16])])
     for ours, plain in errors:
@@ -135,7 +134,7 @@ def test_float16_stays_finite_where_the_stream_times_a_gain_does_not() -> None:
             norm=LayerNorm.load(cast, "decoder.layer_norm"),
         )
         attention = TorchAttention(own.to(dtype), cross.to(dtype))
-        found[dtype] = forward(GpuDecoder.of(reference, attention), STEPS).float()
+        found[dtype] = forward(GpuDecoder(reference, attention), STEPS).float()
     assert_close("states", found[torch.float16], found[torch.float32], share=0.02)
 
 

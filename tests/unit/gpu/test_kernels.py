@@ -12,8 +12,8 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.common.kernels.gpu.kernels import has_triton, loads_triton
-from cluster.common.kernels.gpu.operators import MAX_ROWS, TRITON, FewRows, add_norm
-from cluster.common.model.layers import LAYER_NORM_EPS, LayerNorm, Linear
+from cluster.common.kernels.gpu.operators import TRITON, add_norm
+from cluster.common.model.layers import LAYER_NORM_EPS, LayerNorm
 from decoder_worker.attention.operators import append_qkv
 from decoder_worker.gpu.decoder import embed
 from decoder_worker.gpu.greedy import empty_parts, sample_greedy
@@ -29,7 +29,7 @@ SHARES = {torch.float32: 1e-5, torch.float16: 2e-3, torch.bfloat16: 2e-2}
 UNTOUCHED = -7.0
 OURS = "decoder_worker.gpu.kernels"
 
-NORM, PRODUCT = "launch_add_norm", "launch_few_rows"
+NORM = "launch_add_norm"
 
 
 def rand(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tensor:
@@ -39,11 +39,6 @@ def rand(*shape: int, seed: int = 0, dtype: torch.dtype = torch.float32) -> Tens
 def make_norm(width: int, dtype: torch.dtype) -> LayerNorm:
     gain = 1 + 0.1 * rand(width, seed=1)
     return LayerNorm(gain.to(dtype), 0.1 * rand(width, seed=2).to(dtype), dtype)
-
-
-def make_linear(n_in: int, n_out: int, dtype: torch.dtype) -> Linear:
-    weight = rand(n_out, n_in, seed=3) * n_in**-0.5
-    return Linear(weight.to(dtype), 0.1 * rand(n_out, seed=4).to(dtype))
 
 
 def assert_near(ours: Tensor, expected: Tensor, share: float) -> None:
@@ -70,50 +65,6 @@ def test_the_norm_takes_sum_and_bias_along(
         assert torch.equal(plain, sums)
         two = (norm.weight.float(), norm.bias.float())
         assert_near(expected, F.layer_norm(sums, (width,), *two, LAYER_NORM_EPS), SHARES[dtype])
-
-
-@pytest.mark.parametrize("width", IN_ORDER)
-@pytest.mark.parametrize("dtype", FLOATS)
-@pytest.mark.parametrize("n", [1, 5])
-def test_the_product_of_few_rows_takes_its_surroundings_along(
-    interpreted: Callable[[str], Callable[..., None]], width: int, dtype: torch.dtype, n: int
-) -> None:
-    """Norm in front and GELU behind; and a sum with the residual stream, of another dtype."""
-    launch = interpreted(PRODUCT)
-    norm, linear, x = make_norm(width, dtype), make_linear(width, 80, dtype), rand(n, width)
-    x = x + 0.5  # rows have a mean
-    fused = FewRows.of(linear, norm)
-    expected, out = torch.empty(2, n, 80, dtype=dtype).unbind()
-    fused.gelu(x, expected)
-    launch(x, fused.weight, fused.bias, fused.gain, fused.sums, True, False, out)
-    assert_near(out, expected, SHARES[dtype])
-    two = (norm.weight.float(), norm.bias.float())
-    normed = F.layer_norm(x, (width,), *two, LAYER_NORM_EPS)
-    exact = F.gelu(F.linear(normed, linear.weight.float(), None) + linear.bias.float())
-    assert_near(expected, exact, SHARES[dtype])
-
-    plain, fed = FewRows.of(linear), rand(n, width, seed=8, dtype=dtype)
-    summed = rand(n, 80, seed=9)
-    ours = summed.clone()
-    exact = summed + F.linear(fed.float(), linear.weight.float(), linear.bias.float())
-    plain.add_to(summed, fed)
-    launch(fed, plain.weight, plain.bias, None, None, False, True, ours)
-    assert_near(ours, summed, 1e-5)
-    assert_near(summed, exact, 1e-5)
-
-
-@pytest.mark.parametrize("n", [16, 17, MAX_ROWS])
-def test_a_product_of_as_many_rows_as_it_takes(
-    interpreted: Callable[[str], Callable[..., None]], n: int
-) -> None:
-    """Outputs that are no multiple of a program's, and rows that fill one tile and exceed it."""
-    linear, x = make_linear(64, 50, torch.float32), rand(n, 64)
-    fused = FewRows.of(linear)
-    expected, out = torch.empty(2, n, 50).unbind()
-    fused(x, expected)
-    interpreted(PRODUCT)(x, fused.weight, fused.bias, None, None, False, False, out)
-    assert_near(out, expected, 1e-5)
-    assert_near(expected, F.linear(x, linear.weight, linear.bias), 1e-5)
 
 
 @pytest.mark.parametrize("width", IN_ORDER)
@@ -227,40 +178,6 @@ def test_the_choice_compiles_for_gpus(monkeypatch: pytest.MonkeyPatch, architect
     chosen = (on_meta(8, dtype=torch.int64), on_meta(8, dtype=torch.float32))
     given = (*parts, index, table, 50_257, 50_365, *chosen)
     compiled(module.launch_sample, "sample_greedy", architecture, *given)
-
-
-@pytest.mark.timeout(600)  # minutes on a busy machine
-@pytest.mark.slow
-@pytest.mark.parametrize("width", WIDTHS)
-@pytest.mark.parametrize("architecture", ARCHITECTURES)
-@pytest.mark.parametrize("n", [1, 32, MAX_ROWS])
-@pytest.mark.filterwarnings("ignore:TRITON_DEFAULT_FP_FUSION")
-def test_every_product_of_a_layer_compiles_for_gpus(
-    monkeypatch: pytest.MonkeyPatch, architecture: int, width: int, n: int
-) -> None:
-    """On the tensor cores, with loads ahead into shared memory; of which an SM has 99 KiB (8.9)."""
-    module = load_kernel(monkeypatch, TRITON, interpreted=False)
-    sums = on_meta(5 * width, dtype=torch.float32)
-    gain = FewRows.of(make_linear(16, 1, torch.bfloat16), make_norm(16, torch.bfloat16)).gain
-    assert gain is not None
-    gain = on_meta(width, dtype=gain.dtype)
-    wide, narrow = 4 * width, width
-    products = [
-        (width, 3 * width, False, False, True),
-        (width, wide, True, False, True),
-        (width, narrow, False, True, False),
-        (wide, narrow, False, True, False),
-    ]
-    for n_in, n_out, gelu, add, normed in products:
-        front = (gain, sums[:n_out]) if normed else (None, None)
-        bias = sums[:n_out] if normed else on_meta(n_out)
-        args = (on_meta(n, n_in), on_meta(n_out, n_in), bias, *front, gelu, add, on_meta(n, n_out))
-        built = compiled(module.launch_few_rows, "few_rows", architecture, *args)
-        assert "mma" in built["ptx"]
-        assert "cp.async" in built["ptx"]
-        if normed:  # two bytes a thread would be loaded when they are needed
-            assert "ld.global.b16" not in built["ptx"]
-        assert built["shared"] <= 99 * 1024
 
 
 def test_without_a_compiler_or_headers_our_kernels_are_not_used(

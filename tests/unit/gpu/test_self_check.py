@@ -176,14 +176,13 @@ def test_a_decoder_that_is_right_has_our_kernels(flashinfer: ModuleType) -> None
     made = make_decoders(flashinfer)
     assert isinstance(made.ragged, GpuDecoder)
     assert made.fixed is not None
-    assert len(made.ragged.many) == len(made.torch.layers) > 1
+    assert len(made.ragged.reference.layers) == len(made.torch.layers) > 1
     assert not turned_off
 
 
 @pytest.mark.parametrize(
     ("module", "name", "out"),
     [
-        (operators, "_few_rows", -1),
         (operators, "_add_norm", 5),
         (gpu_decoder, "embed", -1),
         (attention, "append_qkv", -1),

@@ -1,16 +1,8 @@
-"""What our kernels compute on a GPU: residual adds with a norm, products of few rows, pages' KV.
+"""What our kernels compute on a GPU for both roles: residual adds with a norm, and pages' KV.
 
 The norm: a layer's half ends with a product whose result is still to be added to the residual
 stream, and the next half begins with a norm of that sum. Between the two nothing else needs it, so
 one kernel does both, and for products in 8 bits the rows' scales.
-
-The product of few rows reads its frozen weights once, which is all that its time depends on. In
-front of it is a layer norm; behind it the bias, GELU or the sum with the residual stream. With a
-norm in front the product runs over the rows as they are, times the norm's weight: what centring and
-scaling would have changed is put right behind it, from the rows' mean and deviation, which the same
-pass over the rows finds: norm(x) @ W.T + b is
-
-    ((x * gain) @ W.T - mean * (W @ gain)) / deviation + (W @ shift + b)
 
 The scatter reads each projected KV once and writes each page once, in the page's order, without
 asking the host, so that a graph can hold it; torch's indexed writes read the permuted product
@@ -28,15 +20,11 @@ from torch.nn import functional as F
 
 from cluster.common.kernels.gpu.kernels import define, has_triton, launcher
 from cluster.common.kernels.gpu.self_check import KERNELS, is_as_on_cpu, noise
-from cluster.common.model.layers import LAYER_NORM_EPS, LayerNorm, Linear
+from cluster.common.model.layers import LAYER_NORM_EPS, LayerNorm
 from cluster.common.model.streams import upload
 
 TRITON = "cluster.common.kernels.gpu.triton_kernels"
 LEAST_SCALE = 1e-12  # of a row of zeros
-MAX_ROWS = 64  # more are a matrix product of their own right: cuBLAS's
-INNER_MULTIPLE = 16  # what n_in must be a multiple of, for tensor cores take so many at once
-PROGRAMS = 128  # wanted at least: an H100 has 132 multiprocessors
-OUTER_BLOCKS = (64, 32, 16)
 NO_PAGE = -1  # in a table of pages: this window is padding, write nothing
 
 
@@ -107,86 +95,6 @@ _add_norm = define(
     writes=("x", "out", "scale"),
     cuda=launcher(TRITON, "launch_add_norm"),
     cpu=_plain_add_norm,
-)
-
-
-@dataclass(frozen=True, slots=True)
-class FewRows:
-    """weight [n_out, n_in], bias [n_out] or None; with a norm in front gain [n_in], and `sums`.
-
-    gain: in float32, since a GPU loads numbers of two bytes ahead only where a thread takes two.
-    sums: float32 [n_out], W @ gain; the bias then has W @ shift in it, and is float32.
-    """
-
-    weight: Tensor
-    bias: Tensor | None
-    gain: Tensor | None = None
-    sums: Tensor | None = None
-
-    @classmethod
-    def of(cls, linear: Linear, norm: LayerNorm | None = None) -> FewRows:
-        """Shares the linear's weight and makes no copy of it."""
-        if norm is None:
-            return cls(linear.weight, linear.bias)
-        weight = linear.weight.float()
-        bias = weight @ norm.bias.float()
-        if linear.bias is not None:
-            bias += linear.bias.float()
-        gain = norm.weight.float()
-        return cls(linear.weight, bias, gain, weight @ gain)
-
-    def __call__(self, x: Tensor, out: Tensor) -> None:
-        """out = x @ weight.T + bias, of norm(x) where there is a norm. Mutates `out`.
-
-        Args:
-            x: [n, n_in], contiguous, at most MAX_ROWS rows.
-            out: [n, n_out], contiguous.
-        """
-        _few_rows(x, self.weight, self.bias, self.gain, self.sums, False, False, out)
-
-    def gelu(self, x: Tensor, out: Tensor) -> None:
-        """The same through GELU (exact, by the error function)."""
-        _few_rows(x, self.weight, self.bias, self.gain, self.sums, True, False, out)
-
-    def add_to(self, out: Tensor, x: Tensor) -> None:
-        """out += the product, rounded once. No program reads what another one writes."""
-        _few_rows(x, self.weight, self.bias, self.gain, self.sums, False, True, out)
-
-
-def outer_block(n_out: int) -> int:
-    """Outputs of a program: as many as leave PROGRAMS programs, or the fewest there may be."""
-    return next((size for size in OUTER_BLOCKS if n_out >= size * PROGRAMS), OUTER_BLOCKS[-1])
-
-
-def _plain_few_rows(
-    x: Tensor,
-    weight: Tensor,
-    bias: Tensor | None,
-    gain: Tensor | None,
-    sums: Tensor | None,
-    gelu: bool,
-    add: bool,
-    out: Tensor,
-) -> None:
-    rows = x.float()
-    fed = rows if gain is None else rows * gain.float()
-    y = fed.to(weight.dtype).float() @ weight.float().t()
-    if sums is not None:
-        mean = rows.mean(-1, keepdim=True)
-        variance = rows.square().mean(-1, keepdim=True) - mean.square()
-        y = (y - mean * sums) * torch.rsqrt(variance.clamp_(min=0) + LAYER_NORM_EPS)
-    if bias is not None:
-        y = y + bias.float()
-    if gelu:
-        y = F.gelu(y)
-    out.copy_(out.float() + y if add else y)
-
-
-_few_rows = define(
-    "few_rows",
-    writes=("out",),
-    cuda=launcher(TRITON, "launch_few_rows"),
-    cpu=_plain_few_rows,
 )
 
 
