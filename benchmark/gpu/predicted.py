@@ -1,8 +1,9 @@
 """What a GPU takes of a window and of a decode step, by a rate for each kind of work.
 
-No single rate will do: a product of 12,000 rows that sums up 1280 numbers reaches four fifths of
+No single rate will do: a product of 12,000 rows that sums up 1280 numbers reaches nine tenths of
 what one of 8192^3 does, attention with heads of 64 is bound by its exponentials, norms and GELU by
-memory, and a decode step of few rows by its launches. `Rig.measure_rates` fills the rates there.
+memory, and a decode step of few rows by the latency of its kernels, one after the other.
+`Rig.measure_rates` measures the first three there.
 """
 
 from __future__ import annotations
@@ -13,11 +14,10 @@ from dataclasses import dataclass
 from benchmark.shared.flops import FRAMES, ITEM_BYTES, START_TOKENS, projection_flops
 from tests.support.checkpoints import ModelShape
 
-FEW_ROWS = 32  # decode steps of so many have fewer kernels (`decoder_worker.gpu.decoder`)
-LAYER_KERNELS, MORE_ROWS_KERNELS = 9 + 2, 12 + 2  # flashinfer merges its two attentions' parts
+LAYER_KERNELS = 13 + 2  # of a decode step; flashinfer merges its two attentions' parts
 OTHER_KERNELS = 10  # of a step: embedding, norm, head, sampling
-KV_SHARE = 0.85  # of the memory's rate that paged attention reaches
-CTA_S = 15e-6  # of a tile of the encoder's products, which a decode kernel waits for beside them
+KERNEL_S = 4.1e-6  # of one of them, beside its bytes: of a step of one row, on an H200
+KV_SHARE = 0.85  # of the memory's rate that paged attention reaches: on an H200, at 64 rows
 
 
 @dataclass(frozen=True, slots=True)
@@ -25,14 +25,13 @@ class Gpu:
     """Rates for each kind of work.
 
     product_flops: of the encoder's products, by the numbers that each sums up (K), per second.
-    attention_flops: of its attention. bytes_per_s: of a copy, counted twice. launch_s: of a kernel
-    in a graph, beside its bytes. mel_s: of a window's features.
+    attention_flops: of its attention. bytes_per_s: of a copy, counted twice. mel_s: of a window's
+    features.
     """
 
     product_flops: Mapping[int, float]
     attention_flops: float
     bytes_per_s: float
-    launch_s: float
     mel_s: float = 0.1e-3
 
     def encode_parts_s(self, shape: ModelShape) -> dict[str, float]:
@@ -59,32 +58,20 @@ class Gpu:
         return {
             "weights": ITEM_BYTES * weights / self.bytes_per_s,
             "KV": ITEM_BYTES * batch * kv / (KV_SHARE * self.bytes_per_s),
-            "launches": kernels(shape, batch) * self.launch_s,
+            "kernels": (layers * LAYER_KERNELS + OTHER_KERNELS) * KERNEL_S,
         }
 
     def step_s(self, shape: ModelShape, n_tokens: int, batch: int) -> float:
         return sum(self.step_parts_s(shape, n_tokens, batch).values())
 
-    def windows_per_s(self, shape: ModelShape, n_tokens: int, batch: int) -> tuple[float, float]:
-        """Where encoding and decoding take turns, and where both run at once.
-
-        At once each kernel of a step waits for a tile of the encoder's, since no two of their
-        blocks fit a multiprocessor and priorities preempt none.
-        """
-        encode_s, step_s = self.encode_s(shape), self.step_s(shape, n_tokens, batch)
+    def windows_per_s(self, shape: ModelShape, n_tokens: int, batch: int) -> float:
+        """Where encoding and decoding take turns; both at once were no faster on an H200."""
         steps = n_tokens / batch
-        waiting_s = kernels(shape, batch) * CTA_S
-        return 1 / (encode_s + steps * step_s), 1 / max(encode_s, steps * (step_s + waiting_s))
+        return 1 / (self.encode_s(shape) + steps * self.step_s(shape, n_tokens, batch))
 
     def _rate(self, k: int) -> float:
         return self.product_flops[min(self.product_flops, key=lambda known: abs(known - k))]
 
 
-def kernels(shape: ModelShape, batch: int) -> int:
-    """Of a decode step."""
-    each = LAYER_KERNELS if batch <= FEW_ROWS else MORE_ROWS_KERNELS
-    return shape.decoder_layers * each + OTHER_KERNELS
-
-
-# By arithmetic and what others measured, until a device says otherwise.
-H200 = Gpu({1280: 640e12, 5120: 720e12}, 450e12, 4.3e12, 2.8e-6)
+# As `Rig.measure_rates` found them on 27 November 2026.
+H200 = Gpu({1280: 700e12, 5120: 760e12}, 370e12, 4.24e12)

@@ -39,13 +39,6 @@ from cluster.common.messages import (
     SampledToken,
 )
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
-from cluster.common.model.streams import (
-    capture,
-    new_graph_memory,
-    new_stream,
-    on_stream,
-    warm_up,
-)
 from cluster.common.settings import DecoderSettings, EncoderSettings, Settings
 from decoder_worker import build as decoder_build
 from decoder_worker.engine import DecoderEngine
@@ -60,7 +53,6 @@ KEY = "benchmark" * 4
 PATIENCE_S = 120.0
 PAGE_FRAMES = 125
 TOP_KERNELS = 12  # of a profile
-LAUNCHES = 200  # in a row
 MODELS = {"large-v3": SHAPES["large-v3"], "turbo": SHAPES["large-v3-turbo"]}
 SMOKE_MODELS = {"micro": ModelShape(128, 2, 1, 2, n_vocab=2_000, n_languages=4)}  # heads of 64
 
@@ -205,28 +197,12 @@ class Rig:
         target = torch.empty_like(source)
         bytes_per_s = 2 * n_bytes / self.time_s(lambda: target.copy_(source), 5)
         attention = 4 * n * FRAMES**2 * d / seconds
-        self.gpu = Gpu(products, attention, bytes_per_s, self._launch_s())
+        self.gpu = Gpu(products, attention, bytes_per_s)
         found = {f"product of K = {k}, TFLOP/s": flops / 1e12 for k, flops in products.items()}
-        found |= {"attention, TFLOP/s": attention / 1e12, "copy, TB/s": bytes_per_s / 1e12}
-        return found | {"launch in a graph, us": 1e6 * self.gpu.launch_s}
+        return found | {"attention, TFLOP/s": attention / 1e12, "copy, TB/s": bytes_per_s / 1e12}
 
     def _noise(self, *shape: int) -> torch.Tensor:
         return torch.randn(shape, device=self.device).to(torch.bfloat16)
-
-    def _launch_s(self) -> float:
-        """Of a kernel that does next to nothing, among others of a graph."""
-        x, stream = torch.zeros(1, device=self.device), new_stream(self.device)
-
-        def body() -> None:
-            for _ in range(LAUNCHES):
-                x.add_(1)
-
-        with on_stream(stream):
-            replay = body
-            if stream is not None:
-                warm_up(body)
-                replay = capture(body, new_graph_memory())
-            return self.time_s(replay, 10) / LAUNCHES
 
     def time_s(self, run: Callable[[], Any], n_runs: int) -> float:
         """Seconds of one run: the median of three groups of `n_runs` back to back."""

@@ -122,18 +122,23 @@ def test_results_are_kept_by_device_date_and_commit(tmp_path: Path) -> None:
     assert list(file.parent.iterdir()) == [file]
 
 
-def test_the_predictions_are_those_of_the_page() -> None:
-    """Beside those of a reader of the kernels: 1.45 ms for a row, 5.9 to 6.2 ms for 64."""
+def test_the_predictions_are_those_of_the_page_and_near_what_was_measured() -> None:
+    """Of an H200, in milliseconds by rows: within an eighth."""
     shape = SHAPES["large-v3"]
     page = (gpu.ROOT / "benchmark" / "gpu" / "README.md").read_text()
     assert f"{1000 * H200.encode_s(shape):.1f} ms a window" in page
-    for batch, most in ((1, 1.6), (64, 6.3)):
+    for batch, measured_ms in (
+        (1, "2.36"),
+        (16, "3.46"),
+        (32, "4.53"),
+        (64, "6.30"),
+        (128, "10.4"),
+    ):
         step_ms = 1000 * H200.step_s(shape, 120, batch)
-        assert f"{step_ms:.2f} ms" in page
-        assert step_ms < most
-    assert H200.step_s(shape, 120, 1) > sum(H200.step_parts_s(shape, 120, 1).values()) - 1e-9
-    in_turns, overlapped = H200.windows_per_s(shape, 64, 64)
-    assert f"{in_turns:.0f} and {overlapped:.0f} windows/s" in page
+        assert f"{step_ms:.3g}" in page
+        assert measured_ms in page
+        assert step_ms == pytest.approx(float(measured_ms), rel=1 / 8)
+    assert f"{H200.windows_per_s(shape, 66, 64):.0f} windows/s" in page
 
 
 @pytest.mark.slow
