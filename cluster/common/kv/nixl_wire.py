@@ -2,7 +2,7 @@
 
 The pool is one registered region, the counters are another, in host memory. A pool on a GPU is
 registered as "VRAM" with its device's index, and that device is made current on the thread that
-opens the wire; that path has not been run on a GPU yet.
+opens the wire; on one H200, KV came from another process that way.
 
 UCX and NIXL read the environment when they are loaded, so it is set before the import. The Python
 API hard-codes a progress delay of 0, which spins a core per agent; the agent is therefore made with
