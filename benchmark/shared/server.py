@@ -73,15 +73,6 @@ def _role(process: psutil.Process) -> str:
     return "other"
 
 
-def cpu_ms_each(
-    before_s: Mapping[str, float], after_s: Mapping[str, float], n_requests: int
-) -> dict[str, float]:
-    return {
-        kind: 1000 * (used_s - before_s.get(kind, 0.0)) / n_requests
-        for kind, used_s in after_s.items()
-    }
-
-
 @contextmanager
 def serving(
     *flags: str,

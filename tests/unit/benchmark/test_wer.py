@@ -1,16 +1,17 @@
-"""Word errors, their gate and their recordings. The server is the bare one: it says TEXT."""
+"""Word errors, their gate and their recordings. The server always says TEXT."""
 
 from __future__ import annotations
 
 import json
+import threading
 from collections.abc import Iterator
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
 import pytest
 
 from benchmark.accuracy import wer
-from benchmark.shared.bare_server import TEXT, bare_uvicorn
 from benchmark.shared.clips import folder_clips
 from benchmark.shared.speech.wav import wav_bytes
 from benchmark.shared.word_errors import (
@@ -23,13 +24,30 @@ from benchmark.shared.word_errors import (
     total,
 )
 
+TEXT = "a line that is always the same"
 HALF = "a line that is nothing of the kind"
+
+
+class SameText(BaseHTTPRequestHandler):
+    def do_POST(self) -> None:
+        self.rfile.read(int(self.headers["Content-Length"]))
+        body = json.dumps({"text": TEXT}).encode()
+        self.send_response(200)
+        self.send_header("Content-Type", "application/json")
+        self.send_header("Content-Length", str(len(body)))
+        self.end_headers()
+        self.wfile.write(body)
+
+    def log_message(self, *_: object) -> None: ...
 
 
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    with bare_uvicorn() as server:
-        yield server.url
+    server = ThreadingHTTPServer(("127.0.0.1", 0), SameText)
+    threading.Thread(target=server.serve_forever, daemon=True).start()
+    yield f"http://127.0.0.1:{server.server_port}"
+    server.shutdown()
+    server.server_close()
 
 
 def test_speakers_words_are_held_against_those_that_fit_best() -> None:
