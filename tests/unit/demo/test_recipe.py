@@ -148,7 +148,8 @@ def test_errors_and_segment_times_are_counted_over_a_set() -> None:
     silent = Example(np.zeros(16_000, np.float32), [])
     segments = (make_segment(0, " Anna reads."), make_segment(1, " Now."))
     heard = Transcript("transcribe", "en", 3.0, "Anna reads. Now.", segments)
-    found = score([said, silent], [heard, ""])
+    nothing = Transcript("transcribe", "en", 1.0, "", ())
+    found = score([said, silent], [heard, nothing])
     assert (found.errors.words, found.errors.errors) == (3, 1)
     assert (found.answered, found.matched) == (1, 1)
     gaps = [
