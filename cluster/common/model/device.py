@@ -11,6 +11,7 @@ import torch
 from cluster.common.errors import ConfigurationError
 from cluster.common.settings import Device, EncoderDType
 
+LEAST_BFLOAT16 = (8, 0)  # compute capability of a GPU that multiplies it: Ampere and later
 MOST_STEP = 8  # threads that read as fast as the memory gives
 
 
@@ -30,7 +31,8 @@ def resolve_device(device: Device) -> str:
 def resolve_dtype(dtype: EncoderDType, device: str) -> str:
     """What a role computes in: a key of `cluster.common.model.weights.TORCH_DTYPES`.
 
-    "auto" is bfloat16 on a GPU and on a CPU that multiplies it natively, float32 on any other.
+    "auto" is bfloat16 where that is multiplied natively; elsewhere float16 on a GPU (T4, V100), and
+    float32 on a CPU.
     "int8" and "float8" hold weights in 8 bits and compute between them as "auto" does.
 
     Raises ConfigurationError where int8 was asked for on a GPU, or float8 on a CPU.
@@ -41,7 +43,10 @@ def resolve_dtype(dtype: EncoderDType, device: str) -> str:
         raise ConfigurationError("dtype float8 is for GPUs: on a CPU take int8 or bfloat16")
     if dtype not in ("auto", "int8", "float8"):
         return dtype
-    return "bfloat16" if device != "cpu" or has_native_bfloat16() else "float32"
+    if device == "cpu":
+        return "bfloat16" if has_native_bfloat16() else "float32"
+    old = torch.cuda.is_available() and torch.cuda.get_device_capability() < LEAST_BFLOAT16
+    return "float16" if old else "bfloat16"
 
 
 def has_native_bfloat16() -> bool:

@@ -34,3 +34,13 @@ def test_a_container_s_limit_counts(tmp_path: Path, files: dict[str, str], n: in
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
     assert device.usable_cores(tmp_path) == n
+
+
+@pytest.mark.parametrize(("capability", "dtype"), [((7, 5), "float16"), ((8, 0), "bfloat16")])
+def test_a_gpu_that_has_no_bfloat16_computes_in_float16(
+    monkeypatch: pytest.MonkeyPatch, capability: tuple[int, int], dtype: str
+) -> None:
+    monkeypatch.setattr("torch.cuda.is_available", lambda: True)
+    monkeypatch.setattr("torch.cuda.get_device_capability", lambda: capability)
+    assert device.resolve_dtype("auto", "cuda") == dtype
+    assert device.resolve_dtype("bfloat16", "cuda") == "bfloat16"
