@@ -105,16 +105,8 @@ class Batcher:
         with self._lock:
             return sum(window.request.n_samples for window in self._queue) / SAMPLE_RATE
 
-    @property
-    def queued_work(self) -> float:
-        """Of the waiting windows that need an encode of their own, but bulk; as in `WorkerLoad`."""
-        return self._queued_work(bulk=False)
-
-    @property
-    def queued_bulk(self) -> float:
-        return self._queued_work(bulk=True)
-
-    def _queued_work(self, *, bulk: bool) -> float:
+    def queued_work(self, *, bulk: bool = False) -> float:
+        """Of the waiting windows that need an encode of their own, bulk or not; as `WorkerLoad`."""
         with self._lock:
             distinct = self._distinct(self._queue)
             return sum(one.work for one in distinct if (one.priority == "bulk") == bulk)
@@ -122,7 +114,7 @@ class Batcher:
     @property
     def work(self) -> float:
         """Of the windows that wait or are in flight; of bulk, which gives way, only the latter."""
-        return self.queued_work + self._work_in_flight
+        return self.queued_work() + self._work_in_flight
 
     @property
     def has_full_batch(self) -> bool:

@@ -8,8 +8,9 @@ from __future__ import annotations
 import math
 from collections.abc import Sequence
 from concurrent.futures import Future
-from dataclasses import dataclass
+from dataclasses import asdict, dataclass
 from functools import partial
+from typing import Any
 from weakref import ref
 
 import numpy as np
@@ -19,6 +20,7 @@ from cluster.common.kernels.gpu.self_check import turned_off
 from cluster.common.messages import (
     HOP_LENGTH,
     MEL_CONTEXT_SAMPLES,
+    WINDOW_FRAMES,
     WINDOW_SAMPLES,
     CrossKVHandle,
     EncodeReply,
@@ -31,14 +33,14 @@ from cluster.common.model.encoder_context import SAMPLES_PER_POSITION
 from cluster.common.signals import NO_SLACK_S, Backlogs, EncoderSignals
 from encoder_worker.batcher import Batcher, QueuedWindow
 from encoder_worker.loop import EncodeLoop
-from encoder_worker.publisher import Publisher
+from encoder_worker.publisher import Counts, Publisher
 
 UNKNOWN_WINDOW_S = 0.2  # before the first
 
 
-@dataclass(frozen=True, slots=True)
-class EncoderStats:
-    """A moment's state, and counts since the start as in `Counts`.
+@dataclass(slots=True, kw_only=True)
+class EncoderStats(Counts):
+    """Counts since the start, and the state at this moment.
 
     kept, kept_bytes: windows that nobody reads, and their pages.
     """
@@ -58,14 +60,6 @@ class EncoderStats:
     kept: int
     kept_bytes: int
     evicted: int  # windows whose pages were needed for others
-    batches: int
-    windows: int
-    failed: int
-    expired: int
-    encode_s: float
-    bulk_s: float
-    hits: int
-    misses: int
 
     def signals(self, busy: float, bulk_busy: float = 0.0) -> EncoderSignals:
         window_s = self.load.window_s or UNKNOWN_WINDOW_S
@@ -78,16 +72,10 @@ class EncoderStats:
             self.queued_bulk * window_s,
         )
 
-    def as_status(
-        self, *, replica: str, model: str, transport: str, device: str, healthy: bool
-    ) -> WorkerStatus:
+    def as_status(self, **worker: Any) -> WorkerStatus:
         return WorkerStatus(
-            replica=replica,
             role="encoder",
-            healthy=healthy,
-            model=model,
-            transport=transport,
-            device=device,
+            **worker,
             pages_free=self.pages_free,
             pages_total=self.pages_total,
             queued=self.queued,
@@ -181,16 +169,16 @@ class EncoderCore:
             pages_total=n_pages,
             windows_exported=n_pages // per_window,
             load=self.load(),
-            queued_work=self._queued_work(bulk=False),
-            queued_bulk=self._queued_work(bulk=True),
+            queued_work=self._queued(bulk=False),
+            queued_bulk=self._queued(bulk=True),
             kept=exporter.n_kept,
             kept_bytes=exporter.n_kept_pages * exporter.pool.page_bytes,
             evicted=exporter.n_evicted,
-            **self._publisher.counts.now(),
+            **asdict(self._publisher.counts()),
         )
 
-    def _queued_work(self, *, bulk: bool) -> float:
-        here = sum(queue.queued_bulk if bulk else queue.queued_work for queue in self._queues)
+    def _queued(self, *, bulk: bool) -> float:
+        here = sum(queue.queued_work(bulk=bulk) for queue in self._queues)
         return here + self._backlogs.total(bulk=bulk)
 
     def healthy(self) -> str | None:
@@ -221,35 +209,17 @@ def _drop_cancelled(
 def check_request(request: EncodeRequest, n_audio_ctx: int) -> None:
     """Raise InvalidAudioError unless samples and context are what `EncodeRequest` promises."""
     pcm, file_mel, context = request.pcm, request.file_mel, request.context
-    if file_mel is None:
-        if pcm.dtype != np.int16 or pcm.ndim != 1 or not 1 <= pcm.shape[0] <= WINDOW_SAMPLES:
-            raise InvalidAudioError(
-                f"a window is int16 [1..{WINDOW_SAMPLES}], got {pcm.dtype} {list(pcm.shape)}"
-            )
-    else:
+    n_samples, shortest, longest = pcm.size, 1, WINDOW_SAMPLES
+    fits = pcm.dtype == np.int16 and pcm.ndim == 1 and 0 <= context <= n_audio_ctx
+    if file_mel is not None:
         n_before, n_frames = file_mel.n_before, file_mel.n_frames
-        if pcm.dtype != np.int16 or pcm.ndim != 1:
-            raise InvalidAudioError(f"a window is int16 [n], got {pcm.dtype} {list(pcm.shape)}")
-        if n_before % HOP_LENGTH or not 0 <= n_before <= MEL_CONTEXT_SAMPLES:
-            raise InvalidAudioError(
-                f"the context before a window is a multiple of {HOP_LENGTH} up to "
-                f"{MEL_CONTEXT_SAMPLES} samples, got {n_before}"
-            )
-        most = WINDOW_SAMPLES // HOP_LENGTH
-        if not 1 <= n_frames <= most or not math.isfinite(file_mel.log_max):
-            raise InvalidAudioError(
-                f"a window has 1 to {most} mel frames below a finite maximum, "
-                f"got {n_frames} and {file_mel.log_max}"
-            )
-        most = n_before + n_frames * HOP_LENGTH + MEL_CONTEXT_SAMPLES
-        if not n_before < pcm.shape[0] <= most:
-            raise InvalidAudioError(
-                f"a window of {n_frames} mel frames with {n_before} samples before it has "
-                f"{n_before + 1} to {most} samples, got {pcm.shape[0]}"
-            )
-    if not 0 <= context <= n_audio_ctx:
-        raise InvalidAudioError(f"a context has 0 to {n_audio_ctx} positions, got {context}")
-    if context and request.n_samples > context * SAMPLES_PER_POSITION:
+        fits = fits and n_before % HOP_LENGTH == 0 and 0 <= n_before <= MEL_CONTEXT_SAMPLES
+        fits = fits and 1 <= n_frames <= WINDOW_FRAMES and math.isfinite(file_mel.log_max)
+        shortest, longest = n_before + 1, n_before + n_frames * HOP_LENGTH + MEL_CONTEXT_SAMPLES
+    if context:
+        longest = min(longest, context * SAMPLES_PER_POSITION)
+    if not fits or not shortest <= n_samples <= longest:
         raise InvalidAudioError(
-            f"{request.n_samples} samples do not fit a context of {context} positions"
+            f"a window of {pcm.dtype} {list(pcm.shape)} does not fit {file_mel} and a context of "
+            f"{context} positions"
         )

@@ -161,8 +161,7 @@ class WindowEncoder:
 
         Returns:
             What to wait for before anyone may read the pages: a reader comes as soon as its handle
-                is
-            out, past any stream's order.
+            is out, past any stream's order.
         """
         if self._static is not None:
             return self._static(windows, pages, file_mels, context)

@@ -235,7 +235,7 @@ class EncodeLoop:
         bulk = sum(window.work for window in batch.windows if window.priority == "bulk")
         window_s = encode_s / work
         self.window_s += (window_s - self.window_s) * (RECENT if self.window_s else 1.0)
-        self._publisher.counts.add(
+        self._publisher.count(
             batches=1, windows=n_windows, encode_s=encode_s, bulk_s=bulk * window_s
         )
         self._recorder.observe("splitscribe_encode_seconds", encode_s)
@@ -253,7 +253,7 @@ class EncodeLoop:
 
     def _fail_expired(self) -> None:
         for window in self.batcher.expire():
-            self._publisher.counts.add(expired=1)
+            self._publisher.count(expired=1)
             self._publisher.fail(
                 window, DeadlineExceededError("no encoder had room for it in time")
             )

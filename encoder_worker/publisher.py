@@ -11,8 +11,7 @@ from __future__ import annotations
 import hashlib
 import threading
 from collections.abc import Callable
-from dataclasses import dataclass, field
-from typing import Any
+from dataclasses import dataclass, replace
 
 from cluster.common.errors import KVLostError, SequenceFailedError, WorkerError
 from cluster.common.kv.exporter import KVExporter
@@ -24,7 +23,7 @@ from encoder_worker.batcher import Batcher, QueuedWindow
 KEY_BYTES = 32
 
 
-@dataclass(slots=True)
+@dataclass(slots=True, kw_only=True)
 class Counts:
     """Of all lanes since the start.
 
@@ -41,17 +40,6 @@ class Counts:
     bulk_s: float = 0.0
     hits: int = 0
     misses: int = 0
-    _lock: threading.Lock = field(default_factory=threading.Lock, repr=False)
-
-    def add(self, **amounts: float) -> None:
-        """From any thread."""
-        with self._lock:
-            for name, amount in amounts.items():
-                setattr(self, name, getattr(self, name) + amount)
-
-    def now(self) -> dict[str, Any]:
-        with self._lock:
-            return {name: getattr(self, name) for name in self.__slots__ if name[0] != "_"}
 
 
 class Publisher:
@@ -71,10 +59,21 @@ class Publisher:
         reuses: whether KV is kept for further windows of the same audio.
         """
         self.exporter, self.recorder, self.clock = exporter, recorder, clock
-        self.counts = Counts()
+        self._counts = Counts()
+        self._lock = threading.Lock()  # guards the counts
         self._reuses = reuses
         worker = f"{dtype}\0{exporter.layout.hash}"
         self._worker = hashlib.blake2b(worker.encode(), digest_size=KEY_BYTES).digest()
+
+    def count(self, **amounts: float) -> None:
+        """Add to counts. From any thread."""
+        with self._lock:
+            for name, amount in amounts.items():
+                setattr(self._counts, name, getattr(self._counts, name) + amount)
+
+    def counts(self) -> Counts:
+        with self._lock:
+            return replace(self._counts)
 
     def key_of(self, request: EncodeRequest) -> bytes:
         """Under which a window's KV is kept; empty where it is not."""
@@ -92,7 +91,7 @@ class Publisher:
         )
         if handle is None:
             return None
-        self.counts.add(hits=1)
+        self.count(hits=1)
         return EncodeReply(handle, EncodeTimings(queue_s, 0.0, 0), reused=True)
 
     def share(self, window: QueuedWindow) -> bool:
@@ -117,9 +116,18 @@ class Publisher:
     ) -> None:
         """Publish written pages and answer the window, and those that waited for its KV."""
         if window.key:
-            self.counts.add(misses=1)
+            self.count(misses=1)
+        request = window.request
         try:
-            reply = self._lease_or_keep(window, pages, timings)
+            handle = self.exporter.publish(
+                pages,
+                request_id=request.request_id,
+                window=request.window,
+                attempt=request.attempt,
+                # Whisper attends to the padding too, as far as it was encoded.
+                frames=request.context or self.exporter.layout.n_frames,
+                key=window.key,
+            )
         except Exception as error:
             self.give_up(window, pages, error)
             return  # those that waited are encoded in their turn
@@ -128,8 +136,8 @@ class Publisher:
                 self.fail(
                     duplicate, KVLostError("the KV of the same audio was gone before it was shared")
                 )
-        if reply is not None:
-            self._answer(window, reply)
+        reused = False if window.key else None
+        self._answer(window, EncodeReply(handle, timings, reused=reused))
 
     def give_up(self, window: QueuedWindow, pages: Pages, error: Exception) -> None:
         """Fail a window with a typed error that keeps its cause; its pages are free again."""
@@ -140,34 +148,12 @@ class Publisher:
         """From any thread. Does nothing if the window has an answer already."""
         if window.future.done():
             return
-        self.counts.add(failed=1)
+        self.count(failed=1)
         if window.future.set_running_or_notify_cancel():
             window.future.set_exception(error)
 
-    def _lease_or_keep(
-        self, window: QueuedWindow, pages: Pages, timings: EncodeTimings
-    ) -> EncodeReply | None:
-        """None if the window was cancelled: its duplicates wait, or its client may come again."""
-        exporter, request, key = self.exporter, window.request, window.key
-        # Whisper attends to the padding too, as far as it was encoded.
-        frames = request.context or exporter.layout.n_frames
-        if window.future.cancelled():
-            if key:
-                exporter.keep(pages, frames=frames, key=key)
-            else:
-                exporter.abandon(pages)
-            return None
-        handle = exporter.publish(
-            pages,
-            request_id=request.request_id,
-            window=request.window,
-            attempt=request.attempt,
-            frames=frames,
-            key=key,
-        )
-        return EncodeReply(handle, timings, reused=False if key else None)
-
     def _answer(self, window: QueuedWindow, reply: EncodeReply) -> None:
+        """A window that was cancelled gives its lease back; what is kept stays for its like."""
         if window.future.set_running_or_notify_cancel():
             window.future.set_result(reply)
         else:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import pytest
 import torch
 
-from cluster.common.errors import KVLostError, PeerLostError, StaleGenerationError
+from cluster.common.errors import KVLostError, StaleGenerationError
 from tests.support.kv.host import (
     DEADLINE_S,
     MakeHost,
@@ -96,32 +96,4 @@ def test_evictions_beside_reads_in_flight_never_give_another_window_s_kv(
         host.check_integrity()
     assert n_lost <= 12
     assert host.state().n_evicted > 12
-    reader.pool.check_integrity()
-
-
-@pytest.mark.parametrize(
-    "mode", ["memory", "memory-states", pytest.param("nixl", marks=pytest.mark.slow)], indirect=True
-)
-def test_kept_kv_dies_with_its_exporter(make_host: MakeHost, make_reader: MakeHost) -> None:
-    host, reader = make_host(), make_reader()
-    assert torch.equal(take(reader, host.publish(1, KEY)), kv_of(1, reader.layout))
-    again = host.publish_again(KEY)
-    host.kill()
-    with pytest.raises(PeerLostError):
-        take(reader, again)
-    other = make_host()
-    if other.publish_again(KEY) is not None:
-        raise AssertionError("another exporter has what it never wrote")
-    assert torch.equal(take(reader, other.publish(1, KEY)), kv_of(1, reader.layout))
-    reader.pool.check_integrity()
-
-
-def test_a_closed_exporter_keeps_nothing(make_host: MakeHost, make_reader: MakeHost) -> None:
-    host, reader = make_host(), make_reader()
-    unread = host.publish(1, KEY)
-    assert host.revoke(unread.lease)
-    assert torch.equal(take(reader, host.publish_again(KEY)), kv_of(1, reader.layout))
-    host.close()
-    with pytest.raises(KVLostError):
-        take(reader, unread)
     reader.pool.check_integrity()

@@ -69,8 +69,7 @@ class KVExporter:
         wire: Wire,
         make_thread: MakeThread = WireThread,
     ) -> None:
-        """Takes over `wire`: opens it now, and closes it; ConfigurationError where it does not
-        work.
+        """Takes over `wire`: opens it now, and closes it. Raises ConfigurationError.
 
         make_thread: where it runs nothing, its maker calls `handle_notifications` and `expire`.
         """
@@ -176,14 +175,6 @@ class KVExporter:
                 return None
             lease = self._lease(found)
         return self._handle(lease, request_id, window, attempt)
-
-    def keep(self, pages: Sequence[int], *, frames: int, key: bytes) -> None:
-        """Publish written pages without a reader, for `publish_again`. Raises as `publish`."""
-        if not key:
-            raise ValueError("a window that is kept needs a key: nothing could free its pages")
-        with self._lock:
-            self._kept[key] = self._add(pages, frames, key)
-            self.pool.wake()
 
     def revoke(self, lease: str) -> bool:
         """End a lease now; False when it is not (or no longer) known."""

@@ -4,8 +4,7 @@ For tests, offline transcription, platforms without NIXL, and workers with both 
 copied once: 246 MB for a window of large-v3, 0.11 ms at an H200's bandwidth beside some 12 ms of
 encode and decode. Reading it in place would keep the encoder's pages until the window is decoded;
 and since one call of the attention kernels takes one pool, all KV of other workers would have to
-land in the encoder's pool. `freeze` and `close` act as if the peer's process had been stopped or
-killed.
+land in the encoder's pool. `freeze` and `close` act as a peer's process that was stopped or killed.
 """
 
 from __future__ import annotations

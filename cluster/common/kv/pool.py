@@ -138,7 +138,10 @@ class PagePool:
     def release(self, pages: Sequence[int]) -> None:
         """Give all of these used pages back, or none: RuntimeError where one is not in use."""
         with self.lock:
-            self._release(pages)
+            self._check(pages, _USED)
+            self._mark(pages, _FREE)
+            self.n_free += len(pages)
+            self._freed.notify_all()
 
     def wake(self) -> None:
         """Let those who wait in `allocate` look again whether room can be made."""
@@ -157,7 +160,7 @@ class PagePool:
             self._check(pages, _QUARANTINED)
             self._mark(pages, _USED)
             self.n_quarantined -= len(pages)
-            self._release(pages)
+            self.release(pages)
 
     def check_used(self, pages: Sequence[int]) -> None:
         with self.lock:
@@ -208,12 +211,6 @@ class PagePool:
                 raise RuntimeError(
                     f"page {page} is {names[self._state[page]]}, expected {names[state]}"
                 )
-
-    def _release(self, pages: Sequence[int]) -> None:
-        self._check(pages, _USED)
-        self._mark(pages, _FREE)
-        self.n_free += len(pages)
-        self._freed.notify_all()
 
 
 def _run_of(pages: Sequence[int]) -> range | None:

@@ -197,7 +197,7 @@ def test_a_batch_holds_windows_of_one_context(clock: Clock) -> None:
     assert names(first) == ["a0", "c0", "f0"]
     assert not batcher.has_full_batch
     assert batcher.work == pytest.approx(1 + (4 * 320 + 2 * 384) / 1500)
-    assert batcher.queued_work == pytest.approx(1 + (320 + 2 * 384) / 1500)
+    assert batcher.queued_work() == pytest.approx(1 + (320 + 2 * 384) / 1500)
     batcher.finish(first)
     assert [names(batcher.pop(3)) for _ in range(3)] == [["b0", "e0"], ["d0"], ["g0"]]
 

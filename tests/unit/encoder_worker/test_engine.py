@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 from concurrent.futures import wait
-from typing import Any
 
 import pytest
 import torch
@@ -11,7 +10,7 @@ import torch
 from cluster.common.errors import DeadlineExceededError, InvalidAudioError
 from cluster.common.kernels.cpu.background import wait_for_builds
 from cluster.common.kv.connect import states_layout
-from cluster.common.messages import CrossKVHandle, FileMel
+from cluster.common.messages import FileMel
 from cluster.common.metrics import ENCODER_METRICS, Recorder
 from cluster.common.model.checkpoint import Checkpoint
 from encoder_worker.mel import LogMel
@@ -187,26 +186,6 @@ def test_a_window_cancelled_while_it_is_encoded_gives_its_pages_back(bench: Make
     b.gate.set()
     assert b.engine.drain(PATIENCE_S)
     assert b.engine.stats().leases == 0
-    b.exporter.pool.check_integrity()
-
-
-def test_a_window_cancelled_at_publication_is_revoked(
-    bench: MakeBench, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    b = bench()
-    publish = b.exporter.publish
-    cancelled: list[bool] = []
-
-    def publish_late(*args: Any, **options: Any) -> CrossKVHandle:
-        handle = publish(*args, **options)
-        cancelled.append(held.cancel())
-        return handle
-
-    monkeypatch.setattr(b.exporter, "publish", publish_late)
-    held = b.hold()
-    b.gate.set()
-    assert b.engine.drain(PATIENCE_S)
-    assert cancelled == [True]
     b.exporter.pool.check_integrity()
 
 

@@ -62,37 +62,27 @@ def test_a_window_that_cannot_be_published_fails_alone(
 
 
 @pytest.mark.parametrize(
-    "pcm",
+    ("pcm", "file_mel"),
     [
-        np.zeros(0, dtype=np.int16),
-        np.zeros(480_001, dtype=np.int16),
-        np.zeros(100, dtype=np.float32),
-        np.zeros((2, 100), dtype=np.int16),
+        (np.zeros(0, np.int16), None),
+        (np.zeros(480_001, np.int16), None),
+        (np.zeros(100, np.float32), None),
+        (np.zeros((2, 100), np.int16), None),
+        (np.zeros(16_000, np.int16), FileMel(100, 99, 0.0)),
+        (np.zeros(16_000, np.int16), FileMel(480, 97, 0.0)),
+        (np.zeros(16_000, np.int16), FileMel(-160, 100, 0.0)),
+        (np.zeros(16_000, np.int16), FileMel(0, 0, 0.0)),
+        (np.zeros(480_000, np.int16), FileMel(0, 3001, 0.0)),
+        (np.zeros(16_000, np.int16), FileMel(0, 100, float("nan"))),
+        (np.zeros(320, np.int16), FileMel(320, 1, 0.0)),
+        (np.zeros(16_000, np.int16), FileMel(0, 97, 0.0)),
     ],
 )
-def test_samples_of_another_kind_are_refused(bench: MakeBench, pcm: NDArray[Any]) -> None:
-    with pytest.raises(InvalidAudioError, match=r"int16 \[1\.\.480000\]"):
-        bench().submit(pcm)
-
-
-@pytest.mark.parametrize(
-    ("n_samples", "file_mel", "message"),
-    [
-        (16_000, FileMel(100, 99, 0.0), "multiple of 160"),
-        (16_000, FileMel(480, 97, 0.0), "up to 320"),
-        (16_000, FileMel(-160, 100, 0.0), "multiple of 160"),
-        (16_000, FileMel(0, 0, 0.0), "1 to 3000 mel frames"),
-        (16_000, FileMel(0, 3001, 0.0), "1 to 3000 mel frames"),
-        (16_000, FileMel(0, 100, float("nan")), "finite"),
-        (320, FileMel(320, 1, 0.0), "321 to 800 samples"),
-        (16_000, FileMel(0, 97, 0.0), "1 to 15840 samples"),
-    ],
-)
-def test_a_slice_that_is_none_is_refused(
-    bench: MakeBench, n_samples: int, file_mel: FileMel, message: str
+def test_samples_that_are_no_window_are_refused(
+    bench: MakeBench, pcm: NDArray[Any], file_mel: FileMel | None
 ) -> None:
-    with pytest.raises(InvalidAudioError, match=message):
-        bench().submit(np.zeros(n_samples, np.int16), file_mel=file_mel)
+    with pytest.raises(InvalidAudioError, match="does not fit"):
+        bench().submit(pcm, file_mel=file_mel)
 
 
 def test_drain_finishes_what_is_queued_and_waits_for_the_leases(bench: MakeBench) -> None:

@@ -108,16 +108,6 @@ class KeptWindows(RuleBasedStateMachine):
             self.newest[key] = self.n_values
 
     @rule(key=keys.filter(bool))
-    def keep(self, key: bytes) -> None:
-        """The leader of identical windows was cancelled."""
-        if (pages := self.exporter.reserve(2)) is None:
-            return
-        self.n_values += 1
-        self.exporter.pool.tensor[list(pages)] = float(self.n_values)
-        self.exporter.keep(pages, frames=10, key=key)
-        self.newest[key] = self.n_values
-
-    @rule(key=keys.filter(bool))
     def publish_again(self, key: bytes) -> None:
         handle = self.exporter.publish_again(key, **NAMES)
         assert handle is not None or key not in self.newest or self.exporter.n_evicted
