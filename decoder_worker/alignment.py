@@ -41,13 +41,18 @@ class KnownText:
     """One window whose text is known.
 
     cross_pages: hold its KV, of `n_positions` encoder positions. self_pages: room for the text,
-    overwritten. tokens: the text's, at least one.
+        overwritten; to find peaks they hold the KV of the prompt but for its last token.
+    tokens: the text's, at least one; to be aligned they fit the text context with start and end.
     """
 
     cross_pages: Sequence[int]
     self_pages: Sequence[int]
     tokens: tuple[int, ...]
     n_positions: int
+    content_frames: int  # mel frames that are audio and not padding
+    language: str
+    task: Task
+    prompt: tuple[int, ...] = ()  # the tokens before the text
 
 
 class QueryTap:
@@ -77,81 +82,6 @@ class QueryTap:
         return self._attention.cross_attention(layer, q)
 
 
-class AlignmentHeads:
-    """The alignment heads of one checkpoint over a decoder's pools, as `layers` are."""
-
-    def __init__(
-        self,
-        checkpoint: Checkpoint,
-        layers: TorchDecoder,
-        cross_pool: PagePool,
-        self_pool: PagePool,
-    ) -> None:
-        self._page_sizes = (self_pool.layout.page_frames, cross_pool.layout.page_frames)
-        self._layers = layers
-        self._cross_pool = cross_pool
-        self._device = cross_pool.device
-        named = alignment_heads(checkpoint)
-        self._heads = {layer: self._indices(heads) for layer, heads in named.items()}
-        self.n_heads = sum(len(heads) for heads in named.values())
-
-    def forward(
-        self, items: Sequence[KnownText], texts: Sequence[Sequence[int]], starts: Sequence[int]
-    ) -> tuple[Tensor, list[Mapping[int, Tensor]]]:
-        """Feed each item's text from its position on; writes its self-attention KV.
-
-        States of all texts [n_tokens, n_text_state], and of each item layer -> queries, float32 [n,
-        its tokens, head_dim].
-        """
-        counts = [len(text) for text in texts]
-        ends = [start + n for start, n in zip(starts, counts, strict=True)]
-        spans = zip(starts, ends, strict=True)
-        own_size, cross_size = self._page_sizes
-        lengths, pages = [i.n_positions for i in items], [i.cross_pages for i in items]
-        batch = AttentionBatch(
-            self_kv=PagedKV.make(counts, [i.self_pages for i in items], ends, own_size),
-            cross_kv=PagedKV.make(counts, pages, lengths, cross_size),
-        )
-        tap = QueryTap(self._layers.attention, self._heads)
-        decoder = self._layers.over(tap)
-        decoder.plan(batch)
-        states = decoder.states(
-            self._indices([token for text in texts for token in text]),
-            self._indices([position for span in spans for position in range(*span)]),
-        )
-        begins = accumulate(counts, initial=0)
-        return states, [
-            {layer: q[:, begin:end] for layer, q in tap.queries.items()}
-            for begin, end in pairwise(begins)
-        ]
-
-    def weights(
-        self, layer: int, queries: Tensor, pages: Sequence[int], n_frames: int, n_positions: int
-    ) -> Tensor:
-        """How much queries [n, n_tokens, head_dim] look at each of the first frames.
-
-        float32 [n, n_tokens, n_frames]; pages: hold KV of `n_positions` encoder positions.
-        """
-        keys = self._keys(layer, pages, n_frames, n_positions)
-        weights: Tensor = (queries @ keys.transpose(1, 2) * queries.shape[-1] ** -0.5).softmax(-1)
-        return weights
-
-    def _keys(self, layer: int, pages: Sequence[int], n_frames: int, n_positions: int) -> Tensor:
-        """The heads' keys, copied out of the pages: float32 [n, n_frames, head_dim]."""
-        if self._cross_pool.packs:
-            page = packed_page(self._cross_pool.tensor[pages[0]], n_positions)
-            keys = page[layer, 0, :n_frames].index_select(1, self._heads[layer])
-            return keys.transpose(0, 1).float()
-        n_pages = self._cross_pool.layout.pages_for(n_frames)
-        own = self._indices(list(pages[:n_pages]))
-        keys = self._cross_pool.tensor[:, layer, 0]  # [page, page_frames, head, head_dim]
-        chosen = keys[own[:, None], :, self._heads[layer]]  # [n_pages, n, page_frames, head_dim]
-        return chosen.transpose(0, 1).flatten(1, 2)[:, :n_frames].float()
-
-    def _indices(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
-
-
 def alignment_heads(checkpoint: Checkpoint) -> dict[int, list[int]]:
     """Layer to heads: those that the checkpoint names, else all of the upper half's layers.
 
@@ -171,55 +101,6 @@ def alignment_heads(checkpoint: Checkpoint) -> dict[int, list[int]]:
             )
         heads.setdefault(layer, []).append(head)
     return heads
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class PeakItem(KnownText):
-    """self_pages: hold the KV of the prompt (the tokens before the text) but for its last token."""
-
-    prompt: tuple[int, ...]
-
-
-class PeakFinder:
-    """Finds the peaks of texts over a decoder's pools. For the thread that runs the decoder."""
-
-    def __init__(self, heads: AlignmentHeads) -> None:
-        self._heads = heads
-
-    @torch.inference_mode()
-    def find(self, items: Sequence[PeakItem]) -> list[tuple[int, ...]]:
-        """For each of an item's tokens the encoder position of its peak, below `n_positions`.
-
-        Raises SequenceFailedError where an item gave no numbers; call it again for each alone.
-        """
-        # What predicted a text: the prompt's last token, and all of the text but its last.
-        fed = [(item.prompt[-1], *item.tokens[:-1]) for item in items]
-        starts = [len(item.prompt) - 1 for item in items]
-        _, queries = self._heads.forward(items, fed, starts)
-        return [self._peaks(item, own) for item, own in zip(items, queries, strict=True)]
-
-    def _peaks(self, item: PeakItem, queries: Mapping[int, Tensor]) -> tuple[int, ...]:
-        n = item.n_positions
-        looks = [
-            self._heads.weights(layer, q, item.cross_pages, n, n).sum(0)
-            for layer, q in queries.items()
-        ]
-        total = torch.stack(looks).sum(0)  # [n_tokens, n_positions]
-        if not torch.isfinite(total).all():
-            raise SequenceFailedError("the text has no peaks: the model gave no numbers")
-        return tuple(total.argmax(-1).tolist())
-
-
-@dataclass(frozen=True, slots=True, kw_only=True)
-class AlignmentItem(KnownText):
-    """With start sequence and end its tokens must fit the text context.
-
-    content_frames: mel frames that are audio and not padding.
-    """
-
-    language: str
-    task: Task
-    content_frames: int
 
 
 class PendingAlignment:
@@ -255,28 +136,43 @@ class PendingAlignment:
 
 
 class Aligner:
-    """Aligns texts with the KV in a decoder's pools. For the thread that runs the decoder."""
+    """Finds where and when known texts are spoken, over a decoder's pools.
+
+    For the thread that runs the decoder.
+    """
 
     def __init__(
         self,
         checkpoint: Checkpoint,
         tokenizer: WhisperTokenizer,
         decoder: TextDecoder,
-        heads: AlignmentHeads,
+        layers: TorchDecoder,
+        cross_pool: PagePool,
+        self_pool: PagePool,
     ) -> None:
+        """decoder, layers: over these pools; the decoder gives the logits.
+
+        Raises as `alignment_heads`.
+        """
         self._tokenizer = tokenizer
         self._decoder = decoder
-        self._heads = heads
         self._rate = checkpoint.dims.n_audio_ctx / WINDOW_S
+        self._page_sizes = (self_pool.layout.page_frames, cross_pool.layout.page_frames)
+        self._layers = layers
+        self._cross_pool = cross_pool
+        self._device = cross_pool.device
+        named = alignment_heads(checkpoint)
+        self._heads = {layer: self._indices(heads) for layer, heads in named.items()}
+        self._n_heads = sum(len(heads) for heads in named.values())
 
     @torch.inference_mode()
-    def align(self, items: Sequence[AlignmentItem]) -> list[PendingAlignment]:
+    def align(self, items: Sequence[KnownText]) -> list[PendingAlignment]:
         """Begin to align each item, whatever else is in the batch. Overwrites their self pages."""
         starts = [self._tokenizer.sot_sequence(i.language, i.task, False) for i in items]
         eot = self._tokenizer.special.eot
         texts = [(*s, *item.tokens, eot) for s, item in zip(starts, items, strict=True)]
         counts = [len(text) for text in texts]
-        states, found = self._heads.forward(items, texts, [0] * len(items))
+        states, found = self._forward(items, texts, [0] * len(items))
         begins = accumulate(counts, initial=0)
         pending = []
         for item, start, queries, begin, n in zip(
@@ -288,16 +184,16 @@ class Aligner:
             pending.append(PendingAlignment(item.tokens, look, probs, self._rate))
         return pending
 
-    def _looks(self, item: AlignmentItem, queries: Mapping[int, Tensor], n_sot: int) -> Tensor:
+    def _looks(self, item: KnownText, queries: Mapping[int, Tensor], n_sot: int) -> Tensor:
         """Of all heads, at the audio's frames, at least one: float32 [n_tokens, n_frames]."""
         n_frames = min(max(1, item.content_frames // MEL_PER_POSITION), item.n_positions)
         total = None
         for layer, q in queries.items():
-            weights = self._heads.weights(layer, q, item.cross_pages, n_frames, item.n_positions)
+            weights = self._weights(layer, q, item.cross_pages, n_frames, item.n_positions)
             sharp = median_filter(standardise(weights)).sum(0)
             total = sharp if total is None else total + sharp
         assert total is not None
-        return (total / self._heads.n_heads)[n_sot:-1]
+        return (total / self._n_heads)[n_sot:-1]
 
     def _probs(self, states: Tensor, tokens: tuple[int, ...]) -> Tensor:
         """Of each token, among all text, after the state before it: float32 [len(tokens)]."""
@@ -305,6 +201,84 @@ class Aligner:
         own = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
         chosen = logits.gather(1, own[:, None])[:, 0]
         return (chosen - logits.logsumexp(-1)).exp()
+
+    @torch.inference_mode()
+    def peaks(self, items: Sequence[KnownText]) -> list[tuple[int, ...]]:
+        """For each of an item's tokens the encoder position of its peak, below `n_positions`.
+
+        Raises SequenceFailedError where an item gave no numbers; call it again for each alone.
+        """
+        # What predicted a text: the prompt's last token, and all of the text but its last.
+        fed = [(item.prompt[-1], *item.tokens[:-1]) for item in items]
+        starts = [len(item.prompt) - 1 for item in items]
+        _, queries = self._forward(items, fed, starts)
+        return [self._peaks_of(item, own) for item, own in zip(items, queries, strict=True)]
+
+    def _peaks_of(self, item: KnownText, queries: Mapping[int, Tensor]) -> tuple[int, ...]:
+        n = item.n_positions
+        looks = [
+            self._weights(layer, q, item.cross_pages, n, n).sum(0) for layer, q in queries.items()
+        ]
+        total = torch.stack(looks).sum(0)  # [n_tokens, n_positions]
+        if not torch.isfinite(total).all():
+            raise SequenceFailedError("the text has no peaks: the model gave no numbers")
+        return tuple(total.argmax(-1).tolist())
+
+    def _forward(
+        self, items: Sequence[KnownText], texts: Sequence[Sequence[int]], starts: Sequence[int]
+    ) -> tuple[Tensor, list[Mapping[int, Tensor]]]:
+        """Feed each item's text from its position on; writes its self-attention KV.
+
+        States of all texts [n_tokens, n_text_state], and of each item layer -> queries, float32 [n,
+        its tokens, head_dim].
+        """
+        counts = [len(text) for text in texts]
+        ends = [start + n for start, n in zip(starts, counts, strict=True)]
+        spans = zip(starts, ends, strict=True)
+        own_size, cross_size = self._page_sizes
+        lengths, pages = [i.n_positions for i in items], [i.cross_pages for i in items]
+        batch = AttentionBatch(
+            self_kv=PagedKV.make(counts, [i.self_pages for i in items], ends, own_size),
+            cross_kv=PagedKV.make(counts, pages, lengths, cross_size),
+        )
+        tap = QueryTap(self._layers.attention, self._heads)
+        decoder = self._layers.over(tap)
+        decoder.plan(batch)
+        states = decoder.states(
+            self._indices([token for text in texts for token in text]),
+            self._indices([position for span in spans for position in range(*span)]),
+        )
+        begins = accumulate(counts, initial=0)
+        return states, [
+            {layer: q[:, begin:end] for layer, q in tap.queries.items()}
+            for begin, end in pairwise(begins)
+        ]
+
+    def _weights(
+        self, layer: int, queries: Tensor, pages: Sequence[int], n_frames: int, n_positions: int
+    ) -> Tensor:
+        """How much queries [n, n_tokens, head_dim] look at each of the first frames.
+
+        float32 [n, n_tokens, n_frames]; pages: hold KV of `n_positions` encoder positions.
+        """
+        keys = self._keys(layer, pages, n_frames, n_positions)
+        weights: Tensor = (queries @ keys.transpose(1, 2) * queries.shape[-1] ** -0.5).softmax(-1)
+        return weights
+
+    def _keys(self, layer: int, pages: Sequence[int], n_frames: int, n_positions: int) -> Tensor:
+        """The heads' keys, copied out of the pages: float32 [n, n_frames, head_dim]."""
+        if self._cross_pool.packs:
+            page = packed_page(self._cross_pool.tensor[pages[0]], n_positions)
+            keys = page[layer, 0, :n_frames].index_select(1, self._heads[layer])
+            return keys.transpose(0, 1).float()
+        n_pages = self._cross_pool.layout.pages_for(n_frames)
+        own = self._indices(list(pages[:n_pages]))
+        keys = self._cross_pool.tensor[:, layer, 0]  # [page, page_frames, head, head_dim]
+        chosen = keys[own[:, None], :, self._heads[layer]]  # [n_pages, n, page_frames, head_dim]
+        return chosen.transpose(0, 1).flatten(1, 2)[:, :n_frames].float()
+
+    def _indices(self, values: Sequence[int]) -> Tensor:
+        return torch.tensor(values, dtype=torch.int64, device=self._device)
 
 
 MEDIAN_WIDTH = 7  # frames, 140 ms

@@ -90,8 +90,7 @@ class DecoderCore:
         (WorkerError), a DeadlineExceededError, or a SequenceFailedError.
 
         on_token: called on the engine's thread with each token as it is sampled; only for one
-            attempt of
-            one row, whose tokens nothing takes back.
+            attempt of one row, whose tokens nothing takes back.
 
         Raises:
             UnsupportedValueError: the model cannot do what the options ask.
@@ -146,11 +145,11 @@ class DecoderCore:
         return self._n_live
 
     def load(self) -> WorkerLoad:
-        """That of `stats`, without all that makes up the rest: large pools ask for it often."""
-        return self._load(self._n_waiting + self._loop.scheduler.n_without_slots)
+        """By pages or by rows of the batch, whichever there is less of.
 
-    def _load(self, waiting: int) -> WorkerLoad:
-        """By pages or by rows of the batch, whichever there is less of."""
+        Without all that makes up the rest of `stats`: large pools ask for it often.
+        """
+        waiting = self._n_waiting + self._loop.scheduler.n_without_slots
         pool, most = self._pool, self._settings.max_batch
         capacity = max(1, min(most, pool.n_pages // pool.layout.pages_per_window))
         free = min(self._loop.scheduler.n_free_slots / most, pool.n_free / pool.n_pages)
@@ -159,9 +158,8 @@ class DecoderCore:
     def stats(self) -> DecoderStats:
         pool, scheduler = self._pool, self._loop.scheduler
         read_ahead = scheduler.n_without_slots
-        waiting = self._n_waiting + read_ahead
         return DecoderStats(
-            waiting=waiting,
+            waiting=self._n_waiting + read_ahead,
             loading=max(0, scheduler.n_loading - read_ahead),
             running=scheduler.n_running,
             bulk_waiting=scheduler.n_bulk_waiting,
@@ -171,7 +169,7 @@ class DecoderCore:
             pages_free=pool.n_free,
             pages_total=pool.n_pages,
             pages_quarantined=self._importer.pool.n_quarantined,
-            load=self._load(waiting),
+            load=self.load(),
             **asdict(self._loop.counters),
         )
 

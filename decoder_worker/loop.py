@@ -39,10 +39,9 @@ from decoder_worker.scheduling.sequence import (
     DecodeSequence,
     SequenceState,
     finished_result,
+    given_attempt,
     is_doubted,
     is_final,
-    known_attempt,
-    language_result,
 )
 from decoder_worker.states import Landing
 from decoder_worker.stats import Counters
@@ -202,10 +201,11 @@ class DecodeLoop:
         for sequence in ready:
             assert sequence.language is not None
             if sequence.options.detect_only:
-                self._end(sequence, language_result(sequence, self._clock()))
+                sequence.attempts.append(given_attempt((), sequence.language_logprob))
+                self._end(sequence, finished_result(sequence, self._clock()))
                 continue
             if sequence.options.known_text:
-                sequence.attempts.append(known_attempt(sequence.options.known_text))
+                sequence.attempts.append(given_attempt(sequence.options.known_text))
                 self._unaligned.append(sequence)
                 continue
             sequence.prompt = self._prompts.prompt(sequence.options, sequence.language)

@@ -24,14 +24,7 @@ from cluster.common.model.streams import DECODE_PRIORITY, new_stream, on_stream,
 from cluster.common.model.text.quality import is_silence
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.model.text.words import split_tokens
-from decoder_worker.alignment import (
-    Aligner,
-    AlignmentHeads,
-    AlignmentItem,
-    PeakFinder,
-    PeakItem,
-    PendingAlignment,
-)
+from decoder_worker.alignment import Aligner, KnownText, PendingAlignment
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.backends import Decoders, choose_sampler
 from decoder_worker.gpu.fixed_sizes import FixedSizes
@@ -95,9 +88,9 @@ class ModelRunner:
         self._rules = LogitRules(tokenizer, limit, self._device)
         sampler = choose_sampler(self._rules, self._slots)
         self._step = DecodeStep(sampler, self._slots, tokenizer.special.no_speech)
-        heads = AlignmentHeads(checkpoint, decoders.torch, cross_pool, self_pool)
-        self._aligner = Aligner(checkpoint, tokenizer, decoders.ragged, heads)
-        self._peak_finder = PeakFinder(heads)
+        self._aligner = Aligner(
+            checkpoint, tokenizer, decoders.ragged, decoders.torch, cross_pool, self_pool
+        )
         known = tokenizer.special.languages.items()
         self._language_tokens = torch.tensor(
             [token for code, token in known if code in tokenizer.languages],
@@ -231,19 +224,7 @@ class ModelRunner:
         Overwrites each first row's self KV.
         """
         texts = [(s, text_to_align(s, self._tokenizer)) for s in sequences]
-        items = [
-            AlignmentItem(
-                cross_pages=s.cross_pages,
-                self_pages=s.rows[0].self_pages,
-                language=s.language or "",
-                task=s.options.task,
-                tokens=text,
-                content_frames=s.request.content_frames,
-                n_positions=s.n_positions,
-            )
-            for s, text in texts
-            if text
-        ]
+        items = [_known_text(s, text) for s, text in texts if text]
         with self._on_device():
             found = iter(self._aligner.align(items) if items else [])
         return [next(found) if text else None for _, text in texts]
@@ -254,19 +235,10 @@ class ModelRunner:
         Overwrites each first row's self KV behind its prompt.
         """
         texts = [s.attempts[chosen_attempt(s)].hypothesis.tokens for s in sequences]
-        items = [
-            PeakItem(
-                cross_pages=s.cross_pages,
-                self_pages=s.rows[0].self_pages,
-                prompt=s.prompt.tokens,
-                tokens=text,
-                n_positions=s.n_positions,
-            )
-            for s, text in zip(sequences, texts, strict=True)
-            if text
-        ]
+        both = zip(sequences, texts, strict=True)
+        items = [_known_text(s, text) for s, text in both if text]
         with self._on_device():
-            found = iter(self._peak_finder.find(items) if items else [])
+            found = iter(self._aligner.peaks(items) if items else [])
         return [next(found) if text else () for text in texts]
 
     def restore(self, sequence: DecodeSequence) -> None:
@@ -350,6 +322,19 @@ class ModelRunner:
 
 def _nothing() -> None:
     """There is nothing to interrupt."""
+
+
+def _known_text(sequence: DecodeSequence, tokens: tuple[int, ...]) -> KnownText:
+    return KnownText(
+        cross_pages=sequence.cross_pages,
+        self_pages=sequence.rows[0].self_pages,
+        tokens=tokens,
+        n_positions=sequence.n_positions,
+        content_frames=sequence.request.content_frames,
+        language=sequence.language or "",
+        task=sequence.options.task,
+        prompt=sequence.prompt.tokens,
+    )
 
 
 def text_to_align(sequence: DecodeSequence, tokenizer: WhisperTokenizer) -> tuple[int, ...]:

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 from dataclasses import dataclass
+from typing import Any
 
 from cluster.common.kernels.gpu.self_check import turned_off
 from cluster.common.messages import WorkerLoad, WorkerStatus
@@ -64,16 +65,10 @@ class DecoderStats(Counters):
         shares = (used, others, float(self.bulk_running), bulk)
         return DecoderSignals(*(share / load.capacity for share in shares))
 
-    def as_status(
-        self, *, replica: str, model: str, transport: str, device: str, healthy: bool
-    ) -> WorkerStatus:
+    def as_status(self, **worker: Any) -> WorkerStatus:
         return WorkerStatus(
-            replica=replica,
             role="decoder",
-            healthy=healthy,
-            model=model,
-            transport=transport,
-            device=device,
+            **worker,
             pages_free=self.pages_free,
             pages_total=self.pages_total,
             queued=self.waiting + self.loading,

@@ -212,9 +212,9 @@ def _resolve(known: ref[DecodeSequence], _: Future[DecodeResult]) -> None:
         sequence.resolved = True
 
 
-def known_attempt(tokens: tuple[int, ...]) -> Attempt:
-    """What a text counts as that was given, and not sampled: sure of each of its tokens."""
-    return Attempt(Hypothesis(tokens, (0.0,) * len(tokens), 0.0, True), 0.0, 0.0)
+def given_attempt(tokens: tuple[int, ...], logprob: float = 0.0) -> Attempt:
+    """What counts as an attempt where nothing is sampled: a known text, or a language alone."""
+    return Attempt(Hypothesis(tokens, (0.0,) * len(tokens), logprob, True), 0.0, 0.0)
 
 
 def finished_result(sequence: DecodeSequence, now: float, *, doubted: bool = False) -> DecodeResult:
@@ -238,23 +238,6 @@ def finished_result(sequence: DecodeSequence, now: float, *, doubted: bool = Fal
         alignment=sequence.alignment,
         doubted=doubted,
         peak_positions=sequence.peaks,
-    )
-
-
-def language_result(sequence: DecodeSequence, now: float) -> DecodeResult:
-    """The answer to `detect_only`: the language and its log probability, and no text."""
-    assert sequence.language is not None
-    return DecodeResult(
-        request_id=sequence.request.request_id,
-        window=sequence.request.window,
-        tokens=(),
-        token_logprobs=(),
-        avg_logprob=sequence.language_logprob,
-        no_speech_prob=0.0,
-        language=sequence.language,
-        temperature=0.0,
-        finish_reason="stop",
-        timings=_timings(sequence, now),
     )
 
 

@@ -16,7 +16,7 @@ from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.device import resolve_dtype
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.settings import Attention
-from decoder_worker.alignment import AlignmentItem
+from decoder_worker.alignment import KnownText
 from decoder_worker.backends import choose_attention, load_decoders
 from decoder_worker.model_runner import ModelRunner, self_kv_layout
 from decoder_worker.prompts import PromptBuilder
@@ -101,17 +101,17 @@ class AlignerBench(RunnerBench):
         self.cross_pool, self_pool = self.pools
         self_pool.tensor.fill_(torch.nan)
 
-    def align(self, items: list[AlignmentItem]) -> list[TokenAlignment]:
+    def align(self, items: list[KnownText]) -> list[TokenAlignment]:
         return [pending.find() for pending in self.runner._aligner.align(items)]
 
     def item(
         self, window: int, tokens: int | tuple[int, ...], content_frames: int = 3000
-    ) -> AlignmentItem:
+    ) -> KnownText:
         """`tokens` themselves, or how many random ones."""
         if isinstance(tokens, int):
             rng = np.random.default_rng(window)
             tokens = tuple(rng.integers(0, self.tokenizer.special.eot, tokens).tolist())
-        return AlignmentItem(
+        return KnownText(
             cross_pages=self.cross_pages[window],
             self_pages=self.self_pages[window],
             language="en",

@@ -23,32 +23,11 @@ from tests.support.checkpoints import cached_checkpoint, make_checkpoint
 from tests.support.workers.model_runners import AlignerBench
 
 
-def cheapest_path_by_trying_all(x: NDArray[np.float32]) -> list[int]:
-    """First column of each row on the cheapest monotonic path from corner to corner."""
-    n, m = x.shape
-
-    def paths(i: int, j: int) -> list[list[tuple[int, int]]]:
-        if (i, j) == (0, 0):
-            return [[(0, 0)]]
-        before = [(i - 1, j - 1), (i - 1, j), (i, j - 1)]
-        return [[*path, (i, j)] for a, b in before if a >= 0 and b >= 0 for path in paths(a, b)]
-
-    best = min(paths(n - 1, m - 1), key=lambda path: sum(float(x[cell]) for cell in path))
-    return [min(j for i, j in best if i == row) for row in range(n)]
-
-
 def openai_first_columns(x: NDArray[np.float32]) -> list[int]:
     """By openai/whisper's functions, uncompiled."""
     rows, columns = timing.dtw_cpu.py_func(x.astype(np.float64))
     jumps = np.pad(np.diff(rows), (1, 0), constant_values=1).astype(bool)
     return columns[jumps].tolist()
-
-
-def test_the_path_is_the_cheapest() -> None:
-    rng = np.random.default_rng(0)
-    for n, m in itertools.product(range(1, 6), range(1, 6)):
-        x = rng.standard_normal((n, m)).astype(np.float32)
-        assert first_columns(x) == cheapest_path_by_trying_all(x), x
 
 
 @settings(deadline=None, max_examples=60)
