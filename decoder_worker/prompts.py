@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import Sequence
 from dataclasses import dataclass
-from math import inf
+from typing import NoReturn
 
 from cluster.common.errors import UnsupportedValueError
 from cluster.common.messages import DecodeOptions
@@ -49,72 +49,39 @@ class PromptBuilder:
         return self._tokenizer.decode_with_names(tokens).strip()
 
     def check(self, options: DecodeOptions) -> None:
-        """Raise UnsupportedValueError, naming the field, when the model cannot do this."""
+        """Raise UnsupportedValueError, naming the field, when the model cannot do this.
+
+        Numbers were checked where the request came in.
+        """
         language = options.language or self.any_language
         for code in (language, *options.languages):
             self._tokenizer.sot_sequence(code, options.task, options.timestamps)
-        n_vocab = self._tokenizer.n_vocab
-        wrong = [token for token in options.prompt_tokens if not 0 <= token < n_vocab]
-        if wrong:
-            raise UnsupportedValueError(
-                f"prompt token {wrong[0]} is not in the vocabulary of {n_vocab}", param="prompt"
-            )
-        if not options.temperatures or not all(0.0 <= t < inf for t in options.temperatures):
-            raise UnsupportedValueError(
-                f"temperatures must be 0 or above, got {options.temperatures}", param="temperature"
-            )
-        for name in ("beam_size", "best_of"):
-            if getattr(options, name) < 1:
-                raise UnsupportedValueError(
-                    f"{name} must be at least 1, got {getattr(options, name)}", param=name
-                )
-        if not 0 < options.patience < inf:
-            raise UnsupportedValueError(
-                f"patience must be above 0, got {options.patience}", param="patience"
-            )
-        if options.max_new_tokens is not None and options.max_new_tokens < 1:
-            raise UnsupportedValueError(
-                f"max_new_tokens must be at least 1, got {options.max_new_tokens}"
-            )
-        if options.prefix_tokens:
-            self._check_prefix(options, language)
-        if options.known_text:
-            self._check_known(options)
-
-    def _check_known(self, options: DecodeOptions) -> None:
-        """Text alone, with room for a start sequence, <|notimestamps|> and the end around it."""
-        known = options.known_text
-        if any(not 0 <= token < self.eot for token in known):
-            raise UnsupportedValueError("a known text has text tokens alone", param="text")
-        most = self._dims.n_text_ctx - SOT_TOKENS - 2
-        if len(known) > most:
-            raise UnsupportedValueError(
-                f"the text of a window has {len(known)} tokens, more than the {most} that fit",
-                param="text",
-            )
-
-    def _check_prefix(self, options: DecodeOptions, language: str) -> None:
-        """What may have been sampled, with room for a token behind it, in half the text context."""
-        prefix, n_vocab = options.prefix_tokens, self._tokenizer.n_vocab
-        wrong = [token for token in prefix if not 0 <= token < n_vocab]
-        if wrong:
-            raise UnsupportedValueError(
-                f"prefix token {wrong[0]} is not in the vocabulary of {n_vocab}", param="prefix"
-            )
+        n_vocab, n_text_ctx = self._tokenizer.n_vocab, self._dims.n_text_ctx
+        prefix, known = options.prefix_tokens, options.known_text
+        for param, tokens, behind in (
+            ("prompt", options.prompt_tokens, n_vocab),
+            ("prefix", prefix, n_vocab),
+            ("text", known, self.eot),
+        ):
+            if wrong := [token for token in tokens if not 0 <= token < behind]:
+                _refuse(f"{param} token {wrong[0]} is not in the vocabulary of {behind}", param)
         if self.eot in prefix:
-            raise UnsupportedValueError("nothing can follow a prefix with its end", param="prefix")
-        most = self._dims.n_text_ctx // 2
-        if len(prefix) > most:
-            raise UnsupportedValueError(
-                f"the prefix has {len(prefix)} tokens, more than the {most} of a window's text",
-                param="prefix",
-            )
-        if self.n_new_max(options) < 1:
+            _refuse("nothing can follow a prefix with its end", "prefix")
+        # Half the text context, and what a start sequence, <|notimestamps|> and the end leave.
+        for param, tokens, most in (
+            ("prefix", prefix, n_text_ctx // 2),
+            ("text", known, n_text_ctx - SOT_TOKENS - 2),
+        ):
+            if (n := len(tokens)) > most:
+                _refuse(
+                    f"the window's {param} has {n} tokens, more than the {most} that fit", param
+                )
+        if prefix and self.n_new_max(options) < 1:
             n_others = len(self.prompt(options, language).tokens) - len(prefix)
-            raise UnsupportedValueError(
+            _refuse(
                 f"{len(prefix)} tokens of prefix and {n_others} before them leave no room in the "
-                f"text context of {self._dims.n_text_ctx}: shorten the prompt or the prefix",
-                param="prefix",
+                f"text context of {n_text_ctx}: shorten the prompt or the prefix",
+                "prefix",
             )
 
     def known_language(self, options: DecodeOptions) -> str | None:
@@ -147,3 +114,7 @@ class PromptBuilder:
     @property
     def any_language(self) -> str:
         return self._tokenizer.languages[0]
+
+
+def _refuse(why: str, param: str) -> NoReturn:
+    raise UnsupportedValueError(why, param=param)

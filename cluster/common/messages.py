@@ -1,8 +1,7 @@
 """Every dataclass that crosses a process boundary. No torch, no behaviour beyond checks.
 
-First how audio is counted and what several messages need, then what goes to an encoder and comes
-back, and the same of a decoder. Times that cross hosts are remaining seconds: each receiver turns
-them into a deadline on its own monotonic clock on arrival.
+Times that cross hosts are remaining seconds: each receiver turns them into a deadline on its own
+monotonic clock on arrival.
 """
 
 from __future__ import annotations
@@ -52,19 +51,15 @@ class FileMel:
 
 @dataclass(frozen=True, slots=True)
 class Location:
-    """Where a worker runs: Ray's id of the node, and the name of the NVLink domain it is in."""
+    """Where a worker runs."""
 
-    node: str = ""
-    domain: str = ""
+    node: str = ""  # Ray's id
+    domain: str = ""  # of NVLink
 
 
 @dataclass(frozen=True, slots=True)
 class WorkerStatus:
-    """A worker's state, for /health.
-
-    of_workers: of its pool, where some were asked; else 0. turned_off: what was found wrong on its
-    GPU at start and is not used, with why.
-    """
+    """A worker's state, for /health."""
 
     replica: str
     role: Role
@@ -77,8 +72,8 @@ class WorkerStatus:
     queued: int
     running: int
     extra: dict[str, float] = field(default_factory=dict)
-    of_workers: int = 0
-    turned_off: dict[str, str] = field(default_factory=dict)
+    of_workers: int = 0  # of its pool, where some were asked
+    turned_off: dict[str, str] = field(default_factory=dict)  # what fails on its GPU, and why
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,14 +82,11 @@ class WorkerLoad:
 
     work: windows in an encoder (a trimmed one counts by its share of a window's positions),
         hypotheses in a decoder, waiting ones included.
-    capacity: of them that it works on at once, more only wait; 0 where it is not known.
-    window_s: encoder seconds for one window of all positions; 0 where there was none yet, and of a
-        decoder.
     """
 
     work: float = 0.0
-    capacity: float = 0.0
-    window_s: float = 0.0
+    capacity: float = 0.0  # of them that it works on at once; 0: not known
+    window_s: float = 0.0  # for one window of all positions; 0: none yet, or a decoder
 
 
 @dataclass(frozen=True, slots=True)
@@ -103,12 +95,8 @@ class WindowRequest:
 
     attempt: number of its encode among all of the request's windows, from 1 on: unique within the
         request, and passed on with the handle. A decoder's attempts at temperatures are others.
-    tries: of this window, this one included: what people are told.
-    traceparent: W3C Trace Context of the caller's span; empty where nothing is traced.
     key: of the request, as no other's is, whatever its client calls it in `request_id`. Empty: that
         is unique.
-    owner, rank: as in `common.fair_order`.
-    sender, backlog: as in `common.signals`.
     unwell: Serve's id of a worker that failed windows which others then did; empty: of none. Who
         reads it of itself is to be replaced.
     """
@@ -117,15 +105,15 @@ class WindowRequest:
     window: int
     attempt: int
     _: KW_ONLY
-    traceparent: str = ""
+    traceparent: str = ""  # W3C Trace Context; empty where nothing is traced
     priority: Priority = "interactive"
     key: str = ""
-    owner: bytes = b""
+    owner: bytes = b""  # as in `common.fair_order`
     rank: int = 0
-    sender: str = ""
+    sender: str = ""  # as in `common.signals`
     backlog: float = 0.0
     unwell: str = ""
-    tries: int = 1
+    tries: int = 1  # of this window, this one included
 
 
 @dataclass(frozen=True, slots=True)
@@ -138,7 +126,6 @@ class EncodeRequest(WindowRequest):
         checkpoint has (1500). A batch holds windows of one context.
     audio_key: names `pcm` and `file_mel` for whoever sent them: equal for the same audio of the
         same owner, and nothing that another owner could make. Empty: its KV is not kept for reuse.
-    fresh: encode it even if its KV is kept, because that could not be used; the new KV replaces it.
     """
 
     pcm: Pcm
@@ -146,7 +133,7 @@ class EncodeRequest(WindowRequest):
     file_mel: FileMel | None = None
     context: int = 0
     audio_key: bytes = b""
-    fresh: bool = False
+    fresh: bool = False  # encode it even if its KV is kept, which could not be used
 
     @property
     def n_samples(self) -> int:
@@ -176,43 +163,32 @@ class CrossKVHandle:
     """The right to read what an encoder published of one window: KV, or states to project it from.
 
     Everything in it is untrusted until `signature` has been checked against the cluster's key.
-
-    agent, metadata: the exporter's transfer agent and its connection data.
-    addresses: byte address of each page, of `page_bytes`, in the exporter's pool, in frame order.
-    frames: encoder frames that there are, 1500, or fewer where the context was trimmed: what
-        cross-attention attends to.
-    counter_address: where the lease's 64-bit generation counter lives (host memory).
-    generation: the value that counter must still have after the payload was read.
-    lease: nonce that names the lease in notifications.
-    remaining_s: lease time left when the handle was made; who holds it renews in good time.
-    payload: what the pages hold; `layout_hash` is that of the exporter's pool.
-    signature: HMAC-SHA256 over all other fields.
     """
 
     request_id: str
     window: int
     attempt: int
-    agent: str
-    metadata: bytes
-    layout_hash: str
-    addresses: tuple[int, ...]
+    agent: str  # the exporter's transfer agent
+    metadata: bytes  # its connection data
+    layout_hash: str  # of the exporter's pool
+    addresses: tuple[int, ...]  # of each page's first byte, in frame order
     page_bytes: int
-    frames: int
-    counter_address: int
-    generation: int
-    lease: str
-    remaining_s: float
+    frames: int  # that cross-attention attends to: 1500, fewer in a trimmed context
+    counter_address: int  # of the lease's 64-bit generation counter, in host memory
+    generation: int  # that the counter must still have after the payload was read
+    lease: str  # nonce that names the lease in notifications
+    remaining_s: float  # of the lease when the handle was made
     payload: Payload = "cross_kv"
-    signature: bytes = b""
+    signature: bytes = b""  # HMAC-SHA256 over all other fields
 
 
 @dataclass(frozen=True, slots=True)
 class EncodeTimings:
-    """Where an encoder spent a window's time; `batch_size` is 0 where it was not encoded."""
+    """Where an encoder spent a window's time."""
 
     queue_s: float
     encode_s: float
-    batch_size: int
+    batch_size: int  # 0: it was not encoded
 
 
 @dataclass(frozen=True, slots=True)
@@ -221,14 +197,13 @@ class EncodeReply:
 
     reused: whether the KV was there already, or came with that of another request's same window;
         None where nothing is kept for reuse.
-    load: the worker's, beside this window; None from an engine without a pool.
     """
 
     handle: CrossKVHandle
     timings: EncodeTimings
     location: Location = Location()
     reused: bool | None = None
-    load: WorkerLoad | None = None
+    load: WorkerLoad | None = None  # beside this window; None from an engine without a pool
 
 
 @dataclass(frozen=True, slots=True)
@@ -253,41 +228,31 @@ class QualityGates:
 class DecodeOptions:
     """How to decode one window.
 
-    language: code such as "en", or None to detect it in the same decode.
-    languages: the codes among which it is detected; none: all.
-    timestamps: decode with timestamp tokens (segments) or with <|notimestamps|>.
-    prompt_tokens: text tokens of earlier context, without the <|startofprev|> token.
     temperatures: tried in order, from KV that is already there, until an attempt passes `gates`.
         0 is greedy, or beam search; above it, sampled with noise that is a function of `seed`.
-    beam_size, patience: at temperature 0. best_of: candidates above it.
-    length_penalty: ranks finished candidates by Google's formula; None: by their mean.
-    max_new_tokens: None means what the text context leaves (at most half of it).
-    words: align the text's tokens with the audio.
-    detect_only: answer with the language, without text.
     prefix_tokens: tokens that the window's text, with its timestamps, is forced to begin with. To
         the rules of sampling they were sampled; they are neither scored nor part of the result.
-    peaks: tell where in the audio each sampled token was looking (`DecodeResult.peak_positions`).
     known_text: text tokens that are said in the window: they are aligned, in place of any that
         would be sampled; with `words` and a language, and without all that asks for a text.
     """
 
-    language: str | None = None
-    languages: tuple[str, ...] = ()
+    language: str | None = None  # code such as "en"; None: detected in the same decode
+    languages: tuple[str, ...] = ()  # among which it is detected; none: all
     task: Task = "transcribe"
-    timestamps: bool = True
-    prompt_tokens: tuple[int, ...] = ()
+    timestamps: bool = True  # else <|notimestamps|>
+    prompt_tokens: tuple[int, ...] = ()  # of earlier context, without <|startofprev|>
     temperatures: tuple[float, ...] = (0.0,)
     seed: int = 0
-    max_new_tokens: int | None = None
-    beam_size: int = 1
+    max_new_tokens: int | None = None  # None: what the text context leaves, at most half of it
+    beam_size: int = 1  # at temperature 0
     patience: float = 1.0
-    best_of: int = 1
-    length_penalty: float | None = None
+    best_of: int = 1  # candidates at temperatures above 0
+    length_penalty: float | None = None  # of Google's formula; None: candidates rank by their mean
     gates: QualityGates = QualityGates()
-    words: bool = False
-    detect_only: bool = False
+    words: bool = False  # align the text's tokens with the audio
+    detect_only: bool = False  # answer with the language, without text
     prefix_tokens: tuple[int, ...] = ()
-    peaks: bool = False
+    peaks: bool = False  # fill in `DecodeResult.peak_positions`
     known_text: tuple[int, ...] = ()
 
     @property
@@ -302,29 +267,25 @@ class DecodeOptions:
 
 @dataclass(frozen=True, slots=True)
 class DecodeRequest(WindowRequest):
-    """One window's KV handle and options on its way to a decoder.
-
-    content_frames: mel frames of the window that are audio and not padding, 1 to 3000.
-    kv_location: where the KV is, for whoever chooses a decoder; `handle` is the right to read it.
-    """
+    """One window's KV handle and options on its way to a decoder."""
 
     handle: CrossKVHandle
     options: DecodeOptions
     remaining_s: float
-    content_frames: int = WINDOW_FRAMES
-    kv_location: Location = Location()
+    content_frames: int = WINDOW_FRAMES  # mel frames that are audio and not padding, 1 to 3000
+    kv_location: Location = Location()  # for whoever chooses a decoder
 
 
 @dataclass(frozen=True, slots=True)
 class DecodeTimings:
     """Where a decoder spent a sequence's time.
 
-    queue_s: until it had pages. batch_wait_s: from the arrival of its KV until its prompt was run,
-        mostly for rows of a full batch. decode_s: from the first token to the answer: `steps`
-        decode steps, prompts of later temperatures, and the alignment of words.
+    batch_wait_s: from the arrival of its KV until its prompt was run, mostly for rows of a full
+        batch. decode_s: from the first token to the answer: `steps` decode steps, prompts of later
+        temperatures, and the alignment of words.
     """
 
-    queue_s: float
+    queue_s: float  # until it had pages
     transfer_s: float
     transfer_bytes: int
     transport: str
@@ -369,36 +330,28 @@ class TokenAlignment:
 class DecodeResult:
     """A finished sequence: of all attempts, the one that stands.
 
-    tokens: text and timestamp tokens sampled after prompt and prefix, without end-of-text.
-    token_logprobs: log probability of each of `tokens` after the logit rules.
     avg_logprob: sum of log probabilities (end-of-text included) over len(tokens) + 1; with
         `detect_only` the log probability of the language among all languages.
-    no_speech_prob: probability of the no-speech token at the start-of-transcript position.
-    temperature: of the attempt that stands, which was number `attempt` (from 0) of those at rising
-        temperatures.
-    compression_ratio: of the attempt's text, with its prefix.
-    alignment: None unless it was asked for and there is text.
     doubted: its encoder context was trimmed, and the first attempt is not to be trusted: the window
         is to be encoded in full. Later temperatures were not tried, and words not aligned.
     peak_positions: for each of `tokens` the encoder position of 20 ms, from the window's start, at
         which the alignment heads looked most when it was predicted: the largest mean of their
         cross-attention. None unless they were asked for.
-    load: the worker's, beside this sequence; None from an engine without a pool.
     """
 
     request_id: str
     window: int
-    tokens: tuple[int, ...]
-    token_logprobs: tuple[float, ...]
+    tokens: tuple[int, ...]  # sampled after prompt and prefix, without end-of-text
+    token_logprobs: tuple[float, ...]  # after the logit rules
     avg_logprob: float
-    no_speech_prob: float
+    no_speech_prob: float  # at the start-of-transcript position
     language: str
     temperature: float
     finish_reason: FinishReason
     timings: DecodeTimings
-    compression_ratio: float = 0.0
-    attempt: int = 0
-    alignment: TokenAlignment | None = None
+    compression_ratio: float = 0.0  # of the attempt's text, with its prefix
+    attempt: int = 0  # number of the attempt that stands, from 0
+    alignment: TokenAlignment | None = None  # None unless it was asked for and there is text
     doubted: bool = False
     peak_positions: tuple[int, ...] | None = None
     load: WorkerLoad | None = None

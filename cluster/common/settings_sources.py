@@ -18,7 +18,7 @@ from pydantic import BaseModel, ValidationError
 
 from cluster.common.errors import ConfigurationError
 from cluster.common.settings import ModelSettings, Settings
-from cluster.common.settings.api_keys import named_key
+from cluster.common.settings.router import named_key
 
 Fields = tuple[str, ...]  # that lead to a setting, such as ("router", "port")
 

@@ -20,7 +20,7 @@ from fastapi import Request
 from fastapi.security import HTTPBearer
 
 from cluster.common.errors import AuthenticationError, RateLimitError
-from cluster.common.settings.api_keys import named_key
+from cluster.common.settings.router import named_key
 
 logger = logging.getLogger(__name__)
 

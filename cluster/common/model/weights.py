@@ -33,7 +33,7 @@ def load_tensors(
 
     Raises CheckpointError, which names those that are missing or whose shape is another.
     """
-    check_tensors(checkpoint, shapes)
+    _check_tensors(checkpoint, shapes)
     by_file: dict[str, list[str]] = defaultdict(list)
     for name in shapes:
         by_file[str(checkpoint.tensors[name].file)].append(name)
@@ -50,8 +50,7 @@ def load_tensors(
     return loaded
 
 
-def check_tensors(checkpoint: Checkpoint, shapes: Mapping[str, Shape]) -> None:
-    """The files' headers against the table, without reading weights; raises as `load_tensors`."""
+def _check_tensors(checkpoint: Checkpoint, shapes: Mapping[str, Shape]) -> None:
     missing = [name for name in shapes if name not in checkpoint.tensors]
     if missing:
         raise CheckpointError(

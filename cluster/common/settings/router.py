@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
+import re
 from pathlib import Path
 from typing import Annotated, Any
 
 from pydantic import AfterValidator, BeforeValidator, Field, model_validator
 
-from cluster.common.settings.api_keys import checked_keys
 from cluster.common.settings.roles import (
     FrozenModel,
     Labels,
@@ -19,12 +19,40 @@ from cluster.common.settings.roles import (
     as_tuple,
 )
 
+SECRET_PREFIX = "ek_"  # of client secrets, which are sent as keys
+# KEY, or NAME KEY. A key is printable ASCII, so that it can be sent in every way that clients know;
+# its name stands for it in logs and metrics. No error shows an entry: it may be a key.
+_ENTRY = re.compile(r"(?:([A-Za-z0-9_.@+-]{1,64})[ \t]+)?([!-~]+)")
+
+
+def named_key(entry: str) -> tuple[str, str]:
+    """Name (empty where it has none) and key. Raises ValueError."""
+    if not entry.strip():
+        raise ValueError("an API key is empty; leave it out to serve without keys")
+    found = _ENTRY.fullmatch(entry)
+    if found is None:
+        raise ValueError("an API key is printable ASCII without spaces, alone or after a name")
+    name, key = found[1] or "", found[2]
+    if key.startswith(SECRET_PREFIX):
+        raise ValueError(f"an API key begins with {SECRET_PREFIX}, as client secrets do")
+    if name and key.startswith("#"):
+        raise ValueError("a comment behind an API key; it needs a line of its own")
+    if len(name) > len(key):
+        raise ValueError("an API key is shorter than its name; the name comes first, then the key")
+    return name, key
+
+
+def _checked_keys(entries: tuple[str, ...]) -> tuple[str, ...]:
+    for entry in entries:
+        named_key(entry)
+    return entries
+
 
 def _as_keys(value: Any) -> Any:
     return (value,) if value == "" else as_tuple(value)
 
 
-ApiKeys = Annotated[tuple[str, ...], BeforeValidator(_as_keys), AfterValidator(checked_keys)]
+ApiKeys = Annotated[tuple[str, ...], BeforeValidator(_as_keys), AfterValidator(_checked_keys)]
 
 
 class LiveSettings(FrozenModel):
