@@ -1,4 +1,4 @@
-"""API keys: who may come in, and how many requests each key may have at once.
+"""API keys: who may come in, how many requests each key may have at once, and the file of keys.
 
 Keys are compared as digests, each in constant time and all of them every time, so that the time of
 an answer tells nothing about them. Behind the router an owner is named by a digest.
@@ -6,6 +6,7 @@ an answer tells nothing about them. Behind the router an owner is named by a dig
 
 from __future__ import annotations
 
+import asyncio
 import base64
 import hashlib
 import hmac
@@ -19,14 +20,19 @@ from typing import Any
 from fastapi import Request
 from fastapi.security import HTTPBearer
 
-from cluster.common.errors import AuthenticationError, RateLimitError
+from cluster.common.errors import AuthenticationError, ConfigurationError, RateLimitError
+from cluster.common.settings import RouterSettings
 from cluster.common.settings.router import named_key
+from cluster.common.settings_sources import read_api_keys
 
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1.0
 SHORT = 16  # characters: a key of fewer is warned of
+LOOK_S = 2.0  # between two looks at the file of keys
 BEARER = HTTPBearer(auto_error=False, description="one of the server's API keys")  # as documented
+
+Version = tuple[int, int, int] | None
 
 
 @dataclass(slots=True)
@@ -90,6 +96,47 @@ class KeyRing:
 
     def _digests(self) -> list[bytes]:
         return [one.digest for one in self._known]
+
+
+class KeyFile:
+    """Read again when it changes: a key comes or goes without a restart. What is under way with a
+    key that goes is finished. A mistake in the file changes nothing but the log.
+    """
+
+    def __init__(self, settings: RouterSettings) -> None:
+        """Raises ConfigurationError: the file cannot be read, or is no file of keys."""
+        self._settings = settings
+        self._file = settings.api_key_file and settings.api_key_file.expanduser()
+        self._version = self._look()
+        self.ring = KeyRing(self._read(), settings.max_requests_per_key)
+
+    async def follow(self) -> None:
+        while self._file is not None:
+            await asyncio.sleep(LOOK_S)
+            await self.look()
+
+    async def look(self) -> None:
+        version = await asyncio.to_thread(self._look)
+        if version == self._version:
+            return
+        self._version = version
+        try:
+            self.ring.replace(await asyncio.to_thread(self._read))
+            logger.info("the API keys have changed: there are %d", len(self.ring))
+        except ConfigurationError as error:
+            logger.error("the API keys stay as they were: %s", error.message)
+
+    def _look(self) -> Version:
+        """Differs when another file is there, also behind a link, as of Kubernetes' secrets."""
+        try:
+            stat = self._file and self._file.stat()
+        except OSError:
+            return None
+        return (stat.st_mtime_ns, stat.st_ino, stat.st_size) if stat else None
+
+    def _read(self) -> tuple[str, ...]:
+        of_file = () if self._file is None else read_api_keys(self._file)
+        return (*self._settings.api_key, *of_file)
 
 
 class AtOnce:

@@ -1,16 +1,26 @@
-"""The page at `GET /`, on which a person tries the server in a browser: which files, and how sent.
+"""The two pages for people: at `GET /` to try the server in a browser, at `GET /docs` its API.
 
-The files lie in `router/page/`, public and built by no tool. What the page shows it asks of the
+Files of the first lie in `router/page/`, public and built by no tool. What it shows it asks of the
 API, with a key where keys are set. Every answer forbids the browser anything from elsewhere and any
-markup made of text (the header `content-security-policy`).
+markup made of text (the header `content-security-policy`). The second is the server's OpenAPI
+document as plain HTML without scripts, so that it works where the browser reaches no other host,
+which FastAPI's own page does not.
 """
 
 from __future__ import annotations
 
+import base64
+import hashlib
+import json
+from collections.abc import Iterable, Mapping
+from functools import cache
+from html import escape
 from pathlib import Path
+from typing import Any
 
 from fastapi import FastAPI, Request, Response
 from fastapi.staticfiles import StaticFiles
+from markdown_it import MarkdownIt
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
@@ -78,3 +88,143 @@ class PageFiles(StaticFiles):
         if response.status_code == 200:
             response.headers["content-type"] = MEDIA_TYPES[Path(path).suffix]
         return response
+
+
+# ---- the API
+
+Schema = Mapping[str, Any]
+
+_MARKDOWN = MarkdownIt("commonmark", {"html": False})
+
+STYLE = """
+:root { color-scheme: light dark; }
+body { font: 16px/1.5 system-ui, sans-serif; max-width: 60rem; margin: 2rem auto; padding: 0 1rem; }
+h2 { margin-top: 2.5rem; border-top: 1px solid #8884; padding-top: 1rem; }
+code, pre { font: 14px/1.45 ui-monospace, monospace; }
+pre { overflow-x: auto; padding: .75rem; border: 1px solid #8884; border-radius: 4px; }
+table { border-collapse: collapse; width: 100%; }
+th, td { text-align: left; vertical-align: top; padding: .3rem .6rem; border: 1px solid #8884; }
+td p { margin: 0; }
+h2 code { font-size: 18px; }
+"""
+_STYLE_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
+DOCS_HEADERS = {
+    "content-security-policy": f"default-src 'none'; style-src 'sha256-{_STYLE_HASH}'; "
+    "base-uri 'none'; form-action 'none'; frame-ancestors 'none'",
+    "x-content-type-options": "nosniff",
+}
+
+
+def add_docs(app: FastAPI) -> None:
+    @cache
+    def page() -> str:
+        return docs_page(app.openapi())
+
+    @app.api_route("/docs", methods=["GET", "HEAD"], include_in_schema=False)
+    async def docs() -> Response:
+        return Response(page(), media_type="text/html", headers=DOCS_HEADERS)
+
+
+def docs_page(document: Schema) -> str:
+    info = document["info"]
+    schemas = document.get("components", {}).get("schemas", {})
+    operations = [
+        (method, path, operation)
+        for path, methods in document["paths"].items()
+        for method, operation in methods.items()
+    ]
+    title = f"{escape(info['title'])} {escape(info['version'])}"
+    contents = "".join(
+        f'<li><a href="#{_anchor(method, path)}"><code>{method.upper()} {escape(path)}</code></a>: '
+        f"{escape(operation.get('summary', ''))}</li>"
+        for method, path, operation in operations
+    )
+    body = "".join(_operation(*operation, schemas) for operation in operations)
+    return (
+        '<!doctype html><html lang="en"><head><meta charset="utf-8">'
+        '<meta name="viewport" content="width=device-width, initial-scale=1">'
+        f"<title>{title}: API</title><style>{STYLE}</style></head><body>"
+        f"<h1>{title}</h1>{_markdown(info.get('description', ''))}"
+        '<p>Programs read the same as <a href="openapi.json">openapi.json</a>.</p>'
+        f"<ul>{contents}</ul>{body}</body></html>"
+    )
+
+
+def _operation(method: str, path: str, operation: Schema, schemas: Schema) -> str:
+    parts = [
+        f'<h2 id="{_anchor(method, path)}"><code>{method.upper()} {escape(path)}</code></h2>',
+        f"<p><strong>{escape(operation.get('summary', ''))}</strong></p>",
+        _markdown(operation.get("description", "")),
+    ]
+    if parameters := operation.get("parameters"):
+        rows = (
+            _row(one["name"], {**one["schema"], **one}, one.get("required", False), schemas)
+            for one in parameters
+        )
+        parts.append(_table("Parameters", rows))
+    for media_type, content in operation.get("requestBody", {}).get("content", {}).items():
+        schema = _resolved(content.get("schema", {}), schemas)
+        needed = schema.get("required", ())
+        fields = schema.get("properties", {}).items()
+        rows = (_row(name, field, name in needed, schemas) for name, field in fields)
+        parts.append(_table(f"Body as {media_type}", rows))
+    answers = (
+        f"<tr><td><code>{escape(status)}</code></td>"
+        f"<td>{escape(', '.join(answer.get('content', {})))}</td>"
+        f"<td>{_markdown(answer.get('description', ''))}</td></tr>"
+        for status, answer in operation["responses"].items()
+    )
+    heads = ("status", "type of the body", "what it is")
+    parts.append(_table("Answers", answers, heads))
+    return "".join(parts)
+
+
+def _table(
+    title: str, rows: Iterable[str], heads: Iterable[str] = ("name", "value", "what it does")
+) -> str:
+    head = "".join(f"<th>{name}</th>" for name in heads)
+    return f"<h3>{escape(title)}</h3><table><tr>{head}</tr>{''.join(rows)}</table>"
+
+
+def _row(name: str, schema: Schema, required: bool, schemas: Schema) -> str:
+    needed = " (required)" if required else ""
+    shown = _value(schema, schemas)
+    if (default := schema.get("default")) not in (None, ""):
+        shown += f"; default {default if isinstance(default, str) else json.dumps(default)}"
+    return (
+        f"<tr><td><code>{escape(name)}</code>{needed}</td><td>{escape(shown)}</td>"
+        f"<td>{_markdown(_resolved(schema, schemas).get('description', ''))}</td></tr>"
+    )
+
+
+def _value(schema: Schema, schemas: Schema) -> str:
+    """What a value may be, in a few words: its type, its choices or its bounds."""
+    schema = _resolved(schema, schemas)
+    for several in ("anyOf", "oneOf"):
+        if several in schema:
+            return " or ".join(dict.fromkeys(_value(one, schemas) for one in schema[several]))
+    if "enum" in schema:
+        return ", ".join(str(one) for one in schema["enum"])
+    if schema.get("type") == "array":
+        return f"list of: {_value(schema.get('items', {}), schemas)}"
+    kind = "file" if schema.get("format") == "binary" else str(schema.get("type", "any value"))
+    low, high = schema.get("minimum"), schema.get("maximum")
+    if low is not None and high is not None:
+        return f"{kind} from {low:g} to {high:g}"
+    return kind if low is None else f"{kind}, at least {low:g}"
+
+
+def _resolved(schema: Schema, schemas: Schema) -> Schema:
+    if "$ref" not in schema:
+        return schema
+    found: Schema = schemas[schema["$ref"].rsplit("/", 1)[1]]
+    return {**found, **schema}
+
+
+def _markdown(text: str) -> str:
+    html: str = _MARKDOWN.render(text)
+    return html
+
+
+def _anchor(method: str, path: str) -> str:
+    return escape(f"{method}{path}".replace("/", "-").replace("{", "").replace("}", ""))

@@ -9,10 +9,8 @@ events mean is in `router.live.protocol.session_protocol`; who may connect is in
 from __future__ import annotations
 
 import asyncio
-import json
 import logging
-from collections import deque
-from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
 from typing import Any
@@ -29,10 +27,10 @@ from cluster.common.errors import (
 from cluster.common.heap import give_memory_back
 from cluster.common.settings import LiveSettings
 from router.http.listener import Budget
+from router.http.realtime.outbox import Outbox, SlowReaderError
 from router.live.protocol.events import (
     Append,
     ClientEvent,
-    Event,
     InvalidEvent,
     RealtimeWriter,
     read_event,
@@ -330,79 +328,3 @@ async def _cancel(tasks: Sequence[asyncio.Future[Any]]) -> None:
     for task in tasks:
         task.cancel()
     await asyncio.gather(*tasks, return_exceptions=True)
-
-
-# ---- what is sent
-
-MAX_WAITING_BYTES = 1 << 20
-SEND_TIMEOUT_S = 30.0  # for one event
-BYTES_PER_S, BYTES_AT_ONCE = 65_536.0, 1_048_576.0  # behind a proxy
-
-Send = Callable[[str], Awaitable[None]]
-
-
-class SlowReaderError(Exception):
-    """The client does not read what it is sent."""
-
-
-class Outbox:
-    """The events that wait to be sent: bounded, and behind a proxy limited in their rate.
-
-    A client that reads too slowly must lose its connection, not fill the router's memory. On the
-    router's own listener, `send` waits until the client has read. Behind Ray Serve's proxy it never
-    waits, and events pile up in the proxy's queues; there, a client that has stopped reading
-    altogether is found by the pings of Serve's HTTP server, within 40 s.
-    """
-
-    def __init__(self, send: Send, clock: Clock, *, is_limited: bool) -> None:
-        """is_limited: in its rate, since `send` itself does not wait for the client."""
-        self._send = send
-        self._clock = clock
-        self._budget = Budget(BYTES_PER_S, BYTES_AT_ONCE) if is_limited else None
-        self._waiting: deque[str] = deque()
-        self._bytes = 0
-        self._changed = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
-
-    def put(self, events: Iterable[Event]) -> None:
-        """Take events, to be sent in order.
-
-        Raises:
-            SlowReaderError: more than `MAX_WAITING_BYTES` wait to be sent.
-        """
-        for event in events:
-            text = json.dumps(event, separators=(",", ":"))  # ASCII: a character is a byte
-            # One long event alone is not the client's fault.
-            if self._waiting and self._bytes + len(text) > MAX_WAITING_BYTES:
-                raise SlowReaderError
-            self._waiting.append(text)
-            self._bytes += len(text)
-            self._idle.clear()
-            self._changed.set()
-
-    async def run(self) -> None:
-        """Send the events as they come, until cancelled.
-
-        Raises:
-            SlowReaderError: one event took too long.
-        """
-        while True:
-            while not self._waiting:
-                self._idle.set()
-                self._changed.clear()
-                await self._changed.wait()
-            text = self._waiting[0]
-            if self._budget is not None:
-                await self._clock.sleep(self._budget.spend(len(text), self._clock.monotonic()))
-            try:
-                async with asyncio.timeout(SEND_TIMEOUT_S):
-                    await self._send(text)
-            except TimeoutError:
-                raise SlowReaderError from None
-            self._waiting.popleft()
-            self._bytes -= len(text)
-
-    async def sent(self) -> None:
-        """Wait until all events are sent."""
-        await self._idle.wait()

@@ -7,10 +7,12 @@ import csv
 import hashlib
 import json
 import os
-from collections.abc import Callable, Iterable
+from collections.abc import Iterable, Iterator
+from contextlib import contextmanager
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow.fs
 import pytest
@@ -126,8 +128,9 @@ class Killed(BaseException):
     """The process is gone at this moment."""
 
 
-def killed_at(monkeypatch: pytest.MonkeyPatch, ending: str) -> Callable[[], None]:
-    """Before a file with this ending is written; call what is returned to end that."""
+@contextmanager
+def killed_at(monkeypatch: pytest.MonkeyPatch, ending: str) -> Iterator[None]:
+    """Before a file with this ending is written."""
     real = Place.write_whole
 
     def write_whole(self: Place, content: bytes) -> None:
@@ -135,9 +138,10 @@ def killed_at(monkeypatch: pytest.MonkeyPatch, ending: str) -> Callable[[], None
             raise Killed
         real(self, content)
 
-    patched = monkeypatch.context()
-    patched.__enter__().setattr(Place, "write_whole", write_whole)
-    return lambda: patched.__exit__(None, None, None)
+    with monkeypatch.context() as patched:
+        patched.setattr(Place, "write_whole", write_whole)
+        with pytest.raises(Killed):
+            yield
 
 
 @pytest.mark.parametrize("at", ["/1.srt", "/.1.splitscribe.json"])
@@ -145,10 +149,8 @@ def test_killed_between_two_formats_a_file_is_done_again(
     sounds: Path, where: Place, monkeypatch: pytest.MonkeyPatch, at: str
 ) -> None:
     archive, names = Archive(where, formats=("json", "srt")), [str(sounds / "1.mp3")]
-    live_again = killed_at(monkeypatch, at)
-    with pytest.raises(Killed):
+    with killed_at(monkeypatch, at):
         run(archive, names, FakeEngine())
-    live_again()
     assert "1.json" in outputs_of(where)
     assert not sidecars(where)
     engine = FakeEngine()
@@ -166,10 +168,8 @@ def test_killed_over_older_outputs_nothing_passes_for_done(
     english = replace(german, fields={"language": "en"})
     names = [str(sounds / "1.mp3")]
     run(german, names, FakeEngine())
-    live_again = killed_at(monkeypatch, "/1.srt")
-    with pytest.raises(Killed):
+    with killed_at(monkeypatch, "/1.srt"):
         run(english, names, FakeEngine())
-    live_again()
     for archive in (german, english):
         assert run(archive, names, FakeEngine()).n_pending == 1
 
@@ -372,10 +372,7 @@ def test_buckets_are_listed_once_and_asked_of_no_file(
 
 
 def test_a_bucket_that_does_not_answer_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    def refuse(*args: Any, **options: Any) -> Any:
-        raise OSError("access denied")
-
-    monkeypatch.setattr(Place, "below", refuse)
+    monkeypatch.setattr(Place, "below", Mock(side_effect=OSError("access denied")))
     with pytest.raises(ConfigurationError, match=r"texts.*access denied"):
         Outputs(Archive(Place.of("memory://texts")))
 
@@ -383,10 +380,7 @@ def test_a_bucket_that_does_not_answer_is_told_by_its_name(monkeypatch: pytest.M
 def test_an_output_that_cannot_be_written_ends_the_run(
     sounds: Path, where: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    def refuse(*args: Any, **options: Any) -> Any:
-        raise OSError("the disk is full")
-
-    monkeypatch.setattr(Place, "write_whole", refuse)
+    monkeypatch.setattr(Place, "write_whole", Mock(side_effect=OSError("the disk is full")))
     with pytest.raises(OSError, match="full"):
         run(Archive(where), [str(sounds)], FakeEngine())
 

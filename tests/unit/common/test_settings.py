@@ -18,7 +18,7 @@ from cluster.common.settings_sources import load_settings, read_api_keys
 from cluster.serve.distribution import package_root
 from cluster.serve.ray_environment import deployment_suffixes
 from cluster.serve.start.resolve import resolve_settings
-from router.http.key_file import KeyFile
+from router.http.keys import KeyFile
 
 
 def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:

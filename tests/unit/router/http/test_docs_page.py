@@ -6,7 +6,7 @@ import re
 
 import httpx
 
-from router.http.docs_page import docs_page
+from router.http.page import docs_page
 from router.http.routes import create_app
 from tests.support.router_fakes import (
     FakeTranscriber,

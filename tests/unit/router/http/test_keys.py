@@ -11,8 +11,7 @@ from typing import Any
 import pytest
 
 from cluster.common.errors import AuthenticationError
-from router.http.key_file import KeyFile
-from router.http.keys import KeyRing
+from router.http.keys import KeyFile, KeyRing
 from router.http.realtime.access import ClientSecrets
 from router.http.routes import create_app
 from tests.support.router_fakes import (
@@ -100,7 +99,7 @@ async def test_a_key_comes_and_goes_with_its_file(
 async def test_a_running_server_takes_a_changed_file(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("router.http.key_file.LOOK_S", 0.01)
+    monkeypatch.setattr("router.http.keys.LOOK_S", 0.01)
     file = tmp_path / "keys"
     file.write_text("one\n")
     app = create_app(make_registry(FakeTranscriber()), make_settings(api_key_file=file))

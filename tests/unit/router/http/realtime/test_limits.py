@@ -10,7 +10,7 @@ import pytest
 from websockets.exceptions import ConnectionClosed
 
 from cluster.common.settings import LiveSettings
-from router.http.realtime import connection
+from router.http.realtime import connection, outbox
 from router.live.protocol.events import ClientEvent, Event
 from router.live.protocol.session_protocol import LiveProtocol
 from tests.support.live.fake_engine import spoken
@@ -150,8 +150,8 @@ async def test_one_long_event_is_taken_and_a_longer_one_is_refused() -> None:
 async def test_a_client_that_reads_nothing_costs_its_connection_only(
     door: Door, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr(connection, "MAX_WAITING_BYTES", 20_000)
-    monkeypatch.setattr(connection, "SEND_TIMEOUT_S", 0.5)
+    monkeypatch.setattr(outbox, "MAX_WAITING_BYTES", 20_000)
+    monkeypatch.setattr(outbox, "SEND_TIMEOUT_S", 0.5)
     monkeypatch.setattr(connection, "FLUSH_S", 0.2)
     monkeypatch.setattr(connection, "CLOSE_S", 0.2)
 
