@@ -143,14 +143,9 @@ def plan(
         Literal["split", "colocated"] | None, typer.Option(help="only this one [the cheaper one]")
     ] = None,
     per_node: Annotated[int, typer.Option(min=1, help="devices of a node")] = 1,
-    cores: Annotated[int, typer.Option(min=1, help="CPU cores of a node")] = 8,
-    cpu_node: Annotated[
-        float, typer.Option(min=0, help="dollars an hour of a node for routers alone")
-    ] = 0.0,
     spare: Annotated[
         int, typer.Option(min=0, help="more nodes of each role than it takes: N+1 is 1")
     ] = 1,
-    max_workers: Annotated[int, typer.Option(min=1, help="largest cluster to look at")] = 10_000,
     seconds: Annotated[
         float, typer.Option(min=20, help="simulated, of the check at the end")
     ] = 300.0,
@@ -182,9 +177,6 @@ def plan(
         link_gbit_per_s=parse_link(links),
         per_node=per_node,
         spare_nodes=spare,
-        cores=cores,
-        router_dollars=cpu_node,
-        most_workers=max_workers,
         placements=(placement,) if placement is not None else ("split", "colocated"),
         check_s=seconds,
     )
@@ -205,7 +197,6 @@ def plan_file(plan: Plan, figures: dict[str, Any]) -> str:
     best, router = plan.best, plan.check.scenario.settings.router
     design, model = best.design, best.design.profile().model
     spare = best.order.spare_nodes * best.order.per_node
-    has_own = any(row.pool == "router" for row in best.nodes())
     args: dict[str, Any] = {
         "model": MODELS.get(model, model),
         "placement": design.placement,
@@ -213,7 +204,7 @@ def plan_file(plan: Plan, figures: dict[str, Any]) -> str:
             "replicas": plan.check.scenario.cluster.routers,
             "audio_workers": router.audio_workers,
             "max_pending_audio_s": round(router.max_pending_audio_s, 1),
-            "node_labels": {"pool": "router" if has_own else "!head"},
+            "node_labels": {"pool": "!head"},
         },
     }
     for role, kind, workers in (
@@ -223,7 +214,11 @@ def plan_file(plan: Plan, figures: dict[str, Any]) -> str:
         args[role] = {
             "replicas": workers + spare if design.is_split else 1,
             "node_labels": {"pool": role if design.is_split else "worker"},
-            **({"device": "cpu"} if kind.on_cpu else {"device": "cuda", "gpus": 1}),
+            **(
+                {"device": "cpu"}
+                if kind.profile.machine.get("device") == "cpu"
+                else {"device": "cuda", "gpus": 1}
+            ),
         }
     content = read_yaml(shipped_config("serve/cpu").path, "Serve configuration")
     content["applications"][0]["args"] = args

@@ -22,7 +22,6 @@ SAMPLES = 2000  # requests of the load from which means are taken
 ROUTER_BUSY = 0.5  # share of a core that a router, and each audio worker, may be busy
 LEAST_AUDIO_WORKERS = 2
 CELL_WORKERS = 400  # of a cell at most; configs/SCALE.md advises up to 500
-BESIDE_GPUS, BESIDE_CPUS = 0.5, 0.1  # share of the workers' cores that routers may take there
 
 Placement = Literal["split", "colocated"]
 
@@ -40,16 +39,12 @@ class NodeKind:
     dollars: float
     profile: Profile = field(compare=False, repr=False)
 
-    @property
-    def on_cpu(self) -> bool:
-        return self.profile.machine.get("device") == "cpu"
-
 
 @dataclass(frozen=True, slots=True)
 class Order:
     """objectives: by percentile, the seconds within which so many requests are answered. per_node:
-    devices of a node, each for one worker. spare_nodes: of each role. cores: of a node.
-    trial_requests: of a short simulation. check_s: of the long one.
+    devices of a node, each for one worker. spare_nodes: of each role. trial_requests: of a short
+    simulation. check_s: of the long one.
     """
 
     load: Load
@@ -58,9 +53,6 @@ class Order:
     link_gbit_per_s: float
     per_node: int = 1
     spare_nodes: int = 1
-    cores: int = 8
-    router_dollars: float = 0.0
-    most_workers: int = 10_000
     placements: tuple[Placement, ...] = ("split", "colocated")
     trial_requests: int = 8000
     check_s: float = 300.0
@@ -213,18 +205,6 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class NodeRow:
-    """Nodes of one kind in all cells, spare ones included. pool: their label."""
-
-    kind: str
-    nodes: int
-    spare: int
-    pool: str
-    devices: int  # of each node
-    dollars: float  # of all of them, an hour
-
-
-@dataclass(frozen=True, slots=True)
 class Found:
     """A design with a size: cells, and workers of each. A colocated worker is a cell."""
 
@@ -254,17 +234,10 @@ class Found:
         dims = ["encoders", "decoders"]
         return dims[::-1] if self.design.decoder.dollars > self.design.encoder.dollars else dims
 
-    def with_size(self, dim: str, size: int) -> Found:
-        changes: dict[str, Any] = {dim: size}
-        return replace(self, **changes)
-
     def grown(self, dims: list[str], factor: float) -> Found:
         """By this factor, and by one at least."""
-        grown = self
-        for dim in dims:
-            size = getattr(self, dim)
-            grown = grown.with_size(dim, max(size + 1, math.ceil(factor * size)))
-        return grown
+        sizes: dict[str, Any] = {dim: getattr(self, dim) for dim in dims}
+        return replace(self, **{d: max(n + 1, math.ceil(factor * n)) for d, n in sizes.items()})
 
     def __str__(self) -> str:
         split = f" of {self.encoders} encoders and {self.decoders} decoders"
@@ -281,34 +254,28 @@ class Found:
         audio_workers = math.ceil(rate * self.costs.audio_cpu_s / ROUTER_BUSY / routers)
         return routers, max(LEAST_AUDIO_WORKERS, audio_workers)
 
-    def nodes(self) -> list[NodeRow]:
-        """With the spares, and with nodes for routers where those of workers are too busy."""
-        order, design, costs = self.order, self.design, self.costs
-        pools = [("worker", design.encoder, self.cells)]
-        cells, each = 1, order.per_node
+    def nodes(self) -> list[dict[str, Any]]:
+        """Of each pool in all cells, with the spare ones. dollars: of all of them, an hour."""
+        each, design = self.order.per_node, self.design
+        pools, cells = [("worker", design.encoder, self.cells)], 1
         if design.is_split:
-            pools = [("encoder", design.encoder, self.encoders)]
+            pools, cells = [("encoder", design.encoder, self.encoders)], self.cells
             pools += [("decoder", design.decoder, self.decoders)]
-            cells = self.cells
-        rows, spare = [], order.spare_nodes * cells
+        rows: list[dict[str, Any]] = []
         for pool, kind, workers in pools:
+            spare = cells * self.order.spare_nodes
             nodes = cells * math.ceil(workers / each) + spare
-            rows.append(NodeRow(kind.name, nodes, spare, pool, each, nodes * each * kind.dollars))
-        cores_used = order.load.rate_per_s * (costs.router_s + costs.audio_cpu_s)
-        share = BESIDE_CPUS if any(kind.on_cpu for _, kind, _ in pools) else BESIDE_GPUS
-        if cores_used > share * order.cores * sum(row.nodes - row.spare for row in rows):
-            of_cell = math.ceil(cores_used / self.cells / (ROUTER_BUSY * order.cores))
-            spare = order.spare_nodes * self.cells
-            nodes = self.cells * of_cell + spare
-            rows.append(NodeRow("CPU", nodes, spare, "router", 0, nodes * order.router_dollars))
+            row = {"kind": kind.name, "pool": pool, "nodes": nodes, "spare": spare}
+            rows.append(row | {"devices": each, "dollars": nodes * each * kind.dollars})
         return rows
 
     @property
     def price(self) -> float:
         """Dollars of an hour, or devices where no prices are known; spares included."""
+        rows = self.nodes()
         if self.order.has_prices:
-            return sum(row.dollars for row in self.nodes())
-        return sum(row.nodes * row.devices for row in self.nodes())
+            return float(sum(row["dollars"] for row in rows))
+        return float(sum(row["nodes"] * row["devices"] for row in rows))
 
     def saturates_at(self) -> dict[str, float]:
         """The rate at which each part has no more, the first to end first. Without spares."""

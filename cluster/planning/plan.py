@@ -11,7 +11,7 @@ from __future__ import annotations
 import math
 from bisect import bisect_left
 from collections.abc import Callable
-from dataclasses import asdict, dataclass
+from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster.common.errors import ConfigurationError
@@ -29,6 +29,7 @@ MOST_STEPS = 3  # of growth; after that a design is given up
 PENDING_S = 20.0  # of what all workers do, that may be pending: as configs/SCALE.md advises
 TRIAL_SEED, CHECK_SEED = 1, 1001
 MOST_CORRECTIONS = 6  # of a plan that the check refused
+MOST_WORKERS = 10_000
 
 Tell = Callable[[str], object]  # progress, a line at a time
 
@@ -82,7 +83,8 @@ class Plan:
             },
             "routers": best.cells * routers,
             "audio_workers_of_each_router": audio_workers,
-            "nodes": [asdict(row) for row in best.nodes()],
+            "router_cores": round(rate * (best.costs.router_s + best.costs.audio_cpu_s), 1),
+            "nodes": best.nodes(),
             "expected": self.check.figures,
             "cost": {
                 "dollars_per_hour": price,
@@ -117,9 +119,9 @@ def make_plan(order: Order, tell: Tell) -> Plan:
                 kept.append(found)
     if not kept:
         raise ConfigurationError(
-            f"no cluster of at most {order.most_workers} workers keeps {order.asked!r} at "
-            f"{order.load.rate_per_s:g} requests a second (tried: {search.missed}): allow more "
-            "with --max-workers, loosen --slo, or give faster nodes or --links"
+            f"no cluster of at most {MOST_WORKERS} workers keeps {order.asked!r} at "
+            f"{order.load.rate_per_s:g} requests a second (tried: {search.missed}): loosen --slo, "
+            "or give faster nodes or --links"
         )
     kept.sort(key=lambda one: one.price)
     kept[0], check = search.checked(kept[0])
@@ -137,7 +139,7 @@ class _Search:
         """Grow until the objectives are kept, then take away; None: they never are."""
         found = least.grown(least.dims, 1 / START_BUSY)
         for _ in range(MOST_STEPS):
-            if found.workers > self._order.most_workers:
+            if found.workers > MOST_WORKERS:
                 return None
             if self._keeps(found):
                 break
@@ -146,7 +148,8 @@ class _Search:
             return None
         for dim in least.dims:
             sizes = range(getattr(least, dim), getattr(found, dim))
-            tried = [found.with_size(dim, size) for size in sizes]
+            change: list[dict[str, Any]] = [{dim: size} for size in sizes]
+            tried = [replace(found, **one) for one in change]
             found = [*tried, found][bisect_left(tried, True, key=self._keeps)]
         return found
 

@@ -11,6 +11,7 @@ import pytest
 from cluster.cli.operate.files import read_serve_file
 from cluster.cli.planning import plan as plan_command
 from cluster.common.errors import ConfigurationError
+from cluster.planning import plan as planning
 from cluster.planning.design import (
     Found,
     NodeKind,
@@ -133,6 +134,7 @@ def test_what_nobody_can_keep_is_refused_with_the_best_that_was_tried() -> None:
         planned(make_order(limit_s=0.05, placements=("split",)))
 
 
-def test_too_small_a_cluster_is_said_to_be_too_small() -> None:
-    with pytest.raises(ConfigurationError, match="--max-workers"):
-        planned(make_order(rate=60.0, most_workers=3))
+def test_too_small_a_cluster_is_said_to_be_too_small(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(planning, "MOST_WORKERS", 3)
+    with pytest.raises(ConfigurationError, match="at most 3 workers"):
+        planned(make_order(rate=60.0))
