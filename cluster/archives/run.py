@@ -94,7 +94,7 @@ async def run_archive(
             file = Place.of(item.path).as_local_file()
             upload = await asyncio.to_thread(stack.enter_context, file)
             result = await engine.transcribe(
-                upload, params, on_progress=lambda *seconds: progress.note(item, *seconds)
+                upload, params, on_progress=lambda done_s, _: progress.note(item, done_s)
             )
         return result.transcript
 
@@ -124,7 +124,7 @@ class RunProgress:
         self._task = self._bar.add_task("", total=1.0)
         self._ended_s = 0.0  # by sizes, of what ended
         self._guessed_s = 0.0  # of that, without what failed
-        self._at_work: dict[str, tuple[float, float, float]] = {}  # seconds done, known, guessed
+        self._at_work: dict[str, float] = {}  # seconds done
         self.n_before = self.n_failed_before = self.n_pending = 0
         self.about_s = 0.0
         self.is_listed = False
@@ -160,8 +160,8 @@ class RunProgress:
         parts.append(f"{self.n_pending} to do, about {about} of audio by their sizes")
         return ", ".join(parts)
 
-    def note(self, item: Item, done_s: float, known_s: float) -> None:
-        self._at_work[item.path] = done_s, known_s, item.about_s
+    def note(self, item: Item, done_s: float) -> None:
+        self._at_work[item.path] = done_s
         self._tell()
 
     def end(self, item: Item, duration_s: float | None) -> None:
@@ -188,15 +188,12 @@ class RunProgress:
     def left_s(self) -> float:
         """Seconds of audio to go: estimates, corrected by how right they were so far."""
         right = self.done_s / self._guessed_s if self._guessed_s else 1.0
-        left_s = max(0.0, self.about_s - self._ended_s) * right
-        for done_s, known_s, guessed_s in self._at_work.values():
-            left_s += max(0.0, known_s - guessed_s * right) - done_s
-        return max(0.0, left_s)
+        return max(0.0, (self.about_s - self._ended_s) * right - sum(self._at_work.values()))
 
     @property
     def _heard_s(self) -> float:
         """Seconds of audio done, those of files at work too."""
-        return self.done_s + sum(done_s for done_s, _, _ in self._at_work.values())
+        return self.done_s + sum(self._at_work.values())
 
     @property
     def speed(self) -> float:

@@ -42,21 +42,16 @@ class Transcriber:
         task: Task = "transcribe",
         *,
         files_at_once: int = FILES_AT_ONCE,
-        path_column: str = "path",
-        bytes_column: str = "bytes",
     ) -> None:
         """Open an engine over the running application, without limits of size and length.
 
         fields: of the file endpoint, such as `{"language": "en"}`, with a list for those that take
-        several. files_at_once: at most so many are worked on, over all calls. path_column: of paths
-        that every node can open, or of URLs. bytes_column: of audio; a row's bytes go before its
-        path.
+        several. files_at_once: at most so many are worked on, over all calls.
 
         Raises ConfigurationError: there is no application. InvalidRequestError: the fields are
         refused.
         """
         require_bulk()
-        self._columns = path_column, bytes_column
         self._loop = asyncio.new_event_loop()
         self._thread = threading.Thread(target=self._run, daemon=True, name="bulk")
         self._thread.start()
@@ -69,25 +64,20 @@ class Transcriber:
             self.close()
             raise
 
-    def __call__(self, batch: Any) -> Any:
-        """Transcribe the rows of a batch in any of Ray Data's formats. May be called by threads.
+    def __call__(self, table: Any) -> Any:
+        """Transcribe the rows of pyarrow's table. May be called by threads.
 
-        Returns pyarrow's table of the same rows, in order, with the transcripts' columns.
+        The table has a column `path`, of paths that every node can open or of URLs, or `bytes`, of
+        audio, which goes before a row's path. Returns the same rows, in order, with the
+        transcripts' columns.
         """
-        import pandas as pd
         import pyarrow as pa
 
-        if isinstance(batch, pd.DataFrame):
-            table = pa.Table.from_pandas(batch, preserve_index=False)
-        elif isinstance(batch, pa.Table):
-            table = batch
-        else:
-            table = pa.table({name: list(column) for name, column in batch.items()})
-        named = [name for name in self._columns if name in table.column_names]
+        named = [name for name in ("path", "bytes") if name in table.column_names]
         if not named:
             raise InvalidRequestError(
-                f"the rows have neither a column {self._columns[0]!r} of paths nor "
-                f"{self._columns[1]!r} of audio: they have {', '.join(table.column_names)}"
+                "the rows have neither a column 'path' of paths nor 'bytes' of audio: they have "
+                + ", ".join(table.column_names)
             )
         rows = self._wait_for(self._transcribe_all(table.select(named).to_pylist()))
         found = pa.Table.from_pylist(rows, result_schema())
@@ -115,8 +105,8 @@ class Transcriber:
         return await asyncio.gather(*map(self._transcribe, sources))
 
     async def _transcribe(self, source: Row) -> Row:
-        path: str | None = source.get(self._columns[0])
-        audio: Path | bytes | None = source.get(self._columns[1])
+        path: str | None = source.get("path")
+        audio: Path | bytes | None = source.get("bytes")
         async with self._slots:
             try:
                 with ExitStack() as stack:
@@ -179,7 +169,6 @@ def map_options(
     *,
     transcribers: int = 1,
     files_at_once: int = FILES_AT_ONCE,
-    **more: Any,
 ) -> dict[str, Any]:
     """Arguments of `map_batches(Transcriber, ...)`; transcribers: more for many machines.
 
@@ -187,9 +176,8 @@ def map_options(
     """
     from ray.data import ActorPoolStrategy
 
-    arguments = {"fields": fields, "task": task, "files_at_once": files_at_once, **more}
     return {
-        "fn_constructor_kwargs": arguments,
+        "fn_constructor_kwargs": {"fields": fields, "task": task, "files_at_once": files_at_once},
         "batch_format": "pyarrow",
         "batch_size": None,
         "compute": ActorPoolStrategy(

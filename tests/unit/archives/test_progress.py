@@ -37,16 +37,15 @@ def test_what_is_done_of_a_long_file_counts() -> None:
     with RunProgress(QUIET, lambda: now[0]) as progress:
         progress.n_pending, progress.about_s, progress.is_listed = 2, 2 * 3600.0, True
         now[0] = 900.0
-        progress.note(hour("0.mp3"), 1800.0, 7200.0)
-        # The first file is twice as long as its size told, which says nothing of the other.
+        progress.note(hour("0.mp3"), 1800.0)
         assert progress.line() == (
-            "0 of 2 files, 30.0 min of about 3.0 h of audio, 2.0 hours per hour, 1 h 15 min to go"
+            "0 of 2 files, 30.0 min of about 2.0 h of audio, 2.0 hours per hour, 45 min to go"
         )
         progress.end(hour("0.mp3"), 7200.0)
         assert progress.done_s == 7200.0
         assert "2.0 h of about 4.0 h" in progress.line()
-        progress.note(hour("1.mp3"), 60.0, 60.0)
-        progress.note(hour("1.mp3"), 0.0, 0.0)
+        progress.note(hour("1.mp3"), 60.0)
+        progress.note(hour("1.mp3"), 0.0)
         assert "2.0 h of about 4.0 h" in progress.line(), "it began again"
 
 
