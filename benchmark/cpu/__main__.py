@@ -28,10 +28,9 @@ import tempfile
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import AbstractContextManager, ExitStack, contextmanager, nullcontext
-from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import Any, get_args
+from typing import Any
 
 import torch
 from rich.console import Console
@@ -43,7 +42,6 @@ from benchmark.cpu.systems import (
     Splitscribe,
     System,
     by_dtype,
-    dtype_of,
     our_server,
 )
 from benchmark.rivals.engines import Heard, RivalProcess, RivalSpec, rival_specs
@@ -54,7 +52,6 @@ from benchmark.shared.forced_length import forced_checkpoint
 from benchmark.shared.machine import cpu_info, product_flops, versions
 from benchmark.shared.word_errors import WordErrors, count_all, total
 from cluster.common.model.device import usable_cores
-from cluster.common.settings import DType
 
 KINDS = (
     "float32",
@@ -73,27 +70,16 @@ DEMO = Path(__file__).parents[2] / "cluster/demo/checkpoint"
 SETTLE_S = 0.5  # other engines' threads spin for a while after their work
 
 
-@dataclass(frozen=True, slots=True)
-class Plan:
-    """What is run: our dtypes (`KINDS`), the rivals, and how much of everything."""
-
-    dtypes: tuple[str, ...]
-    rivals: tuple[RivalSpec, ...]
-    rounds: int
-    n_files: int
-    n_tokens: int
-    recording: str
-    cache: Path
-
-
-def word_errors(plan: Plan, n: int) -> dict[str, list[WordErrors]]:
+def word_errors(
+    kinds: Sequence[str], rivals: Sequence[RivalSpec], n: int, cache: Path
+) -> dict[str, list[WordErrors]]:
     """Of every system on the bundled weights, by its name; empty where n is 0."""
     if not n:
         return {}
-    clips = demo_clips(n, plan.cache)
+    clips = demo_clips(n, cache)
     files = [clip.audio for clip in clips if isinstance(clip.audio, Path)]
     said = [clip.reference or "" for clip in clips]
-    demo = plan.cache / "demo-checkpoint"  # its conversions stand beside it
+    demo = cache / "demo-checkpoint"  # its conversions stand beside it
     if not demo.is_dir():
         shutil.copytree(DEMO, demo)
     found: dict[str, list[WordErrors]] = {}
@@ -104,23 +90,29 @@ def word_errors(plan: Plan, n: int) -> dict[str, list[WordErrors]]:
         summed = total(found[system.name])
         print(f"word error rate {summed.wer:.2f} %: {system.name}", flush=True)
 
-    if plan.dtypes:
-        with our_server(by_dtype("demo", demo, plan.dtypes)) as systems:
+    if kinds:
+        with our_server(by_dtype("demo", demo, kinds)) as systems:
             for ours in systems:
                 measure(ours)
-    for spec in plan.rivals:
+    for spec in rivals:
         rival = RivalProcess(spec, demo)
         measure(rival)
         rival.close()
     return found
 
 
-def compare(shape: str, plan: Plan, audio: UniqueFiles) -> list[Row]:
-    weights = plan.cache / f"{shape}-{plan.n_tokens}-tokens"
-    checkpoint = forced_checkpoint(weights, SHAPES[shape], plan.n_tokens)
+def compare(
+    shape: str,
+    kinds: Sequence[str],
+    specs: Sequence[RivalSpec],
+    audio: UniqueFiles,
+    args: argparse.Namespace,
+) -> list[Row]:
+    weights = args.cache / f"{shape}-{args.tokens}-tokens"
+    checkpoint = forced_checkpoint(weights, SHAPES[shape], args.tokens)
     warm_up = audio.take(max(IN_FLIGHT))
     with ExitStack() as stack:
-        rivals = [RivalProcess(spec, checkpoint) for spec in plan.rivals]
+        rivals = [RivalProcess(spec, checkpoint) for spec in specs]
         rows = {rival.name: Row(rival.name) for rival in rivals}
         for rival in rivals:
             stack.callback(rival.close)
@@ -128,18 +120,18 @@ def compare(shape: str, plan: Plan, audio: UniqueFiles) -> list[Row]:
         loaded_already: Any = nullcontext
         turns: list[tuple[str, Callable[[], AbstractContextManager[System]]]]
         turns = [(rival.name, partial(loaded_already, rival)) for rival in rivals]
-        for kind in plan.dtypes:
+        for kind in kinds:
             row = Row(f"{OURS} {kind}")
             rows[row.system] = row
             turns.append((row.system, partial(_served, shape, checkpoint, kind, warm_up, row)))
-        for number in range(plan.rounds):
+        for number in range(args.rounds):
             random.Random(number).shuffle(turns)
-            files = {in_flight: audio.take(plan.n_files) for in_flight in IN_FLIGHT}
+            files = {in_flight: audio.take(args.files) for in_flight in IN_FLIGHT}
             for name, loaded in turns:
                 with loaded() as system:
                     for in_flight in IN_FLIGHT:
                         _measure(system, rows[name], files[in_flight], in_flight)
-            print(f"{shape}: round {number + 1} of {plan.rounds} is done", flush=True)
+            print(f"{shape}: round {number + 1} of {args.rounds} is done", flush=True)
     return list(rows.values())
 
 
@@ -211,39 +203,35 @@ def is_meant(name: str, part: str) -> bool:
     return name == part[1:] if part.startswith("=") else part in name
 
 
-def make_plan(args: argparse.Namespace) -> Plan:
-    def wanted(name: str) -> bool:
-        return not args.systems or any(is_meant(name, part) for part in args.systems)
-
-    offered = get_args(DType)
-    dtypes = tuple(d for d in KINDS if dtype_of(d) in offered and wanted(f"{OURS} {d}"))
-    rivals = tuple(spec for spec in rival_specs(usable_cores()) if wanted(spec.name))
-    args.cache.mkdir(parents=True, exist_ok=True)
-    return Plan(dtypes, rivals, args.rounds, args.files, args.tokens, args.recording, args.cache)
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # every engine is told its threads
         os.environ.pop(name, None)
     torch.set_num_threads(usable_cores())
     console = Console(width=170)
-    plan = make_plan(args)
+
+    def wanted(name: str) -> bool:
+        return not args.systems or any(is_meant(name, part) for part in args.systems)
+
+    kinds = [kind for kind in KINDS if wanted(f"{OURS} {kind}")]
+    rivals = [spec for spec in rival_specs(usable_cores()) if wanted(spec.name)]
+    args.cache.mkdir(parents=True, exist_ok=True)
     machine = {**cpu_info(), **versions("torch", "faster-whisper", "ctranslate2", "transformers")}
     console.print(f"{machine['cpu']}, {machine['cores']} cores, {' '.join(machine['flags'])}")
     ceilings = print_ceilings(args.shapes, args.tokens, console)
-    errors = word_errors(plan, args.wer_utterances)
+    errors = word_errors(kinds, rivals, args.wer_utterances, args.cache)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
-        audio = UniqueFiles(Path(folder), plan.recording)
+        audio = UniqueFiles(Path(folder), args.recording)
         for shape in args.shapes:
-            found = [row_json(shape, row, errors) for row in compare(shape, plan, audio)]
+            measured = compare(shape, kinds, rivals, audio, args)
+            found = [row_json(shape, row, errors) for row in measured]
             command.print_table(({**row, "rates": None} for row in found), shape)
             rows += found
     report = {
         **machine,
         "load_average": os.getloadavg(),
-        "recording": plan.recording,
+        "recording": args.recording,
         "ceilings": ceilings,
         "rows": rows,
     }

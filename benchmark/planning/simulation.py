@@ -1,15 +1,15 @@
 """The simulator beside real servers whose devices wait: are the latencies the same?
 
-    python -m benchmark.planning.simulation [--workers 1 2 3 4] [--loads 0.3 0.6 0.9 1.2]
-        [--seconds 60]
+    python -m benchmark.planning.simulation [--workers 1 2 3 4] [--seconds 60]
 
-The servers are real (`benchmark.planning.timed_workers`), and so are the requests: each has audio
-of its own, at the times that the simulator's load draws; their real times and lengths are then
-simulated. Devices are so slow that the cores of this machine have little to do. One figure is
-fitted, on a light load that is not judged: what a call of a worker takes beside its device.
+Router, Ray Serve, queues, pages, leases, NIXL and all threads of the servers are real. The forward
+of a model is a wait that takes what the profile says, without using a core; the decoder gives
+tokens by the audio's length. The requests are real, too: each has audio of its own, at the times
+that the simulator's load draws; their real times and lengths are then simulated. Devices are so
+slow that the cores of this machine have little to do. One figure is fitted, on a light load that is
+not judged: what a call of a worker takes beside its device.
 
-Prints goodput, p50 and p95 of both side by side, their ratios, how long the simulator took, and one
-JSON line last.
+Prints goodput, p50 and p95 of both side by side, their ratios, and one JSON line last.
 """
 
 from __future__ import annotations
@@ -19,10 +19,8 @@ import asyncio
 import json
 import math
 import sys
-import tempfile
 import time
-from dataclasses import dataclass
-from pathlib import Path
+from functools import partial
 from random import Random
 from statistics import median
 from typing import Any
@@ -34,80 +32,121 @@ from benchmark.shared.clips import Clip
 from benchmark.shared.command import make_parser, print_result, print_table
 from benchmark.shared.machine import cpu_info, versions
 from benchmark.shared.openai_client import Client, Upload, form_fields
+from benchmark.shared.own_server import pool, serve_until_signal, with_router
 from benchmark.shared.server import BenchServer, serving
 from benchmark.shared.speech.wav import wav_bytes
 from cluster.common.messages import SAMPLE_RATE
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.settings import RouterSettings, Settings
 from cluster.demo.samples import sample_path
 from cluster.planning.profile import Profile, load_profile
 from cluster.planning.report import at_percentile
-from cluster.planning.scenario import Arrival, Lengths, Load, arrivals, make_scenario
+from cluster.planning.roles import Texts, WaitingForward, WaitingRunner
+from cluster.planning.scenario import Arrival, Lengths, Load, LoadRequest, arrivals, make_scenario
 from cluster.planning.simulate import simulate
+from cluster.planning.worker import Device
+from cluster.serve.placement import Placement
+from cluster.serve.replicas.decoder_replica import DecoderReplica
+from cluster.serve.replicas.encoder_replica import EncoderReplica
+from decoder_worker.scheduling.sequence import DecodeSequence
 
 ENCODE_S = 0.4  # of a window: one encoder does 2.5 a second
 STEP_S, ROW_S = 0.05, 0.0005
 ROWS = (1, 16)
 ROUTER_S = 0.006  # of a router's processor for a request, as two cores of a Xeon take beside others
 LIGHT, MEDIUM = 0.15, 0.6  # loads: of the fit; of wider lengths
+LOADS = (0.3, 0.6, 0.9, 1.2)
 CLIPS = Lengths(median_s=5.0, sigma=0.4, max_s=10.0)
 WIDE = Lengths(median_s=10.0, sigma=0.7, max_s=28.0)
 SLO_S, SLO_PER_AUDIO_S = 2.0, 0.2  # 3 s for a clip of 5 s
-FIGURES = ("goodput", "p50", "p95")
-OWN = (sys.executable, "-m", "benchmark.planning.timed_workers")
+OWN = (sys.executable, "-m", "benchmark.planning.simulation")
 CALLS = 2  # of workers, for a request of one window
 LEAST_FIT_S = 90.0
 
+Seen = list[tuple[float, float, float]]  # of each request, its start, audio and latency in seconds
 
-def slow_profile(hop_s: float) -> Profile:
+
+def slow_profile(hop_s: float = 0.0) -> Profile:
     """Of the bundled model's shape. hop_s: a call of a worker beside its device."""
     steps = [{"size": n, "positions": 1500, "seconds": STEP_S + ROW_S * n} for n in ROWS]
     points = [{"size": 1, "positions": 1500, "seconds": ENCODE_S}]
     sizes = {"max_batch": 1, "export_windows": 16, "overlaps": True}
-    return Profile.model_validate(
-        load_profile("two-cores").model_dump()
-        | {
-            "name": "slow",
-            "predicted": True,
-            "source": "made up for benchmark.planning.simulation",
-            "page_frames": 1500,
-            "encoder": {"points": points, **sizes},
-            "decoder": {"steps": steps, "prefills": steps, "max_batch": 16, "kv_windows": 16},
-            "handoff": {"transport": "nixl", "latency_s": 0.002, "bytes_per_s": 3e9},
-            "router": {"request_s": ROUTER_S, "window_s": 0.0, "hop_s": hop_s},
-            "audio": {"request_s": 0.004, "audio_second_s": 0.002},
+    changes = {
+        "page_frames": 1500,
+        "encoder": {"points": points, **sizes},
+        "decoder": {"steps": steps, "prefills": steps, "max_batch": 16, "kv_windows": 16},
+        "handoff": {"transport": "nixl", "latency_s": 0.002, "bytes_per_s": 3e9},
+        "router": {"request_s": ROUTER_S, "window_s": 0.0, "hop_s": hop_s},
+        "audio": {"request_s": 0.004, "audio_second_s": 0.002},
+    }
+    return Profile.model_validate(load_profile("two-cores").model_dump() | changes)
+
+
+class RealClock:
+    now = staticmethod(time.monotonic)
+
+    def wait_until(self, at_s: float) -> None:
+        time.sleep(max(0.0, at_s - time.monotonic()))
+
+
+class UsualTexts(Texts):
+    def n_tokens(self, sequence: DecodeSequence) -> int:
+        request = LoadRequest("", 0.0, 0.0, "interactive", CLIPS.tokens_per_s, ())
+        return request.n_tokens(sequence.request.content_frames)
+
+
+class TimedEncoder(EncoderReplica):
+    """A real encoder replica; its device is replaced when its thread runs already."""
+
+    def __init__(self, settings: Settings, build: str) -> None:
+        super().__init__(settings, build)
+        clock: Any = RealClock()
+        loop: Any = self._engine._loops[0]
+        loop.forward.close()
+        loop.forward = WaitingForward(slow_profile(), Device(), clock)
+
+
+class TimedDecoder(DecoderReplica):
+    def __init__(self, settings: Settings, build: str) -> None:
+        super().__init__(settings, build)
+        clock: Any = RealClock()
+        tokenizer = WhisperTokenizer.from_checkpoint(open_checkpoint(settings.model, weights=False))
+        runner = WaitingRunner(slow_profile(), UsualTexts(tokenizer, {}), Device(), clock)
+        loop: Any = self._engine._loop
+        loop._runner = loop._launches._runner = runner
+
+
+def build_timed(workers: int, settings: Settings, build: str, placement: Placement) -> Any:
+    pools = {
+        "encoder": pool(TimedEncoder, "encoder", workers, 4),
+        "decoder": pool(TimedDecoder, "decoder", workers, settings.decoder.max_waiting + 16),
+    }
+    bound = {role: one.bind(settings, build) for role, one in pools.items()}
+    return with_router(settings, build, bound)
+
+
+def serve(workers: int, port: int) -> None:
+    settings = Settings.model_validate(
+        {
+            "router": RouterSettings(port=port),
+            "encoder": {"context": "full", "cache": False, "max_batch": 1},
+            "log_level": "WARNING",
         }
     )
+    serve_until_signal(settings, partial(build_timed, workers))
 
 
-def load_of(kind: str, load: float, workers: int, seconds: float) -> Load:
-    """Requests at a share of what so many encoders can do."""
-    rate, lengths = load * workers / ENCODE_S, WIDE if kind == "lengths" else CLIPS
-    return Load(rate_per_s=rate, seconds=seconds, lengths=lengths)
-
-
-@dataclass(frozen=True, slots=True)
-class Seen:
-    """Requests that were answered: each one's start, audio and latency in seconds, by start."""
-
-    rows: list[tuple[float, float, float]]
-    n_failed: int
-
-    def figures(self, seconds: float) -> dict[str, float]:
-        latencies = [latency for _, _, latency in self.rows]
-        good = sum(late <= SLO_S + SLO_PER_AUDIO_S * audio_s for _, audio_s, late in self.rows)
-        p50, p95 = at_percentile(latencies, 50), at_percentile(latencies, 95)
-        return dict(zip(FIGURES, (good / seconds, p50, p95), strict=True))
-
-
-async def real(url: str, load: Load, seed: int) -> Seen:
+async def real(url: str, load: Load, seed: int) -> tuple[Seen, int]:
     """Send the requests of a load to a server, each at its time, and wait for all answers.
 
-    Each is speech with noise of its own, so that no two of them are the same audio.
+    Each is speech with noise of its own, so that no two of them are the same audio. Returns those
+    that were answered, by start, and how many failed.
     """
     requests = list(arrivals(load, Random(seed)))
     pcm = np.clip(Clip("long", sample_path("long")).pcm(), -32_767, 32_766)
     noise = np.random.default_rng(seed).integers(-1, 2, len(pcm) + len(requests), dtype=np.int16)
-    failed: list[str] = []
-    rows: list[tuple[float, float, float]] = []
+    rows: Seen = []
 
     def upload(number: int, audio_s: float) -> Upload:
         n = min(len(pcm), round(audio_s * SAMPLE_RATE))
@@ -119,9 +158,7 @@ async def real(url: str, load: Load, seed: int) -> Seen:
         await asyncio.sleep(max(0.0, began + at_s - time.perf_counter()))
         sent_s = time.perf_counter()
         outcome = await client.send(made)
-        if outcome.failure:
-            failed.append(outcome.failure)
-        else:
+        if not outcome.failure:
             rows.append((sent_s - began, audio_s, outcome.latency))
 
     async with Client(url) as client:
@@ -129,73 +166,56 @@ async def real(url: str, load: Load, seed: int) -> Seen:
             await client.send(upload(number, 3.0))
         began = time.perf_counter()
         await asyncio.gather(*(one(client, n, r.at_s, r.audio_s) for n, r in enumerate(requests)))
-    return Seen(sorted(rows), len(failed))
+    return sorted(rows), len(requests) - len(rows)
 
 
-def simulated(seen: Seen, workers: int, profile: Profile) -> Seen:
-    """The same arrivals in the simulator."""
+def simulated(seen: Seen, workers: int, hop_s: float) -> Seen:
+    """The same arrivals in the simulator; a failed one has an infinite latency."""
     fields = {
         "cluster": {"encoders": workers, "decoders": workers},
-        "load": {"seconds": seen.rows[-1][0] + 1.0},
+        "load": {"seconds": seen[-1][0] + 1.0},
     }
-    played: list[Arrival] = [(at_s, audio_s, "interactive") for at_s, audio_s, _ in seen.rows]
-    outcome = simulate(make_scenario(fields), profile, rows=played)
-    rows = outcome.records.answers["interactive"]
-    answered = sorted(row for row in rows if row[2] < math.inf)
-    return Seen(answered, len(rows) - len(answered))
+    played: list[Arrival] = [(at_s, audio_s, "interactive") for at_s, audio_s, _ in seen]
+    outcome = simulate(make_scenario(fields), slow_profile(hop_s), rows=played)
+    return sorted(outcome.records.answers["interactive"])
+
+
+def figures(seen: Seen, seconds: float) -> dict[str, float]:
+    latencies = [late for _, _, late in seen if late < math.inf]
+    good = sum(late <= SLO_S + SLO_PER_AUDIO_S * audio_s for _, audio_s, late in seen)
+    p50, p95 = at_percentile(latencies, 50), at_percentile(latencies, 95)
+    return {"goodput": good / seconds, "p50": p50, "p95": p95}
 
 
 def fitted_hop_s(server: BenchServer, seconds: float) -> float:
     """Seconds of a call beside its device, by the median of what requests took longer."""
-    seen = asyncio.run(real(server.url, load_of("clips", LIGHT, 1, seconds), seed=99))
-    bare = simulated(seen, 1, slow_profile(0.0))
-    pairs = zip(seen.rows, bare.rows, strict=True)
+    load = Load(rate_per_s=LIGHT / ENCODE_S, seconds=seconds, lengths=CLIPS)
+    seen, _ = asyncio.run(real(server.url, load, seed=99))
+    pairs = zip(seen, simulated(seen, 1, 0.0), strict=True)
     return max(0.0, median(ours[2] - theirs[2] for ours, theirs in pairs) / CALLS)
 
 
-def compare(args: argparse.Namespace) -> list[dict[str, Any]]:
-    rows: list[dict[str, Any]] = []
-    with tempfile.TemporaryDirectory() as folder:
-        file = Path(folder, "slow.json")
-        file.write_text(slow_profile(0.0).model_dump_json())
-
-        def server_of(workers: int) -> Any:
-            counts = ("--encoders", str(workers), "--decoders", str(workers))
-            return serving("--profile", str(file), *counts, command=OWN)
-
-        with server_of(1) as server:
-            hop_s = fitted_hop_s(server, max(args.seconds, LEAST_FIT_S))
-        print(f"fitted: {hop_s:.4f} s a call")
-        for workers in args.workers:
-            with server_of(workers) as server:
-                for kind, load in [*(("clips", load) for load in args.loads), ("lengths", MEDIUM)]:
-                    requests = load_of(kind, load, workers, args.seconds)
-                    seed = round(100 * load) + 1000 * workers
-                    rows.append(compare_one(server.url, workers, kind, load, requests, seed, hop_s))
-                    print(json.dumps(rows[-1]))
-    return rows
-
-
-def compare_one(
-    url: str, workers: int, kind: str, load: float, requests: Load, seed: int, hop_s: float
+def compare(
+    url: str, workers: int, kind: str, load: float, seconds: float, hop_s: float
 ) -> dict[str, Any]:
+    """At a share of what so many encoders can do."""
     psutil.cpu_times_percent(None)
-    seen = asyncio.run(real(url, requests, seed))
-    busy, began = 100.0 - psutil.cpu_times_percent(None).idle, time.perf_counter()
-    told = simulated(seen, workers, slow_profile(hop_s))
+    rate, lengths = load * workers / ENCODE_S, WIDE if kind == "lengths" else CLIPS
+    asked = Load(rate_per_s=rate, seconds=seconds, lengths=lengths)
+    seen, n_failed = asyncio.run(real(url, asked, round(100 * load) + 1000 * workers))
+    busy = 100.0 - psutil.cpu_times_percent(None).idle
+    told = simulated(seen, workers, hop_s)
     row: dict[str, Any] = {
         "workers": workers,
         "kind": kind,
         "load": load,
-        "requests": len(seen.rows),
-        "failed": [seen.n_failed, told.n_failed],
-        "simulator_s": round(time.perf_counter() - began, 2),
+        "failed": [n_failed, sum(late == math.inf for _, _, late in told)],
         "machine_busy": round(busy / 100, 2),
         "hop_s": hop_s,
     }
-    span_s = seen.rows[-1][0] + 1.0
-    theirs, ours = seen.figures(span_s), told.figures(span_s)
-    for name, value in theirs.items():
+    span_s = seen[-1][0] + 1.0
+    ours = figures(told, span_s)
+    for name, value in figures(seen, span_s).items():
         row[name] = [round(value, 3), round(ours[name], 3)]
         row[f"{name}_ratio"] = round(ours[name] / value, 3) if value else None
     return row
@@ -204,16 +224,27 @@ def compare_one(
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--workers", type=int, nargs="+", default=[1, 2, 3, 4])
-    parser.add_argument("--loads", type=float, nargs="+", default=[0.3, 0.6, 0.9, 1.2])
     parser.add_argument("--seconds", type=float, default=60.0, help="of each run")
+    parser.add_argument("--serve", type=int, metavar="WORKERS", help=argparse.SUPPRESS)
+    parser.add_argument("--port", type=int, default=0, help=argparse.SUPPRESS)
     args = parser.parse_args()
-    rows = compare(args)
+    if args.serve:
+        serve(args.serve, args.port)
+        return
+    rows: list[dict[str, Any]] = []
+    with serving("--serve", "1", command=OWN) as server:
+        hop_s = fitted_hop_s(server, max(args.seconds, LEAST_FIT_S))
+    print(f"fitted: {hop_s:.4f} s a call")
+    for workers in args.workers:
+        with serving("--serve", str(workers), command=OWN) as server:
+            for kind, load in [*(("clips", load) for load in LOADS), ("lengths", MEDIUM)]:
+                rows.append(compare(server.url, workers, kind, load, args.seconds, hop_s))
+                print(json.dumps(rows[-1]))
     print_table(rows, "real, simulated; good requests per second, seconds")
-    about = {"machine": cpu_info(), "versions": versions("ray", "torch")}
-    print_result(
-        "planning.simulation", {**about, "load_average": psutil.getloadavg(), "rows": rows}
-    )
+    print_result("planning.simulation", {**cpu_info(), **versions("ray", "torch"), "rows": rows})
 
 
 if __name__ == "__main__":
-    main()
+    from benchmark.planning import simulation  # so that replicas import its classes by name
+
+    simulation.main()

@@ -4,10 +4,11 @@
     python -m benchmark.scoreboard --only mixed live  # these parts again
     python -m benchmark.scoreboard --show             # runs nothing: the table, and what is stale
 
-A part is one benchmark. Its figures go into `--to` as soon as it ends, with the CPU, the commit and
-the date, so an interrupted run goes on where it stopped; `--again` measures what is there anew. A
-row whose code has changed since its commit is marked as stale, and stays. Every row stands beside
-its rival or its ceiling in the same run; ratios are of the medians that are printed.
+A part is one benchmark. Its figures go into `results/scoreboard.json` as soon as it ends, with the
+CPU, the commit and the date, so an interrupted run goes on where it stopped; `--again` measures
+what is there anew. A row whose code has changed since its commit is marked as stale, and stays.
+Every row stands beside its rival or its ceiling in the same run; ratios are of the medians that are
+printed.
 """
 
 from __future__ import annotations
@@ -28,6 +29,7 @@ from benchmark.shared.command import make_parser, print_table
 from benchmark.shared.machine import cpu_info, versions
 
 ROOT = Path(__file__).parents[2]
+KEPT = ROOT / "benchmark/results/scoreboard.json"
 ENGINES = ("cluster/common", "encoder_worker", "decoder_worker")
 SERVER = (*ENGINES, "router", "cluster/serve")
 SYSTEMS = (
@@ -58,7 +60,10 @@ def of_engines(figures: Figures) -> Iterable[Line]:
     for in_flight in ("1", "8"):
         rates = {row["system"]: round(row["files_per_s"][in_flight], 2) for row in figures["rows"]}
         ours = {name: rate for name, rate in rates.items() if name.startswith("splitscribe")}
-        best = {of: _best(rates, of) for of in LIBRARIES}
+        best = {
+            of: max((rate for name, rate in rates.items() if of in name), default=0.0)
+            for of in LIBRARIES
+        }
         for is_trimmed in (False, True):
             names = [name for name in ours if name.endswith("trimmed") == is_trimmed]
             if not names:
@@ -73,36 +78,22 @@ def of_engines(figures: Figures) -> Iterable[Line]:
             yield line(what, f"{ours[name]:.2f} ({name.split(' ', 1)[1]})", "; ".join(beside))
 
 
-def _best(rates: dict[str, float], library: str) -> float:
-    return max((rate for name, rate in rates.items() if library in name), default=0.0)
-
-
 def of_errors(figures: Figures) -> Iterable[Line]:
-    rates = {row["system"]: row["wer"] for row in figures["rows"] if row["wer"] is not None}
-    ours = [f"{rate:.2f} % {name}" for name, rate in rates.items() if "float32" not in name]
-    yield line("word error rate of the bundled model", "; ".join(ours), _float32(rates))
-
-
-def _float32(rates: dict[str, float]) -> str:
-    return "; ".join(f"{rate:.2f} % {name}" for name, rate in rates.items() if "float32" in name)
+    rates = [f"{row['wer']:.2f} % {row['system']}" for row in figures["rows"] if row["wer"]]
+    ours = "; ".join(rate for rate in rates if "float32" not in rate)
+    beside = "; ".join(rate for rate in rates if "float32" in rate)
+    yield line("word error rate of the bundled model", ours, beside)
 
 
 def of_mixed(figures: Figures) -> Iterable[Line]:
     (found,) = figures["commands"].values()
-    for kind, alone in (
-        ("clip beside files", "clip alone"),
-        ("turn beside files", "turn alone"),
-        ("clip beside archive", "clip alone"),
-    ):
-        yield line(f"{kind}, p95", _p95(found, kind), f"{_p95(found, alone)} alone")
+    p95 = {kind: f"{np.percentile(waits, 95):.2f} s" for kind, waits in found["waits_s"].items()}
+    for kind in ("clip beside files", "turn beside files", "clip beside archive"):
+        yield line(f"{kind}, p95", p95[kind], f"{p95[f'{kind[:4]} alone']} alone")
     spans = {name: float(np.median(seconds)) for name, seconds in found["spans_s"].items()}
     if "archive alone" in spans:
         over_http = spans["the same over HTTP"]
         yield line("an archive", f"{spans['archive alone']:.0f} s", f"{over_http:.0f} s over HTTP")
-
-
-def _p95(found: Figures, kind: str) -> str:
-    return f"{np.percentile(found['waits_s'][kind], 95):.2f} s"
 
 
 def of_live(figures: Figures) -> Iterable[Line]:
@@ -202,9 +193,8 @@ def main() -> None:
     add("--only", nargs="+", choices=PARTS, default=list(PARTS), metavar="PART", help=str([*PARTS]))
     add("--again", action="store_true", help="also what is there already")
     add("--show", action="store_true", help="run nothing")
-    add("--to", type=Path, default=ROOT / "benchmark/results/scoreboard.json", metavar="FILE")
     args = parser.parse_args()
-    found = json.loads(args.to.read_text()) if args.to.is_file() else {}
+    found = json.loads(KEPT.read_text()) if KEPT.is_file() else {}
     for name in [] if args.show else args.only:
         known = found.get(name)
         if known and not args.again and not is_stale(PARTS[name], known["commit"]):
@@ -217,7 +207,7 @@ def main() -> None:
             "cpu": f"{machine['cores']} cores of {machine['cpu']}",
             "figures": figures,
         }
-        args.to.write_text(json.dumps(found, indent=1) + "\n")
+        KEPT.write_text(json.dumps(found, indent=1) + "\n")
     print_table(rows_of(found))
 
 

@@ -26,7 +26,6 @@ from benchmark.shared.machine import cpu_info, versions
 from benchmark.shared.server import serving
 from benchmark.shared.speech.wav import wav_bytes
 from cluster.demo.samples import sample_path
-from cluster.demo.showcase import parse_server_timing
 
 N_REQUESTS = 6  # one after another
 SETTLE_S = 15.0  # from the last request: what ends a while after work has ended by then
@@ -49,7 +48,7 @@ def measure(flags: Sequence[str], seconds: float) -> dict[str, Any]:
     began_s = time.monotonic()
     with serving(*flags) as server:
         ready_s = time.monotonic() - began_s
-        taken_ms, stages_ms = zip(*(ask(server.url, n) for n in range(N_REQUESTS)), strict=True)
+        taken_ms = [ask(server.url, n) for n in range(N_REQUESTS)]
         time.sleep(SETTLE_S)
         pss, before_s = server.pss_bytes(), server.cpu_s()
         time.sleep(seconds)
@@ -63,8 +62,6 @@ def measure(flags: Sequence[str], seconds: float) -> dict[str, Any]:
         "first_ms": round(taken_ms[0], 1),
         "second_ms": round(taken_ms[1], 1),
         "later_ms": round(statistics.median(taken_ms[1:]), 1),
-        "first_stages_ms": stages_ms[0],
-        "second_stages_ms": stages_ms[1],
         "pss_mb": round(sum(pss.values()) / 1e6, 1),
         "busy_cores": round(sum(cores.values()), 4),
         "roles": {
@@ -74,11 +71,8 @@ def measure(flags: Sequence[str], seconds: float) -> dict[str, Any]:
     }
 
 
-def ask(url: str, number: int) -> tuple[float, dict[str, float]]:
-    """Send the short recording, another one by a click for each number.
-
-    Returns milliseconds until the answer, and of each stage, as the server tells them.
-    """
+def ask(url: str, number: int) -> float:
+    """Send the short recording, another one by a click for each number; milliseconds."""
     pcm = Clip("short", sample_path("short")).pcm()
     pcm[number] ^= 1
     audio, began_s = wav_bytes(pcm), time.perf_counter()
@@ -89,8 +83,7 @@ def ask(url: str, number: int) -> tuple[float, dict[str, float]]:
         timeout=300,
     )
     answer.raise_for_status()
-    latency_ms = 1000 * (time.perf_counter() - began_s)
-    return latency_ms, parse_server_timing(answer.headers.get("server-timing", ""))
+    return 1000 * (time.perf_counter() - began_s)
 
 
 if __name__ == "__main__":

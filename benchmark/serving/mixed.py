@@ -55,11 +55,6 @@ SESSIONS = 3  # each speaks one turn behind the other
 WARM = 10  # clips
 SETTLE_S = {"files": 3.0, "archive": 7.0}  # until the load is there
 PATIENCE_S = 900.0
-GOALS = {  # p95 in seconds, or as a multiple of what is named
-    "turn beside files": (0.5, None),
-    "clip beside files": (0.6, None),
-    "clip beside archive": (1.5, "clip alone"),
-}
 
 Waits = dict[str, list[float]]  # by kind
 
@@ -215,15 +210,13 @@ class Load:
 
 
 def rows_of(figures: Figures) -> list[dict[str, Any]]:
-    rows, waits = [], figures.waits_s
-    for kind, values in waits.items():
-        (limit, than), p95 = GOALS.get(kind, (None, None)), percentile(values, 95)
-        base = than or f"{kind.partition(' ')[0]} alone"
+    rows = []
+    for kind, values in figures.waits_s.items():
+        alone = figures.waits_s.get(f"{kind.partition(' ')[0]} alone")
         times_s = {f"p{share}_s": percentile(values, share) for share in (50, 95, 100)}
-        beside = {"p95_to_alone": p95 / percentile(waits[base], 95) if waits.get(base) else None}
-        goal = {"goal": f"{limit} x {than}" if than else limit}
+        beside = {"p95_to_alone": times_s["p95_s"] / percentile(alone, 95) if alone else None}
         counts = {"n": len(values), "failed": figures.failed[kind]}
-        rows.append({"kind": kind, **counts, **times_s, **beside, **goal})
+        rows.append({"kind": kind, **counts, **times_s, **beside})
     return rows
 
 

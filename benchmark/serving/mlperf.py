@@ -17,13 +17,11 @@ from __future__ import annotations
 from pathlib import Path
 
 import torch
-from rich.console import Console
-from rich.table import Table
 
 from benchmark.cpu.systems import FIELDS, UNDOUBTED, by_dtype, our_server
 from benchmark.serving.mixed import Speech
 from benchmark.shared.clips import CACHE
-from benchmark.shared.command import make_parser, print_result
+from benchmark.shared.command import make_parser, print_result, print_table
 from benchmark.shared.flops import SHAPES, window_flops
 from benchmark.shared.forced_length import forced_checkpoint
 from benchmark.shared.loadgen import TOKENS, WINDOW_S, SystemUnderTest, figures
@@ -65,27 +63,28 @@ def main() -> None:
     except ImportError:
         raise SystemExit("pip install mlcommons-loadgen: the load is LoadGen's own") from None
 
-    console, shape, cores = Console(width=100), SHAPES[args.shape], usable_cores()
+    shape, cores = SHAPES[args.shape], usable_cores()
     folder = forced_checkpoint(args.cache / f"mlperf-{args.shape}", shape, TOKENS)
     ceiling = product_flops(torch.float32, shape) / window_flops(shape, TOKENS)
-    console.print(f"ceiling of float32 products alone: {ceiling:.3f} windows/s")
+    print(f"ceiling of float32 products alone: {ceiling:.3f} windows/s")
     with our_server(by_dtype(args.shape, folder, [args.dtype])) as (system,):
         server = Server(system.server.url, system.model)
         under_test = SystemUnderTest(loadgen, server, IN_FLIGHT)
         under_test.wait(server.client.__aenter__())
         rate = max(under_test.rate(2), under_test.rate(8))  # the first ones warm up
-        console.print(f"eight at once: {rate:.3f} windows/s")
+        print(f"eight at once: {rate:.3f} windows/s")
         scenarios = under_test.scenarios(rate, args.seconds)
         under_test.wait(server.client.__aexit__())
         under_test.close()
-    table = Table("scenario", "windows/s", "for each core", "p99 s", "LoadGen says")
+    rows = []
     for scenario, found in scenarios.items():
         per_s, p99_s, says = figures(found)
-        table.add_row(*(scenario, f"{per_s:.3f}", f"{per_s / cores:.4f}", f"{p99_s:.1f}", says))
-    console.print(table)
-    console.print(f"Intel's submission: {INTEL_PER_CORE:.3f} for each core, with AMX")
+        row = {"windows_per_s": per_s, "for each core": per_s / cores, "p99_s": p99_s}
+        rows.append({"scenario": scenario, **row, "LoadGen says": says})
+    print_table(rows)
+    print(f"Intel's submission: {INTEL_PER_CORE:.3f} for each core, with AMX")
     if failures := server.failures:
-        console.print(f"{len(failures)} requests failed, such as: {failures[0]}")
+        print(f"{len(failures)} requests failed, such as: {failures[0]}")
     machine = {**cpu_info(), **versions("torch"), "cores": cores}
     told = {"scenarios": scenarios, "ceiling": ceiling, "failed": len(failures)}
     kept = {"shape": args.shape, "dtype": args.dtype, "intel": INTEL_PER_CORE}

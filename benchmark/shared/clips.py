@@ -1,6 +1,6 @@
 """Recordings and what is said in them: a folder, a Hugging Face dataset, or demo utterances.
 
-    folder    name.wav beside name.txt; or references.tsv (file, tab, text; no heading)
+    folder    name.wav beside name.txt
     dataset   any on the Hub or in a local folder that `datasets` loads; needs that package
     demo      the recordings that ship with the package, or new utterances by the demo model's own
               voices (needs espeak-ng and flite), made once and kept in a cache folder
@@ -11,18 +11,19 @@ Knows files, nothing of servers.
 from __future__ import annotations
 
 import argparse
-import csv
 import io
 import os
-from collections.abc import Iterator, Mapping
+from collections.abc import Iterator
 from dataclasses import dataclass
 from pathlib import Path
-from typing import Any
 
 import av
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmark.shared.speech import corpus
+from benchmark.shared.speech.examples import ExampleMaker
+from benchmark.shared.speech.synthesis import SynthesisError
 from benchmark.shared.speech.wav import to_pcm, wav_bytes
 from cluster.common.messages import SAMPLE_RATE
 from cluster.demo.samples import SAMPLES, sample_path, sample_text
@@ -32,7 +33,6 @@ AUDIO_SUFFIXES = frozenset(
 )
 CACHE = Path(os.environ.get("XDG_CACHE_HOME", Path.home() / ".cache")) / "splitscribe/benchmark"
 TEXT_KEYS = ("text", "sentence", "transcription", "transcript", "normalized_text")
-TABLE = "references.tsv"
 
 
 @dataclass(frozen=True, slots=True)
@@ -64,9 +64,7 @@ def add_clip_flags(parser: argparse._ActionsContainer) -> None:
     source.add_argument("--folder", type=Path, help="audio files with their references")
     source.add_argument("--hf-dataset", metavar="NAME", help="on the Hub, or a local folder")
     source.add_argument("--demo", type=int, metavar="N", help="that many demo utterances")
-    parser.add_argument("--hf-config", metavar="NAME", help="configuration of the dataset")
     parser.add_argument("--hf-split", default="test", metavar="NAME", help="default: test")
-    parser.add_argument("--hf-text-column", metavar="NAME", help="default: the first usual one")
     parser.add_argument("--cache", type=Path, default=CACHE, help="where demo utterances are kept")
 
 
@@ -75,11 +73,7 @@ def clips_of(args: argparse.Namespace, limit: int | None = None) -> list[Clip]:
     if args.folder:
         found = folder_clips(args.folder)
     elif args.hf_dataset:
-        found = list(
-            dataset_clips(
-                args.hf_dataset, args.hf_config, args.hf_split, args.hf_text_column, limit
-            )
-        )
+        found = list(dataset_clips(args.hf_dataset, args.hf_split, limit))
     elif args.demo:
         found = demo_clips(args.demo, args.cache)
     else:
@@ -92,8 +86,6 @@ def clips_of(args: argparse.Namespace, limit: int | None = None) -> list[Clip]:
 def folder_clips(folder: Path) -> list[Clip]:
     if not folder.is_dir():
         raise SystemExit(f"{folder} is no folder")
-    if (folder / TABLE).is_file():
-        return _listed_clips(folder / TABLE)
     clips = []
     for file in sorted(folder.rglob("*")):
         if file.suffix.lower() in AUDIO_SUFFIXES:
@@ -103,39 +95,26 @@ def folder_clips(folder: Path) -> list[Clip]:
     return clips
 
 
-def _listed_clips(table: Path) -> list[Clip]:
-    with table.open(newline="") as lines:
-        rows = [row for row in csv.reader(lines, delimiter="\t", quoting=csv.QUOTE_NONE) if row]
-    return [Clip(name, table.parent / name, text.strip()) for name, text in rows]
-
-
-def _first(row: Mapping[str, Any], keys: tuple[str, ...], where: str) -> Any:
-    for key in keys:
-        if key in row:
-            return row[key]
-    raise SystemExit(f"{where} has none of {', '.join(keys)}; it has {', '.join(row)}")
-
-
-def dataset_clips(
-    name: str, config: str | None, split: str, text_column: str | None, limit: int | None
-) -> Iterator[Clip]:
+def dataset_clips(name: str, split: str, limit: int | None) -> Iterator[Clip]:
     """The rows of a dataset as they are stored: nothing is decoded or resampled here."""
     try:
         import datasets
     except ImportError:
         raise SystemExit("--hf-dataset needs a package: pip install datasets") from None
-    rows = datasets.load_dataset(name, config, split=split, streaming=True)
+    rows = datasets.load_dataset(name, split=split, streaming=True)
     features = rows.features or {}
     column = next((key for key, kind in features.items() if isinstance(kind, datasets.Audio)), None)
     if column is None:
         raise SystemExit(f"{name} has no audio column; it has {', '.join(features)}")
+    texts = next((key for key in TEXT_KEYS if key in features), None)
+    if texts is None:
+        raise SystemExit(f"{name} has none of {', '.join(TEXT_KEYS)}; it has {', '.join(features)}")
     rows = rows.cast_column(column, datasets.Audio(decode=False))
     for index, row in enumerate(rows if limit is None else rows.take(limit)):
         audio = row[column]
         data = audio["bytes"] if audio["bytes"] is not None else Path(audio["path"])
         suffix = Path(audio["path"] or "audio.wav").suffix
-        text = row[text_column] if text_column else _first(row, TEXT_KEYS, name)
-        yield Clip(f"{index:05}{suffix}", data, str(text))
+        yield Clip(f"{index:05}{suffix}", data, str(row[texts]))
 
 
 def demo_clips(n: int, cache: Path) -> list[Clip]:
@@ -151,10 +130,6 @@ def demo_clips(n: int, cache: Path) -> list[Clip]:
 
 
 def _make_demo_clips(files: list[Path]) -> None:
-    from benchmark.shared.speech import corpus
-    from benchmark.shared.speech.examples import ExampleMaker
-    from benchmark.shared.speech.synthesis import SynthesisError
-
     print(f"making {len(files)} demo recordings in {files[0].parent}", flush=True)
     files[0].parent.mkdir(parents=True, exist_ok=True)
     try:

@@ -8,6 +8,15 @@ from random import Random
 import numpy as np
 from numpy.typing import NDArray
 
+from benchmark.shared.speech import corpus
+from benchmark.shared.speech.synthesis import (
+    ESPEAK_VOICES,
+    FRAME_S,
+    UNHEARD_VOICES,
+    SynthesisError,
+    Synthesizer,
+    draw_manner,
+)
 from cluster.common.messages import SAMPLE_RATE
 
 PAUSE_S = (0.3, 1.2)
@@ -37,13 +46,6 @@ def make_talks(n: int, seconds: float, seed: int = 0) -> list[Talk]:
 
     By turns in voices of which training never had the first two. SystemExit: no espeak-ng.
     """
-    from benchmark.shared.speech.synthesis import (
-        ESPEAK_VOICES,
-        UNHEARD_VOICES,
-        SynthesisError,
-        Synthesizer,
-    )
-
     synthesizer, rng = Synthesizer(), Random(seed)
     voices = (*UNHEARD_VOICES, *ESPEAK_VOICES)
     try:
@@ -52,11 +54,7 @@ def make_talks(n: int, seconds: float, seed: int = 0) -> list[Talk]:
         raise SystemExit(str(error)) from error
 
 
-def _talk(synthesizer: object, rng: Random, seconds: float, voice: str) -> Talk:
-    from benchmark.shared.speech import corpus
-    from benchmark.shared.speech.synthesis import FRAME_S, Synthesizer, draw_manner
-
-    assert isinstance(synthesizer, Synthesizer)
+def _talk(synthesizer: Synthesizer, rng: Random, seconds: float, voice: str) -> Talk:
     manner = draw_manner(rng, (voice,))
     parts, words, at_s = [np.zeros(round(0.5 * SAMPLE_RATE), np.int16)], [], 0.5
     while at_s < seconds:

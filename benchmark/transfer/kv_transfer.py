@@ -23,7 +23,6 @@ import subprocess
 import sys
 import time
 from collections.abc import Callable
-from dataclasses import dataclass
 from multiprocessing.connection import Connection
 from pathlib import Path
 from typing import Any
@@ -53,26 +52,6 @@ SHAPES = [
 ]
 ROUNDS = 25
 PROGRAM = "benchmark.transfer.kv_transfer"
-
-
-@dataclass
-class Row:
-    """Times of one shape, in ms, per contender and round."""
-
-    layout: PageLayout
-    transport: str
-    times_ms: dict[str, list[float]]
-
-    def as_json(self) -> dict[str, Any]:
-        ours, readv = self.times_ms["ours"], self.times_ms["process_vm_readv"]
-        return {
-            "shape": self.layout.model,
-            "mb": round(window_bytes(self.layout) / 1e6, 2),
-            "median_ms": {
-                name: round(statistics.median(times), 3) for name, times in self.times_ms.items()
-            },
-            "speed_of_readv": round(median_ratio(readv, ours), 3),
-        }
 
 
 class Encoder:
@@ -161,7 +140,7 @@ def start_ray() -> Any:
     return remote(RayEncoder).remote()
 
 
-def measure(layout: PageLayout, encoder: Encoder, ray_encoder: Any) -> Row:
+def measure(layout: PageLayout, encoder: Encoder, ray_encoder: Any) -> dict[str, Any]:
     import ray
 
     n_bytes = window_bytes(layout)
@@ -201,7 +180,14 @@ def measure(layout: PageLayout, encoder: Encoder, ray_encoder: Any) -> Row:
                 times_ms[contender].append((time.perf_counter() - begin) * 1e3)
     transport = importer.transport
     importer.close()
-    return Row(layout, transport, times_ms)
+    readv = median_ratio(times_ms["process_vm_readv"], times_ms["ours"])
+    return {
+        "shape": layout.model,
+        "mb": round(n_bytes / 1e6, 2),
+        "transport": transport,
+        "median_ms": {name: round(statistics.median(ms), 3) for name, ms in times_ms.items()},
+        "speed_of_readv": round(readv, 3),
+    }
 
 
 def main() -> None:
@@ -218,11 +204,9 @@ def main() -> None:
         rows.append(measure(layout, encoder, ray_encoder))
         print(f"measured {name}", file=sys.stderr)
     encoder.close()
-    found = [row.as_json() for row in rows]
-    print_table(found, "one window handed off; ours as a share of the raw read's speed")
-    load = os.getloadavg()[0]
-    print(f"{os.cpu_count()} cores, load {load:.1f}, transport {rows[0].transport}")
-    print_result("kv_transfer", {"cpus": os.cpu_count(), "load": round(load, 1), "rows": found})
+    print_table(rows, "one window handed off; ours as a share of the raw read's speed")
+    about = {"cpus": os.cpu_count(), "load": os.getloadavg()[0]}
+    print_result("kv_transfer", {**about, "rows": rows})
 
 
 if __name__ == "__main__":

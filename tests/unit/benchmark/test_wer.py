@@ -12,7 +12,6 @@ import numpy as np
 import pytest
 
 from benchmark.accuracy import wer
-from benchmark.shared.clips import folder_clips
 from benchmark.shared.speech.wav import wav_bytes
 from benchmark.shared.word_errors import (
     WordErrors,
@@ -127,11 +126,3 @@ def test_failures_are_listed_and_count_as_lost_words(
     output = capsys.readouterr().out
     assert "failed: 0.wav: connection" in output
     assert json.loads(output.splitlines()[-1])["wer"] == 100.0
-
-
-def test_a_folder_may_list_its_references_in_one_file(tmp_path: Path) -> None:
-    (tmp_path / "a.wav").touch()
-    (tmp_path / "references.tsv").write_text("a.wav\tsaid so\n")
-    assert [(clip.name, clip.reference) for clip in folder_clips(tmp_path)] == [
-        ("a.wav", "said so")
-    ]
