@@ -35,14 +35,18 @@ from typing import Any
 import torch
 from rich.console import Console
 
-from benchmark.cpu.report import IN_FLIGHT, OURS, TRIMMED, Row, row_json
 from benchmark.cpu.systems import (
+    IN_FLIGHT,
     KV_FLOAT8,
+    OURS,
+    TRIMMED,
     UNDOUBTED,
+    Row,
     Splitscribe,
     System,
     by_dtype,
     our_server,
+    row_json,
 )
 from benchmark.rivals.engines import Heard, RivalProcess, RivalSpec, rival_specs
 from benchmark.shared import command

@@ -1,8 +1,9 @@
-"""Our server as `benchmark.cpu` runs it, and what all engines that it compares have in common."""
+"""Our server as `benchmark.cpu` runs it, and the rows of what each engine reached."""
 
 from __future__ import annotations
 
 import asyncio
+import statistics
 import tempfile
 from collections.abc import Iterator, Mapping, Sequence
 from contextlib import contextmanager
@@ -12,11 +13,14 @@ from typing import Any
 
 import yaml
 
-from benchmark.cpu.report import TRIMMED
 from benchmark.rivals.engines import Heard, RivalProcess
 from benchmark.shared.openai_client import Client, Outcome, Upload, send_all
 from benchmark.shared.server import BenchServer, serving
+from benchmark.shared.word_errors import WordErrors, interval, total
 
+OURS = "splitscribe"
+IN_FLIGHT = (1, 8)
+TRIMMED = "trimmed"  # behind a dtype: the encoder's context is, as for the bundled model
 FIELDS = {"language": "en", "temperature": "0", "fallback": "false"}
 # For random weights, whose text would fail: a doubted window would be encoded twice.
 UNDOUBTED = {"logprob_threshold": "none", "compression_ratio_threshold": "none"}
@@ -93,3 +97,33 @@ def by_dtype(key: str, folder: Path, kinds: Sequence[str]) -> Models:
 
 def dtype_of(kind: str) -> str:
     return kind.split()[0]
+
+
+@dataclass
+class Row:
+    """One system on one shape. rate: files/s of each round; wall: ms of each file alone."""
+
+    system: str
+    rate: dict[int, list[float]] = field(default_factory=dict)
+    wall_ms: dict[int, list[float]] = field(default_factory=dict)
+    n_tokens: int = 0
+
+    def median_rate(self, in_flight: int) -> float:
+        return statistics.median(self.rate[in_flight])
+
+    def median_ms(self, in_flight: int) -> float:
+        return statistics.median(self.wall_ms[in_flight])
+
+
+def row_json(shape: str, row: Row, errors: Mapping[str, Sequence[WordErrors]]) -> dict[str, Any]:
+    counted = errors.get(row.system)
+    return {
+        "shape": shape,
+        "system": row.system,
+        "n_tokens": row.n_tokens,
+        "files_per_s": {str(n): round(row.median_rate(n), 3) for n in IN_FLIGHT},
+        "rates": {str(n): [round(rate, 3) for rate in row.rate[n]] for n in IN_FLIGHT},
+        "wall_ms": {str(n): round(row.median_ms(n), 1) for n in IN_FLIGHT},
+        "wer": round(total(counted).wer, 3) if counted else None,
+        "wer_interval": [round(bound, 3) for bound in interval(counted)] if counted else None,
+    }

@@ -18,7 +18,7 @@ from typing import Any
 import matplotlib
 from matplotlib.figure import Figure
 
-from benchmark.cpu.report import IN_FLIGHT, OURS
+from benchmark.cpu.systems import IN_FLIGHT, OURS
 from benchmark.shared.command import make_parser
 
 HERE = Path(__file__).parent

@@ -1,6 +1,6 @@
 """The real router in front of workers that answer at once: what is left is the router's own cost.
 
-    python -m benchmark.serving.instant [--bare] [--listener router|serve]
+    python -m benchmark.serving.instant [--bare]
 
 Serves until Ctrl-C and prints `ready at URL`, as `splitscribe serve` does. The workers are Serve
 deployments behind the same handles that real ones have. Nothing is encoded or decoded, and the text
@@ -131,13 +131,11 @@ def build_instant(
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--bare", action="store_true", help="Serve alone, without a router")
-    parser.add_argument("--listener", choices=("router", "serve"), default="router")
     parser.add_argument("--port", type=int, default=0)
-    parser.add_argument("--log-level", default="INFO")
     args = parser.parse_args()
-    listener = "serve" if args.bare else args.listener
+    listener: Any = "serve" if args.bare else "router"
     router = RouterSettings(port=args.port, listener=listener)
-    settings = Settings(router=router, log_level=args.log_level)
+    settings = Settings(router=router, log_level="WARNING")
     serve_until_signal(settings, partial(build_instant, args))
 
 

@@ -3,9 +3,8 @@
     python -m benchmark.serving.scaling [--rounds 5] [--requests 200]
 
 The workers are `benchmark.serving.instant`'s, the upload is the 5 s clip. The ceiling is a bare
-Serve ingress that reads the same upload; beside it the real router, and behind Serve's proxy too.
-All of them are up at the same time and take turns. Everything shares this machine's cores, the
-client too, so requests/s would say little of one router.
+Serve ingress that reads the same upload. Both are up at the same time and take turns. Everything
+shares this machine's cores, the client too, so requests/s would say little of one router.
 
 Prints medians of CPU milliseconds per request by role, and one JSON line last.
 """
@@ -29,7 +28,6 @@ OWN = (sys.executable, "-m", "benchmark.serving.instant")
 CONFIGURATIONS = {
     "ceiling: bare Serve ingress": ("--bare",),
     "router": (),
-    "router behind Serve's proxy": ("--listener", "serve"),
 }
 
 
@@ -61,7 +59,7 @@ def main() -> None:
     seen: dict[tuple[str, int], dict[str, list[float]]] = {}
     with ExitStack() as stack:
         servers = {
-            name: stack.enter_context(serving("--log-level", "WARNING", *flags, command=OWN))
+            name: stack.enter_context(serving(*flags, command=OWN))
             for name, flags in CONFIGURATIONS.items()
         }
         for server in servers.values():  # warm-up

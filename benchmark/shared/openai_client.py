@@ -9,12 +9,12 @@ from __future__ import annotations
 import asyncio
 import json
 import time
-import uuid
 from collections.abc import Mapping
 from dataclasses import dataclass, field
 from typing import Any
 
 import aiohttp
+import httpx
 
 ENDPOINT = "/v1/audio/transcriptions"
 
@@ -37,17 +37,8 @@ class Upload:
 
     @classmethod
     def of(cls, audio: bytes, filename: str, fields: Mapping[str, str]) -> Upload:
-        boundary = uuid.uuid4().hex
-        parts = [
-            f'--{boundary}\r\nContent-Disposition: form-data; name="{name}"\r\n\r\n{value}\r\n'
-            for name, value in fields.items()
-        ]
-        parts.append(
-            f'--{boundary}\r\nContent-Disposition: form-data; name="file"; '
-            f'filename="{filename}"\r\nContent-Type: application/octet-stream\r\n\r\n'
-        )
-        body = "".join(parts).encode() + audio + f"\r\n--{boundary}--\r\n".encode()
-        return cls(body, f"multipart/form-data; boundary={boundary}")
+        form = httpx.Request("POST", ENDPOINT, data=fields, files={"file": (filename, audio)})
+        return cls(form.read(), form.headers["Content-Type"])
 
 
 def form_fields(model: str, language: str, extra: Mapping[str, object]) -> dict[str, str]:
