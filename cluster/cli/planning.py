@@ -126,14 +126,14 @@ def figures_as_yaml(figures: dict[str, Any], without: Iterable[str]) -> str:
 
 
 def plan(
-    rate: Annotated[str, typer.Option(help="requests: 500/s, 30000/min", show_default=False)],
+    rate: Annotated[float, typer.Option(min=0.001, help="requests per second")],
     slo: Annotated[
         str, typer.Option(help="percentiles of the latency: 'p50 < 400 ms, p99 < 2 s'")
     ] = "p95 < 1 s",
     gpus: Annotated[
         str, typer.Option(help="devices, or profiles or their files, with dollars an hour of each")
     ] = "h200,l40s",
-    links: Annotated[str, typer.Option(help="network of a node: 400gbps, or 50GB/s")] = "100gbps",
+    links: Annotated[float, typer.Option(min=0.001, help="Gbit per second of a node")] = 100.0,
     model: Annotated[str, typer.Option(help="large-v3 or large-v3-turbo")] = "large-v3",
     lengths: Annotated[
         Literal["short", "mixed", "long"],
@@ -163,18 +163,18 @@ def plan(
     A few requests a second are planned within a minute, hundreds in several: each simulated request
     takes 0.5 to 2 ms of one core, and the long simulation is most of it, which --seconds shortens.
 
-    Example: splitscribe plan --rate 500/s --gpus h200:1.9,l40s:0.6 > serve.yaml
+    Example: splitscribe plan --rate 500 --gpus h200:1.9,l40s:0.6 > serve.yaml
     """
-    from cluster.planning.design import Order, parse_kinds, parse_link, parse_objectives, parse_rate
+    from cluster.planning.design import Order, parse_kinds, parse_objectives
     from cluster.planning.plan import make_plan
     from cluster.planning.profile import write_text
     from cluster.planning.scenario import NAMED_LENGTHS, Load
 
     order = Order(
-        load=Load(rate_per_s=parse_rate(rate), lengths=NAMED_LENGTHS[lengths]),
+        load=Load(rate_per_s=rate, lengths=NAMED_LENGTHS[lengths]),
         objectives=parse_objectives(slo),
         kinds=parse_kinds(gpus, model),
-        link_gbit_per_s=parse_link(links),
+        link_gbit_per_s=links,
         per_node=per_node,
         spare_nodes=spare,
         placements=(placement,) if placement is not None else ("split", "colocated"),

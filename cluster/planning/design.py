@@ -25,10 +25,8 @@ CELL_WORKERS = 400  # of a cell at most; configs/SCALE.md advises up to 500
 
 Placement = Literal["split", "colocated"]
 
-# Units, the usual one first, and what a number of them is.
-RATES = {"s": 1.0, "sec": 1.0, "second": 1.0, "min": 1 / 60, "h": 1 / 3600, "hour": 1 / 3600}
-LINKS = {"gbps": 1.0, "gbit/s": 1.0, "gb/s": 8.0, "mbps": 1e-3, "mbit/s": 1e-3}
-TIMES = {"s": 1.0, "ms": 1e-3, "min": 60.0}
+OBJECTIVE = re.compile(r"\s*p([0-9.]+)\s*<=?\s*([0-9.]+)\s*(ms|s|min)?\s*", re.IGNORECASE)
+UNITS_S = {"ms": 1e-3, "s": 1.0, "min": 60.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -70,38 +68,22 @@ class Order:
         return ", ".join(f"p{percent:g} < {s:g} s" for percent, s in self.objectives.items())
 
 
-def parse_rate(text: str) -> float:
-    """Requests per second: 500/s, 500, 30000/min."""
-    said = "--rate is requests per second, minute or hour, such as 500/s, 30000/min or 0.5"
-    return _quantity(text, RATES, said)
-
-
 def parse_objectives(text: str) -> dict[float, float]:
     """Objectives separated by commas: "p95 < 1 s", "p50 < 400ms, p99 < 2 s"."""
-    said = "--slo is percentiles of the latency, such as 'p95 < 1 s' or 'p50 < 400 ms, p99 < 2 s'"
     objectives = {}
     for part in text.split(","):
-        percent, _, limit = part.lower().replace("<=", "<").partition("<")
-        percentile = _quantity(percent.strip().removeprefix("p"), {"": 1.0}, said)
-        if not percent.strip().startswith("p") or percentile >= 100:
-            raise ConfigurationError(f"{said}, not {part.strip()!r}")
-        objectives[percentile] = _quantity(limit, TIMES, said)
+        try:
+            percent, limit, unit = OBJECTIVE.fullmatch(part).groups("s")  # type: ignore[union-attr]
+            percentile, limit_s = float(percent), float(limit) * UNITS_S[unit.lower()]
+        except (AttributeError, ValueError):
+            percentile = limit_s = 0.0
+        if not 0 < percentile < 100 or not limit_s:
+            raise ConfigurationError(
+                "--slo is percentiles of the latency, such as 'p95 < 1 s' or 'p50 < 400 ms, "
+                f"p99 < 2 s', not {part.strip()!r}"
+            )
+        objectives[percentile] = limit_s
     return objectives
-
-
-def parse_link(text: str) -> float:
-    """Gbit per second: 400gbps, 400gbit/s, 50GB/s (bytes), 100."""
-    said = "--links is the rate of a node's network, such as 400gbps, 25gbps or 50GB/s (bytes)"
-    return _quantity(text, LINKS, said)
-
-
-def _quantity(text: str, units: dict[str, float], said: str) -> float:
-    """A number above 0 with one of the units; the first one where none is there."""
-    found = re.fullmatch(r"\s*([0-9]+(?:\.[0-9]+)?)\s*/?\s*([a-z/]*)\s*", text.lower())
-    value = float(found[1]) * units.get(found[2] or next(iter(units)), 0.0) if found else 0.0
-    if not value:
-        raise ConfigurationError(f"{said}, not {text.strip()!r}")
-    return value
 
 
 def parse_kinds(text: str, model: str) -> tuple[NodeKind, ...]:
