@@ -5,12 +5,12 @@ Settings are those of the model as if it were alone; its checkpoint may be witho
 
 from __future__ import annotations
 
-from collections.abc import Callable, Coroutine
+from collections.abc import Callable
 from functools import partial
 from typing import Any
 
 from cluster.common.clock import SYSTEM_CLOCK, Clock
-from cluster.common.metrics import ROUTER_METRICS, Recorder, silent_recorder
+from cluster.common.metrics import Recorder
 from cluster.common.model.checkpoint import Checkpoint
 from cluster.common.model.encoder_context import chosen_context
 from cluster.common.model.text.tokenizer import WhisperTokenizer
@@ -25,7 +25,6 @@ from router.pipeline import Pipeline
 from router.pools import DecoderClient, EncoderClient
 from router.speakers.live import hear
 from router.transcriber import RequestTranscriber
-from router.warm_up import first_window
 
 
 def make_transcriber(
@@ -80,21 +79,6 @@ def make_live_engine(
         recorder=recorder,
         tracer=tracer,
         clock=clock,
-    )
-
-
-def make_first_window(
-    settings: Settings,
-    checkpoint: Checkpoint,
-    encoders: EncoderClient,
-    decoders: DecoderClient,
-    tokenizer: WhisperTokenizer,
-) -> Coroutine[Any, Any, None]:
-    silent = silent_recorder(ROUTER_METRICS)
-    return first_window(
-        Pipeline(encoders, decoders, settings.router, silent, reuses_kv=False),
-        None if tokenizer.is_multilingual else "en",
-        _context_for(settings, checkpoint),
     )
 
 

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import time
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from dataclasses import asdict, dataclass, field
 from typing import Any
 from urllib.parse import unquote
@@ -59,17 +59,14 @@ class ModelRegistry:
         *,
         openai_aliases: bool = True,
         list_openai_aliases: bool = False,
-        is_held: Callable[[], bool] = lambda: False,
     ) -> None:
         """Take `models`, the default first. Raises ConfigurationError: two share a name.
 
         openai_aliases: OPENAI_ALIASES mean the first model, too, where no model claims them.
-            is_held: whether a server is not ready although all its pools are.
         """
         if not models:
             raise ConfigurationError("there is no model to serve")
         self.models = tuple(models)
-        self._is_held = is_held
         self._asking: asyncio.Task[None] | None = None
         self._known: dict[str, Any] = _UNKNOWN
         self._known_at_s: float | None = None
@@ -134,14 +131,11 @@ class ModelRegistry:
         self._known_at_s = asked_at_s
 
     async def _state(self) -> dict[str, Any]:
-        """Of all pools. None is ready while the server is held."""
         found = await asyncio.gather(*(model.transcriber.health() for model in self.models))
         for model, own in zip(self.models, found, strict=True):
             if not all(pool.replicas for pool in own.values()):
                 model.progress.asleep_s = time.monotonic()
         ready = [all(pool.ready for pool in pools.values()) for pools in found]
-        if all(ready) and self._is_held():
-            ready = [False] * len(ready)
         pools = {}
         for role in ROLES:
             of_role = [pools[role] for pools in found]

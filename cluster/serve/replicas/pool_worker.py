@@ -30,7 +30,6 @@ logger = logging.getLogger(__name__)
 # last longer than this; its window is then encoded again elsewhere.
 ENGINE_DRAIN_S = 30.0
 UNWELL = "windows fail here again and again, and others do the same windows"
-FIRST_WINDOW_S = 5.0  # after which it is likely to be through
 
 
 class PoolWorker:
@@ -55,8 +54,6 @@ class PoolWorker:
         self._tracer = make_tracer(settings, self.ROLE, self._name)
         self._reporting = asyncio.get_running_loop().create_task(report_each_second(self._report))
         give_memory_back()
-        # The router's first window, and what was loaded for it, come when all pools are ready.
-        asyncio.get_running_loop().call_later(FIRST_WINDOW_S, give_memory_back)
         logger.info("ready: %s on %s, KV by %s", model, device, self._kv.transport)
 
     def _report(self) -> None:

@@ -21,12 +21,7 @@ from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.settings import RouterSettings, Settings
 from cluster.common.tracing import NO_TRACER, Tracer, make_tracer
 from cluster.serve.batch_client import batches_behind
-from cluster.serve.model_parts import (
-    make_first_window,
-    make_live_engine,
-    make_transcriber,
-    served_model,
-)
+from cluster.serve.model_parts import make_live_engine, make_transcriber, served_model
 from cluster.serve.ray_internals import replica_is_stopping
 from cluster.serve.replicas.replica_setup import start_replica
 from cluster.serve.serve_pool import pools_of
@@ -36,7 +31,6 @@ from router.http.listener import HttpListener
 from router.http.models import ModelRegistry
 from router.http.routes import create_app
 from router.live.activity import VoiceActivity
-from router.warm_up import WarmUp
 
 logger = logging.getLogger(__name__)
 
@@ -63,9 +57,9 @@ class Router:
         audio = AudioPool(settings.router, speakers=settings.speaker_network())
         self._opened.push_async_callback(audio.close)
         await audio.start()
-        activity, warm_up = VoiceActivity(), WarmUp()
+        activity = VoiceActivity()
         self._opened.push_async_callback(activity.close)
-        models, first_windows, pools = [], [], pools_of(encoders, decoders)
+        models, pools = [], pools_of(encoders, decoders)
         for name, own in settings.by_model().items():
             checkpoint = await asyncio.to_thread(open_checkpoint, own.model, weights=False)
             encoder, decoder = pools[name]
@@ -80,11 +74,6 @@ class Router:
                 tracer=tracer,
                 may_sleep=may_sleep,
             )
-            if not may_sleep:  # a window would wake it
-                tokenizer = transcriber.tokenizer
-                first_windows.append(
-                    make_first_window(own, checkpoint, encoder, decoder, tokenizer)
-                )
             live = make_live_engine(
                 own, checkpoint, encoder, decoder, activity, recorder, tracer, audio=audio
             )
@@ -95,7 +84,6 @@ class Router:
             models,
             openai_aliases=settings.router.openai_aliases,
             list_openai_aliases=settings.router.list_openai_aliases,
-            is_held=warm_up.holds,
         )
         self._app = router_app(registry, settings, recorder, tracer, batches)
         self._listener = await open_listener(self._app, settings.router)
@@ -105,8 +93,6 @@ class Router:
         else:
             self._opened.push_async_callback(self._listener.close)
             self._opened.push_async_callback(self._app.state.realtime.drain)
-        warm_up.begin(first_windows)
-        self._opened.callback(warm_up.close)
 
     def check_health(self) -> None:
         if self._listener is not None:

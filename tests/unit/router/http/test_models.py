@@ -135,18 +135,6 @@ async def test_health_tells_of_every_model_and_is_ready_when_all_are(two: TwoMod
         assert states == {"large": "ready", "openai/small.en": "not ready"}
 
 
-async def test_a_server_that_is_held_is_not_ready_although_its_pools_are() -> None:
-    """Until the first windows are through: see `router.warm_up`."""
-    held = [True]
-    registry = ModelRegistry(TwoModels().registry.models, is_held=lambda: held[0])
-    async with client_of(create_app(registry, make_settings())) as client:
-        answer = await client.get("/health")
-        assert answer.status_code == 503
-        assert answer.json()["pools"]["encoder"]["replicas"] == 2
-        held[0] = False
-        assert (await client.get("/health")).status_code == 200
-
-
 @pytest.mark.parametrize("name", OPENAI_ALIASES)
 def test_openais_newer_names_mean_the_first_model_unless_one_claims_them(name: str) -> None:
     two = TwoModels()
