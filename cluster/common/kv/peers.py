@@ -30,8 +30,6 @@ logger = logging.getLogger(__name__)
 # and nothing tells for how long. One that is fetched earlier than this needs no renewal.
 FIRST_RENEWAL_S = 0.2
 RENEWALS_PER_LEASE = 3  # at least: an exporter of another version may lease for less time
-IDLE_PEER_S = 600.0  # a peer that was not read from for so long is forgotten
-FORGET_S = IDLE_PEER_S / 10  # between two looks for such peers
 LOST_S = 10.0  # how long a lost peer is refused before a new handle may connect to it again
 MAX_PEERS = 512  # above it the one that was not read from for longest is forgotten for a new one
 
@@ -164,7 +162,6 @@ class Peers:
         self._clock = config.clock
         self._peers: dict[str, Peer] = {}
         self._next_renewal = math.inf  # the earliest of any peer; none is due before
-        self._next_forgetting = -math.inf
 
     def get(self, agent: str) -> Peer | None:
         """The peer, or None on first contact; PeerLostError when it is lost."""
@@ -176,7 +173,8 @@ class Peers:
 
     def add(self, agent: str, metadata: bytes) -> Peer:
         now = self._clock()
-        self._make_room(now)
+        if len(self._peers) >= MAX_PEERS:
+            self._make_room()
         self._wire.connect(agent, metadata)
         peer = Peer(agent, self._renew_s, next_renewal=now + self._renew_s, last_used=now)
         self._peers[agent] = peer
@@ -242,12 +240,8 @@ class Peers:
     def _first_due(self) -> float:
         return min((peer.next_renewal for peer in self._with_handles()), default=math.inf)
 
-    def _make_room(self, now: float) -> None:
-        """Forget who was idle for long; and of too many, those that were idle for longest."""
-        is_full = len(self._peers) >= MAX_PEERS
-        if now < self._next_forgetting and not is_full:
-            return
-        self._next_forgetting = now + FORGET_S
+    def _make_room(self) -> None:
+        """Forget an eighth at once, so that not each new peer looks at all."""
         agents = self._held.agents()
         unused = [
             peer
@@ -255,11 +249,8 @@ class Peers:
             if peer.in_flight == 0 and peer.agent not in agents
         ]
         unused.sort(key=lambda peer: peer.last_used)
-        # An eighth at once, so that not each new peer looks at all.
-        room_for = MAX_PEERS // 8 if is_full else 0
-        for place, peer in enumerate(unused):
-            if place < room_for or now - peer.last_used > IDLE_PEER_S:
-                self._remove(peer)
+        for peer in unused[: MAX_PEERS // 8]:
+            self._remove(peer)
 
     def _remove(self, peer: Peer) -> None:
         del self._peers[peer.agent]

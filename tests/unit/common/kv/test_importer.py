@@ -19,7 +19,7 @@ from cluster.common.errors import (
 )
 from cluster.common.kv.handles import sign
 from cluster.common.kv.importer import KVImporter
-from cluster.common.kv.peers import FIRST_RENEWAL_S, IDLE_PEER_S, LOST_S, MAX_PEERS, HeldHandles
+from cluster.common.kv.peers import FIRST_RENEWAL_S, LOST_S, MAX_PEERS, HeldHandles
 from cluster.common.kv.pool import PagePool
 from cluster.common.kv.reader import Fetch, Reader
 from cluster.common.kv.wire import RENEW_S, TransferConfig
@@ -237,7 +237,7 @@ def test_a_read_is_overdue_by_the_clock_that_it_is_given(bench: Bench) -> None:
     bench.held.hold(make_handle(2))
 
 
-def test_leases_are_renewed_and_idle_peers_forgotten_by_the_clock(bench: Bench) -> None:
+def test_leases_are_renewed_by_the_clock(bench: Bench) -> None:
     bench.begin(make_handle(1)).future.result(0)
     bench.held.hold(make_handle(2))
     assert bench.reader.wait_s() == RENEW_S
@@ -248,10 +248,6 @@ def test_leases_are_renewed_and_idle_peers_forgotten_by_the_clock(bench: Bench) 
     assert bench.wire.sent == [b"REN:" + make_handle(2).lease.encode()]
     bench.held.let_go(make_handle(2).lease)
     assert bench.reader.wait_s() is None
-    bench.now += IDLE_PEER_S + 1.0
-    bench.begin(make_handle(3, "encoder-1")).future.result(0)
-    assert bench.wire.connected == ["encoder-0", "encoder-1"]
-    assert bench.wire.disconnected == ["encoder-0"]
 
 
 def test_the_lease_of_an_accepted_handle_is_renewed_soon(bench: Bench) -> None:
