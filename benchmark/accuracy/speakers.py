@@ -153,7 +153,7 @@ class Stage:
         self.busy_s = 0.0
 
     def hear(self, pcm: Pcm) -> tuple[Vectors, list[Stretch]]:
-        shared = SharedStream(self.detector.stream())
+        shared = SharedStream(self.detector)
         reader = shared.reader()  # the transcription's, which hears the same blocks
         for at in range(0, pcm.shape[0], BLOCK_SAMPLES):
             reader.feed(pcm[at : at + BLOCK_SAMPLES])

@@ -24,6 +24,7 @@ from router.audio.vad import (
     BLOCK_SAMPLES,
     FRAME_SAMPLES,
     SharedReader,
+    SharedStream,
     SpeechDetector,
     SpeechStream,
     VadOptions,
@@ -42,12 +43,12 @@ class WindowCutter:
         detector: SpeechDetector,
         options: CutOptions | None = None,
         vad: VadOptions | None = None,
-        stream: SpeechStream | SharedReader | None = None,
+        stream: SharedReader | None = None,
     ) -> None:
         """stream: of the detector; None: one of its own."""
         self._detector = detector
         self._vad = vad or detector.options
-        self._stream = stream or detector.stream()
+        self._stream = stream or SharedStream(detector).reader()
         self._options = options or CutOptions()
         self._clip_samples = min(WINDOW_SAMPLES, samples(self._options.clip_s))
         self._incoming: list[Pcm] = []  # fed, and not yet in `_pcm`
@@ -80,7 +81,8 @@ class WindowCutter:
     def finish(self) -> Iterator[Window | None]:
         self._join()
         if self._fits_one_window and self._pcm_end <= self._clip_samples:
-            yield from clip_window(self._pcm, self._detector, self._vad, self._options)
+            shared = self._stream.shared
+            yield from clip_window(self._pcm, self._detector, self._vad, self._options, shared)
             return
         while (left := self._pcm_end - self._known_end) > 0:
             self._detect(min(left, BLOCK_SAMPLES))
@@ -238,14 +240,14 @@ PROBE_SAMPLES = 8 * FRAME_SAMPLES  # 0.256 s: a step of the look for the first s
 
 
 def clip_window(
-    pcm: Pcm, detector: SpeechDetector, vad: VadOptions, options: CutOptions
+    pcm: Pcm, detector: SpeechDetector, vad: VadOptions, options: CutOptions, shared: SharedStream
 ) -> Iterator[Window | None]:
     """Looks for speech beyond doubt, and then only whether the last seconds hold any."""
     if not pcm.shape[0]:
         return
     peak = max(int(pcm.max()), -int(pcm.min()))
     end, is_faint = pcm.shape[0], True
-    for known, probabilities in _scan(pcm, peak, PROBE_SAMPLES, detector):
+    for known, probabilities in _scan(pcm, PROBE_SAMPLES, detector.stream(peak)):
         speech = runs(speech_mask(probabilities, vad))
         if speech and is_sure(probabilities, vad):
             is_faint = False
@@ -259,7 +261,7 @@ def clip_window(
     is_long = pcm.shape[0] > samples(options.short_s)
     if tail > known and (is_long or not _has_speech(pcm[tail:], peak, detector, vad)):
         yield None
-        for _, whole in _scan(pcm, peak, BLOCK_SAMPLES, detector):
+        for _, whole in _scan(pcm, BLOCK_SAMPLES, shared.of_clip(peak)):
             probabilities = whole
             yield None
         known, speech = end, runs(speech_mask(probabilities, vad)) or speech
@@ -272,10 +274,9 @@ def clip_window(
 
 
 def _scan(
-    pcm: Pcm, peak: int, step: int, detector: SpeechDetector
+    pcm: Pcm, step: int, stream: SpeechStream | SharedReader
 ) -> Iterator[tuple[int, NDArray[np.float32]]]:
     """Run the detector from the start, and yield how far it has been and what it found."""
-    stream = detector.stream(peak)
     probabilities = np.empty(0, np.float32)
     for at in range(0, pcm.shape[0], step):
         probabilities = np.concatenate((probabilities, stream.feed(pcm[at : at + step])))
@@ -283,5 +284,5 @@ def _scan(
 
 
 def _has_speech(pcm: Pcm, peak: int, detector: SpeechDetector, vad: VadOptions) -> bool:
-    scan = _scan(pcm, peak, PROBE_SAMPLES, detector)
+    scan = _scan(pcm, PROBE_SAMPLES, detector.stream(peak))
     return any(speech_mask(probabilities, vad).any() for _, probabilities in scan)

@@ -51,17 +51,31 @@ MEL_WEIGHTS = mel_weights()
 HAMMING = np.hamming(FRAME_SAMPLES).astype(np.float32)
 
 
+FRAMES_AT_ONCE = 256  # as many as fit the cache
+
+
 def fbank(pcm: Pcm | NDArray[np.float32]) -> Features:
     """pcm: (n,) at 16 kHz, in the range of int16, n >= 400.
 
     Returns log-mel energies [(n - 400) // 160 + 1, 80], as Kaldi has them without dither.
     """
     frames = sliding_window_view(pcm.astype(np.float32), FRAME_SAMPLES)[::FRAME_HOP]
+    starts = range(0, frames.shape[0], FRAMES_AT_ONCE)
+    return np.concatenate([_log_mels(frames[at : at + FRAMES_AT_ONCE]) for at in starts])
+
+
+def _log_mels(frames: NDArray[np.float32]) -> Features:
     frames = frames - frames.mean(axis=1, keepdims=True)
-    before = np.concatenate((frames[:, :1], frames[:, :-1]), axis=1)
-    spectrum = rfft((frames - np.float32(EMPHASIS) * before) * HAMMING, N_FFT, axis=1)
-    power = (spectrum.real**2 + spectrum.imag**2) @ MEL_WEIGHTS
-    features: Features = np.log(np.maximum(power, np.finfo(np.float32).eps))
+    padded = np.zeros((frames.shape[0], N_FFT), np.float32)
+    own = padded[:, :FRAME_SAMPLES]
+    own[:] = frames
+    own[:, 1:] -= np.float32(EMPHASIS) * frames[:, :-1]
+    own[:, 0] *= np.float32(1 - EMPHASIS)
+    own *= HAMMING
+    spectrum = rfft(padded, axis=1, overwrite_x=True)
+    power = spectrum.real**2
+    power += spectrum.imag**2
+    features: Features = np.log(np.maximum(power @ MEL_WEIGHTS, np.finfo(np.float32).eps))
     return features
 
 

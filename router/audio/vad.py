@@ -114,27 +114,35 @@ class SharedStream:
     Each of them feeds its own reader, and all the same blocks.
     """
 
-    def __init__(self, stream: SpeechStream) -> None:
-        self.stream = stream
+    def __init__(self, detector: SpeechDetector, peak: int = 0) -> None:
+        """peak: as of `SpeechDetector.stream`."""
+        self.stream = detector.stream(peak)
         self.found: list[NDArray[np.float32]] = []  # of each block
+        self._detector = detector
+        self._of_clip: SharedStream | None = None
 
     def reader(self) -> SharedReader:
         return SharedReader(self)
+
+    def of_clip(self, peak: int) -> SharedReader:
+        """Of a second pass, for those who have all of it and so know its loudest sample."""
+        self._of_clip = self._of_clip or SharedStream(self._detector, peak)
+        return self._of_clip.reader()
 
 
 class SharedReader:
     """What one of them feeds, as if it were a stream of its own."""
 
     def __init__(self, shared: SharedStream) -> None:
-        self._shared = shared
+        self.shared = shared
         self._n_blocks = 0
 
     def feed(self, pcm: Pcm) -> NDArray[np.float32]:
         """As `SpeechStream.feed`."""
-        found, at = self._shared.found, self._n_blocks
+        found, at = self.shared.found, self._n_blocks
         self._n_blocks += 1
         if at == len(found):
-            found.append(self._shared.stream.feed(pcm))
+            found.append(self.shared.stream.feed(pcm))
         return found[at]
 
 

@@ -14,7 +14,7 @@ from pathlib import Path
 import numpy as np
 
 from cluster.common.errors import AudioTooShortError, InvalidAudioError, InvalidRequestError
-from cluster.common.messages import SAMPLE_RATE, Pcm
+from cluster.common.messages import SAMPLE_RATE, WINDOW_SAMPLES, Pcm
 from router.audio.audio_file import AudioFile
 from router.audio.clustering import Count, Stretch, find_turns
 from router.audio.embedding import (
@@ -38,6 +38,7 @@ from router.audio.vad import (
     BLOCK_SAMPLES,
     FRAME_SAMPLES,
     SharedReader,
+    SharedStream,
     SpeechDetector,
     runs,
     speech_mask,
@@ -48,41 +49,56 @@ MAX_STRETCH_FRAMES = 20 * HOP_SAMPLES // FRAME_SAMPLES  # 15 s: a longer one is 
 THRESHOLD, RELEASE = 0.5, 0.35
 REFERENCE_S = (1.2, 10.0)  # length of a known voice's recording, as OpenAI has it
 
+Speech = tuple[int, Pcm]  # a stretch: its first sample, and all
 Event = Opened | TurnsFound | VoiceFound | Finished | None
 
 
 class SpeechStretches:
-    """Takes PCM block by block and gives each stretch of speech as soon as its end is certain."""
+    """Takes PCM block by block and gives each stretch of speech as soon as its end is certain.
+
+    Yields None where others may go on. What fits one window is heard at its end, as by the cutter.
+    """
 
     def __init__(self, detector: SpeechDetector, reader: SharedReader | None = None) -> None:
-        self._stream = reader or detector.stream()
+        self._reader = self._stream = reader or SharedStream(detector).reader()
         self._vad = replace(detector.options, threshold=THRESHOLD, release=RELEASE)
+        self._incoming: list[Pcm] = []  # fed, and not yet in `_pcm`
+        self._n_fed = 0
         self._pcm: Pcm = np.empty(0, np.int16)
         self._probabilities = np.empty(0, np.float32)  # of the first frames of `_pcm`
         self._base = 0  # sample at which `_pcm` begins
 
-    def feed(self, pcm: Pcm) -> Iterator[tuple[int, Pcm]]:
-        """Yield the stretches that these samples complete: their first sample, and themselves."""
-        self._pcm = np.concatenate((self._pcm, pcm))
-        while self._pcm.shape[0] - self._known >= BLOCK_SAMPLES:
-            self._detect(BLOCK_SAMPLES)
-            yield from self._complete(is_end=False)
+    def feed(self, pcm: Pcm) -> Iterator[Speech | None]:
+        """Yield the stretches that these samples complete."""
+        self._incoming.append(pcm)
+        self._n_fed += pcm.shape[0]
+        if self._n_fed > WINDOW_SAMPLES:
+            yield from self._hear(BLOCK_SAMPLES)
 
-    def finish(self) -> Iterator[tuple[int, Pcm]]:
+    def finish(self) -> Iterator[Speech | None]:
         """Yield what is left, after the last `feed`."""
-        if left := self._pcm.shape[0] - self._known:
-            self._detect(left)
+        if 0 < self._n_fed <= WINDOW_SAMPLES and not self._reader.shared.found:
+            pcm = np.concatenate(self._incoming)
+            self._stream = self._reader.shared.of_clip(max(int(pcm.max()), -int(pcm.min())))
+        yield from self._hear(1)
         yield from self._complete(is_end=True)
+
+    def _hear(self, least: int) -> Iterator[Speech | None]:
+        """Run the detector over what is there, while that is so many samples."""
+        self._pcm = np.concatenate((self._pcm, *self._incoming))
+        self._incoming.clear()
+        while (left := self._pcm.shape[0] - self._known) >= least:
+            start, end = self._known, self._known + min(left, BLOCK_SAMPLES)
+            fresh = self._stream.feed(self._pcm[start:end])
+            self._probabilities = np.concatenate((self._probabilities, fresh))
+            yield from self._complete(is_end=False)
+            yield None
 
     @property
     def _known(self) -> int:
         return self._probabilities.shape[0] * FRAME_SAMPLES
 
-    def _detect(self, n_samples: int) -> None:
-        fresh = self._stream.feed(self._pcm[self._known : self._known + n_samples])
-        self._probabilities = np.concatenate((self._probabilities, fresh))
-
-    def _complete(self, *, is_end: bool) -> Iterator[tuple[int, Pcm]]:
+    def _complete(self, *, is_end: bool) -> Iterator[Speech]:
         n_frames = self._probabilities.shape[0]
         done = n_frames
         if not is_end:  # what follows may belong to speech that may go on
@@ -120,26 +136,30 @@ class Heard:
     def feed(self, pcm: Pcm) -> Iterator[None]:
         """Take the next samples; yields between steps."""
         self.n_samples += pcm.shape[0]
-        for start, speech in self._speech.feed(pcm):
-            yield from self._add(start, speech)
+        for speech in self._speech.feed(pcm):
+            yield from self._add(speech)
 
     def finish(self) -> Generator[None, None, Vectors]:
         """Return the vectors, in the stretches' order, [n, size]."""
-        for start, speech in self._speech.finish():
-            yield from self._add(start, speech)
+        for speech in self._speech.finish():
+            yield from self._add(speech)
         if self._waiting:
             self._embed()
         return np.concatenate(self._vectors) if self._vectors else np.empty((0, 1), np.float32)
 
-    def _add(self, start: int, speech: Pcm) -> Iterator[None]:
+    def _add(self, speech: Speech | None) -> Iterator[None]:
+        if speech is None:
+            yield None
+            return
+        start, pcm = speech
         middles = []
-        for middle, features in windows_of(speech):
+        for middle, features in windows_of(pcm):
             middles.append(start + middle)
             self._waiting.append(features)
             if len(self._waiting) == BATCH:
                 self._embed()
                 yield None
-        self.stretches.append(Stretch(start, start + speech.shape[0], tuple(middles)))
+        self.stretches.append(Stretch(start, start + pcm.shape[0], tuple(middles)))
 
     def _embed(self) -> None:
         self._vectors.append(self._network.embed(self._waiting))

@@ -158,7 +158,7 @@ class AudioWorker:
         """Of the pass of the detector over audio that others may hear too."""
         audio = command.path, command.channel
         if (shared := self._heard.get(audio)) is None:
-            shared = self._heard[audio] = SharedStream(self._detector.stream())
+            shared = self._heard[audio] = SharedStream(self._detector)
         return shared.reader()
 
     def _step(self, upload: Upload) -> None:
