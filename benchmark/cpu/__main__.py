@@ -162,9 +162,8 @@ def _measure(system: System, row: Row, files: Sequence[Path], in_flight: int) ->
         n = max(in_flight, n // 3)
     time.sleep(SETTLE_S)
     began = time.perf_counter()
-    heard = system.run(files[:n], in_flight)
+    system.run(files[:n], in_flight)
     row.rate.setdefault(in_flight, []).append(n / (time.perf_counter() - began))
-    row.wall_ms.setdefault(in_flight, []).extend(1000 * one.latency_s for one in heard)
 
 
 def print_ceilings(shapes: Sequence[str], n_tokens: int, console: Console) -> dict[str, Any]:
@@ -202,11 +201,6 @@ def make_parser() -> argparse.ArgumentParser:
     return parser
 
 
-def is_meant(name: str, part: str) -> bool:
-    """Whether one of --systems is a part of a system's name, or behind "=" all of it."""
-    return name == part[1:] if part.startswith("=") else part in name
-
-
 def main(argv: Sequence[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
     for name in ("OMP_NUM_THREADS", "MKL_NUM_THREADS"):  # every engine is told its threads
@@ -215,7 +209,8 @@ def main(argv: Sequence[str] | None = None) -> int:
     console = Console(width=170)
 
     def wanted(name: str) -> bool:
-        return not args.systems or any(is_meant(name, part) for part in args.systems)
+        parts = args.systems or [name]
+        return any(part == f"={name}" or part in name for part in parts)
 
     kinds = [kind for kind in KINDS if wanted(f"{OURS} {kind}")]
     rivals = [spec for spec in rival_specs(usable_cores()) if wanted(spec.name)]

@@ -39,7 +39,7 @@ class Splitscribe:
 
     def run(self, files: Sequence[Path], in_flight: int) -> list[Heard]:
         outcomes = self._send(files, in_flight, {"response_format": "json"})
-        return [Heard(outcome.text, 0, outcome.latency) for outcome in outcomes]
+        return [Heard(outcome.text, 0) for outcome in outcomes]
 
     def n_tokens(self, file: Path) -> int:
         """Of one request, by the tokens of its segments."""
@@ -101,18 +101,14 @@ def dtype_of(kind: str) -> str:
 
 @dataclass
 class Row:
-    """One system on one shape. rate: files/s of each round; wall: ms of each file alone."""
+    """One system on one shape. rate: files/s of each round."""
 
     system: str
     rate: dict[int, list[float]] = field(default_factory=dict)
-    wall_ms: dict[int, list[float]] = field(default_factory=dict)
     n_tokens: int = 0
 
     def median_rate(self, in_flight: int) -> float:
         return statistics.median(self.rate[in_flight])
-
-    def median_ms(self, in_flight: int) -> float:
-        return statistics.median(self.wall_ms[in_flight])
 
 
 def row_json(shape: str, row: Row, errors: Mapping[str, Sequence[WordErrors]]) -> dict[str, Any]:
@@ -123,7 +119,6 @@ def row_json(shape: str, row: Row, errors: Mapping[str, Sequence[WordErrors]]) -
         "n_tokens": row.n_tokens,
         "files_per_s": {str(n): round(row.median_rate(n), 3) for n in IN_FLIGHT},
         "rates": {str(n): [round(rate, 3) for rate in row.rate[n]] for n in IN_FLIGHT},
-        "wall_ms": {str(n): round(row.median_ms(n), 1) for n in IN_FLIGHT},
         "wer": round(total(counted).wer, 3) if counted else None,
         "wer_interval": [round(bound, 3) for bound in interval(counted)] if counted else None,
     }

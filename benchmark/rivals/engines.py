@@ -9,7 +9,6 @@ from __future__ import annotations
 import hashlib
 import json
 import multiprocessing
-import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
@@ -53,7 +52,6 @@ class Heard:
 
     text: str
     n_tokens: int
-    latency_s: float
 
 
 Transcribe = Callable[[Sequence[Path], int], list[Heard]]  # files, in flight
@@ -137,37 +135,22 @@ def _read(file: Path) -> NDArray[np.float32]:
 
 
 def _by_file(one: Callable[[Path], tuple[str, int]], threads: int | None = None) -> Transcribe:
-    """Transcribe files side by side, in `threads` threads; None: one for each file in flight.
-
-    The latency of file i, with n in flight, counts from the end of the (i - n)th file to finish.
-    """
+    """Transcribe files side by side, in `threads` threads; None: one for each file in flight."""
 
     def transcribe(files: Sequence[Path], in_flight: int) -> list[Heard]:
-        def timed(file: Path) -> tuple[str, int, float]:
-            return (*one(file), time.perf_counter())
-
-        began = time.perf_counter()
         with ThreadPoolExecutor(threads or in_flight) as pool:
-            results = list(pool.map(timed, files))
-        arrivals = [began] * in_flight + sorted(ended for _, _, ended in results)
-        return [
-            Heard(text, n_tokens, ended - arrived)
-            for (text, n_tokens, ended), arrived in zip(results, arrivals, strict=False)
-        ]
+            return [Heard(text, n_tokens) for text, n_tokens in pool.map(one, files)]
 
     return transcribe
 
 
 def _by_batch(many: Callable[[Sequence[Path]], list[tuple[str, int]]]) -> Transcribe:
-    """Transcribe files in batches of as many as are in flight. Each waits for its whole batch."""
+    """Transcribe files in batches of as many as are in flight."""
 
     def transcribe(files: Sequence[Path], in_flight: int) -> list[Heard]:
         heard: list[Heard] = []
         for first in range(0, len(files), in_flight):
-            began = time.perf_counter()
-            results = many(files[first : first + in_flight])
-            took_s = time.perf_counter() - began
-            heard += [Heard(text, n_tokens, took_s) for text, n_tokens in results]
+            heard += [Heard(*one) for one in many(files[first : first + in_flight])]
         return heard
 
     return transcribe

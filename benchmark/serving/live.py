@@ -38,6 +38,7 @@ from benchmark.shared.speech.wav import wav_bytes
 from benchmark.shared.talks import Talk, make_talks
 from benchmark.shared.word_errors import count_all, total
 from cluster.common.messages import SAMPLE_RATE
+from cluster.demo.samples import words_of
 
 COLUMNS = (
     *("sessions", "word_p50_s", "word_p95_s", "completed_p50_s", "completed_p95_s", "wer"),
@@ -200,13 +201,13 @@ def word_delays(talk: Talk, deltas: Iterable[Told]) -> list[float]:
     """Seconds from each word's end to its delta, of the words that were heard right."""
     import jiwer
 
-    said = [_plain(word) for word, _ in talk.words]
+    said = ["".join(words_of(word)) for word, _ in talk.words]
     told: list[tuple[str, float]] = []
     open_words: dict[str, str] = {}
     for at_s, item, text in deltas:
         joined = open_words.get(item, "") + text
         open_words[item] = joined[len(joined.rstrip()) :] if joined != joined.rstrip() else ""
-        told += [(_plain(word), at_s) for word in joined.split() if _plain(word)]
+        told += [("".join(one), at_s) for one in map(words_of, joined.split()) if one]
     if not told or not said:
         return []
     aligned = jiwer.process_words(" ".join(said), " ".join(word for word, _ in told))
@@ -221,10 +222,6 @@ def word_delays(talk: Talk, deltas: Iterable[Told]) -> list[float]:
 
 def percentile(values: Sequence[float], share: float) -> float:
     return float(np.percentile(values, share)) if values else float("nan")
-
-
-def _plain(word: str) -> str:
-    return "".join(char for char in word.lower() if char.isalnum() or char == "'")
 
 
 def _own_s() -> float:

@@ -86,14 +86,6 @@ class Pending:
     is_again: bool = True  # there is a sidecar, which no longer holds
 
 
-@dataclass(frozen=True, slots=True)
-class Left:
-    """An item that is left alone. error: why it failed before; None: it is done."""
-
-    item: Item
-    error: str | None
-
-
 class Outputs:
     """All outputs of one run. Any thread may write, of those of one item one at a time."""
 
@@ -129,8 +121,11 @@ class Outputs:
                 raise InvalidRequestError(f"another run is writing to {where.name}") from error
             yield cls(archive, only_looks=only_looks)
 
-    def look(self, items: Sequence[Item]) -> list[Pending | Left]:
-        """What is to be done of each of these items; the formats that are missing are written."""
+    def look(self, items: Sequence[Item]) -> list[Pending | str | None]:
+        """What is to be done of each of these items: None where it is done, or why it failed.
+
+        The formats that are missing are written.
+        """
         firsts = list(dict.fromkeys(next(names_of(item)) for item in items))
         with ThreadPoolExecutor(READERS) as threads:
             sidecars = dict(zip(firsts, threads.map(self._sidecar, firsts), strict=True))
@@ -146,7 +141,7 @@ class Outputs:
                 return name, sidecar
         raise AssertionError("names never end")
 
-    def _judge(self, item: Item, claim: tuple[str, Sidecar | None]) -> Pending | Left:
+    def _judge(self, item: Item, claim: tuple[str, Sidecar | None]) -> Pending | str | None:
         name, sidecar = claim
         if sidecar is None:
             return Pending(item, name, is_again=False)
@@ -154,7 +149,7 @@ class Outputs:
             return Pending(item, name)
         if sidecar["error"] is not None:
             tries = sidecar["may_pass"] or self._archive.retry_failed
-            return Pending(item, name) if tries else Left(item, sidecar["error"])
+            return Pending(item, name) if tries else str(sidecar["error"])
         written = sidecar["written"]
         missing = [
             one
@@ -168,7 +163,7 @@ class Outputs:
             if not self._only_looks:
                 more = self._write_formats(name, transcript, missing)
                 self._write_sidecar(name, {**sidecar, "written": {**written, **more}})
-        return Left(item, None)
+        return None
 
     def _kept(self, name: str, hashed: str | None) -> Transcript | None:
         """What subtitles and text are written of: the json, where it is still as it was written."""

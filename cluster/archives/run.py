@@ -37,15 +37,15 @@ def look_at(
     listing = iter(items)
     while some := list(islice(listing, LOOKED_AT)):
         pending = []
-        for one in outputs.look(some):
+        for item, one in zip(some, outputs.look(some), strict=True):
             if isinstance(one, Pending):
                 pending.append(one)
-                progress.about_s += one.item.about_s
-            elif one.error is None:
+                progress.about_s += item.about_s
+            elif one is None:
                 progress.n_before += 1
             else:
                 progress.n_failed_before += 1
-                progress.failures[one.item.path] = one.error
+                progress.failures[item.path] = one
         progress.n_pending += len(pending)
         yield pending
     progress.is_listed = True
