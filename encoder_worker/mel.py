@@ -15,6 +15,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
+from cluster.common.kernels.cpu.cache import ensure_jit_cache
 from cluster.common.messages import (
     HOP_LENGTH,
     MEL_CONTEXT_SAMPLES,
@@ -39,6 +40,7 @@ class LogMel:
     """Features on one device: `LogMel(80, "cpu")([pcm, pcm])`."""
 
     def __init__(self, n_mels: int, device: torch.device | str = "cpu") -> None:
+        ensure_jit_cache()  # librosa may be needed
         self.device = torch.device(device)
         self.n_mels = n_mels
         self._filters = torch.from_numpy(mel_filters(n_mels)).to(self.device)  # [n_mels, 201]

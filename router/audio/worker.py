@@ -26,6 +26,7 @@ from numpy.lib.stride_tricks import sliding_window_view
 from numpy.typing import NDArray
 
 from cluster.common.errors import SplitscribeError, WorkerError
+from cluster.common.kernels.cpu.cache import ensure_jit_cache
 from cluster.common.messages import HOP_LENGTH, SAMPLE_RATE, Pcm
 from cluster.common.model.checkpoint import N_FFT
 from cluster.common.model.mel_filters import mel_filters
@@ -273,6 +274,7 @@ class MelPeak:
     """
 
     def __init__(self, n_mels: int) -> None:
+        ensure_jit_cache()  # librosa may be needed
         self._filters = mel_filters(n_mels).T  # [201, n_mels]
         turn = 2 * np.pi * np.arange(N_FFT) / N_FFT
         self._hann = (0.5 - 0.5 * np.cos(turn)).astype(np.float32)

@@ -30,6 +30,7 @@ MACHINE = {  # a lent one with an H200, Python 3.12 and a driver for CUDA 13: pa
 PYTHON = "3.12"
 THERE = tuple(MACHINE)
 WANTED = (
+    "librosa",
     "opentelemetry-api",
     "packaging",
     "pydantic",

@@ -41,7 +41,7 @@ def run_bare(folder: Path, *arguments: str, seconds: float = 110.0) -> str:
 
 def test_the_kit_brings_what_is_missing_and_no_more() -> None:
     brought = brought_along()
-    assert {"pydantic", "pydantic-core", "pytest-asyncio"} <= set(brought)
+    assert {"pydantic", "pydantic-core", "librosa", "pytest-asyncio"} <= set(brought)
     assert not {"torch", "numpy", "numba", "ray", "nixl-cu13", "fastapi"} & set(brought)
 
 

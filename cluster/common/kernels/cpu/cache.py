@@ -1,9 +1,9 @@
 """What numba keeps of machine code: where, and when it is out of date.
 
 Where neither the install nor a home can be written (read-only containers, services) numba refuses
-to load what is to be cached: our kernels are missing. And numba compares a kernel with its own file
-only, not with what it calls or constants from elsewhere: so all of it goes when one of them
-changes.
+to load what is to be cached: librosa does not import, and our kernels are missing. And numba
+compares a kernel with its own file only, not with what it calls or constants from elsewhere: so all
+of it goes when one of them changes.
 """
 
 from __future__ import annotations
@@ -11,6 +11,7 @@ from __future__ import annotations
 import atexit
 import fcntl
 import hashlib
+import importlib.util
 import logging
 import os
 import re
@@ -38,11 +39,13 @@ MARK = "kernels-"  # and a digest of their sources: the name of an empty file be
 
 
 def ensure_jit_cache(sources: Sequence[Path] = ()) -> None:
-    """Call before numba is imported. sources: files of the kernels."""
+    """Call before numba, or what imports it, is imported. sources: files of the kernels."""
     forget_stale_kernels(SHARED_SOURCES)
     if sources:
         forget_stale_kernels(sources, SHARED_SOURCES)
-    if os.environ.get(VARIABLE) or any(map(_is_writable, (_user_cache(), _FOLDER / "__pycache__"))):
+    if os.environ.get(VARIABLE) or _is_writable(_user_cache()):
+        return
+    if all(_is_writable(folder / "__pycache__") for folder in _packages()):
         return
     # Of this process alone: what lies in that folder is run, so nobody else may write to it.
     folder = tempfile.mkdtemp(prefix="splitscribe-numba-")
@@ -129,6 +132,14 @@ def _kept_in(folder: Path) -> Path:
 def _user_cache() -> Path:
     base = os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")
     return Path(base) / "numba"
+
+
+def _packages() -> list[Path]:
+    spec = importlib.util.find_spec("librosa")
+    found = [Path(__file__).parent]
+    if spec is not None and spec.origin is not None:
+        found.append(Path(spec.origin).parent)
+    return found
 
 
 def _is_writable(folder: Path) -> bool:
