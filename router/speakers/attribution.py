@@ -31,15 +31,6 @@ class SpeakerTurn:
     speaker: str
 
 
-def attribute(segments: Sequence[Segment], turns: Sequence[SpeakerTurn]) -> tuple[Segment, ...]:
-    """The segments and their words with speakers, cut where the speaker changes, and numbered.
-
-    A speaker is None where no turn is near. A segment without words has one speaker. Of one that is
-    cut, the first piece has the tokens.
-    """
-    return Attribution(turns).add(segments)
-
-
 class Attribution:
     """Brings the turns of a file to its segments, as they come; sentences end where these do."""
 
@@ -48,7 +39,11 @@ class Attribution:
         self._n_segments = 0
 
     def add(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
-        """The next segments, as of `attribute`."""
+        """The next segments and their words with speakers, cut where these change, and numbered.
+
+        A speaker is None where no turn is near. A segment without words has one speaker. Of one
+        that is cut, the first piece has the tokens.
+        """
         spans: list[Segment | Word] = []
         for segment in segments:
             spans.extend(segment.words or (segment,))

@@ -4,12 +4,16 @@ from __future__ import annotations
 
 import pytest
 
-from router.speakers.attribution import SpeakerTurn, attribute
+from router.speakers.attribution import Attribution, SpeakerTurn
 from router.transcript import Segment, Word
 
 
 def turns(*spans: tuple[float, float, str]) -> list[SpeakerTurn]:
     return [SpeakerTurn(*span) for span in spans]
+
+
+def attribute(segments: list[Segment], said: list[SpeakerTurn]) -> tuple[Segment, ...]:
+    return Attribution(said).add(segments)
 
 
 def segment(text: str, start: float, step: float = 0.4, *, words: bool = True) -> Segment:
