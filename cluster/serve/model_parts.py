@@ -23,7 +23,7 @@ from router.live.partial_transcript import chosen_policy
 from router.live.session import LiveEngine
 from router.pipeline import Pipeline
 from router.pools import DecoderClient, EncoderClient
-from router.speakers.live import hear
+from router.speakers.live import SessionVoices, hear
 from router.transcriber import RequestTranscriber
 
 
@@ -66,6 +66,9 @@ def make_live_engine(
     audio: what tells speakers apart, if it can.
     """
     dims = checkpoint.dims
+    voices = None
+    if audio is not None and audio.tells_voices_apart:
+        voices = partial(SessionVoices, partial(hear, audio), audio.least_cosine)
     return LiveEngine(
         # Growing audio never comes again, so that its KV is not kept.
         Pipeline(encoders, decoders, settings.router, recorder, tracer, clock, reuses_kv=False),
@@ -75,7 +78,7 @@ def make_live_engine(
         n_text_ctx=dims.n_text_ctx,
         activity=activity,
         context_for=_context_for(settings, checkpoint),
-        hear=partial(hear, audio) if audio is not None and audio.tells_voices_apart else None,
+        voices=voices,
         recorder=recorder,
         tracer=tracer,
         clock=clock,

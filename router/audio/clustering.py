@@ -37,16 +37,13 @@ class Count:
     """How many voices there may be.
 
     threshold: cosine distance that parts two of which much was heard.
+    least_cosine: of a known voice and what was heard of it.
     """
 
     least: int = 1
     most: int | None = None
     threshold: float = 0.15
-
-    @property
-    def least_cosine(self) -> float:
-        """Of a known voice and what was heard of it: both are noisy."""
-        return (1 - self.threshold) / 2
+    least_cosine: float = 0.425
 
 
 @dataclass(frozen=True, slots=True)

@@ -150,6 +150,11 @@ class AudioPool:
     def tells_voices_apart(self) -> bool:
         return self._limits.speaker_model is not None
 
+    @property
+    def least_cosine(self) -> float:
+        """As of `AudioLimits`."""
+        return self._limits.least_cosine
+
     async def survey(
         self, path: Path, context: RequestContext, speakers: SpeakerSearch | None = None
     ) -> AudioStream:

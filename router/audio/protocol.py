@@ -57,6 +57,11 @@ class AudioLimits:
     speaker_model: str | None = None  # file of the network that tells voices apart
     speaker_threshold: float = 0.5  # cosine distance between two voices
 
+    @property
+    def least_cosine(self) -> float:
+        """Of a voice that is known and what was heard of it: both are noisy."""
+        return (1 - self.speaker_threshold) / 2
+
     def too_short(self) -> AudioTooShortError:
         least = f"Minimum audio length is {self.min_audio_s:g} seconds."
         why = least if self.min_audio_s else "There is no audio in it."

@@ -195,7 +195,8 @@ class Voices:
                 yield from heard.feed(pcm)
                 yield None
         vectors = yield from heard.finish()
-        count = Count(search.least, search.most, self.limits.speaker_threshold)
+        limits = self.limits
+        count = Count(search.least, search.most, limits.speaker_threshold, limits.least_cosine)
         turns = yield from find_turns(vectors, heard.stretches, count, known)
         for at in range(0, len(turns), MAX_TURNS):
             yield TurnsFound(tuple(turns[at : at + MAX_TURNS]))

@@ -47,7 +47,7 @@ class LiveEngine(LiveEngineParts):
 
     def check(self, config: LiveConfig) -> None:
         """Raises UnsupportedValueError: it asks for speakers, and no network tells them apart."""
-        if config.diarize and self.hear is None:
+        if config.diarize and self.voices is None:
             raise UnsupportedValueError(
                 NO_SPEAKER_MODEL, param="session.audio.input.transcription.diarize"
             )

@@ -42,7 +42,7 @@ from router.live.turn_detector import TurnDetector
 from router.live.turns import AudioBuffer, SessionEvents, Token, Turn, Utterance, quietest, seconds
 from router.pipeline import Pipeline, RequestRun, WindowAudio
 from router.seeking import TextContext
-from router.speakers.live import Hear, SessionVoices
+from router.speakers.live import SessionVoices
 
 logger = logging.getLogger(__name__)
 
@@ -77,7 +77,7 @@ class LiveEngineParts:
     activity: VoiceActivity  # of all engines; its maker closes it
     recorder: Recorder
     context_for: Callable[[int], int] | None = None  # as of `WindowAudio.of_samples`
-    hear: Hear | None = None  # None: speakers cannot be told apart
+    voices: Callable[[], SessionVoices] | None = None  # None: speakers cannot be told apart
     tracer: Tracer = NO_TRACER
     clock: Clock = SYSTEM_CLOCK
 
@@ -107,7 +107,7 @@ class UtteranceTranscriber:
         self._schedule = schedule
         self._events = events
         self._partial: PartialTranscript | None = None  # of the utterance that is being decoded
-        self._voices = None if engine.hear is None else SessionVoices(engine.hear)
+        self._voices = None if engine.voices is None else engine.voices()
         self._n_updates = 0
         self._n_overtaken = 0  # updates that were cancelled in a row
 

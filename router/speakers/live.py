@@ -28,7 +28,6 @@ logger = logging.getLogger(__name__)
 
 LEAST_S = 1.5  # of speech, from which on a voice that is not known yet is a new one
 HEAR_TIME_S = 5.0  # after which a piece has no speaker
-LEAST_COSINE = 0.4  # of two pieces of one voice
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,8 +67,10 @@ def _write(path: str, pcm: Pcm) -> None:
 class SessionVoices:
     """The voices of one session."""
 
-    def __init__(self, hear: Hear) -> None:
+    def __init__(self, hear: Hear, least_cosine: float) -> None:
+        """least_cosine: of a piece and the voice that it is of."""
         self._hear = hear
+        self._least_cosine = least_cosine
         self._sums: list[NDArray[np.float32]] = []  # of each voice's vectors, by their seconds
 
     async def speaker_of(self, pcm: Pcm) -> str | None:
@@ -79,7 +80,7 @@ class SessionVoices:
             return None
         cosines = [float(one @ voice.vector / np.linalg.norm(one)) for one in self._sums]
         number = int(np.argmax(cosines)) if cosines else 0
-        if not cosines or cosines[number] < LEAST_COSINE:
+        if not cosines or cosines[number] < self._least_cosine:
             if voice.speech_s < LEAST_S:
                 return None
             number = len(self._sums)
