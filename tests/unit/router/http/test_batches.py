@@ -7,6 +7,7 @@ import json
 import os
 import time
 from collections.abc import AsyncIterator
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -75,17 +76,14 @@ async def test_a_file_comes_back_as_it_was_sent(client: openai.AsyncOpenAI) -> N
     assert (await client.files.wait_for_processing(file.id)).id == file.id
     deleted = await client.files.delete(file.id)
     assert (deleted.id, deleted.deleted) == (file.id, True)
-    with pytest.raises(openai.NotFoundError):
-        await client.files.retrieve(file.id)
-    with pytest.raises(openai.NotFoundError):
-        await client.files.content(file.id)
+    for asked in (client.files.retrieve, client.files.content):
+        with pytest.raises(openai.NotFoundError):
+            await asked(file.id)
 
 
 async def test_lists_come_page_by_page(client: openai.AsyncOpenAI) -> None:
-    ids = [
-        (await client.files.create(file=(f"{i}.bin", b"x"), purpose="user_data")).id
-        for i in range(5)
-    ]
+    upload = partial(client.files.create, purpose="user_data")
+    ids = [(await upload(file=(f"{i}.bin", b"x"))).id for i in range(5)]
     batch_file = await client.files.create(file=("b.jsonl", b"x"), purpose="batch")
     found = await client.files.list(limit=2, order="asc", purpose="user_data")
     assert [file.id for file in found.data] == ids[:2]
@@ -179,8 +177,7 @@ async def test_a_batch_runs_to_its_end(client: openai.AsyncOpenAI, at: Desk) -> 
 async def results(client: openai.AsyncOpenAI, file_id: str | None) -> dict[str, Any]:
     """A result file's lines by their custom_id, in its order."""
     assert file_id is not None
-    file = await client.files.retrieve(file_id)
-    assert file.purpose == "batch_output"
+    assert (await client.files.retrieve(file_id)).purpose == "batch_output"
     content = (await client.files.content(file_id)).text
     return {one["custom_id"]: one for one in map(json.loads, content.splitlines())}
 
