@@ -9,6 +9,7 @@ from __future__ import annotations
 
 import asyncio
 import functools
+import gc
 import json
 import statistics
 import time
@@ -308,13 +309,18 @@ class Rig:
         importer = make_importer(checkpoint, settings, self.device, "decoder")
         kv_pool = make_kv_pool(checkpoint, settings, self.device)
         decoder = DecoderEngine(checkpoint, importer, settings.decoder, kv_pool=kv_pool)
+        prepare_s = time.perf_counter() - begun
+        pair = Pair(checkpoint, exporter, importer, encodes, decoder, prepare_s)
         try:
-            prepare_s = time.perf_counter() - begun
-            yield Pair(checkpoint, exporter, importer, encodes, decoder, prepare_s)
+            yield pair
         finally:
             for part in (encodes, decoder, importer, exporter):
                 part.close()
-            del encodes, decoder, importer, exporter, kv_pool
+            # Whoever took the pair may still hold it while the next one looks for free memory, and
+            # engines refer to themselves.
+            vars(pair).clear()
+            del encodes, decoder, importer, exporter, kv_pool, part
+            gc.collect()
             if self.device == "cuda":
                 torch.cuda.empty_cache()
 

@@ -1,6 +1,6 @@
 """`splitscribe batch` while workers, its own process and the whole cluster are killed.
 
-Prints the figures of benchmark/README.md: `pytest -s tests/e2e/archives/test_batch_kills.py`.
+`pytest -s tests/e2e/archives/test_batch_kills.py` prints how long each took.
 """
 
 from __future__ import annotations

@@ -8,13 +8,14 @@ import subprocess
 import sys
 import time
 from pathlib import Path
+from weakref import ref
 
 import pytest
 
 from benchmark.gpu import __main__ as gpu
 from benchmark.gpu.__main__ import file_of, keep
 from benchmark.gpu.predicted import H200
-from benchmark.gpu.rig import Served
+from benchmark.gpu.rig import SMOKE, Rig, Served
 from benchmark.gpu.serving import closed_loop, latencies
 from benchmark.shared.flops import SHAPES
 from cluster.common.messages import DecodeTimings
@@ -139,6 +140,13 @@ def test_the_predictions_are_those_of_the_page_and_near_what_was_measured() -> N
         assert measured_ms in page
         assert step_ms == pytest.approx(float(measured_ms), rel=1 / 8)
     assert f"{H200.windows_per_s(shape, 66, 64):.0f} windows/s" in page
+
+
+def test_a_pair_that_is_still_held_leaves_its_memory_to_the_next(tmp_path: Path) -> None:
+    """A device has no room for the pools of two."""
+    with Rig(SMOKE, "cpu", tmp_path).pair("micro", max_batch=1, encode_batch=1, windows=1) as pair:
+        pools = [ref(part.pool.tensor) for part in (pair.exporter, pair.importer)]
+    assert [pool() for pool in pools] == [None, None]
 
 
 @pytest.mark.slow
