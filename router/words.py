@@ -11,11 +11,14 @@ from collections.abc import Sequence
 from dataclasses import dataclass, replace
 from itertools import pairwise
 from statistics import fmean, median
+from typing import TYPE_CHECKING
 
 from cluster.common.messages import TokenAlignment
-from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.model.text.words import split_words
 from router.transcript import Segment, Word
+
+if TYPE_CHECKING:
+    from cluster.common.model.text.tokenizer import WhisperTokenizer
 
 MEDIAN_LIMIT_S = 0.7  # no word is thought to be longer than that as a rule
 EDGE_S = 0.5  # by which a word may reach over its segment's edge before it gives way

@@ -30,7 +30,6 @@ from cluster.archives.inputs import Item
 from cluster.archives.places import Place, shown
 from cluster.common.errors import ConfigurationError, InvalidRequestError, SplitscribeError
 from cluster.common.messages import Task
-from router.api.formats import render
 from router.api.params import ResponseFormat, TranscriptionParams
 from router.transcript import Segment, Transcript
 
@@ -199,6 +198,10 @@ class Outputs:
         self, name: str, transcript: Transcript, formats: Iterable[str]
     ) -> dict[str, str]:
         """Returns hashes of what was written, by format."""
+        from router.api.formats import (
+            render,
+        )  # with pydantic, which the command line need not wait for
+
         words = "word" in self._archive.fields.get("timestamp_granularities", ())
         written = {}
         for one in formats:

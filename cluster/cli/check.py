@@ -15,9 +15,10 @@ from collections.abc import Callable, Iterator
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
-from typing import Any
+from typing import Annotated, Any
 
 import psutil
+import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -33,11 +34,15 @@ DTYPES: tuple[DType, ...] = ("auto", "float32", "int8")  # of either role on a C
 LONGEST_S = 600.0  # on cores that other processes have
 
 
-def check_machine(console: Console, *, compile_kernels: bool = False) -> int:
-    """Print a table; 0 when a cluster can run here, else 1.
-
-    compile_kernels: those of a CPU's workers, in every precision.
-    """
+def check(
+    compile_kernels: Annotated[
+        bool,
+        typer.Option(
+            "--compile", help="compile the CPU kernels now, so that no later start waits for them"
+        ),
+    ] = False,
+) -> None:
+    """Tell what this machine has, and which device and transport a cluster would use here."""
     rows: list[Row] = []
     probes = [
         _system,
@@ -59,12 +64,13 @@ def check_machine(console: Console, *, compile_kernels: bool = False) -> int:
     table = Table(box=None, padding=(0, 2), show_header=False)
     for what, finding, well in rows:
         table.add_row("[green]ok[/]" if well else "[red]no[/]", what, finding)
+    console = Console(highlight=False, soft_wrap=True)
     console.print(table)
     well = all(row[2] for row in rows)
     console.print(
         "A cluster can run here." if well else "A cluster cannot run here: see 'no' above."
     )
-    return 0 if well else 1
+    raise typer.Exit(0 if well else 1)
 
 
 def _system() -> list[Row]:

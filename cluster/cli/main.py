@@ -1,4 +1,4 @@
-"""The command line.
+"""The command line. Each command is imported when it is chosen, so that all of them start quickly.
 
 Settings come from flags over `SPLITSCRIBE_*` over `--config` over defaults. A mistake of the user's
 is one line that says what to do; everything else keeps its traceback.
@@ -8,36 +8,102 @@ from __future__ import annotations
 
 import sys
 from importlib.metadata import version
-from pathlib import Path
-from typing import Annotated, Any
+from typing import Annotated
 
 import typer
 from rich.console import Console
 
-from cluster.cli.align import align
-from cluster.cli.config import config
-from cluster.cli.deferred import DeferredCommand, batch, transcribe
-from cluster.cli.operate.commands import deploy, down, status, up
-from cluster.cli.plain_help import PlainTyper
-from cluster.cli.planning import plan, profile, simulate
-from cluster.cli.pull import pull
+from cluster.cli.plain_help import Listed, ListedGroup, PlainTyper
 from cluster.common.errors import SplitscribeError
-from cluster.common.settings import Device, DType, LogLevel, PlacementName, Settings, Transport
-from cluster.common.settings_sources import load_settings
+
+CLUSTERS, PLANNING = "Clusters of several machines", "Planning"
+COMMANDS = {  # the help shows the summaries, which begin the commands' own
+    "serve": Listed(
+        "cluster.cli.serve",
+        "Start the cluster in the foreground and answer OpenAI's clients",
+    ),
+    "transcribe": Listed(
+        "cluster.cli.transcribe.command",
+        "Transcribe files, in this process or through a running server",
+    ),
+    "align": Listed("cluster.cli.align", "Find when each word of a known text is said"),
+    "batch": Listed(
+        "cluster.cli.batch.command",
+        "Transcribe an archive: files, folders, buckets and manifests",
+    ),
+    "pull": Listed(
+        "cluster.cli.pull",
+        "Download models, from where every command takes them afterwards, also without a network",
+    ),
+    "demo": Listed(
+        "cluster.demo.showcase",
+        "Start a cluster on this machine, transcribe three bundled recordings, show the texts, "
+        "stop",
+    ),
+    "check": Listed(
+        "cluster.cli.check",
+        "Tell what this machine has, and which device and transport a cluster would use here",
+    ),
+    "up": Listed(
+        "cluster.cli.operate.commands",
+        "Launch a cluster by `ray up`, and wait until every pool has its nodes",
+        CLUSTERS,
+    ),
+    "deploy": Listed(
+        "cluster.cli.operate.commands",
+        "Deploy a Serve configuration, and wait until every worker is ready",
+        CLUSTERS,
+    ),
+    "status": Listed(
+        "cluster.cli.operate.commands",
+        "Tell what runs: nodes of each pool, workers, what they wait for, the URL",
+        CLUSTERS,
+    ),
+    "down": Listed(
+        "cluster.cli.operate.commands",
+        "Stop the application, then take the cluster down by `ray down`",
+        CLUSTERS,
+    ),
+    "config": Listed(
+        "cluster.cli.config",
+        "Shipped configurations: clusters for `splitscribe up`, applications for "
+        "`splitscribe deploy`, KubeRay, Dockerfiles, settings",
+        CLUSTERS,
+    ),
+    "profile": Listed(
+        "cluster.cli.planning",
+        "Measure what workers take on this machine, for splitscribe simulate",
+        PLANNING,
+    ),
+    "simulate": Listed(
+        "cluster.cli.planning",
+        "Try a cluster and a load without either: the real policies on a virtual clock",
+        PLANNING,
+    ),
+    "plan": Listed(
+        "cluster.cli.planning",
+        "Find the cheapest cluster that keeps an objective, and print the file that deploys it",
+        PLANNING,
+    ),
+}
+
+
+class _Group(ListedGroup):
+    listed = COMMANDS
+
 
 app = PlainTyper(
+    cls=_Group,
     name="splitscribe",
     help="Disaggregated encoder/decoder serving for Whisper speech-to-text.",
     no_args_is_help=True,
     pretty_exceptions_enable=False,
 )
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
 
 
 def _print_version(asked: bool) -> None:
     if asked:
-        out.print(f"splitscribe {version('splitscribe')}")
+        typer.echo(f"splitscribe {version('splitscribe')}")
         raise typer.Exit
 
 
@@ -51,154 +117,11 @@ def _options(
     pass
 
 
-@app.command()
-def serve(
-    model: Annotated[
-        str | None,
-        typer.Argument(
-            help="a short name such as turbo, a Hub id, a folder, or 'demo', the bundled toy, "
-            "which is the default",
-            metavar="MODEL",
-        ),
-    ] = None,
-    config_file: Annotated[
-        Path | None, typer.Option("--config", help="YAML file with settings")
-    ] = None,
-    host: Annotated[str | None, typer.Option(help="address to bind [127.0.0.1]")] = None,
-    port: Annotated[
-        int | None, typer.Option(help="port to bind [8000]; 0 takes a free one")
-    ] = None,
-    encoders: Annotated[int | None, typer.Option(help="number of encoder workers [1]")] = None,
-    decoders: Annotated[int | None, typer.Option(help="number of decoder workers [1]")] = None,
-    device: Annotated[
-        Device | None, typer.Option(help="device of encoder and decoder workers [auto]")
-    ] = None,
-    dtype: Annotated[
-        DType | None, typer.Option(help="number type of encoder and decoder workers [auto]")
-    ] = None,
-    placement: Annotated[
-        PlacementName | None,
-        typer.Option(help="encoder and decoder in one process (colocated) or apart (split) [auto]"),
-    ] = None,
-    transport: Annotated[
-        Transport | None, typer.Option(help="how KV moves from encoders to decoders [auto]")
-    ] = None,
-    api_key: Annotated[
-        list[str] | None, typer.Option(help="bearer key that clients must send; repeatable")
-    ] = None,
-    served_model_name: Annotated[
-        list[str] | None, typer.Option(help="name that clients may use; repeatable")
-    ] = None,
-    log_level: Annotated[
-        LogLevel | None, typer.Option(help="least level of the log lines [INFO]")
-    ] = None,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(help="join the Ray cluster at this address, such as 'auto' or 10.0.0.1:6379"),
-    ] = None,
-    verbose: Annotated[
-        bool,
-        typer.Option("--verbose", "-v", help="tell all of the start, as --log-level also does"),
-    ] = False,
-    print_config: Annotated[
-        bool, typer.Option("--print-config", help="print the merged settings and exit")
-    ] = False,
-) -> None:
-    """Start the cluster in the foreground and answer OpenAI's clients.
-
-    Ctrl-C or SIGTERM stops it at any time, also during the start, within 90 s. The exit status
-    is then 0; it is 1 after an error, or if stopping took longer.
-
-    Example: splitscribe serve --port 9000 --encoders 2
-    """
-    both = {"device": device, "dtype": dtype}
-    settings = load_settings(
-        config_file,
-        {
-            "model": model,
-            "placement": placement,
-            "transport": transport,
-            "log_level": log_level,
-            "served_model_names": tuple(served_model_name) if served_model_name else None,
-            "router": {"host": host, "port": port, "api_key": tuple(api_key or ()) or None},
-            "encoder": {"replicas": encoders, **both},
-            "decoder": {"replicas": decoders, **both},
-        },
-    )
-    if print_config:
-        out.print(as_yaml(settings), end="", markup=False)
-        return
-    from cluster.cli.foreground import StopSignals
-
-    with StopSignals(encoding=settings.log_format) as stop:
-        from cluster.cli.foreground import serve_foreground
-
-        is_verbose = verbose or log_level is not None
-        serve_foreground(settings, ray_address, err, stop, verbose=is_verbose)
-
-
-app.command(cls=DeferredCommand)(transcribe)
-app.command()(align)
-app.command(cls=DeferredCommand)(batch)
-app.command()(pull)
-for command in (up, deploy, status, down):
-    app.command(rich_help_panel="Clusters of several machines")(command)
-for planning in (profile, simulate, plan):
-    app.command(rich_help_panel="Planning")(planning)
-app.add_typer(config, rich_help_panel="Clusters of several machines")
-
-
-@app.command()
-def demo(
-    encoders: Annotated[int, typer.Option(help="number of encoder workers", min=1)] = 1,
-    decoders: Annotated[int, typer.Option(help="number of decoder workers", min=1)] = 1,
-) -> None:
-    """Start a cluster on this machine, transcribe three bundled recordings, show the texts, stop.
-
-    Needs no download: the model and the recordings are part of the package.
-    """
-    from cluster.demo.showcase import run_demo
-
-    run_demo(encoders, decoders, out, err)
-
-
-@app.command()
-def check(
-    compile_kernels: Annotated[
-        bool,
-        typer.Option(
-            "--compile", help="compile the CPU kernels now, so that no later start waits for them"
-        ),
-    ] = False,
-) -> None:
-    """Tell what this machine has, and which device and transport a cluster would use here."""
-    from cluster.cli.check import check_machine
-
-    raise typer.Exit(check_machine(out, compile_kernels=compile_kernels))
-
-
-def as_yaml(settings: Settings) -> str:
-    import yaml
-
-    fields: dict[str, Any] = settings.model_dump(mode="json")
-    if settings.models:
-        for name in ("model", "served_model_names"):
-            del fields[name]
-        fields["models"] = {
-            name: one.model_dump(mode="json", exclude_unset=True)
-            for name, one in settings.models.items()
-        }
-    for secret in (fields, fields["router"], fields["batches"]):
-        for name in ("cluster_key", "api_key", "webhook_secret"):
-            if secret.get(name):
-                secret[name] = "********"
-    return yaml.safe_dump(fields, sort_keys=False)
-
-
 def main() -> None:
     try:
         app()
     except SplitscribeError as error:
+        err = Console(stderr=True, highlight=False, soft_wrap=True)
         err.print(f"splitscribe: {error.message}", style="red", markup=False)
         sys.exit(1)
 

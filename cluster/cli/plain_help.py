@@ -6,7 +6,9 @@ Typer's tables cut long names, break paragraphs where the source does, and take 
 from __future__ import annotations
 
 import re
-from collections.abc import Callable, Iterable
+from collections.abc import Callable, Iterable, Iterator, Mapping
+from dataclasses import dataclass
+from importlib import import_module
 from inspect import cleandoc
 from typing import Any, TypeVar
 
@@ -32,22 +34,73 @@ class PlainCommand(TyperCommand):
         return super().get_help(ctx).replace(HYPHEN, "-")
 
 
+def summary_of(command: Any) -> str:
+    """The first sentence of its help."""
+    first, _, _ = " ".join((command.help or "").split()).partition(". ")
+    return first.rstrip(".:")
+
+
 class PlainGroup(TyperGroup):
     def format_options(self, ctx: Any, formatter: Any) -> None:
-        rows = [*_options(self, ctx)]
+        _write_sections(formatter, [*_options(self, ctx), *self.rows()])
+
+    def rows(self) -> Iterator[Row]:
         for name, command in self.commands.items():
-            first, _, _ = " ".join((command.help or "").split()).partition(". ")
-            panel = getattr(command, "rich_help_panel", None)
-            rows.append((_named(panel, "Commands"), (name, first.rstrip(".:"))))
-        _write_sections(formatter, rows)
+            yield "Commands", (name, summary_of(command))
+
+
+@dataclass(frozen=True, slots=True)
+class Listed:
+    """A command as the help shows it. module: where its function, command or application is."""
+
+    module: str
+    summary: str
+    panel: str = "Commands"
+
+
+class ListedCommands(Mapping[str, Any]):
+    """Commands by name, each of which is imported when it is asked for."""
+
+    def __init__(self, listed: Mapping[str, Listed]) -> None:
+        self.listed = listed
+
+    def __getitem__(self, name: str) -> Any:
+        made = getattr(import_module(self.listed[name].module), name)
+        if isinstance(made, TyperCommand):
+            return made
+        if not isinstance(made, typer.Typer):
+            app = PlainTyper()
+            app.command(name)(made)
+            made = app
+        return typer.main.get_command(made)
+
+    def __iter__(self) -> Iterator[str]:
+        return iter(self.listed)
+
+    def __len__(self) -> int:
+        return len(self.listed)
+
+
+class ListedGroup(PlainGroup):
+    """A group whose `listed` commands are imported only when one of them is chosen."""
+
+    listed: Mapping[str, Listed]
+
+    def __init__(self, **more: Any) -> None:
+        super().__init__(**more)
+        self.commands = ListedCommands(self.listed)  # type: ignore[assignment]
+
+    def rows(self) -> Iterator[Row]:
+        for name, one in self.listed.items():
+            yield one.panel, (name, one.summary)
 
 
 class PlainTyper(typer.Typer):
     """Makes these of functions; `-h` is `--help`."""
 
-    def __init__(self, **more: Any) -> None:
+    def __init__(self, cls: type[TyperGroup] = PlainGroup, **more: Any) -> None:
         super().__init__(
-            cls=PlainGroup,
+            cls=cls,
             rich_markup_mode=None,
             add_completion=False,
             context_settings={"help_option_names": ["-h", "--help"]},

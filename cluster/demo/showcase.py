@@ -5,8 +5,9 @@ from __future__ import annotations
 import time
 from collections.abc import Mapping
 from difflib import SequenceMatcher
-from typing import Any
+from typing import Annotated, Any
 
+import typer
 from rich.console import Console
 from rich.table import Table
 
@@ -18,9 +19,18 @@ from cluster.serve.start.launch import running_cluster
 STAGES = ("audio", "queue", "encode", "transfer", "decode")
 
 
-def run_demo(encoders: int, decoders: int, out: Console, err: Console) -> None:
+def demo(
+    encoders: Annotated[int, typer.Option(help="number of encoder workers", min=1)] = 1,
+    decoders: Annotated[int, typer.Option(help="number of decoder workers", min=1)] = 1,
+) -> None:
+    """Start a cluster on this machine, transcribe three bundled recordings, show the texts, stop.
+
+    Needs no download: the model and the recordings are part of the package.
+    """
     from openai import OpenAI
 
+    out = Console(highlight=False, soft_wrap=True)
+    err = Console(stderr=True, highlight=False, soft_wrap=True)
     settings = load_settings(
         None,
         {

@@ -91,11 +91,16 @@ INPUTS = typer.Argument(
 )
 
 
-def make_command(help_text: str | None) -> Any:
-    return whisper_command(_batch, help_text)
-
-
 def _batch(**flags: Any) -> None:
+    """Transcribe an archive: files, folders, buckets and manifests.
+
+    It uses the application of the Ray cluster on this machine or at --address, after all more
+    urgent requests there. Without an application it starts one for this run. A second run
+    transcribes only what is missing. The exit status is 0 if all files have their transcripts,
+    and 3 if some failed.
+
+    Example: splitscribe batch s3://talks/2026 -o s3://texts/2026 -f srt
+    """
     require_bulk()
     flags = {k: bool(one) if isinstance(one, Switch) else one for k, one in flags.items()}
     if not flags["inputs"]:
@@ -124,6 +129,7 @@ _batch.__signature__ = Signature(  # type: ignore[attr-defined]
         *flag_parameters(OWN_FLAGS),
     )
 )
+batch = whisper_command(_batch)
 
 
 def archive_of(flags: Mapping[str, Any]) -> Archive:

@@ -18,7 +18,6 @@ from typing import Any
 import typer
 from rich.console import Console
 
-from cluster.cli.default_model import default_model
 from cluster.cli.transcribe.flags import (
     FALLBACK_STEP,
     FIXED,
@@ -56,11 +55,21 @@ AUTO = ("auto", 0, None)  # device, threads and dtype, where nothing is said
 WHOLE_FILE = {"clip_timestamps": "0"}  # openai/whisper's default
 
 
-def make_command(help_text: str | None) -> Any:
-    return whisper_command(_transcribe, help_text)
-
-
 def _transcribe(**flags: Any) -> None:
+    """Transcribe files, in this process or through a running server.
+
+    The flags are openai/whisper's, with dashes or underscores; "--word-timestamps" and
+    "--word_timestamps True" are the same.
+
+    \b
+    splitscribe transcribe talk.mp3 -f srt
+    splitscribe transcribe *.wav --model large-v3 --language de -o texts
+    splitscribe transcribe long.m4a --decoding sequential --beam-size 5
+    splitscribe transcribe recordings/ https://example.org/talk.mp3
+    ffmpeg -i a.mp4 -f s16le -ac 1 -ar 16000 - | splitscribe transcribe --raw -
+    splitscribe transcribe talk.mp3 --server http://127.0.0.1:8000
+    splitscribe transcribe --live --language en
+    """
     said: dict[str, Any] = {
         name: bool(value) if isinstance(value, Switch) else value for name, value in flags.items()
     }
@@ -81,6 +90,7 @@ def _transcribe(**flags: Any) -> None:
 
 
 _transcribe.__signature__ = Signature(tuple(parameters()))  # type: ignore[attr-defined]
+transcribe = whisper_command(_transcribe)
 
 
 def job_of(flags: Mapping[str, Any]) -> Job:
@@ -187,7 +197,11 @@ def params_of(model: str, task: Task, form: Form) -> TranscriptionParams:
 def _model(flags: Mapping[str, Any]) -> str:
     if flags["model"]:
         return str(flags["model"])
-    return ALIAS if flags["server"] else default_model()
+    if flags["server"]:
+        return ALIAS
+    from cluster.cli.default_model import default_model
+
+    return default_model()
 
 
 def _cues(flags: Mapping[str, Any]) -> CueOptions:

@@ -241,9 +241,9 @@ class WhisperCommand(PlainCommand):
         return super().parse_args(ctx, normalised(args, options, switches))
 
 
-def whisper_command(function: Callable[..., None], help_text: str | None) -> Any:
+def whisper_command(function: Callable[..., None]) -> Any:
     app = PlainTyper()
-    app.command(cls=WhisperCommand, help=help_text)(function)
+    app.command(cls=WhisperCommand)(function)
     return typer.main.get_command(app)
 
 

@@ -12,17 +12,14 @@ import typer
 import yaml
 from typer.testing import CliRunner
 
-from cluster.cli.batch import command as batch_command
-from cluster.cli.main import app
-from cluster.cli.transcribe import command as transcribe_command
-
-MADE = {"transcribe": transcribe_command.make_command, "batch": batch_command.make_command}
+from cluster.cli.main import COMMANDS, app
+from cluster.cli.plain_help import summary_of
 
 
 def commands() -> Iterator[tuple[tuple[str, ...], Any]]:
     group: Any = typer.main.get_command(app)
     for name, command in group.commands.items():
-        yield (name,), MADE[name](None) if name in MADE else command
+        yield (name,), command
         for inner, own in getattr(command, "commands", {}).items():
             yield (name, inner), own
 
@@ -43,6 +40,13 @@ def test_no_name_is_cut_and_no_bracket_is_taken_for_markup(words: tuple[str, ...
         for name in (one for one in param.opts if one.startswith("-")):
             assert re.search(rf"(?m)(^|[ ,]){re.escape(name)}([ ,]|$)", shown), name
         assert " ".join((param.help or "").split()) in " ".join(shown.split()), param.name
+
+
+@pytest.mark.parametrize("name", COMMANDS)
+def test_a_summary_in_the_list_begins_the_commands_own_help(name: str) -> None:
+    """The list is shown without importing the commands."""
+    assert COMMANDS[name].summary == summary_of(EVERY[name,])
+    assert name in help_of()
 
 
 def test_the_version_is_told() -> None:

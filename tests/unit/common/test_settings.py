@@ -10,8 +10,8 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.cli.main import as_yaml
 from cluster.cli.reference_config import reference_config
+from cluster.cli.serve import as_yaml
 from cluster.common.errors import ConfigurationError
 from cluster.common.settings import Settings
 from cluster.common.settings_sources import load_settings, read_api_keys

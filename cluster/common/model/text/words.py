@@ -12,8 +12,10 @@ import codecs
 import string
 from collections.abc import Sequence
 from dataclasses import dataclass
+from typing import TYPE_CHECKING
 
-from cluster.common.model.text.tokenizer import WhisperTokenizer
+if TYPE_CHECKING:
+    from cluster.common.model.text.tokenizer import WhisperTokenizer
 
 # Written without spaces between words.
 _UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
