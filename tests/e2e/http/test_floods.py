@@ -6,6 +6,7 @@ health check for six seconds. Most floods need no key; the others have what a br
 
 from __future__ import annotations
 
+import asyncio
 import contextlib
 import json
 import re
@@ -22,8 +23,10 @@ import openai
 import pytest
 
 from cluster.demo.samples import sample_path
-from tests.e2e.conftest import Server, start_server, stop_server, wait_until
+from tests.e2e.conftest import start_server, stop_server, wait_until
+from tests.support.live.realtime_door import opened
 from tests.support.programs import needs, require
+from tests.support.router_fakes import make_settings
 
 pytestmark = pytest.mark.slow
 
@@ -32,6 +35,7 @@ ANSWER_S = 60.0
 GROWTH_BYTES = 500_000_000  # of the router's memory, in all floods together but
 AUDIO = "long audio"  # which is valid, and held until it is transcribed
 KEPT_BYTES = 200_000_000  # of that, when the last sessions have ended
+HELD_S = 0.25  # five times what is promised of one connection, since machines differ
 KEY = "a-key-of-the-client"
 TEXT, PING = 0x1, 0x9
 
@@ -39,10 +43,10 @@ TEXT, PING = 0x1, 0x9
 class Target:
     """The server as a flood sees it: an address, and a client secret."""
 
-    def __init__(self, server: Server) -> None:
-        self.url = httpx.URL(server.url)
+    def __init__(self, url: str) -> None:
+        self.url = httpx.URL(url)
         made = httpx.post(
-            f"{server.url}/v1/realtime/client_secrets", headers={"authorization": f"Bearer {KEY}"}
+            f"{url}/v1/realtime/client_secrets", headers={"authorization": f"Bearer {KEY}"}
         )
         self.secret = made.json()["value"]
 
@@ -195,13 +199,15 @@ FLOODS: dict[str, Callable[[Target], None]] = {
     AUDIO: framed(event(type="input_audio_buffer.append", audio="A" * 14_000_000), reads=True),
 }
 
+OF_MANY = (silent, trickled, sessions)  # connections
+
 
 @pytest.fixture(scope="module")
 def target(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Target]:
     env = {"SPLITSCRIBE_ROUTER__API_KEY": f"{KEY},another-key-of-a-client"}
     server = start_server(Path(tmp_path_factory.mktemp("floods")), env=env)
     try:
-        yield Target(server)
+        yield Target(server.url)
     finally:
         assert stop_server(server) == 0
 
@@ -242,6 +248,25 @@ def test_the_router_lives_on_and_another_client_is_served(
     wait_until(
         lambda: target.metric("process_resident_memory_bytes") < most_kept, 120.0, "memory back"
     )
+
+
+@pytest.mark.parametrize("name", [name for name, flood in FLOODS.items() if flood not in OF_MANY])
+async def test_no_connection_holds_the_event_loop(
+    name: str, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Processor time of the loop's thread between two turns of another task, in this process."""
+    monkeypatch.setattr(f"{__name__}.FLOOD_S", 2.0)
+    async with opened(make_settings(api_key=(KEY,))) as door:
+        target = await asyncio.to_thread(Target, f"http://127.0.0.1:{door.port}")
+        flooding = asyncio.create_task(asyncio.to_thread(FLOODS[name], target))
+        held_s, turned_s = 0.0, time.thread_time()
+        while not flooding.done():
+            await asyncio.sleep(0)
+            now_s = time.thread_time()
+            held_s, turned_s = max(held_s, now_s - turned_s), now_s
+        await flooding
+    print(f"{name}: the loop was held for {1e3 * held_s:.0f} ms at most")
+    assert held_s < HELD_S
 
 
 @needs("slowhttptest")
