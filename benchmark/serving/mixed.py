@@ -9,11 +9,11 @@
 - ways: the archive's files by the command from its start to its end, and over HTTP, alone.
 
 Clips are sent at a steady pace, however late the answers are, and a turn's wait is from its commit
-to its text. All audio is new: cut from the bundled recordings at random and mixed with noise of one
-step of 16 bits, so that no server can answer with what it kept. Several commands, of this checkout
-or of others, take turns in each round. A ratio is to the same command alone. What was refused or
-failed is counted and has no time. What cores other programs took meanwhile is printed: with more
-than a tenth of one, believe only what was measured by turns. The last line is JSON.
+to its text. All audio is whole sentences of the bundled recordings, from any one on, with noise of
+one step of 16 bits, so that no server can answer with what it kept. Several commands, of this
+checkout or of others, take turns in each round. A ratio is to the same command alone. What was
+refused or failed is counted and has no time. What cores other programs took meanwhile is printed:
+with more than a tenth of one, believe only what was measured by turns. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -53,6 +53,7 @@ CLIP_S, TURN_S = 5.0, 3.0
 CLIP_EVERY_S = 0.7
 SESSIONS = 3  # each speaks one turn behind the other
 WARM = 10  # clips
+PAUSE_S = 0.3  # before and behind each sentence
 SETTLE_S = {"files": 3.0, "archive": 7.0}  # until the load is there
 PATIENCE_S = 900.0
 
@@ -61,14 +62,24 @@ Waits = dict[str, list[float]]  # by kind
 
 class Speech:
     def __init__(self) -> None:
-        self._talks = np.concatenate([Clip(name, sample_path(name)).pcm() for name in SAMPLES])
         self._rng = np.random.default_rng()
+        self._sentences: list[NDArray[np.int16]] = []
+        for name in SAMPLES:
+            pcm = np.clip(Clip(name, sample_path(name)).pcm(), -32_767, 32_766)
+            for one in json.loads(sample_path(name).with_suffix(".json").read_text())["sentences"]:
+                edges_s = one["start"] - PAUSE_S, one["end"] + PAUSE_S
+                begin, end = (round(edge_s * SAMPLE_RATE) for edge_s in edges_s)
+                self._sentences.append(pcm[begin:end])
 
     def take(self, seconds: float) -> NDArray[np.int16]:
-        """int16 [n_samples], from anywhere in the recordings on."""
-        begun = np.roll(self._talks, -int(self._rng.integers(len(self._talks))))
-        pcm = np.clip(np.resize(begun, round(seconds * SAMPLE_RATE)), -32_767, 32_766)
-        return pcm + self._rng.integers(-1, 2, len(pcm), dtype=np.int16)
+        """int16 [n_samples]: sentences from any one on, as many as fit, then noise alone."""
+        taken = self._rng.integers(-1, 2, round(seconds * SAMPLE_RATE), dtype=np.int16)
+        first = [i for i, one in enumerate(self._sentences) if len(one) <= len(taken)]
+        n, i = 0, int(self._rng.choice(first))
+        while n + len(one := self._sentences[i % len(self._sentences)]) <= len(taken):
+            taken[n : n + len(one)] += one
+            n, i = n + len(one), i + 1
+        return taken
 
     def upload(self, seconds: float) -> Upload:
         return Upload.of(wav_bytes(self.take(seconds)), "speech.wav", FORM)
