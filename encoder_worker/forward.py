@@ -75,7 +75,7 @@ class WindowEncoder:
         """Load onto `device` ("cpu" or "cuda"), computing in `dtype`, a key of TORCH_DTYPES.
 
         payload: what is written to pages: K/V, whose weights are large, or states as they are.
-        int8: hold the encoder's weights in 8 bits (CPU). kv_dtype: of the pool that K/V go to;
+        int8: hold the weights in 8 bits (CPU). kv_dtype: of the pool that K/V go to;
         None: no 8-bit one. contexts: positions below the full number that windows may have; on a
         GPU, with graphs. float8: hold them in 8 bits, and multiply in 8 bits (GPU);
         ConfigurationError where it cannot.
@@ -96,7 +96,7 @@ class WindowEncoder:
         self._output: CrossKVProjection | Unprojected = Unprojected()
         if payload == "cross_kv":
             scales = None if kv_dtype is None else kv_scales(checkpoint, kv_dtype)
-            self._output = CrossKVProjection(checkpoint, torch_dtype, device, scales)
+            self._output = CrossKVProjection(checkpoint, torch_dtype, device, scales, int8=int8)
         self._stream = new_stream(device, ENCODE_PRIORITY)
         self._static: StaticEncoder | None = None  # see `prepare`; then it has the output
         self._kernels: InBackground[TeamKernels] | None = None

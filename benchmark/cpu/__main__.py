@@ -65,9 +65,7 @@ KINDS = (
     f"float32 {TRIMMED}",
     f"bfloat16 {TRIMMED}",
     f"bfloat16 {KV_FLOAT8} {TRIMMED}",
-    f"int8 {KV_FLOAT8}",
     f"int8 {TRIMMED}",
-    f"int8 {KV_FLOAT8} {TRIMMED}",
 )
 SLOW = ("transformers", "openai-whisper")  # take a third of the files
 DEMO = Path(__file__).parents[2] / "cluster/demo/checkpoint"

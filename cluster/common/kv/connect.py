@@ -27,9 +27,11 @@ LANDING_WINDOWS = 32  # states in flight at most; they land in milliseconds and 
 
 def served_kv_layout(checkpoint: Checkpoint, settings: Settings, device: str) -> PageLayout:
     """Layout of the KV that decoders read; `device` is both roles'. Raises as `kv_layout`."""
-    dtype: str = FLOAT8 if settings.kv_dtype == "float8" else settings.kv_dtype
+    dtype: str = settings.kv_dtype
     if dtype == "auto":
-        dtype = _encoder_dtype(settings, device)
+        in_int8 = settings.encoder.dtype == settings.decoder.dtype == "int8"
+        dtype = "float8" if in_int8 else _encoder_dtype(settings, device)
+    dtype = FLOAT8 if dtype == "float8" else dtype
     return kv_layout(checkpoint, settings.page_frames, dtype, device)
 
 

@@ -8,7 +8,7 @@ layers is scattered. It runs in the encoder worker, or where the states travelle
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
 from itertools import product
 
 import torch
@@ -18,7 +18,14 @@ from cluster.common.kernels.gpu.operators import page_table, scatter_pages, stor
 from cluster.common.model.checkpoint import Checkpoint
 from cluster.common.model.dims import cross_kv_shapes
 from cluster.common.model.kv_scales import KVScales
-from cluster.common.model.layers import Linear, packer
+from cluster.common.model.layers import (
+    MIDDLE,
+    DynamicInt8,
+    Linear,
+    Projection,
+    packer,
+    quantize_rows,
+)
 from cluster.common.model.weights import load_tensors
 
 WINDOWS_AT_ONCE = 4  # on a GPU: rows enough for a fast product, whose result is 983 MB for large-v3
@@ -40,12 +47,15 @@ class CrossKVProjection:
         dtype: torch.dtype = torch.float32,
         device: torch.device | str = "cpu",
         scales: KVScales | None = None,
+        *,
+        int8: bool = False,
     ) -> None:
+        """int8: hold the weights in 8 bits (CPU)."""
         dims = checkpoint.dims
         self._n_audio_ctx = dims.n_audio_ctx
         self._shape = (dims.n_text_layer, 2, dims.n_text_head, dims.text_head_dim)
         parts = cross_kv_parts(checkpoint, dtype, device, scales)
-        pack = packer(device, dtype)
+        pack = packer(device, dtype, int8=int8)
         on_cpu = torch.device(device).type == "cpu"
         self._products = [pack(p) for p in (parts if on_cpu else [Linear.fused(parts)])]
 
@@ -76,12 +86,24 @@ class CrossKVProjection:
     def write_rows(self, page: Tensor, states: Tensor, begin: int) -> None:
         """Project states [n, n_audio_state], frames from `begin` on, to page [L, 2, T, H, Dh]."""
         blocks = page.flatten(0, 1).flatten(2)[:, begin : begin + len(states)]  # [L * 2, n, d]
-        for block, one in zip(blocks, self._products, strict=True):
-            rows = one(states)
+        for block, rows in zip(blocks, products_of(states, self._products), strict=True):
             if self.store_float8 is not None and block.dtype == torch.float8_e4m3fn:
                 self.store_float8(rows, block)
             else:
                 block.copy_(stored_as(rows, block.dtype))
+
+
+def products_of(x: Tensor, products: Sequence[Projection]) -> Iterator[Tensor]:
+    """Each one's of the same rows x [n, n_in], quantised once where weights have 8 bits."""
+    if not isinstance(products[0], DynamicInt8):
+        yield from (one(x) for one in products)
+        return
+    signed, scale = quantize_rows(x)
+    rows = signed.view(torch.uint8) ^ MIDDLE
+    for one in products:
+        assert isinstance(one, DynamicInt8)
+        out = one.unscaled(rows, x.dtype).mul_(scale.to(x.dtype)[:, None])
+        yield out if one.bias is None else out.add_(one.bias)
 
 
 def cross_kv_parts(

@@ -122,8 +122,8 @@ class Settings(FrozenModel):
     )
     kv_dtype: KVDType = Field(
         "auto",
-        description="number type of cross-attention KV: auto (the encoder's dtype), float32, "
-        "bfloat16, float16 or float8 (e4m3)",
+        description="number type of cross-attention KV: auto (float8 where both roles have dtype "
+        "int8, else the encoder's), float32, bfloat16, float16 or float8 (e4m3)",
     )
     cluster_key: str | None = Field(
         None,

@@ -46,6 +46,20 @@ def test_every_page_size_holds_the_same_kv(checkpoint: Checkpoint, page_frames: 
     assert (pool[order[-1]] == UNTOUCHED).all()
 
 
+@pytest.mark.parametrize("page_frames", [1500, 125])
+def test_weights_in_8_bits_give_nearly_the_same_kv(
+    checkpoint: Checkpoint, page_frames: int
+) -> None:
+    layout = kv_layout(checkpoint, page_frames)
+    states = torch.randn(1, 1500, 32, generator=torch.Generator().manual_seed(4))
+    pool = torch.zeros(layout.pages_per_window, *layout.page_shape)
+    pages = list(range(layout.pages_per_window))
+    CrossKVProjection(checkpoint, int8=True).write(states, pool, [pages])
+    exact = CrossKVProjection(checkpoint).project(states)[0]
+    error = (gather(pool, pages, 1500) - exact).norm() / exact.norm()
+    assert 0 < error < 0.02
+
+
 def test_a_last_page_is_filled_partly() -> None:
     """10 frames in pages of 4: the third page gets 2, and its rest stays."""
     kv = torch.randn(2, 10, 3, 2, 2, 4)
@@ -78,18 +92,25 @@ def test_a_pool_of_8_bit_floats_saturates(checkpoint: Checkpoint, page_frames: i
 
 
 @pytest.mark.parametrize(
-    ("kv_dtype", "encoder_dtype", "expected"),
+    ("kv_dtype", "encoder_dtype", "decoder_dtype", "expected"),
     [
-        ("auto", "auto", resolve_dtype("auto", "cpu")),
-        ("auto", "bfloat16", "bfloat16"),
-        ("float16", "bfloat16", "float16"),
-        ("float8", "auto", FLOAT8),
+        ("auto", "auto", "auto", resolve_dtype("auto", "cpu")),
+        ("auto", "bfloat16", "int8", "bfloat16"),
+        ("auto", "int8", "auto", resolve_dtype("int8", "cpu")),
+        ("auto", "int8", "int8", FLOAT8),
+        ("float32", "int8", "int8", "float32"),
+        ("float16", "bfloat16", "auto", "float16"),
+        ("float8", "auto", "auto", FLOAT8),
     ],
 )
-def test_the_setting_for_kv_overrides_the_encoders_dtype(
-    checkpoint: Checkpoint, kv_dtype: str, encoder_dtype: str, expected: str
+def test_the_setting_for_kv_overrides_what_dtypes_make_of_it(
+    checkpoint: Checkpoint, kv_dtype: str, encoder_dtype: str, decoder_dtype: str, expected: str
 ) -> None:
-    flags = {"kv_dtype": kv_dtype, "encoder": {"dtype": encoder_dtype}}
+    flags = {
+        "kv_dtype": kv_dtype,
+        "encoder": {"dtype": encoder_dtype},
+        "decoder": {"dtype": decoder_dtype},
+    }
     settings = load_settings(flags=flags, environ={})
     assert served_kv_layout(checkpoint, settings, "cpu").dtype == expected
 
