@@ -27,13 +27,15 @@ import numpy as np
 
 from benchmark.shared.command import make_parser, print_table
 from benchmark.shared.machine import cpu_info, versions
+from cluster.common.model.device import resolve_dtype
 
 ROOT = Path(__file__).parents[2]
 KEPT = ROOT / "benchmark/results/scoreboard.json"
 ENGINES = ("cluster/common", "encoder_worker", "decoder_worker")
 SERVER = (*ENGINES, "router", "cluster/serve")
+NATIVE = resolve_dtype("auto", "cpu")  # bfloat16 where this CPU multiplies it, else float32
 SYSTEMS = (
-    *("=splitscribe int8", "=splitscribe bfloat16", "=splitscribe int8 trimmed"),
+    *("=splitscribe int8", f"=splitscribe {NATIVE}", "=splitscribe int8 trimmed"),
     *("faster-whisper int8", "transformers", "openai-whisper"),
 )
 LIBRARIES = ("faster-whisper", "transformers", "openai-whisper")
@@ -139,7 +141,7 @@ PARTS = {
     "errors": Part(
         (
             *(CPU, "--rounds", "1", "--files", "4", "--wer-utterances", "500", "--systems"),
-            *("=splitscribe int8", "=splitscribe bfloat16", "=splitscribe float32"),
+            *dict.fromkeys(f"=splitscribe {dtype}" for dtype in ("int8", NATIVE, "float32")),
         ),
         ENGINES,
         of_errors,
