@@ -10,7 +10,7 @@ BIN := $(VENV)/bin
 STAMP := $(VENV)/.installed
 KIT_ARGS ?=
 
-.PHONY: help install demo tools resolve openai-newest gpu-check-install gpu-kernels gpu-kit helm-check-install kernels manifests test test-servers test-references test-unit test-slow fuzz test-gpu chaos check format audit demo-model demo-model-eval wheel image clean
+.PHONY: help install demo tools resolve openai-newest gpu-check-install gpu-kernels gpu-kit helm-check-install kernels manifests test test-in-order test-references test-unit test-slow fuzz test-gpu chaos check format audit demo-model demo-model-eval wheel image clean
 help:
 	@echo "make demo             install, start a cluster on this machine, transcribe three recordings"
 	@echo "make check            format, lint, types, import rules"
@@ -100,15 +100,18 @@ kernels: install
 	@$(BIN)/splitscribe check --compile
 
 test: install
-	$(BIN)/python -m pytest $(FAST) --durations=10 $(IN_PARALLEL) $(patsubst %,--ignore=%,$(SERVERS) $(REFERENCES))
-	@$(MAKE) --no-print-directory --jobs 2 --keep-going --output-sync test-servers test-references
+	@$(MAKE) --no-print-directory --jobs 2 --keep-going test-in-order test-references
 
-test-servers: install
+test-in-order: install
+	$(BIN)/python -m pytest $(FAST) --durations=10 $(IN_PARALLEL) $(patsubst %,--ignore=%,$(SERVERS) $(REFERENCES))
 	$(BIN)/python -m pytest $(FAST) --durations=10 $(SERVERS)
 
+# Shown when they have ended, so that two sets of tests do not write between each other's lines.
 test-references: install
-	setsid --wait sh -c 'echo 19 2>/dev/null >/proc/self/autogroup; exec nice -n 19 "$$@"' - \
-		$(BIN)/python -m pytest $(FAST) --durations=10 -o timeout=600 $(REFERENCES)
+	@echo "The comparisons with the references run beside the tests, and are shown when they end."
+	@log=$$(mktemp); setsid --wait sh -c 'echo 19 2>/dev/null >/proc/self/autogroup; exec nice -n 19 "$$@"' - \
+		$(BIN)/python -m pytest $(FAST) --durations=10 -o timeout=900 $(REFERENCES) >$$log 2>&1; \
+		status=$$?; cat $$log; rm -f $$log; exit $$status
 
 test-unit: install
 	$(BIN)/python -m pytest $(FAST) $(IN_PARALLEL) tests/unit
