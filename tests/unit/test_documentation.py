@@ -160,6 +160,11 @@ def test_every_module_that_is_run_exists(page: Path) -> None:
     assert missing == []
 
 
+def test_no_code_of_the_front_page_is_broken_by_a_new_line() -> None:
+    text = FENCED.sub("", (ROOT / "README.md").read_text())
+    assert [line for line in text.splitlines() if line.count("`") % 2] == []
+
+
 @each_page
 def test_every_command_of_ours_exists(page: Path) -> None:
     command = typer.main.get_command(app)

@@ -68,6 +68,26 @@ def test_nothing_sticks_out_and_nothing_moves_while_text_arrives(
         assert page.evaluate(over) <= 0
 
 
+def test_no_ring_of_the_keyboards_focus_covers_letters(page: Page) -> None:
+    """Of what Tab reaches: the ring's inner edge is at `outline-offset` from the element's."""
+    transcribe(page, "short")
+    covered = """() => {
+        const ringed = document.activeElement, style = getComputedStyle(ringed);
+        const offset = parseFloat(style.outlineOffset), box = ringed.getBoundingClientRect();
+        const letters = document.createRange();
+        letters.selectNodeContents(ringed);
+        const covers = style.outlineStyle !== "none" && [...letters.getClientRects()].some((own) =>
+            own.left < box.left - offset || own.right > box.right + offset ||
+            own.top < box.top - offset || own.bottom > box.bottom + offset);
+        return covers ? ringed.outerHTML.slice(0, 200) : "";
+    }"""
+    found = set()
+    for _ in range(60):
+        page.keyboard.press("Tab")
+        found.add(page.evaluate(covered))
+    assert found == {""}
+
+
 def test_of_two_hours_only_what_is_on_the_screen_is_drawn(page: Page) -> None:
     text = " one two three four five six seven eight nine ten"
     page.route("**/v1/audio/transcriptions", answered_with(text, 2000))
