@@ -18,7 +18,6 @@ OPTIONS: dict[str, Any] = {
     "health_check_period_s": HEALTH_PERIOD_S,
     "health_check_timeout_s": HEALTH_TIMEOUT_S,
 }
-FRONT = {"name": "router", "max_ongoing_requests": MAX_REQUESTS, **OPTIONS}
 
 
 def pool(worker: type, name: str, n_workers: int, most: int) -> Any:
@@ -35,7 +34,8 @@ def with_router(settings: Settings, build: str, pools: Mapping[Any, Any]) -> Any
 
     deployment: Any = serve.deployment
     name = next(iter(settings.by_model()))
-    return deployment(http_front(Router, settings), **FRONT).bind(
+    front = {"name": "router", "max_ongoing_requests": MAX_REQUESTS, **OPTIONS}
+    return deployment(http_front(Router, settings), **front).bind(
         settings, build, {name: pools["encoder"]}, {name: pools["decoder"]}
     )
 
