@@ -142,6 +142,7 @@ def _pools(
         worker = deployment(
             ColocatedReplica,
             name=f"worker{suffix}",
+            **replica_choice(),
             max_ongoing_requests=UNBOUNDED,
             **options(settings.encoder),
         ).bind(settings, build)

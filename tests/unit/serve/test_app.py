@@ -30,6 +30,21 @@ def test_routers_and_the_batch_owner_may_be_busy_for_15_s_and_workers_may_not(
     assert max(patience_s["encoder"], patience_s["decoder"]) <= 6
 
 
+@pytest.mark.parametrize(
+    ("kind", "pools"), [("split", {"encoder", "decoder"}), ("colocated", {"worker"})]
+)
+def test_whoever_sends_windows_knows_how_many_workers_each_pool_has(
+    kind: Any, pools: set[str], monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """By our choice of workers; without it a pool seems empty, and gets one window at a time."""
+    options: dict[str, Any] = {}
+    monkeypatch.setattr("ray.serve.deployment", lambda *_, **asked: Deployment(options, asked))
+    settings = load_settings(None, {"model": "demo"}, environ={})
+    app.build_app(settings, "build", Placement(kind, "a test"))
+    ours = {name for name, asked in options.items() if "request_router_config" in asked}
+    assert ours == pools
+
+
 class Deployment:
     """Notes what a deployment is asked to be."""
 
