@@ -16,7 +16,13 @@ from dataclasses import asdict
 from functools import partial
 from weakref import ref
 
-from cluster.common.errors import OverloadedError, UnsupportedValueError, WorkerDrainingError
+from cluster.common.errors import (
+    OverloadedError,
+    UnsupportedValueError,
+    WorkerDiedError,
+    WorkerDrainingError,
+    WorkerError,
+)
 from cluster.common.kernels.cpu.background import wait_for_builds
 from cluster.common.kv.importer import KVImporter
 from cluster.common.kv.pool import PagePool
@@ -323,8 +329,10 @@ class DecoderEngine(DecoderCore):
             return
         started.set_result(None)
         self._take_turns(hurries=False)
-        reason = "was closed" if self._fault is None else f"failed: {self._fault}"
-        self._shut_down(WorkerDrainingError(f"this decoder {reason}"))
+        if self._fault is None:
+            self._shut_down(WorkerDrainingError("this decoder was closed"))
+        else:  # one of its windows may have done it, so this counts as a try of theirs
+            self._shut_down(WorkerDiedError(f"this decoder failed: {self._fault}"))
 
     def _hurry(self) -> None:
         """With the encoder's priority: makes the turns while urgent sequences are among others."""
@@ -359,7 +367,7 @@ class DecoderEngine(DecoderCore):
         self._wake.wait(seconds)
         self._wake.clear()
 
-    def _shut_down(self, error: WorkerDrainingError) -> None:
+    def _shut_down(self, error: WorkerError) -> None:
         """Answer what is left, then wait for READs: they write to pages of the importer's pool.
 
         Words are found from these pages, so what has begun of it ends too.

@@ -13,7 +13,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
-from cluster.common.errors import WorkerDrainingError
+from cluster.common.errors import WorkerDiedError, WorkerDrainingError
 from cluster.common.kernels.cpu.background import wait_for_builds
 from cluster.common.kv.exporter import KVExporter
 from cluster.common.metrics import ENCODER_METRICS, Recorder, silent_recorder
@@ -176,7 +176,8 @@ class EncoderEngine(EncoderCore):
         except Exception as error:
             logger.exception("the encoder's thread died")
             self._failure = f"the encoder's thread died: {error}"
-            loop.fail_all(WorkerDrainingError(self._failure))
+            # One of its windows may have done it, so this counts as a try of theirs.
+            loop.fail_all(WorkerDiedError(self._failure))
 
 
 def _log_context(settings: EncoderSettings, rule: EncoderContext | None) -> None:

@@ -117,18 +117,21 @@ class EncodeLoop:
 
     def begin(self) -> None:
         """Wait for a batch and launch it, if there are pages for it."""
-        exporter = self._exporter
-        n_pages, wanted = exporter.pool.n_pages, exporter.layout.pages_per_window
-        # Less urgent windows that nobody reads must not fill the pool.
-        used = n_pages - exporter.n_free_pages
-        held = [one for one in SHARES if not leaves_room(used, wanted, n_pages, SHARES[one])]
-        self.batcher.hold(held)
         wait_s = IDLE_WAIT_S if len(self.batcher) else EMPTY_WAIT_S
-        wait_s = PAGE_WAIT_S if held else wait_s
+        wait_s = PAGE_WAIT_S if self._hold() else wait_s
         n_ready = self.batcher.wait(wait_s if self._blocks else 0.0)
         self._fail_expired()
         if n_ready:
             self._launched = self._take(n_ready, PAGE_WAIT_S if self._blocks else 0.0)
+
+    def _hold(self) -> bool:
+        """Let no less urgent windows fill the pool that nobody reads; whether some have to wait."""
+        exporter = self._exporter
+        n_pages, wanted = exporter.pool.n_pages, exporter.layout.pages_per_window
+        used = n_pages - exporter.n_free_pages
+        held = [one for one in SHARES if not leaves_room(used, wanted, n_pages, SHARES[one])]
+        self.batcher.hold(held)
+        return bool(held)
 
     def go_on(self) -> None:
         """Wait for the batch that is launched and publish it; before that launch the next one.
@@ -139,6 +142,7 @@ class EncodeLoop:
         launched = self._launched
         assert launched is not None
         self._fail_expired()
+        self._hold()
         full = self.forward.is_async and self.batcher.has_full_batch
         goes_on = full and not self._stopping
         following = self._take(self.max_batch, 0.0) if goes_on else None

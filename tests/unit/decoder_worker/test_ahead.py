@@ -15,7 +15,7 @@ import pytest
 import torch
 from safetensors.torch import load_file, save_file
 
-from cluster.common.errors import SequenceFailedError, WorkerDrainingError
+from cluster.common.errors import SequenceFailedError, WorkerDiedError
 from cluster.common.messages import DecodeResult, SampledToken
 from decoder_worker.gpu.graphs import bucket_sizes, few_sizes
 from tests.support.checkpoints import make_checkpoint
@@ -164,7 +164,7 @@ def test_a_lost_device_is_no_sequences_fault(
     with make_stand(folder, steps_ahead=1, bucketed=True) as stand:
         monkeypatch.setattr(stand.engine._loop._runner, method, lost)
         future = stand.engine.submit(stand.request(0, language=None))
-        with pytest.raises(WorkerDrainingError, match="illegal memory access"):
+        with pytest.raises(WorkerDiedError, match="illegal memory access"):
             future.result(ANSWER_S)
         wait_until(lambda: stand.engine.healthy() is not None, "healthy though its device is lost")
         stand.assert_all_returned()

@@ -19,6 +19,7 @@ from cluster.common.errors import (
     SequenceFailedError,
     StaleGenerationError,
     TransferTimeoutError,
+    WorkerDiedError,
     WorkerDrainingError,
 )
 from cluster.common.messages import DecodeResult
@@ -226,7 +227,7 @@ def test_an_error_outside_of_any_sequence_answers_all_and_is_reported(
 
         monkeypatch.setattr(stand.engine._loop.scheduler, "admit", broken)
         gate.open()
-        with pytest.raises(WorkerDrainingError, match="no order"):
+        with pytest.raises(WorkerDiedError, match="no order"):
             future.result(ANSWER_S)
         wait_until(lambda: "no order" in str(stand.engine.healthy()), "healthy though failed")
         request = stand.request(1)

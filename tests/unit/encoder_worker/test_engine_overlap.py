@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import torch
 
-from cluster.common.errors import DeadlineExceededError, WorkerDrainingError
+from cluster.common.errors import DeadlineExceededError, WorkerDiedError, WorkerDrainingError
 from encoder_worker.gpu.static_encoder import Wait
 from tests.support.kv.ends import wait_until
 from tests.support.references.hugging_face import make_pcm
@@ -18,8 +18,8 @@ from tests.support.workers.encoder_engines import PATIENCE_S, Bench, MakeBench, 
 class Device:
     """Batches are launched at once and done when `complete` is called."""
 
-    def __init__(self, bench: Bench) -> None:
-        loop = bench.engine._loops[0]
+    def __init__(self, bench: Bench, lane: int = 0) -> None:
+        loop = bench.engine._loops[lane]
         self._forward = loop.forward
         self._free = threading.Semaphore(0)
         self.events: list[tuple[str, int]] = []
@@ -82,12 +82,26 @@ def test_a_window_expires_while_batch_follows_batch(bench: MakeBench) -> None:
     b.exporter.pool.check_integrity()
 
 
+def test_windows_that_nobody_reads_leave_room_in_the_pool(bench: MakeBench) -> None:
+    """However long the next batch is launched before the last one is done."""
+    b = bench(n_windows=8, max_batch=1)
+    device = Device(b, lane=1)
+    later = [b.submit(make_pcm(0.1 + n / 100), f"r{n}", priority="later") for n in range(12)]
+    device.complete(len(later))
+    wait_until(lambda: sum(future.done() for future in later) == 7)
+    b.submit(make_pcm(0.5), "urgent").result(PATIENCE_S)
+    assert sum(future.done() for future in later) == 7
+    for future in later:
+        if not future.cancel():
+            b.engine.revoke(future.result().handle)
+
+
 def test_a_device_error_ends_the_replica_and_every_window(bench: MakeBench) -> None:
     """After such an error no call of this process succeeds: the replica must be replaced."""
     b = bench()
     b.poisoned_by, b.poison = torch.AcceleratorError("an illegal memory access"), 1_600
     future = b.submit(make_pcm(0.1))
-    with pytest.raises(WorkerDrainingError, match="illegal memory access"):  # so another is asked
+    with pytest.raises(WorkerDiedError, match="illegal memory access"):  # a try of the window's
         future.result(PATIENCE_S)
     wait_until(lambda: b.engine.healthy() is not None)
     with pytest.raises(WorkerDrainingError, match="thread died"):
