@@ -9,6 +9,7 @@ import socket
 import subprocess
 import sys
 import zipfile
+from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
@@ -136,6 +137,17 @@ def test_one_worker_is_both_pools(tmp_path: Path, flags: tuple[str, ...], reason
         assert f"colocated ({reason})" in running.output()
         assert running.workers("decoder")[0]["transport"] == "memory"
         assert running.pid("encoder") == running.pid("decoder")
+        with ThreadPoolExecutor(8) as several:
+            files = [
+                several.submit(
+                    client.audio.transcriptions.create, model="demo", file=sample_path("long")
+                )
+                for _ in range(8)
+            ]
+            at_once = 0
+            while not all(file.done() for file in files):
+                at_once = max(at_once, running.workers("decoder")[0]["running"])
+        assert at_once > 4
         wait_until(running.is_idle, 15.0, "every page free again")
 
 
