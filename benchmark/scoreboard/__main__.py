@@ -36,7 +36,7 @@ SERVER = (*ENGINES, "router", "cluster/serve")
 NATIVE = resolve_dtype("auto", "cpu")  # bfloat16 where this CPU multiplies it, else float32
 SYSTEMS = (
     *("=splitscribe int8", f"=splitscribe {NATIVE}", "=splitscribe int8 trimmed"),
-    *("faster-whisper int8", "transformers", "openai-whisper"),
+    *("faster-whisper int8", f"transformers {NATIVE}", "openai-whisper"),
 )
 LIBRARIES = ("faster-whisper", "transformers", "openai-whisper")
 
@@ -134,7 +134,10 @@ CLIPS = ("--rounds", "2", "--files", "12", "--wer-utterances", "0", "--systems",
 PARTS = {
     "base": Part((CPU, "--shapes", "base", *CLIPS), ENGINES, of_engines),
     "small": Part(
-        (CPU, "--shapes", "small", "--recording", "medium", "--tokens", "64", *CLIPS[2:]),
+        (
+            *(CPU, "--shapes", "small", "--recording", "medium", "--tokens", "64"),
+            *("--rounds", "1", "--files", "8", *CLIPS[4:]),
+        ),
         ENGINES,
         of_engines,
     ),
