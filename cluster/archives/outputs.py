@@ -198,9 +198,7 @@ class Outputs:
         self, name: str, transcript: Transcript, formats: Iterable[str]
     ) -> dict[str, str]:
         """Returns hashes of what was written, by format."""
-        from router.api.formats import (
-            render,
-        )  # with pydantic, which the command line need not wait for
+        from router.api.formats import render  # late, for the command line to start quickly
 
         words = "word" in self._archive.fields.get("timestamp_granularities", ())
         written = {}
