@@ -63,9 +63,19 @@ class Archive:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that texts depend on."""
-        fields = {k: v if isinstance(v, str) else list(v) for k, v in self.fields.items()}
+        """All that texts depend on; of recordings of voices only what names them."""
+        fields = {
+            name: _named(value) if isinstance(value, str) else [_named(one) for one in value]
+            for name, value in self.fields.items()
+        }
         return {"model": self.model, "task": self.task, "fields": fields}
+
+
+def _named(value: str) -> str:
+    """The value, or of a data URL, which sidecars must not hold, its digest."""
+    if not value.startswith("data:"):
+        return value
+    return f"sha256:{hashlib.sha256(value.encode()).hexdigest()}"
 
 
 def pairs_of(fields: Fields) -> tuple[tuple[str, str], ...]:
