@@ -226,8 +226,9 @@ class Voices:
         try:
             with closing(AudioFile(path, self.limits)) as file:
                 for pcm in file.blocks():
-                    if heard.n_samples <= longest:
-                        yield from heard.feed(pcm)
+                    yield from heard.feed(pcm)
+                    if heard.n_samples > longest:  # told below; the rest is not decoded
+                        break
         except AudioTooShortError:
             pass  # told below
         except InvalidRequestError as error:

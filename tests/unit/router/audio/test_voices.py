@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+from collections.abc import Iterator
 from itertools import pairwise
 from pathlib import Path
 from typing import Any
@@ -11,6 +12,7 @@ import pytest
 
 from cluster.common.errors import InvalidAudioError
 from cluster.common.messages import SAMPLE_RATE, Pcm
+from router.audio.audio_file import AudioFile
 from router.audio.cutter import WindowCutter
 from router.audio.embedding import SpeakerNetwork
 from router.audio.protocol import AudioLimits, Finished, Opened, SpeakerSearch, TurnsFound
@@ -104,6 +106,24 @@ def references() -> list[Any]:
         ("text", None, "cannot be read"),
     )
     return [pytest.param(pcm, reason, id=name) for name, pcm, reason in refused]
+
+
+def test_of_a_reference_that_is_too_long_the_rest_is_not_decoded(
+    voices: Voices, talk: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    path, n_samples = write_wav(tmp_path / "hour.wav", silence(600.0)), 0
+    blocks = AudioFile.blocks
+
+    def counted(file: AudioFile) -> Iterator[Pcm]:
+        nonlocal n_samples
+        for pcm in blocks(file):
+            n_samples += len(pcm)
+            yield pcm
+
+    monkeypatch.setattr(AudioFile, "blocks", counted)
+    with pytest.raises(InvalidAudioError, match=r"1\.2 to 10 s"):
+        list(voices.turns_of(talk, SpeakerSearch(references=(("Ann", str(path)),))))
+    assert n_samples < 30 * SAMPLE_RATE, "with the talk of 18 s, if that came first"
 
 
 @pytest.mark.parametrize(("pcm", "reason"), references())
