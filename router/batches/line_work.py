@@ -85,7 +85,7 @@ class LineWork:
         with request_scope(name):
             try:
                 done = await self._answer(claim, name)
-                audio_s = done.transcript.duration_s
+                audio_s = done.transcript.transcribed_s
                 outcome, status, body = "completed", 200, done.body()
             except InsufficientStorageError:
                 raise

@@ -6,6 +6,7 @@ import asyncio
 import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
+from dataclasses import replace
 from pathlib import Path
 from typing import Any
 
@@ -26,7 +27,7 @@ from router.interface import (
     TranscriptionResult,
     Update,
 )
-from router.transcript import Segment, TokenLogprob, Transcript, Word
+from router.transcript import Channel, Segment, TokenLogprob, Transcript, Word
 from tests.support.waiting import wait_until
 
 NAMES = ("openai/whisper-large-v3", "demo")
@@ -123,6 +124,7 @@ class FakeTranscriber:
         self.n_workers = 1  # of each pool
         self.language = "en"
         self.texts: tuple[str, ...] = (" Hello there.", " General.")
+        self.channels: tuple[Channel, ...] = ()
         self.timings = TIMINGS
 
     async def transcribe(
@@ -134,6 +136,7 @@ class FakeTranscriber:
         self.contexts.append(context)
         self.started.set()
         transcript = make_transcript(*self.texts, task=params.task, language=self.language)
+        transcript = replace(transcript, channels=self.channels)
         updates = make_updates(transcript)
         stops = self.hold or self.error is not None
         if not stops or self.n_updates is not None:

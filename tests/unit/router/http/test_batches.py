@@ -21,6 +21,7 @@ from router.api.batch_bodies import UploadFields
 from router.batches.blobs import ABANDONED_S
 from router.batches.service import PIECE_BYTES
 from router.http.keys import KeyRing
+from router.transcript import Channel
 from tests.support.batches import DEADLINE_S, ENDPOINT, Counter, Desk, Hands, desk, line, served
 from tests.support.router_fakes import make_settings
 
@@ -296,6 +297,7 @@ async def test_lines_count_for_the_key_of_their_batch(tmp_path: Path) -> None:
     hands = Hands()
     limits = make_settings(api_key=("ann one", "bob two"), max_audio_hours_per_day=0.004)  # 14.4 s
     async with desk(tmp_path, hands=hands) as at, served(at, limits) as server:
+        at.transcriber.channels = (Channel(1, "Ann"), Channel(2, "Bob"))  # each of them counts
         client = server.client("one")
         lines = line("a", **WAV) + line("b", **WAV) + line("c", url="x")
         file = await client.files.create(file=("in.jsonl", lines), purpose="batch")
@@ -306,7 +308,7 @@ async def test_lines_count_for_the_key_of_their_batch(tmp_path: Path) -> None:
         usage = await client.get("/organization/usage/audio_transcriptions", cast_to=dict)
         (day,) = usage["data"]
         (used,) = day["results"]
-        assert (used["seconds"], used["num_model_requests"], used["api_key_id"]) == (17, 4, "ann")
+        assert (used["seconds"], used["num_model_requests"], used["api_key_id"]) == (34, 4, "ann")
         with pytest.raises(openai.RateLimitError, match="hours of audio"):
             await create(client, file.id)
         other = server.client("two")
