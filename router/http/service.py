@@ -153,9 +153,9 @@ class TranscriptionService:
         limit = self._settings.max_upload_bytes
         length = check_content_length(request.headers, limit)
         owner = key_owner(request)
-        self._usage.begin(owner)
         stack.enter_context(self._keys.request_of(owner))
         share = stack.enter_context(self.admission.admit(length or 0))
+        self._usage.begin(owner)  # what is refused before does not count
 
         async def chunks() -> AsyncIterator[bytes]:
             async for chunk in request.stream():

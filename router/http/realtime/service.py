@@ -133,8 +133,8 @@ class RealtimeService:
                 raise OverloadedError(
                     "This server restarts. Please connect again.", code="overloaded"
                 )
-            self._usage.begin(secret.owner)
             with self._occupied(secret.owner) as slot:
+                self._usage.begin(secret.owner)
                 protocol, writer = self._begin(websocket, secret)
                 await self._run(websocket, protocol, writer, slot)
         except SplitscribeError as error:

@@ -145,7 +145,11 @@ async def test_a_key_with_all_its_requests_running_is_told_429_and_others_are_se
 ) -> None:
     transcriber = FakeTranscriber()
     transcriber.hold = True
-    settings = make_settings(api_key=("secret-one", "secret-two"), max_requests_per_key=1)
+    settings = make_settings(
+        api_key=("secret-one", "secret-two"),
+        max_requests_per_key=1,
+        max_requests_per_minute=2,  # the refused one does not count
+    )
 
     def form(key: str) -> dict[str, Any]:
         headers = {"authorization": f"Bearer {key}"}
