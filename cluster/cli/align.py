@@ -34,7 +34,9 @@ def align(
     language: Annotated[str | None, typer.Option(help="left out, it is detected")] = None,
     device: Annotated[Device, typer.Option(help="where the model runs")] = "auto",
     server: Annotated[str | None, typer.Option(help="URL of a server that does the work")] = None,
-    api_key: Annotated[str | None, typer.Option(help="a key of that server")] = None,
+    api_key: Annotated[
+        str | None, typer.Option(help="a key of that server", envvar="OPENAI_API_KEY")
+    ] = None,
 ) -> None:
     """Find when each word of a known text is said.
 
@@ -53,6 +55,8 @@ def align(
     except (OSError, UnicodeDecodeError) as error:
         why = getattr(error, "strerror", None) or error
         raise InvalidRequestError(f"{text} cannot be read as a text: {why}") from error
+    if server and device != "auto":
+        raise InvalidRequestError("--device is for work in this process: a server has its own")
     if not audio.is_file():
         raise InvalidRequestError(f"there is no file {audio}")
     form = {"text": content, "response_format": output_format}
