@@ -3,7 +3,8 @@
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Sequence
+from collections.abc import Callable, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Protocol, Self
@@ -90,9 +91,9 @@ class Progress:
 class RequestContext:
     """One request's identity and time.
 
-    A request lives while windows end, its own or others' before which it waits: it is over when
-    none has for `stall_s`, or `timeout_s` after `started_s` (the clock's, when the upload was
-    complete), whichever comes first.
+    A request lives while windows end, its own or others' before which it waits, and while its
+    voices are told apart: it is over when nothing has ended for `stall_s`, or `timeout_s` after
+    `started_s` (the clock's, when the upload was complete), whichever comes first.
     """
 
     request_id: str
@@ -103,6 +104,7 @@ class RequestContext:
     progress: Progress = field(default_factory=Progress)  # of those it may wait for, too
     audio_s: float = 0.0
     started_s: float = field(init=False)
+    moved_s: float = field(init=False)  # when work beside its windows ended last
     finished_s: float = 0.0
     span: Span = NO_SPAN  # of the whole request
     owner: bytes = field(default=b"", repr=False)  # of the KV: opaque, never an API key
@@ -117,7 +119,16 @@ class RequestContext:
         return cls(request_id, None, timeout_s=time_s, clock=clock)
 
     def __post_init__(self) -> None:
-        self.started_s = self.clock.monotonic()
+        self.started_s = self.moved_s = self.clock.monotonic()
+
+    @contextmanager
+    def beside_windows(self) -> Iterator[None]:
+        """Around work that may outlast all windows, and whose end is sure: as if one had ended."""
+        self.moved_s = math.inf
+        try:
+            yield
+        finally:
+            self.moved_s = self.clock.monotonic()
 
     def window_ended(self, pace_s: float) -> None:
         """`pace_s`: as in `Progress`."""
@@ -160,9 +171,9 @@ class RequestContext:
 
     def remaining_s(self) -> float:
         """Seconds left; negative when over. Ask anew before each use: it grows as windows end."""
-        moved_s = max(self.started_s, self.progress.ended_s)
-        end_s = min(self.started_s + self.timeout_s, moved_s + self.stall_s)
-        return end_s - self.clock.monotonic()
+        now_s = self.clock.monotonic()
+        moved_s = min(now_s, max(self.moved_s, self.progress.ended_s))
+        return min(self.started_s + self.timeout_s, moved_s + self.stall_s) - now_s
 
     def too_late(self) -> DeadlineExceededError:
         if self.clock.monotonic() - self.started_s < self.timeout_s:

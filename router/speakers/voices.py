@@ -108,7 +108,8 @@ async def find_turns(
         search = SpeakerSearch(tuple(zip(options.names, paths, strict=True)), least, most)
         for tries in count(1):
             try:
-                heard = await audio.survey(upload, context, search)
+                with context.beside_windows():  # the pool sees when its worker is dead or stands
+                    heard = await audio.survey(upload, context, search)
                 break
             except WorkerError:
                 if tries == MAX_SEARCHES:

@@ -182,3 +182,22 @@ async def test_what_keeps_voices_from_being_found_ends_the_work() -> None:
     with pytest.raises(ExceptionGroup):
         await transcribe_voices(run_of(), transcribe, turns(), words=False)
     assert ended.is_set()
+
+
+async def test_a_search_that_outlasts_all_windows_ends_no_request(tmp_path: Path) -> None:
+    now_s = 1000.0
+    clock: Any = SimpleNamespace(monotonic=lambda: now_s)
+    request = RequestContext("r", None, stall_s=600.0, clock=clock)
+
+    class SlowPool(PlayedPool):
+        async def survey(self, *asked: Any) -> Any:
+            nonlocal now_s
+            now_s += 1500.0
+            assert request.remaining_s() == 600.0
+            return await super().survey(*asked)
+
+    pool: Any = SlowPool()
+    await find_turns(pool, tmp_path, options(), request)
+    assert request.remaining_s() == 600.0
+    now_s += 601.0
+    assert request.remaining_s() < 0.0
