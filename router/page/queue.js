@@ -157,7 +157,8 @@ export class Queue {
       this.#set(job, "stopped", "Stopped");
       return;
     }
-    const busy = error instanceof ApiError && (error.status === 429 || error.status === 503);
+    const full = error.status === 429 && error.code !== "insufficient_quota";  // that lasts for hours
+    const busy = error instanceof ApiError && (full || error.status === 503);
     if (busy && ++job.tries < MOST_TRIES && !job.segments.length) {
       this.#wait(job, error.retryAfterS ?? RETRY_S);
       return;

@@ -76,6 +76,20 @@ def test_an_error_stands_beside_its_buttons_and_lists_as_people_do(
         assert 30 < note["height"] < 45, "two lines; the reader has the whole"
 
 
+def test_hours_that_are_used_up_are_told_and_not_waited_for(browser: Browser, url: str) -> None:
+    told = "This API key has used its 2 hours of audio of today."
+    error = {"message": told, "code": "insufficient_quota", "type": "insufficient_quota"}
+    with opened(browser, url, expected=("status of 429",)) as page:
+        page.route(
+            STREAM,
+            lambda route: route.fulfill(
+                status=429, headers={"retry-after": "51342"}, json={"error": error}
+            ),
+        )
+        drop(page, "talk.flac", AUDIO)
+        expect(page.locator("[data-state=failed]")).to_contain_text(told, timeout=WAIT_MS)
+
+
 @pytest.mark.parametrize("scheme", ["light", "dark"])
 @pytest.mark.parametrize("device", [WIDE, PHONE], ids=["wide", "phone"])
 def test_pictures_are_taken_of_errors_and_nothing_sticks_out(
