@@ -168,7 +168,8 @@ def measure(name: str, part: Part) -> Figures:
     if done.returncode:
         raise SystemExit(f"{name} failed:\n{done.stdout[-2000:]}")
     print(f"{name}: {(time.monotonic() - began) / 60:.1f} minutes", flush=True)
-    figures: Figures = json.loads(done.stdout.strip().splitlines()[-1])
+    last_line = done.stdout.strip().splitlines()[-1]
+    figures: Figures = json.loads(last_line.replace(f"{Path(sys.executable).parent}/", ""))
     return figures
 
 

@@ -298,7 +298,7 @@ async def test_lines_count_for_the_key_of_their_batch(tmp_path: Path) -> None:
     limits = make_settings(api_key=("ann one", "bob two"), max_audio_hours_per_day=0.004)  # 14.4 s
     async with desk(tmp_path, hands=hands) as at, served(at, limits) as server:
         at.transcriber.channels = (Channel(1, "Ann"), Channel(2, "Bob"))  # each of them counts
-        client = server.client("one")
+        client, other = server.client("one"), server.client("two")
         lines = line("a", **WAV) + line("b", **WAV) + line("c", url="x")
         file = await client.files.create(file=("in.jsonl", lines), purpose="batch")
         hands.wall_s = time.time()
@@ -311,7 +311,6 @@ async def test_lines_count_for_the_key_of_their_batch(tmp_path: Path) -> None:
         assert (used["seconds"], used["num_model_requests"], used["api_key_id"]) == (34, 4, "ann")
         with pytest.raises(openai.RateLimitError, match="hours of audio"):
             await create(client, file.id)
-        other = server.client("two")
         file = await other.files.create(file=("in.jsonl", lines), purpose="batch")
         await create(other, file.id)
         hands.pass_s(40 * 86_400)
