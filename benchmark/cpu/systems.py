@@ -65,13 +65,14 @@ System = Splitscribe | RivalProcess  # an engine that is loaded and takes WAV fi
 
 @contextmanager
 def our_server(
-    models: Models, fields: Mapping[str, str] | None = None
+    models: Models, fields: Mapping[str, str] | None = None, placement: str = "auto"
 ) -> Iterator[list[Splitscribe]]:
     """One server of several models, each of which is a system of its own."""
     settings = {model: fields for model, (_, fields) in models.items()}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "settings.yaml"
-        file.write_text(yaml.safe_dump({"models": settings, "log_level": "WARNING"}))
+        of_all = {"log_level": "WARNING", "placement": placement}
+        file.write_text(yaml.safe_dump({"models": settings, **of_all}))
         with serving("--config", str(file)) as server:
             yield [
                 Splitscribe(name, server, model, fields or {})
@@ -79,17 +80,18 @@ def our_server(
             ]
 
 
-def by_dtype(key: str, folder: Path, kinds: Sequence[str]) -> Models:
+def by_dtype(key: str, folder: Path, kinds: Sequence[str], device: str = "auto") -> Models:
     models = {}
     for kind in kinds:
-        encoder: dict[str, Any] = {"dtype": dtype_of(kind), "context": "full"}
+        role = {"dtype": dtype_of(kind), "device": device}
+        encoder: dict[str, Any] = {**role, "context": "full"}
         if TRIMMED in kind:
             encoder |= {"context": "trimmed", "context_slack": 64, "context_max_s": 30.0}
         settings = {
             "model": str(folder),
             "kv_dtype": "float8" if KV_FLOAT8 in kind else "auto",
             "encoder": encoder,
-            "decoder": {"dtype": dtype_of(kind)},
+            "decoder": role,
         }
         models[f"{key}-{kind.replace(' ', '-')}"] = (f"splitscribe {kind}", settings)
     return models

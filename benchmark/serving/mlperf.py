@@ -2,13 +2,15 @@
 
     python -m benchmark.serving.mlperf                    # large-v3's shape: about 10 minutes
     python -m benchmark.serving.mlperf --shape base --dtype int8 --seconds 60
+    python -m benchmark.serving.mlperf --device cuda --dtype bfloat16 --placement colocated
 
 The load is that of MLPerf Inference since v5.1: windows of 24 s with 64 tokens each, Offline (all
 windows at once) and Server (Poisson arrivals at a share of the offline rate). The weights are
 random, in a published shape, with the number of tokens in them (`benchmark.shared.forced_length`),
 so no word error rate is checked, which MLPerf demands. Beside the rate for each core stands that of
-Intel's submission to v6.0: 29.0 windows/s on 256 cores with AMX, large-v3 in 8 bits by vLLM. The
-ceiling is the encoder's and the decoder's products alone at the rate that this machine reaches.
+Intel's submission to v6.0: 29.0 windows/s on 256 cores with AMX, large-v3 in 8 bits by vLLM; on a
+GPU those of two engines on an H200. The ceiling is the encoder's and the decoder's products alone
+at the rate that this machine reaches; on a GPU what `benchmark.gpu` predicts of both engines alone.
 Needs `mlcommons-loadgen` (in the `bench` extra). Prints a table, and one line of JSON last.
 """
 
@@ -19,6 +21,8 @@ from pathlib import Path
 import torch
 
 from benchmark.cpu.systems import FIELDS, UNDOUBTED, by_dtype, our_server
+from benchmark.gpu.rig import FULL, Rig
+from benchmark.gpu.serving import OTHERS
 from benchmark.serving.mixed import Speech
 from benchmark.shared.clips import CACHE
 from benchmark.shared.command import make_parser, print_result, print_table
@@ -29,6 +33,7 @@ from benchmark.shared.machine import cpu_info, product_flops, versions
 from benchmark.shared.openai_client import Client, Upload
 from benchmark.shared.speech.wav import wav_bytes
 from cluster.common.model.device import usable_cores
+from tests.support.checkpoints import ModelShape
 
 INTEL_PER_CORE = 29.0 / 256  # windows/s: 2 x Xeon 6980P, MLPerf Inference v6.0, Offline
 IN_FLIGHT = 64  # of the windows that Offline gives at once
@@ -55,6 +60,8 @@ def main() -> None:
     add = parser.add_argument
     add("--shape", choices=SHAPES, default="large-v3")
     add("--dtype", default="int8", help="float32, bfloat16 or int8")
+    add("--device", choices=("cpu", "cuda"), default="cpu")
+    add("--placement", default="auto", help="of both roles: auto, split or colocated")
     add("--seconds", type=float, default=60.0, help="of each scenario, at least")
     add("--cache", type=Path, default=CACHE, help="where the random checkpoint is kept")
     args = parser.parse_args()
@@ -65,14 +72,16 @@ def main() -> None:
 
     shape, cores = SHAPES[args.shape], usable_cores()
     folder = forced_checkpoint(args.cache / f"mlperf-{args.shape}", shape, TOKENS)
-    ceiling = product_flops(torch.float32, shape) / window_flops(shape, TOKENS)
-    print(f"ceiling of float32 products alone: {ceiling:.3f} windows/s")
-    with our_server(by_dtype(args.shape, folder, [args.dtype])) as (system,):
+    ceiling, of = _ceiling(shape, args.device)
+    print(f"ceiling of {of}: {ceiling:.3f} windows/s")
+    models = by_dtype(args.shape, folder, [args.dtype], args.device)
+    with our_server(models, placement=args.placement) as (system,):
         server = Server(system.server.url, system.model)
         under_test = SystemUnderTest(loadgen, server, IN_FLIGHT)
         under_test.wait(server.client.__aenter__())
-        rate = max(under_test.rate(2), under_test.rate(8))  # the first ones warm up
-        print(f"eight at once: {rate:.3f} windows/s")
+        at_once = (2, 8) if args.device == "cpu" else (8, IN_FLIGHT, IN_FLIGHT)
+        rate = max(under_test.rate(n) for n in at_once)  # the first ones warm up
+        print(f"{at_once[-1]} at once: {rate:.3f} windows/s")
         scenarios = under_test.scenarios(rate, args.seconds)
         under_test.wait(server.client.__aexit__())
         under_test.close()
@@ -82,13 +91,28 @@ def main() -> None:
         row = {"windows_per_s": per_s, "for each core": per_s / cores, "p99_s": p99_s}
         rows.append({"scenario": scenario, **row, "LoadGen says": says})
     print_table(rows)
-    print(f"Intel's submission: {INTEL_PER_CORE:.3f} for each core, with AMX")
+    if args.device == "cpu":
+        print(f"Intel's submission: {INTEL_PER_CORE:.3f} for each core, with AMX")
+    else:
+        print("; ".join(f"{what} {rate}" for what, rate in OTHERS.items()))
     if failures := server.failures:
         print(f"{len(failures)} requests failed, such as: {failures[0]}")
     machine = {**cpu_info(), **versions("torch"), "cores": cores}
     told = {"scenarios": scenarios, "ceiling": ceiling, "failed": len(failures)}
     kept = {"shape": args.shape, "dtype": args.dtype, "intel": INTEL_PER_CORE}
-    print_result("mlperf", {**machine, **kept, **told})
+    where = {"device": args.device, "placement": args.placement}
+    print_result("mlperf", {**machine, **kept, **where, **told})
+
+
+def _ceiling(shape: ModelShape, device: str) -> tuple[float, str]:
+    """Windows/s, and what alone would reach them."""
+    if device == "cpu":
+        rate = product_flops(torch.float32, shape) / window_flops(shape, TOKENS)
+        return rate, "float32 products alone"
+    rig = Rig(FULL, device, CACHE)
+    rig.measure_rates()
+    torch.cuda.empty_cache()  # the server looks for what is free
+    return rig.gpu.windows_per_s(shape, TOKENS, IN_FLIGHT), "both engines without a server"
 
 
 if __name__ == "__main__":
