@@ -36,20 +36,29 @@ def ray_session(
 ) -> Iterator[Any]:
     """Ray's context, of a cluster at `address` or of one that lives as long as this is open.
 
-    worker_lines: is told what workers print. Raises ConfigurationError: Ray is not there.
+    worker_lines: is told what workers print. Raises ConfigurationError: Ray is not there, or Serve
+    does not load.
     """
     _put_packages_on_path()
     context = _start(address, dashboard, log_to_driver=worker_lines is not None)
-    if worker_lines is not None:
-        take_worker_lines(worker_lines)
-    import ray.serve  # which sets the level of its log
-
-    logging.getLogger("ray.serve").setLevel(logging.WARNING)
+    # An error that ends the process while it is connected is never told: Ray's hook waits for ever.
     try:
+        if worker_lines is not None:
+            take_worker_lines(worker_lines)
+        _load_serve()
+        logging.getLogger("ray.serve").setLevel(logging.WARNING)
         yield context
     finally:
         with _silenced():
             ray.shutdown(wait_for_processes=True)
+
+
+def _load_serve() -> None:
+    """Raises ConfigurationError: a package that it needs is missing, or of another version."""
+    try:
+        import ray.serve  # noqa: F401 - which sets the level of its log
+    except Exception as error:
+        raise ConfigurationError(f"Ray Serve does not load: {error}") from error
 
 
 def _start(address: str | None, dashboard: RayDashboard, *, log_to_driver: bool) -> Any:
