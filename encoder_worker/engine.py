@@ -13,12 +13,13 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
 
+from cluster.common.cores import usable_cores
 from cluster.common.errors import WorkerDiedError, WorkerDrainingError
 from cluster.common.kernels.cpu.background import wait_for_builds
 from cluster.common.kv.exporter import KVExporter
 from cluster.common.metrics import ENCODER_METRICS, Recorder, silent_recorder
 from cluster.common.model.checkpoint import Checkpoint
-from cluster.common.model.device import resolve_device, resolve_dtype, usable_cores, use_threads
+from cluster.common.model.device import resolve_device, resolve_dtype, use_threads
 from cluster.common.model.encoder_context import (
     FILE,
     EncoderContext,

@@ -55,7 +55,7 @@ from benchmark.shared.flops import SHAPES, window_flops
 from benchmark.shared.forced_length import forced_checkpoint
 from benchmark.shared.machine import cpu_info, product_flops, versions
 from benchmark.shared.word_errors import WordErrors, count_all, total
-from cluster.common.model.device import usable_cores
+from cluster.common.cores import usable_cores
 
 KINDS = (
     "float32",

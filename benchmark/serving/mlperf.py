@@ -32,7 +32,7 @@ from benchmark.shared.loadgen import TOKENS, WINDOW_S, SystemUnderTest, figures
 from benchmark.shared.machine import cpu_info, product_flops, versions
 from benchmark.shared.openai_client import Client, Upload
 from benchmark.shared.speech.wav import wav_bytes
-from cluster.common.model.device import usable_cores
+from cluster.common.cores import usable_cores
 from tests.support.checkpoints import ModelShape
 
 INTEL_PER_CORE = 29.0 / 256  # windows/s: 2 x Xeon 6980P, MLPerf Inference v6.0, Offline
@@ -79,7 +79,7 @@ def main() -> None:
         server = Server(system.server.url, system.model)
         under_test = SystemUnderTest(loadgen, server, IN_FLIGHT)
         under_test.wait(server.client.__aenter__())
-        at_once = (2, 8) if args.device == "cpu" else (8, IN_FLIGHT, IN_FLIGHT)
+        at_once = (2, 8) if args.device == "cpu" else (IN_FLIGHT, 2 * IN_FLIGHT, 4 * IN_FLIGHT)
         rate = max(under_test.rate(n) for n in at_once)  # the first ones warm up
         print(f"{at_once[-1]} at once: {rate:.3f} windows/s")
         scenarios = under_test.scenarios(rate, args.seconds)

@@ -16,7 +16,7 @@ import psutil
 import torch
 
 from benchmark.shared.flops import FRAMES
-from cluster.common.model.device import usable_cores
+from cluster.common.cores import usable_cores
 from tests.support.checkpoints import ModelShape
 
 FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8", "avx_vnni")

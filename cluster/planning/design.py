@@ -13,6 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
+from cluster.common.cores import LEAST_AUDIO_WORKERS
 from cluster.common.errors import ConfigurationError
 from cluster.common.kv.layout import window_bytes
 from cluster.planning.profile import Profile, Surface, load_profile, shipped_profiles
@@ -20,7 +21,6 @@ from cluster.planning.scenario import TIMESTAMPS, Load, arrivals
 
 SAMPLES = 2000  # requests of the load from which means are taken
 ROUTER_BUSY = 0.5  # share of a core that a router, and each audio worker, may be busy
-LEAST_AUDIO_WORKERS = 2
 CELL_WORKERS = 400  # of a cell at most; configs/SCALE.md advises up to 500
 
 Placement = Literal["split", "colocated"]

@@ -21,11 +21,11 @@ import av
 import numpy as np
 import psutil
 
+from cluster.common.cores import usable_cores
 from cluster.common.kv.connect import make_exporter, make_importer, served_kv_layout
 from cluster.common.kv.importer import KVImporter
 from cluster.common.messages import DecodeOptions, DecodeRequest, EncodeReply, EncodeRequest, Pcm
 from cluster.common.model.checkpoint import open_checkpoint
-from cluster.common.model.device import usable_cores
 from cluster.common.model.encoder_context import SAMPLES_PER_POSITION
 from cluster.common.settings import Settings
 from cluster.demo.samples import sample_path

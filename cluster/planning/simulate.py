@@ -21,6 +21,7 @@ from typing import Any
 
 import numpy as np
 
+from cluster.common.cores import LEAST_AUDIO_WORKERS
 from cluster.common.errors import SplitscribeError
 from cluster.common.messages import ROLES, SAMPLE_RATE, WINDOW_SAMPLES, Role
 from cluster.common.model.checkpoint import open_checkpoint
@@ -194,7 +195,9 @@ class SimAudio:
     """In the place of `AudioPool`: an upload waits for a process, which decodes it in one go."""
 
     def __init__(self, cell: Cell) -> None:
-        self._processes = Device(cell.settings.router.audio_workers)
+        # The cores of the machine that runs this say nothing of the one that is simulated.
+        n_workers = cell.settings.router.audio_workers or LEAST_AUDIO_WORKERS
+        self._processes = Device(n_workers)
         self._cell = cell
 
     def open(self, path: Path, context: RequestContext, **_: Any) -> nullcontext[SimStream]:

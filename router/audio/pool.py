@@ -17,6 +17,7 @@ from collections.abc import AsyncIterator
 from pathlib import Path
 
 from cluster.common.clock import SYSTEM_CLOCK
+from cluster.common.cores import audio_workers_of
 from cluster.common.errors import (
     ConfigurationError,
     DeadlineExceededError,
@@ -86,7 +87,8 @@ class AudioPool:
         self._workers: list[AudioProcess] = []
         self._waiting: deque[AudioStream] = deque()
         self._tasks: list[asyncio.Task[None]] = []
-        self._n_reserve = settings.audio_workers - 1  # workers that were not needed yet
+        self._n_workers = audio_workers_of(settings.audio_workers)
+        self._n_reserve = self._n_workers - 1  # workers that were not needed yet
         self._closed = False
         self._ended_s: dict[bytes, list[float]] = {}  # when clients' uploads ended workers
 
@@ -217,7 +219,7 @@ class AudioPool:
                     others = [w for w in able if w.hears(stream.path)]
                     min(others or able, key=lambda worker: worker.load).add(stream)
         n_uploads = len(self._waiting) + sum(len(worker.streams) for worker in self._workers)
-        n_started = self._settings.audio_workers - self._n_reserve
+        n_started = self._n_workers - self._n_reserve
         n_able = sum(worker.is_able for worker in self._workers)
         if self._n_reserve and n_able == n_started < n_uploads:  # one at a time
             self._n_reserve -= 1

@@ -2,12 +2,9 @@
 
 from __future__ import annotations
 
-import math
-import os
-from pathlib import Path
-
 import torch
 
+from cluster.common.cores import usable_cores
 from cluster.common.errors import ConfigurationError
 from cluster.common.settings import Device, EncoderDType
 
@@ -75,24 +72,3 @@ def use_step_threads(threads: int) -> None:
 def step_threads(threads: int) -> int:
     """Threads of a compiled decode step; 0 takes every core, up to `MOST_STEP`."""
     return threads or min(usable_cores(), MOST_STEP)
-
-
-def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """By the process's affinity, and its container's limit on processor time."""
-    has_affinity = hasattr(os, "sched_getaffinity")
-    n = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
-    quota = _quota(cgroup)
-    return n if quota is None else max(1, min(n, math.ceil(quota)))
-
-
-def _quota(cgroup: Path) -> float | None:
-    """In cores, by Linux's control groups (version 2 or 1); None: no limit."""
-    try:
-        if (unified := cgroup / "cpu.max").exists():
-            limit, period = unified.read_text().split()
-        else:
-            limit = (cgroup / "cpu/cpu.cfs_quota_us").read_text()
-            period = (cgroup / "cpu/cpu.cfs_period_us").read_text()
-        return int(limit) / int(period) if int(limit) > 0 else None
-    except (OSError, ValueError, ZeroDivisionError):  # "max"
-        return None

@@ -62,7 +62,11 @@ class BatchSettings(FrozenModel):
     concurrency: int = Field(
         4, ge=1, le=256, description="lines of all batches that are transcribed at once"
     )
-    audio_workers: int = Field(2, ge=1, description="processes that decode their audio")
+    audio_workers: int = Field(
+        0,
+        ge=0,
+        description="processes that decode their audio; 0: half of the cores, and 2 at least",
+    )
     max_lines: int = Field(50_000, ge=1, description="lines of one batch")
     max_batches_per_key: int = Field(
         100, ge=1, description="batches of one API key that have not ended; above it 429"

@@ -185,10 +185,10 @@ class RouterSettings(FrozenModel):
         "less while requests wait in queues for more than a minute",
     )
     audio_workers: int = Field(
-        2,
-        ge=1,
-        description="processes that decode uploads; all but the first start only when there are "
-        "more uploads than processes",
+        0,
+        ge=0,
+        description="processes that decode uploads; 0: half of the cores, and 2 at least. All but "
+        "the first start only when there are more uploads than processes",
     )
     audio_timeout_s: float = Field(
         120.0, gt=0, description="longest time to decode one upload, in seconds"

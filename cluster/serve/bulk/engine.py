@@ -7,7 +7,6 @@ as it takes. Any process of the Ray cluster may hold one.
 from __future__ import annotations
 
 import asyncio
-import os
 import tempfile
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
@@ -176,7 +175,7 @@ async def engine_of_application(told: Told | None = None) -> AsyncIterator[BulkE
         max_upload_bytes=2**50,
         max_audio_s=PATIENCE_S,
         min_audio_s=0.0,
-        audio_workers=max(2, (os.cpu_count() or 2) // 2),
+        audio_workers=0,
     ) as engine:
         yield engine
 

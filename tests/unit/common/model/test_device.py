@@ -9,6 +9,7 @@ from pathlib import Path
 
 import pytest
 
+from cluster.common import cores
 from cluster.common.model import device
 
 
@@ -33,7 +34,15 @@ def test_a_container_s_limit_counts(tmp_path: Path, files: dict[str, str], n: in
     for name, text in files.items():
         (tmp_path / name).parent.mkdir(exist_ok=True)
         (tmp_path / name).write_text(text)
-    assert device.usable_cores(tmp_path) == n
+    assert cores.usable_cores(tmp_path) == n
+
+
+def test_audio_is_decoded_by_half_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
+    assert cores.audio_workers_of(3) == 3
+    monkeypatch.setattr(cores, "usable_cores", lambda: 16)
+    assert cores.audio_workers_of(0) == 8
+    monkeypatch.setattr(cores, "usable_cores", lambda: 1)
+    assert cores.audio_workers_of(0) == 2
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [((7, 5), "float16"), ((8, 0), "bfloat16")])
