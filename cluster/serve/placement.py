@@ -1,31 +1,24 @@
 """Where the two roles run: in workers of their own, or both in one process on one GPU.
 
-Two processes take turns on a GPU unless NVIDIA's MPS runs; one process with two streams overlaps
-the encoder's arithmetic with the decoder's memory traffic. So `auto` puts both roles into one
-worker where there is exactly one GPU and no MPS, and apart everywhere else.
+Two processes take turns on a GPU, and each copies KV that one process would leave where it is. So
+`auto` puts both roles into one worker where there is exactly one GPU, and apart everywhere else.
 """
 
 from __future__ import annotations
 
 import ctypes
-import os
-import stat
-from collections.abc import Mapping
 from dataclasses import dataclass
-from pathlib import Path
 from typing import Literal
 
 from cluster.common.errors import ConfigurationError
 from cluster.common.settings import DecoderSettings, EncoderSettings, Settings
 
-MPS_DIRECTORY = "/tmp/nvidia-mps"
 CUDA_DRIVER = "libcuda.so.1"
 
 
 @dataclass(frozen=True, slots=True)
 class Machine:
     n_gpus: int
-    has_mps: bool
     has_nixl: bool
 
 
@@ -47,8 +40,8 @@ class Placement:
         return 0.0 if role.device == "cpu" else self.gpus
 
 
-def this_machine(environ: Mapping[str, str] = os.environ) -> Machine:
-    return joined_machine(_count_gpus(), environ)
+def this_machine() -> Machine:
+    return joined_machine(_count_gpus())
 
 
 def _count_gpus() -> int:
@@ -62,33 +55,11 @@ def _count_gpus() -> int:
     return torch.cuda.device_count() if torch.cuda.is_available() else 0
 
 
-def joined_machine(n_gpus: float, environ: Mapping[str, str] = os.environ) -> Machine:
-    """A Ray cluster with so many GPUs; this host stands for all in whether MPS runs there."""
+def joined_machine(n_gpus: float) -> Machine:
+    """A Ray cluster with so many GPUs; this host stands for all in whether NIXL loads there."""
     from cluster.common.kv.connect import available_transport
 
-    return Machine(int(n_gpus), n_gpus > 0 and mps_runs(environ), available_transport() == "nixl")
-
-
-def mps_runs(environ: Mapping[str, str] = os.environ) -> bool:
-    """Whether NVIDIA's MPS runs where clients look for it.
-
-    Whoever names its folder in CUDA_MPS_PIPE_DIRECTORY wants it used, since a container does not
-    see the daemon. In the default folder the daemon must be alive: the pipe outlives one that was
-    killed.
-    """
-    named = environ.get("CUDA_MPS_PIPE_DIRECTORY")
-    folder = Path(named or MPS_DIRECTORY)
-    try:
-        if not stat.S_ISFIFO((folder / "control").stat().st_mode):
-            return False
-        if named:
-            return True
-        os.kill(int((folder / "nvidia-cuda-mps-control.pid").read_text()), 0)
-    except PermissionError:
-        return True  # alive, and another user's
-    except (OSError, ValueError):
-        return False
-    return True
+    return Machine(int(n_gpus), available_transport() == "nixl")
 
 
 def place(settings: Settings, machine: Machine) -> Placement:
@@ -129,11 +100,9 @@ def _kind(
         return "split", "no GPU"
     if n_gpus > 1:
         return "split", f"{n_gpus} GPUs"
-    if machine.has_mps:
-        return "split", "one GPU, shared by MPS"
     if several or settings.transport == "nixl":
-        return "split", "one GPU without MPS: workers take turns, but they were asked for"
-    return "colocated", "one GPU without MPS: processes would take turns"
+        return "split", "one GPU: workers take turns, but they were asked for"
+    return "colocated", "one GPU: processes would take turns"
 
 
 def _check_colocated(settings: Settings, several: bool) -> None:

@@ -98,7 +98,7 @@ class Settings(FrozenModel):
     placement: PlacementName = Field(
         "auto",
         description="split: a worker for each role; colocated: one process for both, on one "
-        "device; auto: colocated on a single GPU without NVIDIA MPS",
+        "device; auto: colocated on a single GPU",
     )
     transport: Transport = Field(
         "auto", description="how KV moves between workers: auto, nixl or memory"

@@ -1,9 +1,7 @@
-"""Where the roles run: the rules, and what they are told of a machine."""
+"""Where the roles run: the rules, and what contradicts them."""
 
 from __future__ import annotations
 
-import os
-from pathlib import Path
 from typing import Any
 
 import pytest
@@ -11,13 +9,12 @@ import pytest
 from cluster.common.errors import ConfigurationError
 from cluster.common.settings import DecoderSettings, EncoderSettings
 from cluster.common.settings_sources import load_settings
-from cluster.serve.placement import Machine, mps_runs, place
+from cluster.serve.placement import Machine, place
 
-CPU = Machine(0, False, True)
-ONE_GPU = Machine(1, False, True)
-ONE_GPU_MPS = Machine(1, True, True)
-EIGHT_GPUS = Machine(8, False, True)
-NO_NIXL = Machine(0, False, False)
+CPU = Machine(0, True)
+ONE_GPU = Machine(1, True)
+EIGHT_GPUS = Machine(8, True)
+NO_NIXL = Machine(0, False)
 TWO_ENCODERS = {"encoder": {"replicas": 2}}
 
 
@@ -33,7 +30,6 @@ TWO_ENCODERS = {"encoder": {"replicas": 2}}
         (ONE_GPU, TWO_ENCODERS, "split", 0.3333),
         (ONE_GPU, {"transport": "nixl"}, "split", 0.5),
         (ONE_GPU, {"encoder": {"device": "cpu"}, "decoder": {"device": "cpu"}}, "split", 0),
-        (ONE_GPU_MPS, {}, "split", 0.5),
         (EIGHT_GPUS, {}, "split", 1),
         (EIGHT_GPUS, {"encoder": {"replicas": 6}, "decoder": {"replicas": 10}}, "split", 0.5),
         (CPU, {"encoder": {"device": "cuda"}, "decoder": {"device": "cuda"}}, "split", 0.5),
@@ -64,21 +60,3 @@ def test_what_contradicts_itself_is_refused(
 ) -> None:
     with pytest.raises(ConfigurationError, match=named):
         place(load_settings(None, flags, environ={}), machine)
-
-
-def test_mps_is_found_by_its_pipe_and_its_daemon(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    monkeypatch.setattr("cluster.serve.placement.MPS_DIRECTORY", str(tmp_path))
-    assert not mps_runs({})
-    (tmp_path / "control").touch()
-    assert not mps_runs({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})  # no pipe
-    (tmp_path / "control").unlink()
-    os.mkfifo(tmp_path / "control")
-    assert mps_runs({"CUDA_MPS_PIPE_DIRECTORY": str(tmp_path)})
-    assert not mps_runs({})  # nobody says whose it is
-    pid_file = tmp_path / "nvidia-cuda-mps-control.pid"
-    pid_file.write_text(f"{os.getpid()}\n")
-    assert mps_runs({})
-    pid_file.write_text("4194303")  # above every process's
-    assert not mps_runs({})
