@@ -37,6 +37,9 @@ from encoder_worker.publisher import Publisher
 logger = logging.getLogger(__name__)
 
 DRAIN_POLL_S = 0.02
+STUCK_S = 120.0  # a batch that takes longer is taken for a hang, unless windows are that slow:
+STUCK_WINDOWS = 10.0  # or so many times as long as it should
+SLOWEST_WINDOW_S = 60.0  # before the first one has been measured
 
 GPU_BATCH = 8  # windows; large-v3 is near its compute bound from two on
 CORES_PER_WINDOW = 8  # on a CPU a batch has no more throughput than its windows one by one
@@ -107,6 +110,7 @@ class EncoderEngine(EncoderCore):
             loops.append(EncodeLoop(queue, publisher, one, max_batch, beside=beside))
         self._lane_threads: dict[EncodeLoop, threading.Thread] = {}
         self._starting = threading.Lock()
+        self._clock = clock
         super().__init__(publisher, loops, checkpoint.dims.n_audio_ctx)
         started: Future[None] = Future()
         self._thread = threading.Thread(
@@ -139,6 +143,15 @@ class EncoderEngine(EncoderCore):
         for loop in self._loops:
             loop.forward.close()
             loop.fail_queued(WorkerDrainingError("this encoder worker is shutting down"))
+
+    def healthy(self) -> str | None:
+        """Not of a CPU's lane of bulk windows, which stands still while others work."""
+        for loop in self._loops[:-1] or self._loops:
+            batch_s = loop.max_batch * (loop.window_s or SLOWEST_WINDOW_S)
+            silent_s = self._clock() - loop.turned_s
+            if loop.is_busy and silent_s > max(STUCK_S, STUCK_WINDOWS * batch_s):
+                return f"the encoder's batch has not returned for {silent_s:.0f} s"
+        return super().healthy()
 
     def _will_queue(self, loop: EncodeLoop) -> None:
         """Start the thread of another lane than the first, unless it runs."""

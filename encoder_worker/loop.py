@@ -53,7 +53,8 @@ class _Found:
 class EncodeLoop:
     """All methods run on the lane's thread, but for `fail_queued` and `stop`.
 
-    window_s: what a window of all positions takes of late; 0 before any.
+    window_s: what a window of all positions takes of late; 0 before any. turned_s: when the thread
+    last came back from the device.
     """
 
     def __init__(
@@ -73,6 +74,7 @@ class EncodeLoop:
         self.batcher = batcher
         self.forward = forward
         self.window_s = 0.0
+        self.turned_s = publisher.clock()
         self._publisher = publisher
         self._exporter = publisher.exporter
         self._recorder = publisher.recorder
@@ -115,8 +117,13 @@ class EncodeLoop:
         """Whether the device has a batch that `go_on` is to wait for."""
         return self._launched is not None
 
+    @property
+    def is_busy(self) -> bool:
+        return bool(self._running)
+
     def begin(self) -> None:
         """Wait for a batch and launch it, if there are pages for it."""
+        self.turned_s = self._clock()
         wait_s = IDLE_WAIT_S if len(self.batcher) else EMPTY_WAIT_S
         wait_s = PAGE_WAIT_S if self._hold() else wait_s
         n_ready = self.batcher.wait(wait_s if self._blocks else 0.0)
@@ -141,6 +148,7 @@ class EncodeLoop:
         """
         launched = self._launched
         assert launched is not None
+        self.turned_s = self._clock()
         self._fail_expired()
         self._hold()
         full = self.forward.is_async and self.batcher.has_full_batch

@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import threading
+import time
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from functools import partial
@@ -53,6 +54,7 @@ class Bench:
         page_frames: int = 0,
         layout: PageLayout | None = None,
         recorder: Recorder | None = None,
+        clock: Callable[[], float] = time.monotonic,
         **settings: Any,
     ) -> None:
         self.checkpoint = checkpoint
@@ -62,7 +64,7 @@ class Bench:
         )
         settings.setdefault("max_batch", 8)
         chosen = EncoderSettings(**{"device": "cpu", "threads": 1, "dtype": "float32", **settings})
-        self.engine = EncoderEngine(checkpoint, self.exporter, chosen, recorder)
+        self.engine = EncoderEngine(checkpoint, self.exporter, chosen, recorder, clock=clock)
         self.gate = threading.Event()
         self.gate.set()
         self.entered = threading.Event()

@@ -9,6 +9,7 @@ import pytest
 import torch
 
 from cluster.common.errors import DeadlineExceededError, WorkerDiedError, WorkerDrainingError
+from encoder_worker.engine import SLOWEST_WINDOW_S, STUCK_S
 from encoder_worker.gpu.static_encoder import Wait
 from tests.support.kv.ends import wait_until
 from tests.support.references.hugging_face import make_pcm
@@ -94,6 +95,24 @@ def test_windows_that_nobody_reads_leave_room_in_the_pool(bench: MakeBench) -> N
     for future in later:
         if not future.cancel():
             b.engine.revoke(future.result().handle)
+
+
+def test_a_batch_that_never_returns_is_told(bench: MakeBench) -> None:
+    """A GPU that hangs holds its worker's thread for ever, and Serve asks only who answers."""
+    now_s = 0.0
+    b = bench(clock=lambda: now_s)
+    device = Device(b)
+    future = b.submit(make_pcm(0.1), remaining_s=1e6)
+    wait_until(lambda: device.events == [("launched", 1)])
+    now_s = STUCK_S - 1.0
+    assert b.engine.healthy() is None
+    now_s = 10 * SLOWEST_WINDOW_S * 8 + 1.0
+    assert "has not returned" in str(b.engine.healthy())
+    device.complete()
+    future.result(PATIENCE_S)
+    wait_until(lambda: not b.engine.stats().running)
+    now_s *= 1000.0
+    assert b.engine.healthy() is None, "nothing is there"
 
 
 def test_a_device_error_ends_the_replica_and_every_window(bench: MakeBench) -> None:
