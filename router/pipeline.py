@@ -61,7 +61,8 @@ logger = logging.getLogger(__name__)
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 2.0  # between two tries
 PAUSE_SHARE = 1 / 60  # of the time that is left, after failures: bulk work outwaits replacements
 KEPT_S = 5.0  # KV is leased for longer; after a longer pause a window is encoded again
-PATIENCE_S = 120.0  # with the first worker that does not answer, unless for bulk work;
+PATIENCE_S = 120.0  # with the first worker that does not answer;
+BULK_PATIENCE_S = 3600.0  # the same for bulk work, which may stand still while others work;
 PATIENCE = 4.0  # or so many times as long as the longest of late
 OF_LATE = 0.99  # what is left of the longest, after each answer
 # What another try, on another worker, may do better.
@@ -351,10 +352,10 @@ class Pipeline:
     def _answered_in_time(self, role: Role, window: WindowRun) -> asyncio.Timeout:
         """Around a worker's call: it may be lost while its worker is well, and nobody is told."""
         longest_s = self._longest_s.get(role)
-        is_bulk = window.turn.priority == "bulk"  # it may stand still while others work
-        if longest_s is None or window.is_late or is_bulk:
+        if longest_s is None or window.is_late:
             return asyncio.timeout(None)
-        return asyncio.timeout(max(PATIENCE_S, PATIENCE * longest_s))
+        least_s = BULK_PATIENCE_S if window.turn.priority == "bulk" else PATIENCE_S
+        return asyncio.timeout(max(least_s, PATIENCE * longest_s))
 
     def _record_hop(self, role: Role, called_s: float, worked_s: float) -> None:
         called_for_s = self._clock.monotonic() - called_s

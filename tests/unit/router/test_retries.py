@@ -124,6 +124,16 @@ async def test_a_call_that_gets_no_answer_is_sent_again(
     assert (pools.decodes[9], pools.cancelled) == (tries, tries - 1)
 
 
+@pytest.mark.parametrize(("lost_s", "tries"), [(3000.0, 1), (4000.0, 2)])
+async def test_bulk_work_may_stand_still_for_an_hour(
+    pools: PlayedPools, lost_s: float, tries: int
+) -> None:
+    pools.delay_s = lambda window: lost_s if window == 9 else 0.0
+    text = await run(pools, 12, context=request_of(7 * 24 * 3600.0, priority="bulk"))
+    assert len(text.split()) == 12
+    assert (pools.decodes[9], pools.cancelled) == (tries, tries - 1)
+
+
 def ends_workers(window: int, nth: int) -> Exception | None:
     return WorkerDiedError("out of memory") if window == 0 else None
 
