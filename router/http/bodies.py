@@ -224,7 +224,12 @@ def read_document(content: bytes, max_upload_bytes: int) -> tuple[tuple[tuple[st
             data = None
         json.dumps(document, ensure_ascii=False).encode()  # JSON can spell half a character
     except PayloadTooLargeError:
-        raise too_large(max_upload_bytes, len(content)) from None
+        if len(content) > max_upload_bytes:
+            raise too_large(max_upload_bytes, len(content)) from None
+        raise PayloadTooLargeError(
+            f"a JSON body has at most {MAX_FRAMING_BYTES} bytes beside '{_DATA}'; send longer "
+            "'known_speaker_references' in a form"
+        ) from None
     except InvalidRequestError as error:
         if error.param == DATA_PART:
             raise repeated(_DATA) from None

@@ -95,8 +95,10 @@ async def test_a_limit_on_audio_is_kept_to_the_byte(client: httpx.AsyncClient) -
 
 
 def test_all_that_is_not_audio_is_bounded() -> None:
-    with pytest.raises(PayloadTooLargeError):
-        read(with_audio(ENCODED, prompt="x" * MAX_FRAMING_BYTES))
+    long = with_audio(ENCODED, prompt="x" * MAX_FRAMING_BYTES)
+    for limit, told in ((LIMIT, "Maximum content"), (2 * MAX_FRAMING_BYTES, "in a form")):
+        with pytest.raises(PayloadTooLargeError, match=told):
+            read_document(long, limit)
     assert refusal(with_audio(ENCODED, prompt="x" * (MAX_FIELD_BYTES + 1))).param == "prompt"
     fields = {f"field{i}": 1 for i in range(MAX_FIELDS)}
     assert "more than" in refusal(with_audio(ENCODED, **fields)).message
