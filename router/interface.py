@@ -186,6 +186,9 @@ class RequestContext:
 class Transcriber(Protocol):
     """Turns the upload of a request into a transcript, with one model."""
 
+    def check(self, params: TranscriptionParams) -> None:
+        """Raises UnsupportedValueError: they ask for what this server was given no network for."""
+
     async def transcribe(
         self, upload: Path, params: TranscriptionParams, context: RequestContext
     ) -> TranscriptionResult:

@@ -99,6 +99,12 @@ class RequestTranscriber:
         self._recorder.add("splitscribe_transcribed_audio_seconds_total", done_s)
         return TranscriptionResult(transcript, run.timings)
 
+    def check(self, params: TranscriptionParams) -> None:
+        if params.speakers.by == "voice" and not self._audio.tells_voices_apart:
+            asked = params.response_format == "diarized_json"
+            param = "response_format" if asked else "diarize"
+            raise UnsupportedValueError(NO_SPEAKER_MODEL, param=param)
+
     async def _transcribe(
         self, upload: Path, params: TranscriptionParams, run: RequestRun
     ) -> Transcript:
@@ -113,10 +119,7 @@ class RequestTranscriber:
         if speakers.by is None:
             return await one(None, run)
         if speakers.by == "voice":
-            if not self._audio.tells_voices_apart:
-                asked = params.response_format == "diarized_json"
-                param = "response_format" if asked else "diarize"
-                raise UnsupportedValueError(NO_SPEAKER_MODEL, param=param)
+            self.check(params)
             turns = find_turns(self._audio, upload, speakers, context)
             return await transcribe_voices(run, partial(one, None), turns, words=params.words)
         found = await self._audio.survey(upload, context)

@@ -127,6 +127,9 @@ class FakeTranscriber:
         self.channels: tuple[Channel, ...] = ()
         self.timings = TIMINGS
 
+    def check(self, params: TranscriptionParams) -> None:
+        """It has all networks."""
+
     async def transcribe(
         self, upload: Path, params: TranscriptionParams, context: RequestContext
     ) -> TranscriptionResult:

@@ -116,6 +116,7 @@ class BulkEngine:
             raise UnsupportedValueError(
                 "bulk requests are not streamed: leave 'stream' out", param="stream"
             )
+        model.transcriber.check(params)
         return params
 
     async def transcribe(

@@ -137,9 +137,11 @@ async def test_a_file_gets_the_endpoints_answer() -> None:
 
 
 @asynccontextmanager
-async def without_workers(**router: Any) -> AsyncIterator[BulkEngine]:
+async def without_workers(
+    settings: Settings | None = None, **router: Any
+) -> AsyncIterator[BulkEngine]:
     """An engine for what is refused before any worker is asked."""
-    settings = make_settings()
+    settings = settings or make_settings()
     nobody: Any = None
     pools = dict.fromkeys(settings.by_model(), (nobody, nobody))
     async with BulkEngine.over_pools(settings, pools, **router) as engine:
@@ -163,6 +165,17 @@ async def test_what_the_endpoint_refuses_is_refused() -> None:
         with pytest.raises(UnsupportedValueError, match="cannot translate"):
             engine.params(MODEL, "translate")
         assert engine.params([*MODEL, ("text", "One.")], "align").known_lines == ("One.",)
+
+
+async def test_without_a_network_voices_are_refused_before_any_file() -> None:
+    """Only the bundled model brings one along."""
+    diarize = ("diarize", "true")
+    async with without_workers() as engine:
+        assert engine.params([*MODEL, diarize]).speakers.by == "voice"
+    several = {"models": {"one": {"model": "demo"}}, "router": {"audio_workers": 1}}
+    async with without_workers(load_settings(None, several, environ={})) as engine:
+        with pytest.raises(UnsupportedValueError, match=r"speakers\.model"):
+            engine.params([("model", "one"), diarize])
 
 
 def make_hasty_clock() -> tuple[Clock, list[float]]:
