@@ -5,7 +5,7 @@ from __future__ import annotations
 import math
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass, field
+from dataclasses import asdict, dataclass, field
 from pathlib import Path
 from typing import Protocol, Self
 
@@ -42,6 +42,13 @@ class StageTimings:
         self.queue_s += seconds
         if window == 0 and not self.windows:  # what was left of it may come again, behind others
             self.first_queue_s += seconds
+
+    def add(self, part: StageTimings) -> None:
+        """Of a part of the request that ran beside other parts."""
+        first_queue_s = max(self.first_queue_s, part.first_queue_s)
+        for name, value in asdict(part).items():
+            setattr(self, name, getattr(self, name) + value)
+        self.first_queue_s = first_queue_s
 
 
 @dataclass(frozen=True, slots=True)

@@ -83,8 +83,11 @@ async def transcribe_channels(
         context = _part_of(run.context)
         context.on_update = lambda update: take(place, update.segments)
         async with slots:
-            part = RequestRun(context, run.timings)
-            transcript = await transcribe(channel.channel - 1, part)
+            part = RequestRun(context)
+            try:
+                transcript = await transcribe(channel.channel - 1, part)
+            finally:
+                run.timings.add(part.timings)
         take(place, (), ends=True)
         return transcript
 

@@ -114,6 +114,21 @@ async def test_a_part_has_the_time_of_the_whole() -> None:
     assert run.context.remaining_s() == pytest.approx(10.0, abs=1.0)
 
 
+async def test_channels_that_wait_side_by_side_wait_once() -> None:
+    """Else a file of many channels looks like a queue of minutes, and others are refused."""
+    stage, run = Channels(), run_of()
+
+    async def transcribe(channel: int, part: RequestRun) -> Transcript:
+        part.timings.waited(0, 10.0 + channel)
+        part.timings.windows += 1
+        return await stage.transcribe(channel, part)
+
+    channels = channels_of((0, 1, 2), ())
+    await transcribe_channels(channels, 10.0, run, transcribe, max_audio_s=60.0, at_once=3)
+    timings = run.timings
+    assert (timings.first_queue_s, timings.queue_s, timings.windows) == (12.0, 33.0, 3)
+
+
 def test_more_names_than_channels_are_refused() -> None:
     with pytest.raises(InvalidRequestError) as refused:
         channels_of((0, 1), ("a", "b", "c"))
