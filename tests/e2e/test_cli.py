@@ -77,6 +77,16 @@ def test_a_server_that_joins_what_never_answers_stops_at_once(tmp_path: Path) ->
         assert "stopped before it was ready" in process.stderr.read()
 
 
+def test_a_package_of_another_version_is_told(tmp_path: Path) -> None:
+    """Ray's own way of telling an error of the driver waits for ever while Ray still runs."""
+    other = tmp_path / "other"
+    other.mkdir()
+    (other / "starlette.py").write_text("raise RuntimeError('this is another version')")
+    run = splitscribe("serve", cwd=tmp_path, env={"PYTHONPATH": str(other)}, timeout_s=60)
+    assert run.returncode == 1
+    assert run.stderr.splitlines()[-1].endswith("Serve does not load: this is another version")
+
+
 def test_print_config_shows_what_came_of_all_sources(tmp_path: Path) -> None:
     (tmp_path / "s.yaml").write_text("router:\n  port: 1\n  host: from-file\n")
     run = splitscribe(
