@@ -45,6 +45,7 @@ from router.interface import Progress, RequestContext
 from router.transcriber import RequestTranscriber
 
 MOMENT_S = 1.0
+GPU_MACHINE_CORES = 16  # where a profile tells none
 SILENCE = np.zeros(WINDOW_SAMPLES, np.int16)
 SILENCE.flags.writeable = False
 GARBAGE = 200_000  # objects between two looks of Python's collector; they hold few circles
@@ -195,8 +196,8 @@ class SimAudio:
     """In the place of `AudioPool`: an upload waits for a process, which decodes it in one go."""
 
     def __init__(self, cell: Cell) -> None:
-        # The cores of the machine that runs this say nothing of the one that is simulated.
-        n_workers = cell.settings.router.audio_workers or LEAST_AUDIO_WORKERS
+        cores = int(str(cell.profile.machine.get("cores", GPU_MACHINE_CORES)))
+        n_workers = cell.settings.router.audio_workers or max(LEAST_AUDIO_WORKERS, cores // 2)
         self._processes = Device(n_workers)
         self._cell = cell
 
