@@ -9,13 +9,13 @@ import asyncio
 import os
 import tempfile
 import traceback
-from collections.abc import Collection, Iterable, Iterator, Mapping, Sequence
+from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TaskID, TextColumn, TimeElapsedColumn
+from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cluster.archives.places import Place
 from cluster.cli.default_model import ask_before_download, say_if_toy
@@ -192,71 +192,58 @@ def write_results(
         target.write_whole(WRITERS[name](transcript, cues).encode())
 
 
-@dataclass(slots=True)
-class FileProgress:
-    size: int
-    done_s: float = 0.0
-    known_s: float = 0.0
-    ended: bool = False
-
-
-def estimated_total_s(files: Collection[FileProgress]) -> float:
-    """Seconds of audio in all files, at the bytes per second of those that were opened."""
-    opened = [file for file in files if file.known_s > 0]
-    known_s = sum(file.known_s for file in opened)
-    opened_bytes = sum(file.size for file in opened)
-    open_bytes = sum(file.size for file in files if not file.ended and file.known_s <= 0)
-    return known_s + (open_bytes * known_s / opened_bytes if opened_bytes else 0.0)
-
-
 class ProgressBoard:
     """Bars on a terminal: one for the whole, in seconds of audio, and one for each file in work.
 
-    What the unopened ones hold is estimated by their bytes.
+    What the unopened ones hold is estimated by their bytes, at the rate of those that were opened.
     """
 
-    def __init__(self, files: Iterable[Path], console: Console) -> None:
-        self._files = {file: FileProgress(file.stat().st_size) for file in files}
-        self._tasks: dict[Path, TaskID] = {}
+    def __init__(self, files: Collection[Path], console: Console) -> None:
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.fields[state]}"),
         )
         self.bars = Progress(*columns, TimeElapsedColumn(), console=console)
-        self._whole: TaskID | None = None
-        if len(self._files) > 1:
-            self._whole = self.bars.add_task("", total=None, state="")
-            self._show_whole()
+        self._whole = self.bars.add_task("", total=None, state="", visible=len(files) > 1)
+        for file in files:
+            size = file.stat().st_size
+            self.bars.add_task(
+                file.name, start=False, total=None, visible=False, state="", size=size
+            )
+        self._tasks = dict(zip(files, self.bars.tasks[1:], strict=True))
+        self._n_ended = 0
+        self._show_whole()
 
     def start(self, file: Path) -> None:
-        self._tasks[file] = self.bars.add_task(file.name, total=None, state="")
+        task = self._tasks[file].id
+        self.bars.start_task(task)
+        self.bars.update(task, visible=True)
 
     def advance(self, file: Path, done_s: float, known_s: float) -> None:
-        state = self._files[file]
-        state.done_s, state.known_s = done_s, max(done_s, known_s)
-        shown = f"{state.done_s:.0f}/{state.known_s:.0f} s"
-        self.bars.update(self._tasks[file], completed=done_s, total=state.known_s, state=shown)
+        known_s = max(done_s, known_s)
+        shown = f"{done_s:.0f}/{known_s:.0f} s"
+        task = self._tasks[file].id
+        self.bars.update(task, completed=done_s, total=known_s or None, state=shown)
         self._show_whole()
 
     def end(self, file: Path) -> None:
-        state = self._files[file]
-        state.ended = True
-        state.known_s = state.done_s
-        if self._whole is not None:
-            self.bars.remove_task(self._tasks.pop(file))
+        self._n_ended += 1
+        if len(self._tasks) > 1:
+            task = self._tasks[file]
+            self.bars.update(task.id, total=task.completed, visible=False)
         self._show_whole()
 
     def _show_whole(self) -> None:
-        if self._whole is None:
-            return
-        files = list(self._files.values())
-        n_ended = sum(file.ended for file in files)
-        done_s, total_s = sum(file.done_s for file in files), estimated_total_s(files)
-        about = "" if all(file.ended or file.known_s for file in files) else "about "
+        tasks = self._tasks.values()
+        done_s, known_s = sum(one.completed for one in tasks), sum(one.total or 0 for one in tasks)
+        opened_bytes = sum(one.fields["size"] for one in tasks if one.total)
+        other_bytes = sum(one.fields["size"] for one in tasks if one.total is None)
+        total_s = known_s + (other_bytes * known_s / opened_bytes if opened_bytes else 0.0)
+        about = "about " if other_bytes else ""
         self.bars.update(
             self._whole,
-            description=f"{n_ended} of {len(files)} files",
+            description=f"{self._n_ended} of {len(tasks)} files",
             completed=done_s,
             total=total_s or None,
             state=f"{done_s:.0f}/{about}{total_s:.0f} s" if total_s else "",

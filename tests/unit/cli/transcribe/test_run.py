@@ -14,7 +14,7 @@ from rich.console import Console
 from cluster.cli.align import align
 from cluster.cli.transcribe.job import LiveJob, Source, Target, TranscribeFile, Watcher
 from cluster.cli.transcribe.local import live_in_process, local_settings
-from cluster.cli.transcribe.run import Run, transcribe_files, write_results
+from cluster.cli.transcribe.run import ProgressBoard, Run, transcribe_files, write_results
 from cluster.common.errors import InvalidAudioError, InvalidRequestError, UnsupportedValueError
 from cluster.common.settings import RouterSettings
 from cluster.demo.samples import sample_path, sample_text
@@ -109,6 +109,29 @@ async def test_segments_of_one_file_are_printed_together(
     ]
     assert sorted(name for name in order if name != "noise") == ["a", "b", "c"]
     assert "[00:00.000 --> 00:01.500]  a 0." in lines
+
+
+def test_what_unopened_files_hold_is_estimated_by_their_bytes(tmp_path: Path) -> None:
+    opened, failed, last = files = make_files(tmp_path, "a.wav", "b.wav", "c.wav")
+    board = ProgressBoard(files, Console(quiet=True))
+    whole = board.bars.tasks[0]
+
+    def told() -> tuple[str, str, list[str]]:
+        in_work = [task.description for task in board.bars.tasks[1:] if task.visible]
+        return whole.description, whole.fields["state"], in_work
+
+    assert told() == ("0 of 3 files", "", [])
+    board.start(opened)
+    board.advance(opened, 5.0, 10.0)
+    assert told() == ("0 of 3 files", "5/about 30 s", ["a.wav"])
+    board.advance(opened, 10.0, 10.0)
+    board.end(opened)
+    board.start(failed)
+    board.end(failed)
+    assert told() == ("2 of 3 files", "10/about 20 s", [])
+    board.start(last)
+    board.advance(last, 7.0, 7.0)
+    assert told() == ("2 of 3 files", "17/17 s", ["c.wav"])
 
 
 def test_files_that_cannot_be_read_are_told_before_a_model_is_loaded(
