@@ -8,13 +8,13 @@ import logging
 import os
 import signal
 import sys
-import tempfile
 import threading
 import time
 from collections import deque
-from collections.abc import Callable, Iterator, Sequence
-from contextlib import ExitStack, chdir, contextmanager, suppress
+from collections.abc import Iterator, Sequence
+from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
+from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -211,18 +211,11 @@ def joined_application(
 
 @contextmanager
 def joined_cluster(address: str) -> Iterator[None]:
-    """In an empty folder meanwhile, since Ray imports from the one that a process is in."""
     for name, value in {**joining_environment(), KEEP_SIGNALS: "1"}.items():
         os.environ.setdefault(name, value)
-    from cluster.serve.start.ray_session import ray_session
+    from cluster.serve.start.ray_session import ray_session, run_folder
 
-    with (
-        tempfile.TemporaryDirectory(
-            prefix="splitscribe-run-", ignore_cleanup_errors=True
-        ) as folder,
-        chdir(folder),
-        ray_session(address),
-    ):
+    with run_folder(), ray_session(address):
         yield
 
 
@@ -235,7 +228,12 @@ def cluster_watched(progress: RunProgress) -> Iterator[None]:
     """
     import ray
 
-    def leave() -> None:
+    over = threading.Event()
+    gone = partial(has_ended, ray.get_runtime_context().gcs_address, raylet_socket(), over)
+
+    def watch() -> None:
+        if not gone():
+            return
         progress.stop()
         progress.say(
             f"the Ray cluster has ended: {progress.n_before + progress.n_done} files are done "
@@ -246,30 +244,21 @@ def cluster_watched(progress: RunProgress) -> Iterator[None]:
         sys.stderr.flush()
         os._exit(ENDED)
 
-    host, _, port = ray.get_runtime_context().gcs_address.rpartition(":")
-    watch = ClusterWatch((host.strip("[]"), int(port)), raylet_socket(), leave)
-    watch.start()
+    threading.Thread(target=watch, daemon=True, name="cluster-watch").start()
     try:
         yield
     finally:
-        watch.over.set()
+        over.set()
 
 
-class ClusterWatch(threading.Thread):
-    """Calls `leave` when a Ray cluster has ended, unless `over` is set before."""
-
-    def __init__(self, head: tuple[str, int], raylet: str, leave: Callable[[], None]) -> None:
-        super().__init__(daemon=True, name="cluster-watch")
-        self._head, self._raylet, self._leave = head, raylet, leave
-        self.over = threading.Event()
-
-    def run(self) -> None:
-        answered_s = time.monotonic()
-        while not self.over.wait(LOOK_S):
-            if answers(self._head):
-                answered_s = time.monotonic()
-                continue
-            limit_s = AWAY_S if answers(self._raylet) else GONE_S
-            if time.monotonic() - answered_s >= limit_s and not self.over.is_set():
-                self._leave()
-                return
+def has_ended(head: str, raylet: str, over: threading.Event) -> bool:
+    """Wait until a Ray cluster has ended; False: `over` was set before. head, raylet: addresses as
+    of `answers`.
+    """
+    answered_s = time.monotonic()
+    while not over.wait(LOOK_S):
+        if answers(head):
+            answered_s = time.monotonic()
+        elif time.monotonic() - answered_s >= (AWAY_S if answers(raylet) else GONE_S):
+            return not over.is_set()
+    return False

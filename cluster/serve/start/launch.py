@@ -7,10 +7,9 @@ directory first on a worker's import path.
 from __future__ import annotations
 
 import os
-import tempfile
 import threading
 from collections.abc import Callable, Iterator
-from contextlib import chdir, contextmanager, suppress
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import partial
 from importlib import import_module
@@ -84,14 +83,9 @@ def running_cluster(
     # What the application is made of is imported while Ray's processes start: a second's work.
     imports = threading.Thread(target=_import_application, name="imports", daemon=True)
     imports.start()
-    from cluster.serve.start.ray_session import ray_session
+    from cluster.serve.start.ray_session import ray_session, run_folder
 
-    with (
-        tempfile.TemporaryDirectory(
-            prefix="splitscribe-run-", ignore_cleanup_errors=True
-        ) as folder,
-        chdir(folder),
-    ):
+    with run_folder() as folder:
         models = ", ".join(one.model for one in settings.by_model().values())
         say(f"starting {models}: {placement}" if placement else f"joining Ray at {address}")
         # Nothing of a cluster that is joined may be killed, so from there it is taken down.

@@ -8,8 +8,9 @@ from __future__ import annotations
 import logging
 import os
 import sys
+import tempfile
 from collections.abc import Callable, Iterator
-from contextlib import AbstractContextManager, contextmanager, nullcontext, suppress
+from contextlib import AbstractContextManager, chdir, contextmanager, nullcontext, suppress
 from pathlib import Path
 from typing import Any
 
@@ -28,6 +29,15 @@ from cluster.serve.ray_internals import (
 
 TakeLines = Callable[[object, list[str]], None]  # what one process has printed
 OBJECT_STORE_BYTES = 256 * 1024 * 1024  # audio and KV do not pass through it
+
+
+@contextmanager
+def run_folder() -> Iterator[str]:
+    """An empty folder that this process is in meanwhile: Ray imports from the one it is in."""
+    name = "splitscribe-run-"
+    made = tempfile.TemporaryDirectory(prefix=name, ignore_cleanup_errors=True)
+    with made as folder, chdir(folder):
+        yield folder
 
 
 @contextmanager

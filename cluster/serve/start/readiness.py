@@ -142,21 +142,22 @@ def check_ray_answers(address: str) -> None:
 
     Raises ConfigurationError: nobody takes a connection at this host and port.
     """
-    host, _, port = address.removeprefix("ray://").rpartition(":")
-    if not port.isdigit():  # such as "auto", which Ray looks for on this machine
-        return
-    if not answers((host.strip("[]"), int(port))):
+    where = address.removeprefix("ray://")
+    # Ray looks for others, such as "auto", on this machine.
+    if where.rpartition(":")[2].isdigit() and not answers(where):
         raise ConfigurationError(f"no Ray cluster answers at {address}")
 
 
-def answers(address: tuple[str, int] | str) -> bool:
+def answers(address: str) -> bool:
+    """Whether somebody takes a connection at HOST:PORT, or at a socket's absolute path."""
     try:
-        if isinstance(address, str):
+        if address.startswith("/"):
             with socket.socket(socket.AF_UNIX) as connection:
                 connection.settimeout(CONNECT_S)
                 connection.connect(address)
         else:
-            socket.create_connection(address, CONNECT_S).close()
+            host, _, port = address.rpartition(":")
+            socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
     except (OSError, OverflowError):  # a port of six digits
         return False
     return True

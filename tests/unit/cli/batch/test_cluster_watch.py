@@ -9,24 +9,28 @@ from pathlib import Path
 
 import pytest
 
-from cluster.cli.batch.run import LOOK_S, ClusterWatch
+from cluster.cli.batch.run import LOOK_S, has_ended
 
 PATIENCE_S = 30.0
 
 
 class Cluster:
-    """Sockets in place of a head and of its part on this machine."""
+    """Sockets in place of a head and of its part on this machine, and a thread that watches."""
 
     def __init__(self, folder: Path) -> None:
         self.head = socket.create_server(("127.0.0.1", 0))
         self.raylet = socket.socket(socket.AF_UNIX)
         self.raylet.bind(str(folder / "raylet"))
         self.raylet.listen()
-        self.ended = threading.Event()
-        self.watch = ClusterWatch(
-            self.head.getsockname(), self.raylet.getsockname(), self.ended.set
-        )
+        self.ended, self.over = threading.Event(), threading.Event()
+        host, port = self.head.getsockname()
+        addresses = (f"{host}:{port}", self.raylet.getsockname())
+        self.watch = threading.Thread(target=self._watch, args=addresses, daemon=True)
         self.watch.start()
+
+    def _watch(self, head: str, raylet: str) -> None:
+        if has_ended(head, raylet, self.over):
+            self.ended.set()
 
     def close(self) -> None:
         self.head.close()
@@ -37,7 +41,7 @@ class Cluster:
 def cluster(tmp_path: Path) -> Iterator[Cluster]:
     made = Cluster(tmp_path)
     yield made
-    made.watch.over.set()
+    made.over.set()
     made.close()
 
 
@@ -57,7 +61,7 @@ def test_a_head_that_is_away_for_a_while_ends_nothing(
 
 
 def test_nobody_is_told_once_the_run_is_over(cluster: Cluster) -> None:
-    cluster.watch.over.set()
+    cluster.over.set()
     cluster.close()
     cluster.watch.join(PATIENCE_S)
     assert not cluster.watch.is_alive()
