@@ -9,7 +9,6 @@ have; headerless samples get a header on the way.
 from __future__ import annotations
 
 import glob
-import shutil
 import sys
 import tempfile
 from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
@@ -41,6 +40,7 @@ CONTAINERS = {  # by their first bytes; those of mp4 follow a length
 }
 CONNECT_S = 10.0
 SILENCE_S = 60.0  # longest silence of a server that a file is fetched from
+PIECE_BYTES = 2**20  # of what is copied at a time
 
 Form = dict[str, str | tuple[str, ...]]
 
@@ -174,7 +174,7 @@ def _inputs(name: str, folder: Path, raw: bool) -> Iterable[Input]:
         if sys.stdin.isatty():
             raise InvalidRequestError("'-' reads from standard input: pipe a file into it")
         target = folder / STDIN_NAME
-        return [Input(target, STDIN_NAME, partial(_keep, sys.stdin.buffer, target, raw))]
+        return [Input(target, STDIN_NAME, partial(_copy, sys.stdin.buffer, target, raw))]
     if name.startswith(("http://", "https://")):
         target = folder / _name_of(name)
         return [Input(target, name, partial(_download, name, target, raw))]
@@ -182,7 +182,7 @@ def _inputs(name: str, folder: Path, raw: bool) -> Iterable[Input]:
     if not raw:
         return [Input(file, str(file)) for file in files]
     return [
-        Input(folder / str(i) / file.name, str(file), partial(_copy, file, folder / str(i)))
+        Input(folder / str(i) / file.name, str(file), partial(_copy_file, file, folder / str(i)))
         for i, file in enumerate(files)
     ]
 
@@ -210,16 +210,13 @@ def _name_of(url: str) -> str:
     return last if last.strip(".") else parts.hostname or "download"
 
 
-def _copy(file: Path, folder: Path) -> None:
+def _copy_file(file: Path, folder: Path) -> None:
     with file.open("rb") as content:
-        _keep(content, folder / file.name, raw=True)
+        _copy(content, folder / file.name, raw=True)
 
 
-def _keep(content: BinaryIO, target: Path, raw: bool) -> None:
-    with _new_file(target, raw) as file:
-        shutil.copyfileobj(content, file)
-    if raw:
-        _refuse_container(target)
+def _copy(content: BinaryIO, target: Path, raw: bool) -> None:
+    _keep(iter(partial(content.read, PIECE_BYTES), b""), target, raw)
 
 
 def _download(url: str, target: Path, raw: bool) -> None:
@@ -227,20 +224,24 @@ def _download(url: str, target: Path, raw: bool) -> None:
 
     timeout = httpx.Timeout(SILENCE_S, connect=CONNECT_S)
     try:
-        with (
-            httpx.stream("GET", url, follow_redirects=True, timeout=timeout) as answer,
-            _new_file(target, raw) as file,
-        ):
+        with httpx.stream("GET", url, follow_redirects=True, timeout=timeout) as answer:
             answer.raise_for_status()
-            for piece in answer.iter_bytes():
-                file.write(piece)
-        if raw:
-            _refuse_container(target)
+            _keep(answer.iter_bytes(), target, raw)
     except httpx.HTTPStatusError as error:
         status = error.response.status_code
         raise InvalidRequestError(f"the server answers {status}") from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise InvalidRequestError(f"it cannot be fetched: {error}") from error
+
+
+def _keep(content: Iterable[bytes], target: Path, raw: bool) -> None:
+    target.parent.mkdir(parents=True, exist_ok=True)
+    with target.open("wb") as file:
+        if raw:
+            file.write(wav_head())
+        file.writelines(content)
+    if raw:
+        _refuse_container(target)
 
 
 def _refuse_container(target: Path) -> None:
@@ -251,11 +252,3 @@ def _refuse_container(target: Path) -> None:
     for magic, name in CONTAINERS.items():
         if begin.startswith(magic) or (name == "mp4" and begin.endswith(magic)):
             raise InvalidRequestError(f"this is {name}, not headerless samples: leave out --raw")
-
-
-def _new_file(target: Path, raw: bool) -> BinaryIO:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    file = target.open("wb")
-    if raw:
-        file.write(wav_head())
-    return file
