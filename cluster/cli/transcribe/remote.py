@@ -94,7 +94,6 @@ async def through_server(job: Job, err: Console) -> AsyncIterator[TranscribeFile
         except openai.APIError as error:
             raise _told(error, server) from error
         transcript = read_answer(answer.content, job.params)
-        watcher.progress(transcript.duration_s, transcript.duration_s)
         watcher.segments(transcript.segments)
         return transcript
 
@@ -190,7 +189,7 @@ async def live_through_server(job: LiveJob) -> AsyncIterator[RemoteLiveClient]:
     from websockets.exceptions import WebSocketException  # which openai needs for sessions alone
 
     base = base_url_of(job.target)
-    client = openai.AsyncOpenAI(base_url=base, api_key=job.target.api_key or "none")
+    client = client_of(job.target)
     query = {"intent": "transcription"}
     try:
         async with client, client.realtime.connect(extra_query=query, max_retries=0) as connection:

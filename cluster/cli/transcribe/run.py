@@ -12,6 +12,7 @@ import traceback
 from collections.abc import Collection, Iterator, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -75,7 +76,6 @@ class Run:
     shown: Mapping[Path, str] = field(default_factory=dict)
     n_workers: int = 1
     n_failed: int = 0
-    heard: dict[Path, list[Segment]] = field(default_factory=dict)  # not printed yet
 
     async def run(self, files: Sequence[Path], transcribe_one: TranscribeFile) -> int:
         """At most `jobs` at a time. Returns how many failed."""
@@ -97,7 +97,6 @@ class Run:
                 await self._transcribe(file, transcribe_one, board)
             except Exception as error:
                 self.n_failed += 1
-                self.heard.pop(file, None)
                 _tell(self._name(file), error, self.err)
             board.end(file)
 
@@ -105,11 +104,10 @@ class Run:
         self, file: Path, transcribe_one: TranscribeFile, board: ProgressBoard
     ) -> None:
         def on_segments(segments: Sequence[Segment]) -> None:
-            self.heard.setdefault(file, []).extend(segments)
             if self.n_workers == 1:  # none else can come between
-                self._show(file)
+                self._show(file, segments)
 
-        watcher = Watcher(lambda done_s, known_s: board.advance(file, done_s, known_s), on_segments)
+        watcher = Watcher(partial(board.advance, file), on_segments)
         transcript = await transcribe_one(file, watcher)
         for one in transcript.channels:
             if one.speaker is None:
@@ -124,14 +122,14 @@ class Run:
             raise InvalidRequestError(
                 f"cannot write into {job.output_dir}: {error.strerror}"
             ) from error
-        self._show(file)
+        if self.n_workers > 1:
+            self._show(file, transcript.segments)
 
     def _name(self, file: Path) -> str:
         return self.shown.get(file, str(file))
 
-    def _show(self, file: Path) -> None:
-        """Print the segments of a file that were not printed yet, never between another's."""
-        segments = self.heard.pop(file, [])
+    def _show(self, file: Path, segments: Sequence[Segment]) -> None:
+        """Print segments of a file, never between another's."""
         if not self.job.verbose or not segments:
             return
         # Where both end up on one terminal, the bars' console knows how to print above them.
