@@ -10,6 +10,7 @@ from __future__ import annotations
 from typing import Any
 
 from router.api.field import ALL, BOTH, RequestField
+from router.api.openapi import values_of
 from router.api.params import Operation
 from router.api.request_fields import SECTIONS
 
@@ -68,7 +69,7 @@ def _row(field: RequestField) -> str:
     schema = field.kind.schema()
     cells = (
         f"`{field.spelling}`",
-        _values(schema),
+        values_of(schema, {}),
         _default(schema.get("default", field.default)),
         field.description,
         field.origin,
@@ -92,31 +93,6 @@ def _default(value: Any) -> str:
     if isinstance(value, bool):
         return f"`{str(value).lower()}`"
     return f"`{value:g}`" if isinstance(value, float) else f"`{value}`"
-
-
-def _values(schema: dict[str, Any]) -> str:
-    """What a JSON schema allows, in words."""
-    match schema:
-        case {"oneOf": kinds}:
-            return " or ".join(map(_values, kinds))
-        case {"enum": values}:
-            return ", ".join(f"`{value}`" for value in values)
-        case {"items": items}:
-            return f"list of: {_values(items)}"
-        case {"properties": parts}:
-            return "object of " + "; ".join(_part(name, part) for name, part in parts.items())
-        case {"type": kind, "minimum": low, "maximum": high}:
-            return f"{'whole number' if kind == 'integer' else 'number'} from {low} to {high}"
-        case {"type": "boolean"}:
-            return "`true`, `false`"
-        case {"format": "binary"}:
-            return "file"
-    return "text"
-
-
-def _part(name: str, schema: dict[str, Any]) -> str:
-    about = f": {schema['description']}" if "description" in schema else ""
-    return f"`{name}` ({_values(schema)}){about.removesuffix('.')}"
 
 
 if __name__ == "__main__":

@@ -132,6 +132,44 @@ def whole_schema(model: type[BaseModel]) -> Schema:
     return found
 
 
+def resolved(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any]:
+    """With the fields of the one that it refers to."""
+    if "$ref" not in schema:
+        return schema
+    return {**schemas[schema["$ref"].rpartition("/")[2]], **schema}
+
+
+def values_of(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
+    """What a JSON schema allows, in words of Markdown. schemas: to which it refers, by name."""
+    schema = resolved(schema, schemas)
+    match schema:
+        case {"oneOf": kinds} | {"anyOf": kinds}:
+            return " or ".join(dict.fromkeys(values_of(one, schemas) for one in kinds))
+        case {"enum": values}:
+            return ", ".join(f"`{value}`" for value in values)
+        case {"items": items}:
+            return f"list of: {values_of(items, schemas)}"
+        case {"properties": parts} if "$ref" not in schema:
+            told = (_part(name, part, schemas) for name, part in parts.items())
+            return f"object of {'; '.join(told)}"
+        case {"type": "boolean"}:
+            return "`true`, `false`"
+        case {"format": "binary"}:
+            return "file"
+    kind = str(schema.get("type", "any value"))
+    kind = {"string": "text", "integer": "whole number"}.get(kind, kind)
+    bounds = (schema.get("minimum"), schema.get("maximum"))
+    low, high = (f"{one:g}" if isinstance(one, float) else one for one in bounds)
+    if low is not None and high is not None:
+        return f"{kind} from {low} to {high}"
+    return kind if low is None else f"{kind}, at least {low}"
+
+
+def _part(name: str, schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
+    about = f": {schema['description']}" if "description" in schema else ""
+    return f"`{name}` ({values_of(schema, schemas)}){about.removesuffix('.')}"
+
+
 _TEXTS: Schema = {
     "text/plain": {"schema": {"type": "string"}, "example": "What was said.\n"},
     "text/vtt": {

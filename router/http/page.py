@@ -24,6 +24,8 @@ from markdown_it import MarkdownIt
 from starlette.exceptions import HTTPException
 from starlette.types import Scope
 
+from router.api.openapi import resolved, values_of
+
 FOLDER = Path(__file__).parents[1] / "page"
 SAMPLES = Path(__file__).parents[2] / "cluster/demo/samples"
 SHELL = "index.html"
@@ -163,7 +165,7 @@ def _operation(method: str, path: str, operation: Schema, schemas: Schema) -> st
         )
         parts.append(_table("Parameters", rows))
     for media_type, content in operation.get("requestBody", {}).get("content", {}).items():
-        schema = _resolved(content.get("schema", {}), schemas)
+        schema = resolved(content.get("schema", {}), schemas)
         needed = schema.get("required", ())
         fields = schema.get("properties", {}).items()
         rows = (_row(name, field, name in needed, schemas) for name, field in fields)
@@ -188,37 +190,13 @@ def _table(
 
 def _row(name: str, schema: Schema, required: bool, schemas: Schema) -> str:
     needed = " (required)" if required else ""
-    shown = _value(schema, schemas)
+    shown = values_of(schema, schemas)
     if (default := schema.get("default")) not in (None, ""):
-        shown += f"; default {default if isinstance(default, str) else json.dumps(default)}"
+        shown += f"; default `{default if isinstance(default, str) else json.dumps(default)}`"
     return (
-        f"<tr><td><code>{escape(name)}</code>{needed}</td><td>{escape(shown)}</td>"
-        f"<td>{_markdown(_resolved(schema, schemas).get('description', ''))}</td></tr>"
+        f"<tr><td><code>{escape(name)}</code>{needed}</td><td>{_markdown(shown)}</td>"
+        f"<td>{_markdown(resolved(schema, schemas).get('description', ''))}</td></tr>"
     )
-
-
-def _value(schema: Schema, schemas: Schema) -> str:
-    """What a value may be, in a few words: its type, its choices or its bounds."""
-    schema = _resolved(schema, schemas)
-    for several in ("anyOf", "oneOf"):
-        if several in schema:
-            return " or ".join(dict.fromkeys(_value(one, schemas) for one in schema[several]))
-    if "enum" in schema:
-        return ", ".join(str(one) for one in schema["enum"])
-    if schema.get("type") == "array":
-        return f"list of: {_value(schema.get('items', {}), schemas)}"
-    kind = "file" if schema.get("format") == "binary" else str(schema.get("type", "any value"))
-    low, high = schema.get("minimum"), schema.get("maximum")
-    if low is not None and high is not None:
-        return f"{kind} from {low:g} to {high:g}"
-    return kind if low is None else f"{kind}, at least {low:g}"
-
-
-def _resolved(schema: Schema, schemas: Schema) -> Schema:
-    if "$ref" not in schema:
-        return schema
-    found: Schema = schemas[schema["$ref"].rsplit("/", 1)[1]]
-    return {**found, **schema}
 
 
 def _markdown(text: str) -> str:

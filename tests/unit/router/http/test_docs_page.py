@@ -42,6 +42,14 @@ async def test_the_style_is_the_one_that_the_policy_allows() -> None:
     assert f"style-src 'sha256-{digest}'" in answer.headers["content-security-policy"]
 
 
+async def test_what_a_field_takes_is_told_in_the_words_of_the_reference() -> None:
+    async with client() as asked:
+        page = (await asked.get("/docs")).text
+    assert "whole number from 1 to 16" in page
+    assert "list of: number from 0 to 604800" in page
+    assert "object of <code>data</code> (text): base64 of the file; <code>format</code>" in page
+
+
 def test_text_of_the_document_is_never_markup() -> None:
     operation = {
         "summary": "<b>one</b>",
