@@ -26,7 +26,7 @@ help:
 	@echo "make gpu-kernels      compile flashinfer's kernels for sm_80, sm_89, sm_90a, without a GPU"
 	@echo "make gpu-kit          wheels for a GPU machine without a network, into dist/gpu-kit (KIT_ARGS=...)"
 	@echo "make manifests        render the Helm chart into configs/kubernetes.yaml and configs/kuberay.yaml"
-	@echo "make chaos            faults under load (45 minutes; root for all); PART=kept for one of: $(CHAOS_PARTS)"
+	@echo "make chaos            faults under load (35 minutes; root for all); PART=kept for one of: $(CHAOS_PARTS)"
 	@echo "make tools            install the programs that tests call, with apt-get"
 	@echo "make format           rewrite files as 'make check' wants them"
 	@echo "make audit            compare constraints.txt with public advisories (needs the network)"
