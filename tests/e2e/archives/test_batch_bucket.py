@@ -13,7 +13,7 @@ import pytest
 
 from cluster.archives.outputs import hash_of
 from cluster.archives.places import Place
-from cluster.cli.batch.run import answers
+from cluster.serve.start.readiness import answers
 from tests.e2e.archives.test_batch import finish, interrupt_when, start
 from tests.e2e.conftest import Server, serving, wait_until
 from tests.support.archive_files import make_files
@@ -42,7 +42,7 @@ def server(kernels: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
     command = [environment_of(MOTO).script("moto_server"), "-H", "127.0.0.1", "-p", str(port)]
     store = subprocess.Popen(command, stdout=subprocess.DEVNULL, stderr=subprocess.DEVNULL)
     try:
-        wait_until(lambda: answers(("127.0.0.1", port)), 60, "the store")
+        wait_until(lambda: answers(f"127.0.0.1:{port}"), 60, "the store")
         for bucket in ("talks", "texts"):
             httpx.put(f"{url}/{bucket}").raise_for_status()
         with serving(tmp_path) as running:
