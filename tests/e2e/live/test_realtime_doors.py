@@ -120,7 +120,7 @@ async def test_a_client_that_reads_nothing_is_closed(
 @pytest.mark.slow
 @pytest.mark.parametrize(
     ("kind", "patience"),
-    [("haproxy", "timeout tunnel 70m"), ("nginx", "proxy_read_timeout 11m")],
+    [("haproxy", "timeout tunnel 70m"), ("nginx", "proxy_read_timeout 4h")],
     ids=["haproxy", "nginx"],
 )
 async def test_the_routers_pings_keep_a_quiet_session(
