@@ -88,6 +88,9 @@ class AudioLimits:
         )
 
 
+SPOOL_PREFIX = "splitscribe-upload-"  # of files that are locked while they are in use
+
+
 def too_large(limit_bytes: int, read_bytes: int) -> PayloadTooLargeError:
     """In OpenAI's words."""
     return PayloadTooLargeError(

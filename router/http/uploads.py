@@ -22,7 +22,7 @@ from pathlib import Path
 from cluster.common.errors import OverloadedError
 from router.api.documents import AUDIO_FIELD
 from router.audio.containers import wav_head
-from router.audio.protocol import too_large
+from router.audio.protocol import SPOOL_PREFIX, too_large
 from router.http.bodies import (
     FILE_FIELD,
     FORM_TYPE,
@@ -39,9 +39,9 @@ from router.http.bodies import (
 
 logger = logging.getLogger(__name__)
 
-SPOOL_PREFIX = "splitscribe-upload-"
 WRITE_BYTES = 1024 * 1024  # gathered before a thread writes them
 RETRY_AFTER_S = 10.0  # after a full disk
+SPOOLED = f"{SPOOL_PREFIX}*"
 SWEEP_S = 5.0  # between two sweeps
 NEW_S = 2.0  # a file this young may not be locked yet
 
@@ -150,10 +150,12 @@ async def sweep_spool_always(spool_dir: Path | None = None) -> None:
 
 
 def sweep_spool(spool_dir: Path | None = None) -> int:
-    """Delete the spool files of killed routers, which nobody has locked. Returns how many."""
-    folder = spool_dir or Path(tempfile.gettempdir())
+    """Delete uploads and recordings of voices of killed routers, which nobody has locked. Returns
+    how many.
+    """
+    usual = Path(tempfile.gettempdir())
     swept = 0
-    for path in folder.glob(f"{SPOOL_PREFIX}*"):
+    for path in {path for one in (usual, spool_dir or usual) for path in one.glob(SPOOLED)}:
         with suppress(OSError):  # it is locked, it is gone already, or it is another user's
             if time.time() - path.stat().st_mtime < NEW_S:
                 continue

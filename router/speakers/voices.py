@@ -8,9 +8,11 @@ lasts.
 from __future__ import annotations
 
 import asyncio
+import fcntl
 import logging
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
+from contextlib import ExitStack
 from dataclasses import replace
 from itertools import count, islice
 from pathlib import Path
@@ -20,7 +22,7 @@ from cluster.common.errors import InvalidRequestError, WorkerError
 from cluster.common.messages import SAMPLE_RATE
 from router.api.params import SpeakerOptions
 from router.audio.pool import AudioPool
-from router.audio.protocol import SpeakerSearch
+from router.audio.protocol import SPOOL_PREFIX, SpeakerSearch
 from router.interface import RequestContext, Update
 from router.pipeline import RequestRun
 from router.speakers.attribution import Attribution, SpeakerTurn
@@ -100,8 +102,8 @@ async def find_turns(
             param="known_speaker_names",
             code="array_above_max_length",
         )
-    with tempfile.TemporaryDirectory(prefix="splitscribe-voices-") as folder:
-        paths = await asyncio.to_thread(_written, Path(folder), options.references)
+    with ExitStack() as files:
+        paths = await asyncio.to_thread(_written, files, options.references)
         least, most = options.min_speakers or 1, options.max_speakers
         if options.num_speakers is not None:
             least = most = options.num_speakers
@@ -121,13 +123,16 @@ async def find_turns(
     ]
 
 
-def _written(folder: Path, references: Sequence[bytes]) -> list[str]:
-    """The references as files; returns their paths."""
+def _written(files: ExitStack, references: Sequence[bytes]) -> list[str]:
+    """The references as files, which others delete where this process is killed; their paths."""
     paths = []
-    for i, content in enumerate(references):
-        path = folder / str(i)
-        path.write_bytes(content)
-        paths.append(str(path))
+    for content in references:
+        made = tempfile.NamedTemporaryFile(prefix=SPOOL_PREFIX)  # noqa: SIM115 - closed by `files`
+        file = files.enter_context(made)
+        fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed, by us or by our end
+        file.write(content)
+        file.flush()
+        paths.append(file.name)
     return paths
 
 

@@ -5,6 +5,7 @@ from __future__ import annotations
 import asyncio
 import os
 from collections.abc import AsyncIterator, Iterator
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -18,6 +19,7 @@ from cluster.common.errors import (
     OverloadedError,
     PayloadTooLargeError,
 )
+from router.audio.protocol import SPOOL_PREFIX
 from router.http.bodies import (
     MAX_FIELD_BYTES,
     MAX_FIELDS,
@@ -26,12 +28,12 @@ from router.http.bodies import (
     REFERENCES,
 )
 from router.http.uploads import (
-    SPOOL_PREFIX,
     UploadedForm,
     check_content_length,
     receive_form,
     sweep_spool,
 )
+from router.speakers.voices import _written
 
 LIMIT = 3_000_000
 HEADERS = {"content-type": "multipart/form-data; boundary=XX"}
@@ -265,7 +267,9 @@ async def test_a_full_disk_is_an_overload(tmp_path: Path, monkeypatch: pytest.Mo
     assert caught.value.retry_after_s is not None
 
 
-async def test_files_of_a_killed_router_are_swept_and_no_others(tmp_path: Path) -> None:
+async def test_files_of_a_killed_router_are_swept_and_no_others(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
     """A file is held by the router that reads or transcribes it, however long that takes."""
     for name in (f"{SPOOL_PREFIX}left", f"{SPOOL_PREFIX}new", "other"):
         (tmp_path / name).write_bytes(b"x")
@@ -275,10 +279,28 @@ async def test_files_of_a_killed_router_are_swept_and_no_others(tmp_path: Path) 
     ) as form:
         for path in (tmp_path / f"{SPOOL_PREFIX}left", tmp_path / "other", form.path):
             os.utime(path, (0, 0))
-        assert sweep_spool(tmp_path) == 1
+        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+        assert sweep_spool() == 1
         left = {path.name for path in tmp_path.iterdir()}  # noqa: ASYNC240
         assert left == {
             f"{SPOOL_PREFIX}new",
             "other",
             form.path.name,
         }
+
+
+def test_voices_of_a_killed_router_are_swept_wherever_uploads_are(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    uploads, voices = tmp_path / "uploads", tmp_path / "voices"
+    uploads.mkdir()
+    voices.mkdir()
+    monkeypatch.setattr("tempfile.tempdir", str(voices))
+    with ExitStack() as files:
+        paths = [Path(path) for path in _written(files, [b"one", b"two"])]
+        for path in (*paths, voices / f"{SPOOL_PREFIX}left"):
+            path.touch()
+            os.utime(path, (0, 0))
+        assert sweep_spool(uploads) == 1
+        assert [path.read_bytes() for path in paths] == [b"one", b"two"]
+    assert is_empty(voices)
