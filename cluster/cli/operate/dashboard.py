@@ -77,8 +77,9 @@ class Dashboard:
         try:
             answer = self._client.request(method, path, **options)
         except httpx.HTTPError as error:
+            why = str(error) or type(error).__name__
             raise ConfigurationError(
-                f"Ray's dashboard does not answer at {self.url}: {error or type(error).__name__}; "
+                f"Ray's dashboard does not answer at {self.url}: {why}; "
                 f"is the cluster up? Name it by --cluster FILE or --address URL"
             ) from error
         if answer.status_code in (401, 403):
