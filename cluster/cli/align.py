@@ -45,7 +45,9 @@ def align(
 
     splitscribe align talk.mp3 talk.txt -f srt -o talk.srt
     """
-    from cluster.cli.default_model import ask_before_download, default_model
+    from rich.console import Console
+
+    from cluster.cli.default_model import ask_before_download, default_model, say_if_toy
     from cluster.cli.transcribe.job import ALIAS, Target
     from cluster.cli.transcribe.local import align_in_process, check_audio
     from cluster.cli.transcribe.remote import align_through_server
@@ -62,13 +64,15 @@ def align(
     form = {"text": content, "response_format": output_format}
     if language is not None:
         form["language"] = language
-    model = model or (ALIAS if server else default_model())
+    named, model = model, model or (ALIAS if server else default_model())
     if not server:
         try:
             check_audio(audio)
         except InvalidRequestError as error:
             raise InvalidRequestError(f"{audio}: {error.message}") from error
-        ask_before_download(model, yes=yes)
+        if not named:
+            ask_before_download(model, yes=yes)
+        say_if_toy({model}, Console(stderr=True, highlight=False, soft_wrap=True))
     target = Target(server, api_key, device)
     do = align_through_server if server else align_in_process
     answer = asyncio.run(do(audio, model, form, target))

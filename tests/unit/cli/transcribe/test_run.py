@@ -15,7 +15,12 @@ from cluster.cli.align import align
 from cluster.cli.transcribe.job import LiveJob, Source, Target, TranscribeFile, Watcher
 from cluster.cli.transcribe.local import live_in_process, local_settings
 from cluster.cli.transcribe.run import ProgressBoard, Run, transcribe_files, write_results
-from cluster.common.errors import InvalidAudioError, InvalidRequestError, UnsupportedValueError
+from cluster.common.errors import (
+    ConfigurationError,
+    InvalidAudioError,
+    InvalidRequestError,
+    UnsupportedValueError,
+)
 from cluster.common.settings import RouterSettings
 from cluster.demo.samples import sample_path, sample_text
 from router.api.formats import whisper_json
@@ -160,6 +165,22 @@ def test_what_is_no_audio_is_not_aligned_with_a_model(
         align(note, "none.txt", model="demo")
     with pytest.raises(InvalidRequestError, match="--device is for work in this process"):
         align(note, str(note), server="http://127.0.0.1:9", device="cpu")
+
+
+def test_nobody_is_asked_about_a_model_that_was_named(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
+) -> None:
+    def not_here(*_: object) -> None:
+        raise ConfigurationError("not here")
+
+    monkeypatch.setattr("cluster.cli.default_model.ask_before_download", pytest.fail)
+    monkeypatch.setattr("cluster.serve.in_process.local_transcriber", not_here)
+    text = tmp_path / "text.txt"
+    text.write_text("Victor gave that letter.")
+    for model in ("turbo", "demo"):
+        with pytest.raises(ConfigurationError, match="not here"):
+            align(sample_path("short"), str(text), model=model)
+    assert capsys.readouterr().err.count("toy") == 1
 
 
 def test_a_folder_that_cannot_be_made_is_one_line(
