@@ -177,5 +177,6 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(kernels: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Two encoders and two decoders, each decoder pulling from any encoder."""
     folder = tmp_path_factory.mktemp("cwd")
-    with serving(folder, "--encoders", "2", "--decoders", "2", env=WITH_DASHBOARD) as running:
+    env = {**WITH_DASHBOARD, "SPLITSCRIBE_ROUTER__HOSTS": "splitscribe.test"}  # `ELSEWHERE`
+    with serving(folder, "--encoders", "2", "--decoders", "2", env=env) as running:
         yield running
