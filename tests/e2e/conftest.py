@@ -10,7 +10,7 @@ import sys
 import threading
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
@@ -117,7 +117,8 @@ def start_server(folder: Path, *flags: str, env: dict[str, str] | None = None) -
     try:
         server.url = wait_until(ready, START_S, "the ready line")
     except BaseException:
-        os.killpg(process.pid, signal.SIGKILL)  # Ray's processes end with it
+        with suppress(ProcessLookupError):  # it has ended by itself
+            os.killpg(process.pid, signal.SIGKILL)  # Ray's processes end with it
         print(server.output()[-4000:])
         raise
     return server

@@ -19,7 +19,7 @@ KEY = "a-key-of-this-test"
 @pytest.fixture(scope="module")
 def several(tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     folder = tmp_path_factory.mktemp("several")
-    (folder / "keys").write_text(f"# keys\n{KEY}  # of this test\n")
+    (folder / "keys").write_text(f"# keys\nof-this-test {KEY}\n")
     settings = {
         "models": {
             "org/first": {"model": "demo", "aliases": "one"},
