@@ -6,14 +6,16 @@ import math
 import os
 from pathlib import Path
 
-LEAST_AUDIO_WORKERS = 2
+LEAST_AUDIO_WORKERS, MOST_AUDIO_WORKERS = 2, 8
 
 
-def audio_workers_of(setting: int) -> int:
-    """As set; 0: half of the cores, and two at least. A voice detector takes a core 50 ms for a
-    window of 24 s, so that two processes feed 40 windows/s: a GPU takes twice as many.
+def audio_workers_of(setting: int, cores: int = 0) -> int:
+    """As set; 0: half of the cores, from two to eight. A voice detector takes a core 50 ms for a
+    window of 24 s, so that two processes feed 40 windows/s, where a GPU takes twice as many and a
+    router's event loop about 100. cores: of another machine than this one.
     """
-    return setting or max(LEAST_AUDIO_WORKERS, usable_cores() // 2)
+    usual = (cores or usable_cores()) // 2
+    return setting or min(MOST_AUDIO_WORKERS, max(LEAST_AUDIO_WORKERS, usual))
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:

@@ -21,7 +21,7 @@ from typing import Any
 
 import numpy as np
 
-from cluster.common.cores import LEAST_AUDIO_WORKERS
+from cluster.common.cores import audio_workers_of
 from cluster.common.errors import SplitscribeError
 from cluster.common.messages import ROLES, SAMPLE_RATE, WINDOW_SAMPLES, Role
 from cluster.common.model.checkpoint import open_checkpoint
@@ -197,8 +197,7 @@ class SimAudio:
 
     def __init__(self, cell: Cell) -> None:
         cores = int(str(cell.profile.machine.get("cores", GPU_MACHINE_CORES)))
-        n_workers = cell.settings.router.audio_workers or max(LEAST_AUDIO_WORKERS, cores // 2)
-        self._processes = Device(n_workers)
+        self._processes = Device(audio_workers_of(cell.settings.router.audio_workers, cores))
         self._cell = cell
 
     def open(self, path: Path, context: RequestContext, **_: Any) -> nullcontext[SimStream]:

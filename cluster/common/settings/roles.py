@@ -65,7 +65,7 @@ class BatchSettings(FrozenModel):
     audio_workers: int = Field(
         0,
         ge=0,
-        description="processes that decode their audio; 0: half of the cores, and 2 at least",
+        description="processes that decode their audio; 0: half of the cores, from 2 to 8",
     )
     max_lines: int = Field(50_000, ge=1, description="lines of one batch")
     max_batches_per_key: int = Field(

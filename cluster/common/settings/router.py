@@ -187,7 +187,7 @@ class RouterSettings(FrozenModel):
     audio_workers: int = Field(
         0,
         ge=0,
-        description="processes that decode uploads; 0: half of the cores, and 2 at least. All but "
+        description="processes that decode uploads; 0: half of the cores, from 2 to 8. All but "
         "the first start only when there are more uploads than processes",
     )
     audio_timeout_s: float = Field(

@@ -38,11 +38,11 @@ def test_a_container_s_limit_counts(tmp_path: Path, files: dict[str, str], n: in
 
 
 def test_audio_is_decoded_by_half_of_the_cores(monkeypatch: pytest.MonkeyPatch) -> None:
-    assert cores.audio_workers_of(3) == 3
-    monkeypatch.setattr(cores, "usable_cores", lambda: 16)
-    assert cores.audio_workers_of(0) == 8
-    monkeypatch.setattr(cores, "usable_cores", lambda: 1)
-    assert cores.audio_workers_of(0) == 2
+    for n_cores, n_workers in ((1, 2), (8, 4), (16, 8), (128, 8)):
+        monkeypatch.setattr(cores, "usable_cores", lambda n=n_cores: n)
+        assert cores.audio_workers_of(0) == n_workers
+    assert cores.audio_workers_of(32) == 32
+    assert cores.audio_workers_of(0, 8) == 4
 
 
 @pytest.mark.parametrize(("capability", "dtype"), [((7, 5), "float16"), ((8, 0), "bfloat16")])
