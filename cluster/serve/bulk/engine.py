@@ -16,6 +16,7 @@ from pathlib import Path
 from typing import Any
 
 from cluster.common.clock import SYSTEM_CLOCK, Clock
+from cluster.common.cores import LEAST_AUDIO_WORKERS, usable_cores
 from cluster.common.errors import ConfigurationError, UnsupportedValueError, WorkerGoneError
 from cluster.common.metrics import ROUTER_METRICS, Recorder, silent_recorder
 from cluster.common.model.checkpoint import open_checkpoint
@@ -176,7 +177,8 @@ async def engine_of_application(told: Told | None = None) -> AsyncIterator[BulkE
         max_upload_bytes=2**50,
         max_audio_s=PATIENCE_S,
         min_audio_s=0.0,
-        audio_workers=0,
+        # No uploads come in here, so more are of use than a router can feed.
+        audio_workers=max(LEAST_AUDIO_WORKERS, usable_cores() // 2),
     ) as engine:
         yield engine
 
