@@ -178,9 +178,7 @@ def certificate(tmp_path_factory: pytest.TempPathFactory) -> Path:
 def server(kernels: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[Server]:
     """Two encoders and two decoders, each decoder pulling from any encoder."""
     folder = tmp_path_factory.mktemp("cwd")
-    env = {
-        **WITH_DASHBOARD,
-        "SPLITSCRIBE_ROUTER__HOSTS": "splitscribe.test",
-    }  # a name of the page's tests
+    # The page's tests call it by a name that is no secure context.
+    env = {**WITH_DASHBOARD, "SPLITSCRIBE_ROUTER__HOSTS": "splitscribe.test"}
     with serving(folder, "--encoders", "2", "--decoders", "2", env=env) as running:
         yield running
