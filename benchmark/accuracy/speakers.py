@@ -4,19 +4,18 @@
     python -m benchmark.accuracy.speakers --folder DIR [--model FILE]
 
 Makes conversations of 2 to 6 of 18 synthetic voices, with pauses and noise; pitch and rate change
-from utterance to utterance. --tuning takes the 20 other voices on which the clustering's constants
-were chosen, --folder recordings with an RTTM file of the same name beside each. Prints the
-diarization error rate without a collar (pyannote.metrics, of the extra bench) and how often the
-count is right, beside a clustering by mean pitch that is told the count, one label for all, and
-sherpa-onnx' clustering of the same vectors; of made conversations also cpWER, by the whole way of a
-request with the bundled model. Figures on synthetic voices say nothing of people.
+from utterance to utterance. --folder takes recordings with an RTTM file of the same name beside
+each. Prints the diarization error rate without a collar (pyannote.metrics, of the extra bench) and
+how often the count is right, beside one label for all and sherpa-onnx' clustering of the same
+vectors; of made conversations also cpWER, by the whole way of a request with the bundled model.
+Figures on synthetic voices say nothing of people.
 """
 
 from __future__ import annotations
 
 import asyncio
 import time
-from collections.abc import Generator, Iterable, Iterator, Sequence
+from collections.abc import Generator, Iterable, Iterator
 from dataclasses import dataclass
 from pathlib import Path
 from random import Random
@@ -26,7 +25,6 @@ from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
-from scipy.cluster.hierarchy import fcluster, linkage
 
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.speech import corpus
@@ -45,12 +43,11 @@ from cluster.serve.in_process import local_transcriber
 from router.api.params import SpeakerOptions, TranscriptionParams
 from router.audio.audio_file import AudioFile
 from router.audio.clustering import Count, Stretch, Turn, find_turns
-from router.audio.embedding import WINDOW_SAMPLES, SpeakerNetwork, Vectors, fingerprint
+from router.audio.embedding import SpeakerNetwork, Vectors, fingerprint
 from router.audio.protocol import AudioLimits
 from router.audio.vad import BLOCK_SAMPLES, SharedStream, SpeechDetector
 from router.audio.voices import Heard
 from router.interface import RequestContext
-from router.transcriber import RequestTranscriber
 
 # espeak-ng's own variants, and the two voices of flite's that training leaves out.
 UNHEARD = (
@@ -58,14 +55,7 @@ UNHEARD = (
     "en-us+m2", "en-us+m5", "en-us+m7", "en-gb-scotland+m3", "en-us+Mario", "en-us+Jacky",
     "en-us+ed", "en-us+iven", "en-us+klatt2", "en-029+max", "slt", "rms",
 )  # fmt: skip
-TUNING = (
-    "en-us+f3", "en-gb-x-rp+f5", "en-us+Alicia", "en-us+Annie", "en-us+belinda", "en-us+steph",
-    "en-us+m1", "en-us+m4", "en-us+m6", "en-gb-scotland+m8", "en-us+Alex", "en-us+Gene",
-    "en-us+Lee", "en-us+adam", "en-us+klatt4", "en-029+rob", "en-us+aunty", "en-us+quincy",
-    "en-us+Hugo", "en-gb-x-rp+pablo",
-)  # fmt: skip
 COUNTS = (2, 3, 4, 5, 6)
-PITCH_HZ = (60, 400)
 REQUEST_S = 600.0
 SHERPA_THRESHOLD = 0.65
 T = TypeVar("T")
@@ -85,12 +75,10 @@ class Talk:
         return len({speaker for _, _, speaker in self.spoken})
 
 
-def mixture(
-    speaker: Synthesizer, all_voices: Sequence[str], n_voices: int, seconds: float, seed: str
-) -> Talk:
+def mixture(speaker: Synthesizer, n_voices: int, seconds: float, seed: str) -> Talk:
     """A made conversation: turns of one to three utterances, each of its own pitch and rate."""
     rng = Random(f"speakers/{seed}")
-    voices = rng.sample(all_voices, n_voices)
+    voices = rng.sample(UNHEARD, n_voices)
     manners = {voice: (rng.randint(135, 185), 10 ** (rng.uniform(-8, 0) / 20)) for voice in voices}
     voice, at, end = voices[0], rng.uniform(0.2, 1.0), round(seconds * SAMPLE_RATE)
     audio = np.zeros(end, np.float32)
@@ -173,21 +161,6 @@ class Stage:
         return found
 
 
-def pitches(pcm: Pcm, stretches: list[Stretch]) -> npt.NDArray[np.float64]:
-    """The log of each window's mean pitch, by autocorrelation, [n]."""
-    shortest, longest = SAMPLE_RATE // PITCH_HZ[1], SAMPLE_RATE // PITCH_HZ[0]
-    found = []
-    for middle in (middle for stretch in stretches for middle in stretch.middles):
-        first = max(0, middle - WINDOW_SAMPLES // 2)
-        window = pcm[first : first + WINDOW_SAMPLES].astype(np.float64)
-        frames = window[: len(window) // 800 * 800].reshape(-1, 800)  # of 50 ms
-        spectrum = np.fft.rfft(frames, 2048)
-        similar = np.fft.irfft(np.abs(spectrum) ** 2)[:, shortest:longest]
-        voiced = similar.max(1) > np.median(similar.max(1))
-        found.append(np.log(similar[voiced].argmax(1) + shortest).mean() if voiced.any() else 4.5)
-    return np.array(found)
-
-
 def labelled(stretches: list[Stretch], labels: npt.NDArray[Any]) -> list[Turn]:
     """Turns by the label of each window, without a second pass."""
     vectors = np.eye(int(labels.max()) + 1, dtype=np.float32)[labels]
@@ -213,12 +186,9 @@ def error_rate(talk: Talk, turns: list[Turn]) -> tuple[float, bool]:
 def ways(stage: Stage, talk: Talk) -> dict[str, list[Turn]]:
     """The turns by every way."""
     vectors, stretches = stage.hear(talk.pcm)
-    tree = linkage(pitches(talk.pcm, stretches)[:, None], "average")
-    by_pitch = fcluster(tree, talk.n_speakers, "maxclust") - 1
     found = {
         "found": stage.turns(vectors, stretches),
         "count given": stage.turns(vectors, stretches, talk.n_speakers),
-        "mean pitch, count given": labelled(stretches, by_pitch),
         "one label": [(one.start, one.end, 0) for one in stretches],
     }
     try:
@@ -230,33 +200,28 @@ def ways(stage: Stage, talk: Talk) -> dict[str, list[Turn]]:
     return found | {"sherpa-onnx' clustering": labelled(stretches, np.array(labels))}
 
 
-async def heard_by_speaker(talk: Talk, transcriber: RequestTranscriber) -> WordErrors:
-    """cpWER's errors of a made conversation, by the whole way of a request."""
+async def errors_by_count(talks: Iterable[Talk]) -> dict[str, WordErrors]:
+    """cpWER's errors of made conversations by the whole way of a request, by number of speakers."""
     asked = SpeakerOptions(by="voice")
     params = TranscriptionParams("demo", language="en", words=True, speakers=asked)
-    with NamedTemporaryFile(suffix=".wav") as file:
-        file.write(wav_bytes(talk.pcm))
-        file.flush()
-        context = RequestContext.unlimited("benchmark", REQUEST_S)
-        answer = await transcriber.transcribe(Path(file.name), params, context)
-    said: dict[str, list[str]] = {}
-    heard: dict[str | None, list[str]] = {}
-    for (_, _, speaker), text in zip(talk.spoken, talk.texts, strict=True):
-        said.setdefault(speaker, []).append(text)
-    for segment in answer.transcript.segments:
-        heard.setdefault(segment.speaker, []).append(segment.text)
     plain = normaliser("en")
-    return count_by_speaker(
-        *([plain(" ".join(texts)) for texts in by.values()] for by in (said, heard))
-    )
-
-
-async def errors_by_count(talks: Iterable[Talk]) -> dict[str, WordErrors]:
-    """By the number of speakers."""
     found: dict[str, WordErrors] = {}
     async with local_transcriber(Settings()) as transcriber:
         for talk in talks:
-            counted = await heard_by_speaker(talk, transcriber)
+            with NamedTemporaryFile(suffix=".wav") as file:
+                file.write(wav_bytes(talk.pcm))
+                file.flush()
+                context = RequestContext.unlimited("benchmark", REQUEST_S)
+                answer = await transcriber.transcribe(Path(file.name), params, context)
+            said: dict[str, list[str]] = {}
+            heard: dict[str | None, list[str]] = {}
+            for (_, _, speaker), text in zip(talk.spoken, talk.texts, strict=True):
+                said.setdefault(speaker, []).append(text)
+            for segment in answer.transcript.segments:
+                heard.setdefault(segment.speaker, []).append(segment.text)
+            counted = count_by_speaker(
+                *([plain(" ".join(texts)) for texts in by.values()] for by in (said, heard))
+            )
             n = str(talk.n_speakers)
             found[n] = found.get(n, WordErrors()) + counted
     return found
@@ -267,7 +232,6 @@ def main() -> None:
     parser.add_argument("--model", default="demo", help="ONNX file, or 'demo'")
     parser.add_argument("--threshold", type=float, help="as speakers.threshold")
     parser.add_argument("--folder", type=Path, help="recordings and RTTM files")
-    parser.add_argument("--tuning", action="store_true", help="other voices than the measurement's")
     parser.add_argument("--mixtures", type=int, default=5, help="of each number of voices")
     parser.add_argument("--seconds", type=float, default=90.0, help="of a mixture")
     parser.add_argument("--out", type=Path, help="JSON file for the result")
@@ -275,9 +239,8 @@ def main() -> None:
     wanted = SpeakerSettings(model=asked.model, threshold=asked.threshold)
     settings = Settings(speakers=wanted).speaker_network()
     stage, speaker = Stage(settings), Synthesizer()
-    voices, kind = (TUNING, "tuning/") if asked.tuning else (UNHEARD, "")
     made = [
-        mixture(speaker, voices, n, asked.seconds, f"{kind}{i}/{n}")
+        mixture(speaker, n, asked.seconds, f"{i}/{n}")
         for n in (() if asked.folder else COUNTS)
         for i in range(asked.mixtures)
     ]

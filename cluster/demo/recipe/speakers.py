@@ -2,9 +2,10 @@
 
     python -m cluster.demo.recipe.speakers --work DIR [--shards 30] [--steps 2700]
 
-Takes up what an earlier run left in DIR: shards of voices, the state of the training. Writes the
-network as ONNX to --out, in the form in which published ones come: features [batch, frames, 80] in,
-vectors [batch, 128] out. It has heard synthetic voices alone and knows nothing of people.
+Takes up the shards of voices that an earlier run left in DIR. Writes the network as ONNX to --out,
+in the form in which published ones come: features [batch, frames, 80] in, vectors [batch, 128] out.
+It has heard synthetic voices alone and knows nothing of people; `benchmark.accuracy.speakers` tells
+how well it does with voices that it has not heard.
 """
 
 import argparse
@@ -25,10 +26,9 @@ from cluster.demo.recipe.voices import SPEAKERS, UTTERANCES, write_shard
 from router.audio.embedding import FRAMES
 
 NETWORK = Path(__file__).parents[1] / "speakers.onnx"
-UNHEARD = 900  # the shard of voices that only the progress is measured on
 BATCH = 128
 SCALE, MARGIN = 30.0, 0.2  # of the additive angular margin
-EVERY = 100  # steps between two reports, and two saved states
+EVERY = 100  # steps between two reports
 
 
 class Network(nn.Module):
@@ -66,7 +66,7 @@ class Network(nn.Module):
 class Crops:
     """Windows of 1.5 s of many speakers, with pauses and noise made afresh."""
 
-    def __init__(self, shards: list[Path], seed: int) -> None:
+    def __init__(self, shards: list[Path]) -> None:
         features, bounds, n = [], [], 0
         for path in shards:
             with np.load(path) as shard:
@@ -76,7 +76,7 @@ class Crops:
             n += len(features[-1])
         self.features = np.concatenate(features)
         self.bounds = np.array(bounds)
-        self.rng = np.random.default_rng(seed)
+        self.rng = np.random.default_rng(0)
 
     def draw(self, speakers: npt.NDArray[np.int64]) -> Tensor:
         """One window of each speaker: float32 (n, FRAMES, 80), of mean 0."""
@@ -98,73 +98,32 @@ class Crops:
         return torch.from_numpy(x - x.mean(1, keepdims=True))
 
 
-class Trainer:
-    """The network, its speakers' directions, and how far the schedule is; kept in a file."""
-
-    def __init__(self, work: Path, shards: list[Path], steps: int, lr: float) -> None:
-        self.path, self.steps, self.lr = work / "speakers.pt", steps, lr
-        torch.manual_seed(0)
-        self.network = Network()
-        self.directions = nn.Parameter(torch.randn(len(shards) * SPEAKERS, 128))
-        weights = [*self.network.parameters(), self.directions]
-        self.optimizer = torch.optim.AdamW(weights, lr=lr, weight_decay=1e-3)
-        self.step = 0
-        if self.path.exists():
-            state = torch.load(self.path, weights_only=True)
-            self.network.load_state_dict(state["network"])
-            self.directions.data = state["directions"]
-            self.optimizer.load_state_dict(state["optimizer"])
-            self.step = state["step"]
-        self.crops = Crops(shards, self.step)
-
-    def update(self) -> float:
-        """One step; returns the loss."""
-        done = self.step / self.steps
-        rate = self.lr * min(1.0, (self.step + 1) / 200) * 0.5 * (1 + math.cos(math.pi * done))
-        for group in self.optimizer.param_groups:
+def train(shards: list[Path], steps: int, lr: float, console: Console) -> Network:
+    """A network for which each speaker's windows lie near a direction of the speaker's own."""
+    torch.manual_seed(0)
+    network = Network()
+    directions = nn.Parameter(torch.randn(len(shards) * SPEAKERS, 128))
+    optimizer = torch.optim.AdamW([*network.parameters(), directions], lr=lr, weight_decay=1e-3)
+    crops, loss_sum = Crops(shards), 0.0
+    for step in range(steps):
+        done = step / steps
+        rate = lr * min(1.0, (step + 1) / 200) * 0.5 * (1 + math.cos(math.pi * done))
+        for group in optimizer.param_groups:
             group["lr"] = rate
-        speakers = self.crops.rng.integers(len(self.directions), size=BATCH)
-        self.network.train()
-        vectors = self.network(self.crops.draw(speakers))
-        cosines = F.normalize(vectors) @ F.normalize(self.directions).T
+        speakers = crops.rng.integers(len(directions), size=BATCH)
+        cosines = F.normalize(network(crops.draw(speakers))) @ F.normalize(directions).T
         target = torch.from_numpy(speakers)
-        margin = MARGIN * min(1.0, 4 * done)
         own = cosines.gather(1, target[:, None]).clamp(-0.999, 0.999)
-        harder = torch.cos(torch.acos(own) + margin)
+        harder = torch.cos(torch.acos(own) + MARGIN * min(1.0, 4 * done))
         loss = F.cross_entropy(SCALE * cosines.scatter(1, target[:, None], harder), target)
-        self.optimizer.zero_grad()
+        optimizer.zero_grad()
         loss.backward()  # type: ignore[no-untyped-call]
-        self.optimizer.step()
-        self.step += 1
-        return float(loss.detach())
-
-    def save(self) -> None:
-        """Keep the state in the place of the one before."""
-        state = {
-            "network": self.network.state_dict(),
-            "directions": self.directions.data,
-            "optimizer": self.optimizer.state_dict(),
-            "step": self.step,
-        }
-        torch.save(state, self.path.with_suffix(".part"))
-        self.path.with_suffix(".part").replace(self.path)
-
-
-def equal_error_rate(network: Network, unheard: Path) -> float:
-    """Of pairs of windows of voices that training never heard, in per cent."""
-    crops = Crops([unheard], 0)
-    speakers = np.repeat(np.arange(SPEAKERS), 8)
-    network.eval()
-    with torch.no_grad():
-        vectors = F.normalize(network(crops.draw(speakers)))
-    cosines = (vectors @ vectors.T).numpy()
-    above = np.triu(np.ones_like(cosines, dtype=bool), 1)
-    same = (speakers[:, None] == speakers) & above
-    other = (speakers[:, None] != speakers) & above
-    thresholds = np.quantile(cosines[above], np.linspace(0, 1, 2000))
-    missed = np.searchsorted(np.sort(cosines[same]), thresholds) / same.sum()
-    taken = 1 - np.searchsorted(np.sort(cosines[other]), thresholds) / other.sum()
-    return 100 * float(np.maximum(missed, taken).min())
+        optimizer.step()
+        loss_sum += float(loss.detach())
+        if (step + 1) % EVERY == 0:
+            console.print(f"step {step + 1}: loss {loss_sum / EVERY:.3f}")
+            loss_sum = 0.0
+    return network
 
 
 def export(network: Network, path: Path) -> None:
@@ -184,7 +143,7 @@ def main() -> None:
     parser = argparse.ArgumentParser(
         description=__doc__, formatter_class=argparse.RawDescriptionHelpFormatter
     )
-    parser.add_argument("--work", type=Path, required=True, help="folder for voices and the state")
+    parser.add_argument("--work", type=Path, required=True, help="folder for voices")
     parser.add_argument("--out", type=Path, default=NETWORK)
     parser.add_argument("--shards", type=int, default=30, help="of 50 speakers each")
     parser.add_argument("--steps", type=int, default=2700, help="about 15 minutes on one idle core")
@@ -193,18 +152,9 @@ def main() -> None:
     torch.set_num_threads(1)
     console = Console(soft_wrap=True, highlight=False)
     asked.work.mkdir(parents=True, exist_ok=True)
-    indices = track([*range(asked.shards), UNHEARD], description="speaking", console=console)
-    *shards, unheard = [write_shard(asked.work, index) for index in indices]
-    trainer = Trainer(asked.work, shards, asked.steps, asked.lr)
-    loss = 0.0
-    while trainer.step < asked.steps:
-        loss += trainer.update() / EVERY
-        if trainer.step % EVERY == 0:
-            trainer.save()
-            error = equal_error_rate(trainer.network, unheard)
-            console.print(f"step {trainer.step}: loss {loss:.3f}, unheard voices {error:.1f} %")
-            loss = 0.0
-    export(trainer.network, asked.out)
+    indices = track(range(asked.shards), description="speaking", console=console)
+    shards = [write_shard(asked.work, index) for index in indices]
+    export(train(shards, asked.steps, asked.lr, console), asked.out)
     console.print(f"wrote {asked.out}: {asked.out.stat().st_size / 1e6:.2f} MB")
 
 
