@@ -7,8 +7,8 @@ and `Batch` are also what is kept of a file and of a batch, and what crosses bet
 from __future__ import annotations
 
 import json
-from collections.abc import Iterable, Sequence
-from typing import Annotated, Any, Literal, Self
+from collections.abc import Iterable
+from typing import Annotated, Any, Literal
 
 from pydantic import (
     BaseModel,
@@ -120,11 +120,6 @@ class Page(BaseModel):
     first_id: str | None = None
     last_id: str | None = None
     has_more: bool
-
-    @classmethod
-    def of(cls, data: Sequence[Any], has_more: bool) -> Self:
-        first_id, last_id = (data[0].id, data[-1].id) if data else (None, None)
-        return cls(data=list(data), first_id=first_id, last_id=last_id, has_more=has_more)
 
 
 class FilePage(Page):

@@ -1,8 +1,9 @@
 """The SQLite file of files, batches and lines: its schema, its one thread, its one owner.
 
-Everything is called in one thread (`DatabaseThread`), in transactions that are on the disk when
-they return. SQLite's locks do not hold on network file systems, so these are refused; a lock on the
-folder keeps a second owner out.
+Everything is called in one thread, in transactions that are on the disk when they return. The first
+to open it locks it until its end, which keeps a second owner out. Such locks do not hold on network
+file systems, so these are refused. Files and batches are documents, as the API answers them;
+columns repeat what is asked for.
 """
 
 from __future__ import annotations
@@ -12,18 +13,19 @@ import errno
 import os
 import secrets
 import sqlite3
-from collections.abc import Callable, Iterable, Iterator
+from collections.abc import Callable, Coroutine, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
+from functools import partial, wraps
 from pathlib import Path
-from typing import TypeVar
+from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
 
 import psutil
 
 from cluster.common.errors import ConfigurationError, InsufficientStorageError
 
 FILE_NAME = "batches.sqlite"
-VERSION = 2
+VERSION = 3
 # File systems of which several machines may see different states.
 NETWORKED = (
     *("9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4"),
@@ -33,17 +35,16 @@ NETWORKED = (
     *("fuse.mountpoint-s3", "fuse.rclone", "fuse.s3fs", "fuse.sshfs"),
 )
 SCHEMA = """
-CREATE TABLE owners (epoch INTEGER PRIMARY KEY AUTOINCREMENT, pid INTEGER NOT NULL);
+CREATE TABLE owners (epoch INTEGER PRIMARY KEY AUTOINCREMENT);
 CREATE TABLE files (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,
     owner TEXT NOT NULL,
-    purpose TEXT NOT NULL,
-    filename TEXT NOT NULL,
-    size_bytes INTEGER NOT NULL,
-    created_at INTEGER NOT NULL,
-    expires_at INTEGER,
-    deleted INTEGER NOT NULL DEFAULT 0
+    document TEXT NOT NULL,
+    deleted INTEGER NOT NULL DEFAULT 0,
+    purpose TEXT AS (json_extract(document, '$.purpose')),
+    bytes INTEGER AS (json_extract(document, '$.bytes')),
+    expires_at INTEGER AS (json_extract(document, '$.expires_at'))
 );
 CREATE INDEX files_by_owner ON files (owner, deleted, seq);
 CREATE INDEX files_by_expiry ON files (deleted, expires_at);
@@ -51,25 +52,12 @@ CREATE TABLE batches (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,
     owner TEXT NOT NULL,
-    input_file_id TEXT NOT NULL,
-    endpoint TEXT NOT NULL,
-    status TEXT NOT NULL,
-    ends_as TEXT,
-    created_at INTEGER NOT NULL,
-    expires_at INTEGER NOT NULL,
-    metadata TEXT,
-    model TEXT,
-    output_expires_after_s INTEGER,
-    output_file_id TEXT,
-    error_file_id TEXT,
-    errors TEXT NOT NULL DEFAULT '[]',
-    total INTEGER NOT NULL DEFAULT 0,
-    completed INTEGER NOT NULL DEFAULT 0,
-    failed INTEGER NOT NULL DEFAULT 0,
-    times TEXT NOT NULL DEFAULT '{}',
-    webhook_url TEXT,
-    checks INTEGER NOT NULL DEFAULT 0
+    document TEXT NOT NULL,
+    status TEXT AS (json_extract(document, '$.status')),
+    input_file_id TEXT AS (json_extract(document, '$.input_file_id')),
+    webhook_due_at INTEGER AS (json_extract(document, '$.webhook_due_at'))
 );
+CREATE INDEX batches_by_webhook ON batches (webhook_due_at);
 CREATE INDEX batches_by_owner ON batches (owner, seq);
 CREATE INDEX batches_by_status ON batches (status, seq);
 CREATE TABLE lines (
@@ -85,27 +73,17 @@ CREATE TABLE lines (
     UNIQUE (batch_id, number)
 );
 CREATE INDEX lines_by_state ON lines (batch_id, state, number);
-CREATE TABLE webhooks (
-    id TEXT PRIMARY KEY,
-    batch_id TEXT NOT NULL,
-    url TEXT NOT NULL,
-    type TEXT NOT NULL,
-    created_at INTEGER NOT NULL,
-    attempts INTEGER NOT NULL DEFAULT 0,
-    due_at INTEGER NOT NULL
-);
-"""
-USAGE = """
-CREATE TABLE IF NOT EXISTS usage (
+CREATE TABLE usage (
     owner TEXT NOT NULL,
     day INTEGER NOT NULL,
     lines INTEGER NOT NULL,
     audio_s REAL NOT NULL,
     PRIMARY KEY (owner, day)
-)
+);
 """
 
 Result = TypeVar("Result")
+Values = ParamSpec("Values")
 
 
 def new_id(kind: str) -> str:
@@ -114,98 +92,88 @@ def new_id(kind: str) -> str:
 
 
 class Database:
-    def __init__(self, folder: Path) -> None:
-        """`epoch` tells the claims of this owner from those before it. Raises ConfigurationError: a
-        newer version of splitscribe wrote it.
+    def __init__(self, folder: Path, owned_s: float = 0.0) -> None:
+        """`epoch` tells the claims of this owner from those before it. Raises ConfigurationError:
+        another version of splitscribe wrote it, or another process keeps it longer than `owned_s`.
         """
-        make_private(folder / FILE_NAME)  # SQLite gives the files beside it the same mode
-        self._connection = sqlite3.connect(folder / FILE_NAME, isolation_level=None)
-        self._connection.row_factory = sqlite3.Row
-        (version,) = self.one("PRAGMA user_version")
-        if version > VERSION:
-            raise ConfigurationError(
-                f"{folder / FILE_NAME} was written by a newer version of splitscribe"
+        file = folder / FILE_NAME
+        make_private(file)  # SQLite gives the files beside it the same mode
+        self._thread = ThreadPoolExecutor(1, "batches-database")
+        self.connection = sqlite3.connect(
+            file, owned_s, isolation_level="IMMEDIATE", check_same_thread=False
+        )
+        try:
+            self.connection.executescript(
+                "PRAGMA locking_mode = EXCLUSIVE; PRAGMA auto_vacuum = INCREMENTAL;"
+                "BEGIN EXCLUSIVE; COMMIT;"
             )
+        except sqlite3.OperationalError as error:
+            self.connection.close()
+            raise ConfigurationError(
+                f"batches.folder {folder} belongs to another process that runs; give each "
+                "application a folder of its own"
+            ) from error
+        (version,) = self.run("PRAGMA user_version").fetchone()
+        if version not in (0, VERSION):
+            self.connection.close()
+            age = "a newer" if version > VERSION else "an older"
+            raise ConfigurationError(f"{file} was written by {age} version of splitscribe")
         if version == 0:
-            self._connection.execute("PRAGMA auto_vacuum = INCREMENTAL")
-            self._connection.executescript(
+            self.connection.executescript(
                 f"BEGIN; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;"
             )
-        if version == 1:
-            self._connection.executescript(
-                "BEGIN; ALTER TABLE batches ADD COLUMN checks INTEGER NOT NULL DEFAULT 0;"
-                f" PRAGMA user_version = {VERSION}; COMMIT;"
-            )
-        self._connection.execute(USAGE)
-        self._connection.execute("PRAGMA journal_mode = WAL")
-        self._connection.execute("PRAGMA synchronous = FULL")  # also after the power was lost
-        with self.transaction():
-            started = self.run("INSERT INTO owners (pid) VALUES (?)", os.getpid())
-        self.epoch = int(started.lastrowid or 0)
+        self.run("PRAGMA journal_mode = WAL")
+        self.run("PRAGMA synchronous = FULL")  # also after the power was lost
+        with self.connection:
+            self.epoch = int(self.run("INSERT INTO owners DEFAULT VALUES").lastrowid or 0)
 
     def run(self, statement: str, *values: object) -> sqlite3.Cursor:
-        return self._connection.execute(statement, values)
+        return self.connection.execute(statement, values)
 
-    def insert(self, table: str, *, or_ignore: bool = False, **values: object) -> None:
-        """or_ignore: unless there is one with the same key."""
-        self.run(
-            f"INSERT {'OR IGNORE ' if or_ignore else ''}INTO {table} ({', '.join(values)})"
-            f" VALUES ({', '.join('?' * len(values))})",
-            *values.values(),
-        )
+    async def call(self, work: Callable[..., Result], *values: Any) -> Result:
+        """Do it in the thread, as one transaction, to its end, though the caller is cancelled.
+        Raises InsufficientStorageError: a full disk.
+        """
+        running = self._thread.submit(self._transact, work, *values)
+        with telling_full_disk():
+            return await asyncio.shield(asyncio.wrap_future(running))
 
-    def run_many(self, statement: str, rows: Iterable[tuple[object, ...]]) -> None:
-        self._connection.executemany(statement, rows)
+    def call_blocking(self, work: Callable[..., Result], *values: Any) -> Result:
+        """The same from another thread, which waits."""
+        return self._thread.submit(self._transact, work, *values).result()
 
-    def one(self, query: str, *values: object) -> sqlite3.Row:
-        found: sqlite3.Row = self._connection.execute(query, values).fetchone()
-        return found
-
-    def first(self, query: str, *values: object) -> sqlite3.Row | None:
-        found: sqlite3.Row | None = self._connection.execute(query, values).fetchone()
-        return found
-
-    def all(self, query: str, *values: object) -> list[sqlite3.Row]:
-        return self._connection.execute(query, values).fetchall()
-
-    @contextmanager
-    def transaction(self) -> Iterator[None]:
-        self._connection.execute("BEGIN IMMEDIATE")
-        try:
-            yield
-            self._connection.execute("COMMIT")
-        except BaseException:
-            if self._connection.in_transaction:
-                self._connection.execute("ROLLBACK")
-            raise
+    def _transact(self, work: Callable[..., Result], *values: Any) -> Result:
+        with self.connection:
+            return work(*values)
 
     def give_space_back(self) -> None:
         """Return the pages of deleted rows to the file system."""
-        self._connection.execute("PRAGMA incremental_vacuum").fetchall()
-        self._connection.execute("PRAGMA wal_checkpoint(TRUNCATE)")
+        self.run("PRAGMA incremental_vacuum").fetchall()
+        self.run("PRAGMA wal_checkpoint(TRUNCATE)")
 
     def close(self) -> None:
-        self._connection.close()
+        self._thread.submit(self.connection.close)
+        self._thread.shutdown()
 
 
-class DatabaseThread:
-    def __init__(self) -> None:
-        self._executor = ThreadPoolExecutor(1, "batches-database")
+class OnDatabase(Protocol):
+    @property
+    def database(self) -> Database: ...
 
-    async def call(self, work: Callable[..., Result], *values: object) -> Result:
-        """It ends also where its caller is cancelled. Raises InsufficientStorageError: a full
-        disk.
-        """
-        running = asyncio.get_running_loop().run_in_executor(self._executor, work, *values)
-        with telling_full_disk():
-            return await asyncio.shield(running)
 
-    def call_blocking(self, work: Callable[..., Result], *values: object) -> Result:
-        """The same from another thread, which waits."""
-        return self._executor.submit(work, *values).result()
+Part = TypeVar("Part", bound=OnDatabase)
 
-    def close(self) -> None:
-        self._executor.shutdown()
+
+def transaction(
+    work: Callable[Concatenate[Part, Values], Result],
+) -> Callable[Concatenate[Part, Values], Coroutine[Any, Any, Result]]:
+    """Make a method one that is awaited, and runs by `Database.call`."""
+
+    @wraps(work)
+    async def call(part: Part, /, *values: Values.args, **named: Values.kwargs) -> Result:
+        return await part.database.call(partial(work, part, *values, **named))
+
+    return call
 
 
 @contextmanager

@@ -8,7 +8,7 @@ from dataclasses import dataclass
 
 from cluster.common.errors import InsufficientStorageError
 from router.batches.blobs import ABANDONED_S
-from router.batches.owned import Owned
+from router.batches.store import Store
 
 
 @dataclass(slots=True)
@@ -21,18 +21,19 @@ class _Upload:
 
 
 class Quota:
-    def __init__(self, owned: Owned) -> None:
-        self._owned = owned
+    def __init__(self, store: Store, most_bytes: int) -> None:
+        """most_bytes: of one key; 0 sets no limit."""
+        self._store, self._most_bytes = store, most_bytes
         self._uploads: dict[str, _Upload] = {}
 
     async def reserve(self, owner: str, upload_id: str, n_bytes: int) -> None:
         """Let an upload have so many bytes, if it has not yet. Raises InsufficientStorageError."""
-        upload = self._uploads.get(upload_id) or _Upload(owner, -1, self._owned.now)
-        upload.grew_at = self._owned.now
-        most = self._owned.settings.quota_bytes
+        upload = self._uploads.get(upload_id) or _Upload(owner, -1, self._store.now)
+        upload.grew_at = self._store.now
+        most = self._most_bytes
         if not most or n_bytes <= upload.n_bytes:
             return
-        used = await self._owned.call(self._owned.store.used_bytes, owner, upload_id)
+        used = await self._store.used_bytes(owner, upload_id)
         used += sum(
             one.n_bytes
             for other_id, one in self._uploads.items()
@@ -59,6 +60,6 @@ class Quota:
 
     def forget(self) -> None:
         """Release what was given up."""
-        gone = self._owned.now - ABANDONED_S
+        gone = self._store.now - ABANDONED_S
         for upload_id in [one for one, it in self._uploads.items() if it.grew_at < gone]:
             self.release(upload_id)

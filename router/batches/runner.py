@@ -10,7 +10,7 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Awaitable, Callable, Coroutine
 from contextlib import suppress
 from typing import Any, Literal
 
@@ -21,7 +21,7 @@ from router.batches.line_work import LineWork
 from router.batches.lines import CheckedInput, Models, check_input, file_lines
 from router.batches.owned import Owned
 from router.batches.store import OpenBatch
-from router.batches.work_queue import Claim, Outcome, Result
+from router.batches.work_queue import Claim, Outcome
 
 logger = logging.getLogger(__name__)
 
@@ -82,7 +82,7 @@ class BatchRunner:
                     await self._changed.wait()
 
     async def _look(self) -> None:
-        batches = await self._owned.call(self._owned.store.open_batches)
+        batches = await self._owned.store.open_batches()
         running = [batch for batch in batches if batch.status == "in_progress"]
         self.n_open = len(batches)
         self.n_unfinished = sum(batch.unfinished for batch in running)
@@ -93,7 +93,7 @@ class BatchRunner:
             if batch.ends_as is not None:
                 await self._stop_lines(batch)
                 self._begin_step(batch, self._finish(batch))
-            elif self._owned.now >= batch.expires_at:
+            elif self._owned.store.now >= batch.expires_at:
                 await self._stop_lines(batch)
                 await self._wind_up(batch, "expired")
             elif batch.status == "validating":
@@ -133,7 +133,7 @@ class BatchRunner:
     async def _check(self, batch: OpenBatch) -> None:
         """Check a batch's input, in at most `MAX_CHECKS` tries, whoever makes them."""
         store = self._owned.store
-        n_begun = await self._owned.call(store.begin_check, batch.id)
+        n_begun = await store.count_check(batch.id)
         try:
             found = CheckedInput(errors=[NOT_CHECKED])
             if n_begun <= MAX_CHECKS:  # the input of an open batch stays
@@ -145,17 +145,16 @@ class BatchRunner:
                     self._owned.settings.max_lines,
                 )
             if found.errors:
-                await self._owned.call(store.refuse, batch.id, found.errors, self._owned.now)
+                await store.refuse(batch.id, found.errors)
                 self._note_end(batch, "failed")
             else:
-                now = self._owned.now
-                await self._owned.call(store.begin, batch.id, found.lines, found.model, now)
+                await store.begin(batch.id, found.lines, found.model)
                 logger.info("batch %s has %d lines", batch.id, len(found.lines))
         except InsufficientStorageError:  # which is no fault of the input's
-            await self._store(store.release_check, batch.id)
+            await self._store(store.count_check, batch.id, -1)
             raise
         except asyncio.CancelledError:
-            await asyncio.shield(self._owned.call(store.release_check, batch.id))
+            await store.count_check(batch.id, -1)
             raise
 
     async def _begin_lines(self, batches: list[OpenBatch]) -> None:
@@ -165,7 +164,7 @@ class BatchRunner:
             of_owner = Counter(claim.batch.owner for claim in self._lines.values())
             of_batch = Counter(claim.batch.id for claim in self._lines.values())
             in_turn = sorted(batches, key=lambda one: (of_owner[one.owner], of_batch[one.id]))
-            claim = await self._owned.call(self._owned.queue.claim, in_turn)
+            claim = await self._owned.queue.claim(in_turn)
             if claim is None:
                 return
             self._lines[asyncio.create_task(self._run_line(claim))] = claim
@@ -174,7 +173,7 @@ class BatchRunner:
         queue = self._owned.queue
         try:
             outcome, result, audio_s = await self._work.run(claim)
-            await self._store(queue.settle, claim, outcome, result, audio_s, self._owned.now)
+            await self._store(queue.settle, claim, outcome, result, audio_s)
             self._owned.recorder.add("splitscribe_batch_lines_total", outcome=outcome)
         except InsufficientStorageError as error:
             self._pause(error)
@@ -183,7 +182,7 @@ class BatchRunner:
         except asyncio.CancelledError:
             task = asyncio.current_task()
             counts = task is None or not task.cancelling()  # something in it was cancelled, not it
-            await asyncio.shield(self._owned.call(queue.release, claim, counts))
+            await queue.release(claim, counts)
             raise
         except Exception:  # of the database
             logger.exception("line %d of %s cannot go on", claim.number, claim.batch.id)
@@ -195,11 +194,11 @@ class BatchRunner:
             self._lines.pop(task, None)
             self.look()
 
-    async def _store(self, work: Callable[..., object], *values: object) -> None:
+    async def _store(self, work: Callable[..., Awaitable[object]], *values: Any) -> None:
         """Change the database as soon as there is room for it."""
         while True:
             try:
-                await self._owned.call(work, *values)
+                await work(*values)
                 return
             except InsufficientStorageError as error:
                 self._pause(error)
@@ -209,39 +208,28 @@ class BatchRunner:
         await _cancel([task for task, claim in self._lines.items() if claim.batch.id == batch.id])
 
     async def _wind_up(self, batch: OpenBatch, ends_as: Literal["completed", "expired"]) -> None:
-        await self._owned.call(self._owned.store.wind_up, batch.id, ends_as, self._owned.now)
+        await self._owned.store.wind_up(batch.id, ends_as)
         self.look()
 
     async def _finish(self, batch: OpenBatch) -> None:
         assert batch.ends_as is not None
-        await self._owned.call(self._owned.queue.give_up, batch.id)
-        output = await self._write(batch, "completed")
-        errors = await self._write(batch, "failed")
-        await self._owned.call(self._owned.store.end, batch, output, errors, self._owned.now)
+        store = self._owned.store
+        outcomes = await self._owned.queue.give_up(batch.id)
+        output = await self._write(batch, "completed") if "completed" in outcomes else None
+        errors = await self._write(batch, "failed") if "failed" in outcomes else None
+        await store.end(batch.id, output, errors)
+        await store.database.call(store.database.give_space_back)
         self._note_end(batch, batch.ends_as)
 
-    async def _write(self, batch: OpenBatch, outcome: Outcome) -> FileObject | None:
-        """A file of all results of one kind; None where there is none."""
-        if not await self._owned.call(self._owned.queue.results, batch.id, outcome, 0):
-            return None
+    async def _write(self, batch: OpenBatch, outcome: Outcome) -> FileObject:
+        """A file of all results of one kind."""
         file_id = new_id("file-")
-        lines = file_lines(batch, self._results(batch.id, outcome))
+        lines = file_lines(batch, self._owned.queue.results(batch.id, outcome))
         size_bytes = await asyncio.to_thread(self._owned.blobs.write, file_id, lines)
         kind = "output" if outcome == "completed" else "error"
-        return self._owned.new_file(
-            file_id,
-            "batch_output",
-            f"{batch.id}_{kind}.jsonl",
-            size_bytes,
-            batch.output_expires_after_s,
-        )
-
-    def _results(self, batch_id: str, outcome: Outcome) -> Iterator[Result]:
-        """All rows, read page by page. Called in a thread."""
-        read, after = self._owned.queue.results, 0
-        while page := self._owned.thread.call_blocking(read, batch_id, outcome, after):
-            yield from page
-            after = page[-1][0]
+        name = f"{batch.id}_{kind}.jsonl"
+        kept_s = batch.output_expires_after_s or self._owned.settings.retention_s
+        return self._owned.store.new_file(file_id, "batch_output", name, size_bytes, kept_s)
 
     def _note_end(self, batch: OpenBatch, status: Status) -> None:
         self._owned.recorder.add("splitscribe_batches_total", status=status)

@@ -5,13 +5,10 @@
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import time
 from collections.abc import Callable
 from contextlib import suppress
-from pathlib import Path
-from typing import IO
 
 from cluster.common.errors import ConfigurationError
 from cluster.common.metrics import BATCH_METRICS, Recorder, silent_recorder
@@ -26,7 +23,7 @@ from router.api.batch_bodies import (
     expiry_s,
 )
 from router.batches.blobs import FOLDERS, Blobs
-from router.batches.database import FILE_NAME, Database, DatabaseThread, check_local, make_private
+from router.batches.database import FILE_NAME, Database, check_local
 from router.batches.hosts import HostRules, Resolve, resolve
 from router.batches.line_work import BulkTranscriber, LineWork
 from router.batches.outbound import Downloads
@@ -44,8 +41,6 @@ ASKED = (  # by routers
     *("file", "list_files", "delete_file", "read"),
     *("create_batch", "batch", "list_batches", "cancel_batch", "usage"),
 )
-LOCK_NAME = "owner.lock"
-OURS = (LOCK_NAME, *FOLDERS)  # beside the database's files
 PIECE_BYTES = 1024 * 1024  # of an upload or a download that crosses at once
 OWNED_S = 60.0  # how long the owner before this one may take to end
 CHORES_S = 5.0
@@ -59,20 +54,12 @@ class BatchService:
     where the disk or a quota is full, and OverloadedError where the owner cannot be reached now.
     """
 
-    def __init__(
-        self,
-        owned: Owned,
-        engine: BulkTranscriber,
-        lock: IO[str],
-        resolve: Resolve,
-    ) -> None:
-        """lock: of the folder; it is closed at the end."""
+    def __init__(self, owned: Owned, engine: BulkTranscriber, resolve: Resolve) -> None:
         self._owned = owned
         self._store = owned.store
-        self._quota = Quota(owned)
-        self._lock = lock
         self._look_at_once = asyncio.Event()
         settings = owned.settings
+        self._quota = Quota(owned.store, settings.quota_bytes)
         networks = settings.private_networks
         self._downloads = Downloads(
             HostRules(settings.allowed_hosts, networks, resolve), owned.blobs, settings
@@ -91,9 +78,7 @@ class BatchService:
         await self._runner.close()
         await self._webhooks.close()
         await self._downloads.close()
-        await self._owned.call(self._owned.database.close)
-        await asyncio.to_thread(self._owned.thread.close)
-        self._lock.close()
+        await asyncio.to_thread(self._store.database.close)
 
     # What routers ask; see `ASKED`.
 
@@ -113,9 +98,9 @@ class BatchService:
         """Make a file of an upload; it keeps the id."""
         await self._quota.reserve(owner, upload_id, size_bytes)
         await asyncio.to_thread(self._owned.blobs.keep, upload_id, size_bytes)
-        kept_s = expiry_s(fields.expires_after)
-        file = self._owned.new_file(upload_id, fields.purpose, filename, size_bytes, kept_s)
-        added = await self._owned.call(self._store.add_file, owner, file)
+        kept_s = expiry_s(fields.expires_after) or self._owned.settings.retention_s
+        file = self._store.new_file(upload_id, fields.purpose, filename, size_bytes, kept_s)
+        added = await self._store.add_file(owner, file)
         self._quota.release(upload_id)
         return added
 
@@ -124,18 +109,16 @@ class BatchService:
         self._quota.release(upload_id)
 
     async def file(self, owner: str, file_id: str) -> FileObject:
-        return await self._owned.call(self._store.file, owner, file_id, self._owned.now)
+        return await self._store.file(owner, file_id)
 
     async def list_files(
         self, owner: str, after: str | None, limit: int, order: Order, purpose: str | None
     ) -> FilePage:
-        return await self._owned.call(
-            self._store.files, owner, after, limit, order, purpose, self._owned.now
-        )
+        return await self._store.files(owner, after, limit, order, purpose)
 
     async def delete_file(self, owner: str, file_id: str) -> None:
         """Raises ConflictError where a batch that has not ended reads it."""
-        await self._owned.call(self._store.delete_file, owner, file_id, self._owned.now)
+        await self._store.delete_file(owner, file_id)
 
     async def read(self, file_id: str, offset: int) -> bytes:
         """At most `PIECE_BYTES`, empty at the end. A file that is deleted meanwhile stays readable
@@ -151,27 +134,25 @@ class BatchService:
         if asked.webhook_url is not None:
             await self._webhooks.check(asked.webhook_url)
         most = self._owned.settings.max_batches_per_key
-        created = await self._owned.call(
-            self._store.add_batch, owner, batch_id, asked, self._owned.now, most
-        )
+        created = await self._store.add_batch(owner, batch_id, asked, most)
         self._runner.look()
         return self._shown(created)
 
     async def batch(self, owner: str, batch_id: str) -> Batch:
-        return self._shown(await self._owned.call(self._store.batch, owner, batch_id))
+        return self._shown(await self._store.batch(owner, batch_id))
 
     async def list_batches(self, owner: str, after: str | None, limit: int) -> BatchPage:
-        found = await self._owned.call(self._store.batches, owner, after, limit)
+        found = await self._store.batches(owner, after, limit)
         return found.model_copy(update={"data": [self._shown(batch) for batch in found.data]})
 
     async def cancel_batch(self, owner: str, batch_id: str) -> Batch:
         """Raises ConflictError where it has ended otherwise."""
-        batch = await self._owned.call(self._store.cancel, owner, batch_id, self._owned.now)
+        batch = await self._store.cancel(owner, batch_id)
         self._runner.look()
         return batch
 
     async def usage(self, owner: str) -> list[Usage]:
-        return await self._owned.call(self._owned.queue.usage, owner)
+        return await self._owned.queue.usage(owner)
 
     def _shown(self, batch: Batch) -> Batch:
         """With why it waits, where it does."""
@@ -196,18 +177,18 @@ class BatchService:
 
     async def clean(self) -> None:
         """Let go of what has expired, and of what nobody reads any more."""
-        call, store, blobs, now = self._owned.call, self._store, self._owned.blobs, self._owned.now
-        deleted = await call(store.expire_files, now)
+        store, blobs = self._store, self._owned.blobs
+        deleted = await store.expire_files()
         gone = await asyncio.to_thread(blobs.remove, deleted)
-        await call(store.forget_files, gone)
+        await store.forget_files(gone)
         await asyncio.to_thread(blobs.sweep)
         self._quota.forget()
-        await call(self._owned.queue.forget_usage, now)
+        await self._owned.queue.forget_usage()
         if retention_s := self._owned.settings.retention_s:
-            await call(store.forget_batches, now - retention_s)
+            await store.forget_batches(retention_s)
 
     async def _report(self) -> None:
-        n_files, n_bytes = await self._owned.call(self._store.file_totals)
+        n_files, n_bytes = await self._store.file_totals()
         record, running = self._owned.recorder.set, self._runner.n_running
         record("splitscribe_batches_open", self._runner.n_open)
         record("splitscribe_batches_paused", float(self._runner.paused is not None))
@@ -237,44 +218,19 @@ async def open_service(
         folder.mkdir(parents=True, exist_ok=True)
         check_local(folder.resolve())
         names = (one.name for one in folder.iterdir())
-        if all(name in OURS or name.startswith(FILE_NAME) for name in names):
+        if all(name in FOLDERS or name.startswith(FILE_NAME) for name in names):
             with suppress(PermissionError):  # a volume that is another user's
                 folder.chmod(0o700)
-        lock = await _own(folder, owned_s)
+        database = await asyncio.to_thread(Database, folder, owned_s)
     except OSError as error:
         raise ConfigurationError(f"batches.folder {folder} cannot be used: {error}") from error
-    thread = DatabaseThread()
     try:
-        database = await thread.call(Database, folder)
-        store, queue = Store(database), await thread.call(WorkQueue, database)
+        store, queue = Store(database, unix_time), WorkQueue(database, unix_time)
+        await queue.take_over()
         blobs = await asyncio.to_thread(Blobs, folder, settings.min_free_bytes, monotonic)
-        known = await thread.call(store.known_files)
-        await asyncio.to_thread(blobs.sweep, known)
+        await asyncio.to_thread(blobs.sweep, await store.known_files())
         recorder = recorder or silent_recorder(BATCH_METRICS)
-        owned = Owned(settings, blobs, database, store, queue, thread, recorder, unix_time)
-        return BatchService(owned, engine, lock, resolve)
+        return BatchService(Owned(settings, blobs, store, queue, recorder), engine, resolve)
     except BaseException:
-        thread.close()
-        lock.close()
-        raise
-
-
-async def _own(folder: Path, owned_s: float) -> IO[str]:
-    """Own a folder until the file that is returned is closed."""
-    make_private(folder / LOCK_NAME)
-    file = (folder / LOCK_NAME).open("a")
-    deadline_s = time.monotonic() + owned_s
-    try:
-        while True:
-            with suppress(BlockingIOError):
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                return file
-            if time.monotonic() >= deadline_s:
-                raise ConfigurationError(
-                    f"batches.folder {folder} belongs to another process that runs; give each "
-                    "application a folder of its own"
-                )
-            await asyncio.sleep(0.2)
-    except BaseException:
-        file.close()
+        database.close()
         raise

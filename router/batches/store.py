@@ -1,4 +1,4 @@
-"""What is kept of files and of batches. Runs in the database's thread.
+"""What is kept of files and of batches.
 
 The bytes of files are in `router.batches.blobs`, lines and webhooks in `router.batches.work_queue`.
 A deleted file's row stays until its bytes are gone, so that a download that runs can end. Batches:
@@ -14,23 +14,26 @@ written again.
 from __future__ import annotations
 
 import json
-import sqlite3
-from collections.abc import Collection, Iterable, Sequence
+from collections.abc import Callable, Collection, Iterator, Sequence
+from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Literal, TypeVar
+from typing import Any, Literal, TypeVar
 
 from cluster.common.errors import ConflictError, InvalidRequestError, NotFoundError, RateLimitError
 from router.api.batch_bodies import (
     Batch,
     BatchError,
+    BatchErrors,
     BatchPage,
     CreateBatchRequest,
     FileObject,
     FilePage,
+    Page,
+    RequestCounts,
     Status,
     expiry_s,
 )
-from router.batches.database import Database, new_id
+from router.batches.database import Database, transaction
 
 Order = Literal["asc", "desc"]
 
@@ -41,12 +44,22 @@ OPEN = "('validating', 'in_progress', 'finalizing', 'cancelling')"
 EXISTS = "NOT deleted AND (expires_at IS NULL OR expires_at > ?)"
 
 BatchModel = TypeVar("BatchModel", bound=Batch)
+PageModel = TypeVar("PageModel", bound=Page)
 
 
 class OpenBatch(Batch):
+    """All that is kept of a batch.
+
+    webhook_due_at: when its end is to be told; None: not, or not yet. checks: of its input, begun.
+    """
+
     owner: str
     ends_as: Status | None = None
     output_expires_after_s: int | None = None
+    webhook_url: str | None = None
+    webhook_tries: int = 0
+    webhook_due_at: int | None = None
+    checks: int = 0
 
     @property
     def unfinished(self) -> int:
@@ -66,259 +79,286 @@ class NewLine:
 
 
 class Store:
-    def __init__(self, database: Database) -> None:
-        self._database = database
+    def __init__(self, database: Database, unix_time: Callable[[], float]) -> None:
+        self.database = database
+        self._unix_time = unix_time
+
+    @property
+    def now(self) -> int:
+        return int(self._unix_time())
 
     # ------------------------------------------------------------------------------- files
 
+    @transaction
     def add_file(self, owner: str, file: FileObject) -> FileObject:
         """Unless that was done before. Returns it as it stands."""
-        with self._database.transaction():
-            self._insert_file(owner, file)
-        return self.file(owner, file.id, file.created_at)
+        self._insert_file(owner, file)
+        return self._file(owner, file.id)
 
-    def file(self, owner: str, file_id: str, now: int) -> FileObject:
+    @transaction
+    def file(self, owner: str, file_id: str) -> FileObject:
         """Raises NotFoundError."""
-        row = self._database.first(
-            f"SELECT * FROM files WHERE id = ? AND owner = ? AND {EXISTS}", file_id, owner, now
-        )
-        if row is None:
-            raise no_such_file(file_id)
-        return _file(row)
+        return self._file(owner, file_id)
 
+    @transaction
     def files(
-        self, owner: str, after: str | None, limit: int, order: Order, purpose: str | None, now: int
+        self, owner: str, after: str | None, limit: int, order: Order, purpose: str | None
     ) -> FilePage:
         """A page, by the time of creation. Raises InvalidRequestError for an unknown `after`."""
         where = f"{EXISTS} AND purpose = coalesce(?, purpose)"
-        rows, has_more = self._page("files", owner, after, limit, order, where, now, purpose)
-        return FilePage.of([_file(row) for row in rows], has_more)
+        return self._page(FilePage, "files", owner, after, limit, order, where, self.now, purpose)
 
-    def delete_file(self, owner: str, file_id: str, now: int) -> None:
+    @transaction
+    def delete_file(self, owner: str, file_id: str) -> None:
         """Raises NotFoundError, or ConflictError where a batch still reads it."""
-        with self._database.transaction():
-            self.file(owner, file_id, now)
-            reader = self._database.first(
-                f"SELECT id FROM batches WHERE input_file_id = ? AND status IN {OPEN}", file_id
+        self._file(owner, file_id)
+        reader = self._first(
+            f"SELECT id FROM batches WHERE input_file_id = ? AND status IN {OPEN}", file_id
+        )
+        if reader is not None:
+            raise ConflictError(
+                f"The file is the input of batch {reader}, which has not ended; cancel "
+                "the batch first, or wait for its end.",
+                code="file_in_use",
             )
-            if reader is not None:
-                raise ConflictError(
-                    f"The file is the input of batch {reader['id']}, which has not ended; cancel "
-                    "the batch first, or wait for its end.",
-                    code="file_in_use",
-                )
-            self._database.run("UPDATE files SET deleted = 1 WHERE id = ?", file_id)
+        self.database.run("UPDATE files SET deleted = 1 WHERE id = ?", file_id)
 
+    @transaction
     def used_bytes(self, owner: str, but: str) -> int:
         """Of all files of a key that are not deleted, apart from one."""
-        (used,) = self._database.one(
-            "SELECT coalesce(sum(size_bytes), 0) FROM files"
-            " WHERE owner = ? AND NOT deleted AND id != ?",
-            owner,
-            but,
+        used = self._first(
+            "SELECT sum(bytes) FROM files WHERE owner = ? AND NOT deleted AND id != ?", owner, but
         )
-        return int(used)
+        return int(used or 0)
 
+    @transaction
     def file_totals(self) -> tuple[int, int]:
-        n_files, n_bytes = self._database.one(
-            "SELECT count(*), coalesce(sum(size_bytes), 0) FROM files WHERE NOT deleted"
-        )
+        n_files, n_bytes = self.database.run(
+            "SELECT count(*), coalesce(sum(bytes), 0) FROM files WHERE NOT deleted"
+        ).fetchone()
         return int(n_files), int(n_bytes)
 
-    def expire_files(self, now: int) -> list[str]:
+    @transaction
+    def expire_files(self) -> list[str]:
         """Delete what has expired, but for inputs that are read. Returns all that are deleted."""
-        self._database.run(
+        self.database.run(
             "UPDATE files SET deleted = 1 WHERE NOT deleted AND expires_at <= ? AND id NOT IN"
             f" (SELECT input_file_id FROM batches WHERE status IN {OPEN})",
-            now,
+            self.now,
         )
-        return [row["id"] for row in self._database.all("SELECT id FROM files WHERE deleted")]
+        return [file_id for (file_id,) in self.database.run("SELECT id FROM files WHERE deleted")]
 
+    @transaction
     def forget_files(self, file_ids: Collection[str]) -> None:
         """Their bytes are gone."""
-        with self._database.transaction():
-            self._database.run_many("DELETE FROM files WHERE id = ?", ((one,) for one in file_ids))
+        for file_id in file_ids:
+            self.database.run("DELETE FROM files WHERE id = ?", file_id)
 
+    @transaction
     def known_files(self) -> set[str]:
-        return {row["id"] for row in self._database.all("SELECT id FROM files")}
+        return {file_id for (file_id,) in self.database.run("SELECT id FROM files")}
+
+    def new_file(
+        self, file_id: str, purpose: str, filename: str, size_bytes: int, kept_s: int | None
+    ) -> FileObject:
+        """kept_s: None: for ever."""
+        now = self.now
+        return FileObject(
+            id=file_id,
+            bytes=size_bytes,
+            created_at=now,
+            expires_at=now + kept_s if kept_s else None,
+            filename=filename,
+            purpose=purpose,
+        )
+
+    def _file(self, owner: str, file_id: str) -> FileObject:
+        found = self._first(
+            f"SELECT document FROM files WHERE id = ? AND owner = ? AND {EXISTS}",
+            file_id,
+            owner,
+            self.now,
+        )
+        if found is None:
+            raise no_such_file(file_id)
+        return FileObject.model_validate_json(found)
+
+    def _insert_file(self, owner: str, file: FileObject) -> None:
+        self.database.run(
+            "INSERT OR IGNORE INTO files (id, owner, document) VALUES (?, ?, ?)",
+            file.id,
+            owner,
+            file.model_dump_json(),
+        )
 
     # ----------------------------------------------------------------------------- batches
 
-    def add_batch(
-        self, owner: str, batch_id: str, asked: CreateBatchRequest, now: int, most: int
-    ) -> Batch:
+    @transaction
+    def add_batch(self, owner: str, batch_id: str, asked: CreateBatchRequest, most: int) -> Batch:
         """Unless that was done before. Returns it as it stands. Raises NotFoundError: its input
         file is not there; RateLimitError: the key has `most` batches, or the file `MAX_READERS`.
         """
-        with self._database.transaction():
-            if self._database.first("SELECT id FROM batches WHERE id = ?", batch_id) is None:
-                self.file(owner, asked.input_file_id, now)
-                self._check_count("This API key", "owner", owner, most)
-                self._check_count(
-                    "The input file", "input_file_id", asked.input_file_id, MAX_READERS
-                )
-                self._database.insert(
-                    "batches",
-                    id=batch_id,
-                    owner=owner,
-                    input_file_id=asked.input_file_id,
-                    endpoint=asked.endpoint,
-                    status="validating",
-                    created_at=now,
-                    expires_at=now + WINDOW_S,
-                    metadata=None if asked.metadata is None else json.dumps(asked.metadata),
-                    output_expires_after_s=expiry_s(asked.output_expires_after),
-                    webhook_url=asked.webhook_url,
-                )
-        return self.batch(owner, batch_id)
+        if self._first("SELECT id FROM batches WHERE id = ?", batch_id) is None:
+            self._file(owner, asked.input_file_id)
+            self._check_count("This API key", "owner", owner, most)
+            self._check_count("The input file", "input_file_id", asked.input_file_id, MAX_READERS)
+            batch = OpenBatch(
+                **asked.model_dump(include={"input_file_id", "endpoint", "metadata"}),
+                id=batch_id,
+                owner=owner,
+                status="validating",
+                created_at=self.now,
+                expires_at=self.now + WINDOW_S,
+                request_counts=RequestCounts(total=0, completed=0, failed=0),
+                output_expires_after_s=expiry_s(asked.output_expires_after),
+                webhook_url=asked.webhook_url,
+            )
+            self.database.run(
+                "INSERT INTO batches (id, owner, document) VALUES (?, ?, ?)",
+                batch_id,
+                owner,
+                batch.model_dump_json(),
+            )
+        return self._batch(owner, batch_id)
 
+    @transaction
     def batch(self, owner: str, batch_id: str) -> Batch:
         """Raises NotFoundError."""
-        row = self._database.first(
-            "SELECT * FROM batches WHERE id = ? AND owner = ?", batch_id, owner
-        )
-        if row is None:
-            raise NotFoundError(f"No batch found with id '{batch_id[:64]}'.", param="batch_id")
-        return _batch(row, Batch)
+        return self._batch(owner, batch_id)
 
+    @transaction
     def batches(self, owner: str, after: str | None, limit: int) -> BatchPage:
         """A page, the newest first. Raises InvalidRequestError for an unknown `after`."""
-        rows, has_more = self._page("batches", owner, after, limit)
-        return BatchPage.of([_batch(row, Batch) for row in rows], has_more)
+        return self._page(BatchPage, "batches", owner, after, limit)
 
-    def cancel(self, owner: str, batch_id: str, now: int) -> Batch:
+    @transaction
+    def cancel(self, owner: str, batch_id: str) -> Batch:
         """Let it end. Raises ConflictError where it has ended, or is about to."""
-        with self._database.transaction():
-            status = self.batch(owner, batch_id).status
-            if status not in ("validating", "in_progress", "cancelling", "cancelled"):
-                raise ConflictError(
-                    f"Cannot cancel a batch with status '{status}'.", code="batch_not_cancellable"
-                )
-            if status in ("validating", "in_progress"):
-                self._come_into("cancelling", batch_id, now)
-                self._database.run(
-                    "UPDATE batches SET ends_as = 'cancelled' WHERE id = ?", batch_id
-                )
-        return self.batch(owner, batch_id)
-
-    def open_batches(self) -> list[OpenBatch]:
-        rows = self._database.all(f"SELECT * FROM batches WHERE status IN {OPEN} ORDER BY seq")
-        return [_batch(row, OpenBatch) for row in rows]
-
-    def begin_check(self, batch_id: str) -> int:
-        """Its input is about to be checked. Returns how many times that was begun."""
-        self._database.run("UPDATE batches SET checks = checks + 1 WHERE id = ?", batch_id)
-        (begun,) = self._database.one("SELECT checks FROM batches WHERE id = ?", batch_id)
-        return int(begun)
-
-    def release_check(self, batch_id: str) -> None:
-        """The check was ended on purpose; it does not count."""
-        self._database.run("UPDATE batches SET checks = checks - 1 WHERE id = ?", batch_id)
-
-    def refuse(self, batch_id: str, errors: Sequence[BatchError], now: int) -> None:
-        with self._database.transaction():
-            if self._is(batch_id, "validating"):
-                stored = json.dumps([error.model_dump() for error in errors])
-                self._database.run("UPDATE batches SET errors = ? WHERE id = ?", stored, batch_id)
-                self._end(batch_id, "failed", now)
-
-    def begin(self, batch_id: str, lines: Collection[NewLine], model: str | None, now: int) -> None:
-        """Its lines may be run, unless it was cancelled meanwhile."""
-        with self._database.transaction():
-            if not self._is(batch_id, "validating"):
-                return
-            self._database.run(
-                "UPDATE batches SET total = ?, model = ? WHERE id = ?", len(lines), model, batch_id
+        status = self._batch(owner, batch_id).status
+        if status not in ("validating", "in_progress", "cancelling", "cancelled"):
+            raise ConflictError(
+                f"Cannot cancel a batch with status '{status}'.", code="batch_not_cancellable"
             )
-            self._come_into("in_progress", batch_id, now)
-            self._database.run_many(
+        if status in ("validating", "in_progress"):
+            with self._changing(batch_id) as batch:
+                batch.ends_as = "cancelled"
+                self._come_into(batch, "cancelling")
+        return self._batch(owner, batch_id)
+
+    @transaction
+    def open_batches(self) -> list[OpenBatch]:
+        rows = self.database.run(
+            f"SELECT document FROM batches WHERE status IN {OPEN} ORDER BY seq"
+        )
+        return [OpenBatch.model_validate_json(document) for (document,) in rows]
+
+    @transaction
+    def count_check(self, batch_id: str, by: int = 1) -> int:
+        """Its input is about to be checked; or by -1: that was ended on purpose, and does not
+        count. Returns how many times it was begun.
+        """
+        with self._changing(batch_id) as batch:
+            batch.checks += by
+        return batch.checks
+
+    @transaction
+    def refuse(self, batch_id: str, errors: Sequence[BatchError]) -> None:
+        with self._changing(batch_id) as batch:
+            if batch.status == "validating":
+                batch.errors = BatchErrors(data=list(errors))
+                self._end(batch, "failed")
+
+    @transaction
+    def begin(self, batch_id: str, lines: Collection[NewLine], model: str | None) -> None:
+        """Its lines may be run, unless it was cancelled meanwhile."""
+        with self._changing(batch_id) as batch:
+            if batch.status != "validating":
+                return
+            batch.request_counts.total, batch.model = len(lines), model
+            self._come_into(batch, "in_progress")
+            self.database.connection.executemany(
                 "INSERT INTO lines (batch_id, number, custom_id, offset, length)"
                 " VALUES (?, ?, ?, ?, ?)",
                 ((batch_id, one.number, one.custom_id, one.offset, one.length) for one in lines),
             )
 
-    def wind_up(self, batch_id: str, ends_as: Status, now: int) -> None:
+    @transaction
+    def wind_up(self, batch_id: str, ends_as: Status) -> None:
         """No line of it will be run any more: its files are to be written."""
-        with self._database.transaction():
-            self._database.run("UPDATE batches SET ends_as = ? WHERE id = ?", ends_as, batch_id)
-            if not self._is(batch_id, "cancelling"):
-                self._come_into("finalizing", batch_id, now)
+        with self._changing(batch_id) as batch:
+            batch.ends_as = ends_as
+            if batch.status != "cancelling":
+                self._come_into(batch, "finalizing")
 
-    def end(
-        self, batch: OpenBatch, output: FileObject | None, errors: FileObject | None, now: int
-    ) -> None:
+    @transaction
+    def end(self, batch_id: str, output: FileObject | None, errors: FileObject | None) -> None:
         """It has ended, and these are its files; its lines are forgotten."""
-        assert batch.ends_as is not None
-        with self._database.transaction():
+        with self._changing(batch_id) as batch:
+            assert batch.ends_as is not None
             for file in (output, errors):
                 if file is not None:
                     self._insert_file(batch.owner, file)
-            self._database.run(
-                "UPDATE batches SET output_file_id = ?, error_file_id = ?, ends_as = NULL"
-                " WHERE id = ?",
-                output and output.id,
-                errors and errors.id,
-                batch.id,
-            )
-            self._database.run("DELETE FROM lines WHERE batch_id = ?", batch.id)
-            self._end(batch.id, batch.ends_as, now)
-        self._database.give_space_back()
+            batch.output_file_id = output.id if output else None
+            batch.error_file_id = errors.id if errors else None
+            self.database.run("DELETE FROM lines WHERE batch_id = ?", batch_id)
+            self._end(batch, batch.ends_as)
 
-    def forget_batches(self, before: int) -> None:
-        for status in ENDED:
-            self._database.run(
-                "DELETE FROM batches WHERE status = ? AND json_extract(times, ?) < ?",
-                status,
-                f"$.{status}_at",
-                before,
-            )
-
-    # -------------------------------------------------------------------------------- both
-
-    def _page(
-        self,
-        table: Literal["files", "batches"],
-        owner: str,
-        after: str | None,
-        limit: int,
-        order: Order = "desc",
-        where: str = "true",
-        *values: object,
-    ) -> tuple[Iterable[sqlite3.Row], bool]:
-        """At most `limit` rows by their creation, behind `after`; and if more are. where, values: a
-        further condition. Raises InvalidRequestError: the key has no row called `after`.
-        """
-        seq, sign = 0 if order == "asc" else 2**62, ">" if order == "asc" else "<"
-        if after is not None:
-            found = self._database.first(
-                f"SELECT seq FROM {table} WHERE id = ? AND owner = ?", after, owner
-            )
-            if found is None:
-                raise InvalidRequestError(
-                    f"'after' names nothing that is listed here: {after[:64]!r}", param="after"
-                )
-            seq = found["seq"]
-        rows = self._database.all(
-            f"SELECT * FROM {table} WHERE owner = ? AND seq {sign} ? AND {where}"
-            f" ORDER BY seq {order} LIMIT ?",
-            owner,
-            seq,
-            *values,
-            limit + 1,  # one more, which tells whether there are more
+    @transaction
+    def forget_batches(self, kept_s: int) -> None:
+        self.database.run(
+            f"DELETE FROM batches WHERE status NOT IN {OPEN} AND webhook_due_at IS NULL"
+            " AND json_extract(document, '$.' || status || '_at') < ?",
+            self.now - kept_s,
         )
-        return rows[:limit], len(rows) > limit
 
-    def _insert_file(self, owner: str, file: FileObject) -> None:
-        self._database.insert(
-            "files",
-            or_ignore=True,
-            owner=owner,
-            size_bytes=file.bytes,
-            **file.model_dump(exclude={"object", "status", "bytes"}),
+    @transaction
+    def due_webhooks(self, but: Collection[str], most: int) -> list[OpenBatch]:
+        """Batches whose end is to be told now, apart from some."""
+        rows = self.database.run(
+            "SELECT id, document FROM batches WHERE webhook_due_at <= ?"
+            " ORDER BY webhook_due_at LIMIT ?",
+            self.now,
+            most + len(but),
         )
+        due = [document for batch_id, document in rows if batch_id not in but]
+        return [OpenBatch.model_validate_json(document) for document in due[:most]]
+
+    @transaction
+    def note_webhook(self, batch_id: str, delay_s: int | None) -> None:
+        """It was tried. delay_s: until it is due again; None: it is delivered, or given up."""
+        with self._changing(batch_id) as batch:
+            batch.webhook_tries += 1
+            batch.webhook_due_at = None if delay_s is None else self.now + delay_s
+
+    def _batch(self, owner: str, batch_id: str) -> Batch:
+        found = self._first(
+            "SELECT document FROM batches WHERE id = ? AND owner = ?", batch_id, owner
+        )
+        if found is None:
+            raise NotFoundError(f"No batch found with id '{batch_id[:64]}'.", param="batch_id")
+        return Batch.model_validate_json(found)
+
+    @contextmanager
+    def _changing(self, batch_id: str) -> Iterator[OpenBatch]:
+        """All of a batch, which is stored as it is in the end."""
+        found = self._first("SELECT document FROM batches WHERE id = ?", batch_id)
+        batch = OpenBatch.model_validate_json(found)
+        yield batch
+        document = batch.model_dump_json()
+        self.database.run("UPDATE batches SET document = ? WHERE id = ?", document, batch_id)
+
+    def _come_into(self, batch: OpenBatch, status: Status) -> None:
+        batch.status = status
+        setattr(batch, f"{status}_at", self.now)
+
+    def _end(self, batch: OpenBatch, status: Status) -> None:
+        """Come into a state that is an end, of which a webhook is to tell."""
+        batch.ends_as = None
+        self._come_into(batch, status)
+        batch.webhook_due_at = self.now if batch.webhook_url else None
 
     def _check_count(self, whose: str, column: str, value: str, most: int) -> None:
-        (n_open,) = self._database.one(
+        n_open = self._first(
             f"SELECT count(*) FROM batches WHERE {column} = ? AND status IN {OPEN}", value
         )
         if n_open >= most:
@@ -329,51 +369,47 @@ class Store:
                 retry_after_s=60.0,
             )
 
-    def _is(self, batch_id: str, status: Status) -> bool:
-        row = self._database.one("SELECT status FROM batches WHERE id = ?", batch_id)
-        return bool(row["status"] == status)
+    # -------------------------------------------------------------------------------- both
 
-    def _come_into(self, status: Status, batch_id: str, now: int) -> None:
-        self._database.run(
-            "UPDATE batches SET status = ?, times = json_set(times, ?, ?) WHERE id = ?",
-            status,
-            f"$.{status}_at",
-            now,
-            batch_id,
-        )
+    def _first(self, query: str, *values: object) -> Any:
+        """The only column of the first row; None where there is none."""
+        row = self.database.run(query, *values).fetchone()
+        return row and row[0]
 
-    def _end(self, batch_id: str, status: Status, now: int) -> None:
-        """Come into a state that is an end, of which a webhook is to tell."""
-        self._come_into(status, batch_id, now)
-        self._database.run(
-            "INSERT INTO webhooks (id, batch_id, url, type, created_at, due_at)"
-            " SELECT ?, id, webhook_url, ?, ?, ? FROM batches"
-            " WHERE id = ? AND webhook_url IS NOT NULL",
-            new_id("evt_"),
-            f"batch.{status}",
-            now,
-            now,
-            batch_id,
-        )
+    def _page(
+        self,
+        page: type[PageModel],
+        table: Literal["files", "batches"],
+        owner: str,
+        after: str | None,
+        limit: int,
+        order: Order = "desc",
+        where: str = "true",
+        *values: object,
+    ) -> PageModel:
+        """At most `limit` rows by their creation, behind `after`. where, values: a further
+        condition. Raises InvalidRequestError: the key has no row called `after`.
+        """
+        seq, sign = 0 if order == "asc" else 2**62, ">" if order == "asc" else "<"
+        if after is not None:
+            seq = self._first(f"SELECT seq FROM {table} WHERE id = ? AND owner = ?", after, owner)
+            if seq is None:
+                raise InvalidRequestError(
+                    f"'after' names nothing that is listed here: {after[:64]!r}", param="after"
+                )
+        rows = self.database.run(
+            f"SELECT document FROM {table} WHERE owner = ? AND seq {sign} ? AND {where}"
+            f" ORDER BY seq {order} LIMIT ?",
+            owner,
+            seq,
+            *values,
+            limit + 1,  # one more, which tells whether there are more
+        ).fetchall()
+        data = [json.loads(document) for (document,) in rows[:limit]]
+        ids = [one["id"] for one in data] or [None]
+        told = {"data": data, "first_id": ids[0], "last_id": ids[-1]}
+        return page.model_validate({**told, "has_more": len(rows) > limit})
 
 
 def no_such_file(file_id: str) -> NotFoundError:
     return NotFoundError(f"No such File object: {file_id[:64]}", param="id")
-
-
-def _file(row: sqlite3.Row) -> FileObject:
-    return FileObject.model_validate({**dict(row), "bytes": row["size_bytes"]})
-
-
-def _batch(row: sqlite3.Row, model: type[BatchModel]) -> BatchModel:
-    """Columns are called as the fields of `model`, where these are no objects."""
-    errors = json.loads(row["errors"])
-    return model.model_validate(
-        {
-            **dict(row),
-            **json.loads(row["times"]),
-            "errors": {"data": errors} if errors else None,
-            "metadata": json.loads(row["metadata"] or "null"),
-            "request_counts": dict(row),
-        }
-    )

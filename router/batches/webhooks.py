@@ -10,7 +10,9 @@ import asyncio
 import base64
 import hashlib
 import hmac
+import json
 import logging
+from typing import Any
 
 import httpx
 
@@ -18,7 +20,7 @@ from cluster.common.errors import InvalidRequestError, SplitscribeError
 from router.batches.hosts import HostRules
 from router.batches.outbound import Caller
 from router.batches.owned import Owned
-from router.batches.work_queue import Delivery
+from router.batches.store import OpenBatch
 
 logger = logging.getLogger(__name__)
 
@@ -45,9 +47,9 @@ def signature_headers(secret: str, event_id: str, unix_s: int, body: bytes) -> d
 class Webhooks(Caller):
     def __init__(self, owned: Owned, rules: HostRules) -> None:
         super().__init__()
-        self._owned = owned
-        self._rules = rules
+        self._store, self._recorder = owned.store, owned.recorder
         self._secret = owned.settings.webhook_secret
+        self._rules = rules
         self._running: dict[str, asyncio.Task[None]] = {}
 
     async def check(self, url: str) -> None:
@@ -70,11 +72,8 @@ class Webhooks(Caller):
         most = AT_ONCE - len(self._running)
         if self._secret is None or not most:
             return
-        due = await self._owned.call(
-            self._owned.queue.due_webhooks, self._owned.now, frozenset(self._running), most
-        )
-        for delivery in due:
-            self._running[delivery.id] = asyncio.create_task(self._deliver(delivery, self._secret))
+        for batch in await self._store.due_webhooks(list(self._running), most):
+            self._running[batch.id] = asyncio.create_task(self._deliver(batch, self._secret))
 
     async def close(self) -> None:
         """End what is being delivered; it stays due."""
@@ -84,36 +83,46 @@ class Webhooks(Caller):
         await asyncio.gather(*tasks, return_exceptions=True)
         await super().close()
 
-    async def _deliver(self, delivery: Delivery, secret: str) -> None:
-        queue = self._owned.queue
+    async def _deliver(self, batch: OpenBatch, secret: str) -> None:
         try:
-            why = await self._try(delivery, secret)
-            if why and delivery.attempts < len(DELAYS_S):
-                outcome, due_at = "put_off", self._owned.now + DELAYS_S[delivery.attempts]
-                await self._owned.call(queue.put_off_webhook, delivery, due_at)
-            else:
-                outcome = "given_up" if why else "delivered"
-                await self._owned.call(queue.forget_webhook, delivery)
-            self._owned.recorder.add("splitscribe_batch_webhooks_total", outcome=outcome)
+            why = await self._try(batch, secret)
+            may_again = bool(why) and batch.webhook_tries < len(DELAYS_S)
+            delay_s = DELAYS_S[batch.webhook_tries] if may_again else None
+            await self._store.note_webhook(batch.id, delay_s)
+            outcome = "put_off" if may_again else "given_up" if why else "delivered"
+            self._recorder.add("splitscribe_batch_webhooks_total", outcome=outcome)
             if outcome == "given_up":
-                logger.warning("a webhook of %s is given up: %s", delivery.batch_id, why)
+                logger.warning("a webhook of %s is given up: %s", batch.id, why)
         except Exception:  # of the database, such as of a full disk: it stays due
-            logger.exception("a webhook of %s was made and cannot be noted", delivery.batch_id)
+            logger.exception("a webhook of %s was made and cannot be noted", batch.id)
             await asyncio.sleep(UNNOTED_S)
         finally:
-            del self._running[delivery.id]
+            del self._running[batch.id]
 
-    async def _try(self, delivery: Delivery, secret: str) -> str:
+    async def _try(self, batch: OpenBatch, secret: str) -> str:
         """Why it was not taken; empty: it was."""
-        headers = signature_headers(secret, delivery.id, self._owned.now, delivery.body)
+        event = event_of(batch)
+        body = json.dumps(event, separators=(",", ":")).encode()
+        headers = signature_headers(secret, event["id"], self._store.now, body)
         try:
             async with asyncio.timeout(ANSWER_S):
-                destination = await self._rules.check(delivery.url, PARAM)
-                async with self.call("POST", destination, headers, delivery.body) as response:
+                destination = await self._rules.check(str(batch.webhook_url), PARAM)
+                async with self.call("POST", destination, headers, body) as response:
                     taken = 200 <= response.status_code < 300
                     return "" if taken else f"the host answered {response.status_code}"
-        except (SplitscribeError, httpx.HTTPError, OSError) as error:  # TimeoutError is an OSError
+        except Exception as error:
+            if not isinstance(error, SplitscribeError | httpx.HTTPError | OSError):
+                # Such as of what httpx cannot send: it counts, too.
+                logger.warning("a webhook of %s cannot be sent", batch.id, exc_info=True)
             return str(error) or type(error).__name__
-        except Exception as error:  # such as of what httpx cannot send: it counts, too
-            logger.warning("a webhook of %s cannot be sent", delivery.batch_id, exc_info=True)
-            return str(error) or type(error).__name__
+
+
+def event_of(batch: OpenBatch) -> dict[str, Any]:
+    """What tells that it has ended; the same, with its id, each time that it is sent."""
+    return {
+        "id": batch.id.replace("batch_", "evt_"),
+        "object": "event",
+        "created_at": getattr(batch, f"{batch.status}_at"),
+        "type": f"batch.{batch.status}",
+        "data": {"id": batch.id},
+    }

@@ -1,4 +1,4 @@
-"""What is left to do: lines of batches, and webhooks. Runs in the database's thread.
+"""The lines of batches that are left to do, and what keys have used by them.
 
 A line is waiting, claimed, completed or failed. A claim is of one owner: the next one takes the
 lines of those before it anew, and a result is taken from whoever holds the claim, once. Result and
@@ -7,12 +7,11 @@ count change in one transaction, so that no line counts twice.
 
 from __future__ import annotations
 
-import json
-from collections.abc import Iterable
+from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
 from typing import Literal
 
-from router.batches.database import Database
+from router.batches.database import Database, transaction
 from router.batches.store import OpenBatch
 
 Outcome = Literal["completed", "failed"]
@@ -35,142 +34,120 @@ class Claim:
     attempts: int
 
 
-@dataclass(frozen=True, slots=True)
-class Delivery:
-    """A webhook: one event and where it goes."""
-
-    id: str
-    batch_id: str
-    url: str
-    type: str
-    created_at: int
-    attempts: int
-
-    @property
-    def body(self) -> bytes:
-        event = {
-            "id": self.id,
-            "object": "event",
-            "created_at": self.created_at,
-            "type": self.type,
-            "data": {"id": self.batch_id},
-        }
-        return json.dumps(event, separators=(",", ":")).encode()
-
-
 class WorkQueue:
-    def __init__(self, database: Database) -> None:
-        self._database = database
-        database.run(
+    def __init__(self, database: Database, unix_time: Callable[[], float]) -> None:
+        self.database = database
+        self._unix_time = unix_time
+
+    @transaction
+    def take_over(self) -> None:
+        """Let the lines wait that the owners before this one had claimed."""
+        self.database.run(
             "UPDATE lines SET state = 'waiting' WHERE state = 'claimed' AND epoch < ?",
-            database.epoch,
+            self.database.epoch,
         )
 
+    @transaction
     def claim(self, batches: Iterable[OpenBatch]) -> Claim | None:
         """Take the next line of the first of these batches that has one waiting."""
         for batch in batches:
-            with self._database.transaction():
-                row = self._database.first(
-                    "SELECT number, custom_id, offset, length, attempts + 1 FROM lines"
-                    " JOIN batches ON batches.id = batch_id"
-                    " WHERE batch_id = ? AND state = 'waiting' AND status = 'in_progress'"
-                    " ORDER BY number LIMIT 1",
+            row = self.database.run(
+                "SELECT number, custom_id, offset, length, attempts + 1 FROM lines"
+                " JOIN batches ON batches.id = batch_id"
+                " WHERE batch_id = ? AND state = 'waiting' AND status = 'in_progress'"
+                " ORDER BY number LIMIT 1",
+                batch.id,
+            ).fetchone()
+            if row is not None:
+                self.database.run(
+                    "UPDATE lines SET state = 'claimed', epoch = ?, attempts = attempts + 1"
+                    " WHERE batch_id = ? AND number = ?",
+                    self.database.epoch,
                     batch.id,
+                    row[0],
                 )
-                if row is not None:
-                    self._database.run(
-                        "UPDATE lines SET state = 'claimed', epoch = ?, attempts = attempts + 1"
-                        " WHERE batch_id = ? AND number = ?",
-                        self._database.epoch,
-                        batch.id,
-                        row["number"],
-                    )
-                    return Claim(batch, *row)
+                return Claim(batch, *row)
         return None
 
-    def settle(self, claim: Claim, outcome: Outcome, result: str, audio_s: float, now: int) -> None:
+    @transaction
+    def settle(self, claim: Claim, outcome: Outcome, result: str, audio_s: float) -> None:
         """Unless the claim is not this owner's any more. audio_s: transcribed; 0.0 where it
         failed.
         """
-        with self._database.transaction():
-            if self._change(claim, "state = ?, result = ?", outcome, result):
-                self._count(claim.batch.id, outcome, 1)
-                self._database.run(
-                    "INSERT INTO usage VALUES (?, ?, 1, ?) ON CONFLICT DO UPDATE"
-                    " SET lines = lines + 1, audio_s = audio_s + excluded.audio_s",
-                    claim.batch.owner,
-                    now // DAY_S,
-                    audio_s,
-                )
+        if self._change(claim, "state = ?, result = ?", outcome, result):
+            self._count(claim.batch.id, outcome, 1)
+            self.database.run(
+                "INSERT INTO usage VALUES (?, ?, 1, ?) ON CONFLICT DO UPDATE"
+                " SET lines = lines + 1, audio_s = audio_s + excluded.audio_s",
+                claim.batch.owner,
+                self._unix_time() // DAY_S,
+                audio_s,
+            )
 
+    @transaction
     def release(self, claim: Claim, counts: bool = False) -> None:
         """Give a line back that was not run to its end. counts: the claim does, too."""
         self._change(claim, "state = 'waiting', attempts = attempts - ?", int(not counts))
 
-    def give_up(self, batch_id: str) -> None:
-        """Lines that wait or run fail, without a result of their own."""
-        with self._database.transaction():
-            changed = self._database.run(
-                "UPDATE lines SET state = 'failed', result = NULL"
-                " WHERE batch_id = ? AND state IN ('waiting', 'claimed')",
-                batch_id,
-            )
-            self._count(batch_id, "failed", changed.rowcount)
+    @transaction
+    def give_up(self, batch_id: str) -> set[Outcome]:
+        """Lines that wait or run fail, without a result of their own. Returns what came of all."""
+        changed = self.database.run(
+            "UPDATE lines SET state = 'failed', result = NULL"
+            " WHERE batch_id = ? AND state IN ('waiting', 'claimed')",
+            batch_id,
+        )
+        self._count(batch_id, "failed", changed.rowcount)
+        states = self.database.run("SELECT DISTINCT state FROM lines WHERE batch_id = ?", batch_id)
+        return {state for (state,) in states}
 
-    def results(self, batch_id: str, outcome: Outcome, after: int) -> list[Result]:
-        """The next results in the order of the input."""
-        rows = self._database.all(
+    def results(self, batch_id: str, outcome: Outcome) -> Iterator[Result]:
+        """All in the order of the input, read page by page. Called in a thread."""
+        after = 0
+        while page := self.database.call_blocking(self._page, batch_id, outcome, after):
+            yield from page
+            after = page[-1][0]
+
+    def _page(self, batch_id: str, outcome: Outcome, after: int) -> list[Result]:
+        return self.database.run(
             "SELECT number, custom_id, result FROM lines"
             " WHERE batch_id = ? AND state = ? AND number > ? ORDER BY number LIMIT ?",
             batch_id,
             outcome,
             after,
             RESULTS_AT_ONCE,
-        )
-        return [(row["number"], row["custom_id"], row["result"]) for row in rows]
+        ).fetchall()
 
+    @transaction
     def usage(self, owner: str) -> list[Usage]:
         """What a key's lines have used on each day."""
-        rows = self._database.all(
+        return self.database.run(
             "SELECT day, lines, audio_s FROM usage WHERE owner = ? ORDER BY day", owner
-        )
-        return [(row["day"], row["lines"], row["audio_s"]) for row in rows]
+        ).fetchall()
 
-    def forget_usage(self, now: int) -> None:
-        self._database.run("DELETE FROM usage WHERE day <= ?", now // DAY_S - USAGE_DAYS)
-
-    def due_webhooks(self, now: int, but: frozenset[str], most: int) -> list[Delivery]:
-        """Apart from those that are being made."""
-        rows = self._database.all(
-            "SELECT id, batch_id, url, type, created_at, attempts FROM webhooks"
-            " WHERE due_at <= ? ORDER BY due_at LIMIT ?",
-            now,
-            most + len(but),
-        )
-        return [Delivery(*row) for row in rows if row["id"] not in but][:most]
-
-    def forget_webhook(self, delivery: Delivery) -> None:
-        self._database.run("DELETE FROM webhooks WHERE id = ?", delivery.id)
-
-    def put_off_webhook(self, delivery: Delivery, due_at: int) -> None:
-        self._database.run(
-            "UPDATE webhooks SET attempts = attempts + 1, due_at = ? WHERE id = ?",
-            due_at,
-            delivery.id,
-        )
+    @transaction
+    def forget_usage(self) -> None:
+        oldest = self._unix_time() // DAY_S - USAGE_DAYS
+        self.database.run("DELETE FROM usage WHERE day <= ?", oldest)
 
     def _change(self, claim: Claim, what: str, *values: object) -> int:
         """Returns how many rows were changed: none where the claim is another owner's."""
-        return self._database.run(
+        return self.database.run(
             f"UPDATE lines SET {what}"
             " WHERE batch_id = ? AND number = ? AND state = 'claimed' AND epoch = ?",
             *values,
             claim.batch.id,
             claim.number,
-            self._database.epoch,
+            self.database.epoch,
         ).rowcount
 
     def _count(self, batch_id: str, outcome: Outcome, by: int) -> None:
-        self._database.run(
-            f"UPDATE batches SET {outcome} = {outcome} + ? WHERE id = ?", by, batch_id
+        field = f"$.request_counts.{outcome}"
+        self.database.run(
+            "UPDATE batches SET document = json_set(document, ?, json_extract(document, ?) + ?)"
+            " WHERE id = ?",
+            field,
+            field,
+            by,
+            batch_id,
         )

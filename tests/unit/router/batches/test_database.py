@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import sqlite3
+from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -12,7 +13,7 @@ import pytest
 
 from cluster.common.errors import ConfigurationError, InsufficientStorageError
 from router.batches.blobs import ABANDONED_S, READERS_GRACE_S, Blobs
-from router.batches.database import VERSION, Database, DatabaseThread
+from router.batches.database import VERSION, Database
 from tests.support.batches import AUDIO, Hands, desk, line
 
 
@@ -56,7 +57,7 @@ async def test_nobody_else_reads_what_is_kept(tmp_path: Path, has_other_files: b
     assert folder.stat().st_mode & 0o777 == (0o777 if has_other_files else 0o700)
     modes.pop("lost+found", None)
     assert {name: mode for name, mode in modes.items() if "." in name} == dict.fromkeys(
-        ("batches.sqlite", "batches.sqlite-shm", "batches.sqlite-wal", "owner.lock"), 0o600
+        ("batches.sqlite", "batches.sqlite-wal"), 0o600
     )
     assert {mode for name, mode in modes.items() if "." not in name} == {0o700}
 
@@ -70,36 +71,33 @@ async def test_a_second_service_on_the_folder_is_refused(tmp_path: Path) -> None
         pass
 
 
-def test_what_a_newer_version_wrote_is_left_alone(tmp_path: Path) -> None:
+@pytest.mark.parametrize(("version", "age"), [(VERSION + 1, "newer"), (VERSION - 1, "older")])
+def test_what_another_version_wrote_is_left_alone(tmp_path: Path, version: int, age: str) -> None:
     Database(tmp_path).close()
-    with sqlite3.connect(tmp_path / "batches.sqlite") as connection:
-        connection.execute(f"PRAGMA user_version = {VERSION + 1}")
-    with pytest.raises(ConfigurationError, match="newer version"):
+    with closing(sqlite3.connect(tmp_path / "batches.sqlite")) as connection, connection:
+        connection.execute(f"PRAGMA user_version = {version}")
+    with pytest.raises(ConfigurationError, match=f"{age} version"):
         Database(tmp_path)
 
 
 async def test_a_full_disk_leaves_the_database_as_it_was(tmp_path: Path) -> None:
-    thread = DatabaseThread()
-    owned = await thread.call(Database, tmp_path)
+    database = Database(tmp_path)
 
     def fill() -> None:
-        (pages,) = owned.one("PRAGMA page_count")
-        owned.run(f"PRAGMA max_page_count = {pages}")
-        with owned.transaction():
-            for i in range(1000):
-                owned.run(
-                    "INSERT INTO lines (batch_id, number, custom_id, offset, length)"
-                    " VALUES ('b', ?, ?, 0, 0)",
-                    i,
-                    "x" * 1000,
-                )
+        (pages,) = database.run("PRAGMA page_count").fetchone()
+        database.run(f"PRAGMA max_page_count = {pages}")
+        for i in range(1000):
+            database.run(
+                "INSERT INTO lines (batch_id, number, custom_id, offset, length)"
+                " VALUES ('b', ?, ?, 0, 0)",
+                i,
+                "x" * 1000,
+            )
 
     with pytest.raises(InsufficientStorageError):
-        await thread.call(fill)
-    (kept,) = await thread.call(owned.one, "SELECT count(*) FROM lines")
-    assert kept == 0
-    await thread.call(owned.close)
-    thread.close()
+        await database.call(fill)
+    assert database.run("SELECT count(*) FROM lines").fetchone() == (0,)
+    database.close()
 
 
 def test_bytes_go_when_nobody_reads_them_any_more(tmp_path: Path) -> None:

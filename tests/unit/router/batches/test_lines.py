@@ -6,6 +6,7 @@ import base64
 import json
 import sqlite3
 import threading
+from contextlib import closing
 from pathlib import Path
 from typing import Any
 
@@ -211,13 +212,14 @@ async def test_an_input_that_ends_every_owner_fails_its_batch(
     async with desk(tmp_path) as at:
         batch_id = await at.create(await at.upload(line("a", **AUDIO)))
         await eventually(started.is_set)
-        database, thread = at.service._owned.database, at.service._owned.thread
-        [(checks,)] = await thread.call(database.all, "SELECT checks FROM batches")
-        assert checks == 1
+        [batch] = await at.service._owned.store.open_batches()
+        assert batch.checks == 1
     go_on.set()
-    with sqlite3.connect(tmp_path / "batches.sqlite") as connection:
-        assert connection.execute("SELECT checks FROM batches").fetchall() == [(0,)]
-        connection.execute("UPDATE batches SET checks = ?", (MAX_CHECKS,))
+    with closing(sqlite3.connect(tmp_path / "batches.sqlite")) as connection, connection:
+        checks = connection.execute("SELECT json_extract(document, '$.checks') FROM batches")
+        assert checks.fetchall() == [(0,)]
+        changed = "UPDATE batches SET document = json_set(document, '$.checks', ?)"
+        connection.execute(changed, (MAX_CHECKS,))
     async with desk(tmp_path) as at:
         batch = await at.ended(batch_id)
         assert [one.code for one in batch.errors.data] == ["input_not_checked"]

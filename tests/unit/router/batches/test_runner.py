@@ -63,11 +63,8 @@ async def test_a_line_that_ends_every_owner_fails_by_itself(
     async with desk(tmp_path, held) as first:
         batch_id = await first.create(await first.upload(line("bad", **AUDIO)))
         await eventually(lambda: bool(held.uploads))
-        await first.service._owned.thread.call(
-            first.service._owned.database.run,
-            "UPDATE lines SET attempts = ?, epoch = 0",
-            MAX_CLAIMS,
-        )
+        database = first.service._owned.store.database
+        await database.call(database.run, "UPDATE lines SET attempts = ?, epoch = 0", MAX_CLAIMS)
     async with desk(tmp_path, held) as second:
         batch = await second.ended(batch_id)
         assert (batch.request_counts.completed, batch.request_counts.failed) == (0, 1)

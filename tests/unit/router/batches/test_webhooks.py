@@ -69,9 +69,7 @@ async def test_a_batch_that_fails_is_told_too_and_tries_go_on(tmp_path: Path) ->
                 await eventually(lambda at=at: not at.service._webhooks._running)
         hands.pass_s(24 * 3600)
         async with desk(tmp_path, hands=hands, **allowing(host)) as at:
-            assert not await at.service._owned.thread.call(
-                at.service._owned.queue.due_webhooks, int(hands.wall_s), frozenset(), 8
-            ), "it was delivered"
+            assert not await at.service._owned.store.due_webhooks((), 8), "it was delivered"
     ids = {came.headers["webhook-id"] for came in host.came}
     assert len(ids) == 1, "the receiver can tell that it is the same event"
     assert len({came.headers["webhook-timestamp"] for came in host.came}) == 3
@@ -145,12 +143,12 @@ async def test_what_cannot_be_noted_is_not_made_again_and_again(
     """On a full disk, every look would else deliver it once more."""
     with http_host(lambda came, host: Answer()) as host:
         async with desk(tmp_path, **allowing(host)) as at:
-            queue = at.service._owned.queue
+            store = at.service._owned.store
 
-            def forget(delivery: Any) -> None:
+            def note(batch_id: str, delay_s: int | None) -> None:
                 raise OSError(errno.ENOSPC, "No space left on device")
 
-            monkeypatch.setattr(queue, "forget_webhook", forget)
+            monkeypatch.setattr(store, "note_webhook", note)
             await at.ended(await at.create(await at.upload(b"{"), webhook_url=host.url))
             await eventually(lambda: len(host.came) == 1)
             for _ in range(20):
