@@ -11,16 +11,15 @@ import csv
 import glob
 import io
 import json
-import os
 import posixpath
 import re
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import chain, groupby, islice
+from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from cluster.archives.places import UNKNOWN_BYTES, Entry, Place, is_url, shown
+from cluster.archives.places import UNKNOWN_BYTES, Place, all_looked_at, is_url, shown
 from cluster.common.errors import InvalidRequestError
 
 STDIN = "-"
@@ -55,16 +54,7 @@ class Item:
 
     @property
     def about_s(self) -> float:
-        suffix = self.relative.rpartition(".")[2].lower()
-        return max(0, self.size) / BYTES_PER_S.get(suffix, USUAL_BYTES_PER_S)
-
-
-def check_there(names: Iterable[str]) -> None:
-    """Raise InvalidRequestError where a path is not there, before anything large is imported."""
-    for name in names:
-        is_path = name != STDIN and not is_url(name) and not glob.has_magic(name)
-        if is_path and not os.path.lexists(name):
-            raise InvalidRequestError(f"there is no file or folder {name}")
+        return max(0, self.size) / BYTES_PER_S.get(_suffix(self.relative), USUAL_BYTES_PER_S)
 
 
 def list_items(names: Sequence[str], stdin: Iterable[str] = ()) -> Iterator[Item]:
@@ -93,73 +83,54 @@ def _items(name: str, stdin: Iterable[str]) -> Iterator[Item]:
     try:
         if name == STDIN:
             yield from _of_paths(map(_path_of_line, stdin), Place.of("."))
-        elif _is_glob(name):
-            yield from _of_glob(name)
-        elif _is_manifest(name):
-            yield from _of_manifest(Place.of(name))
-        else:
-            yield from _of_file_or_folder(name)
+            return
+        root, files = _found(name)
+        for file in files:
+            if file.path.lower().endswith(MANIFESTS):
+                yield from _of_manifest(file)
+            else:
+                yield _item(file, root)
     # pyarrow's errors are ValueErrors, and so is text that is no UTF-8.
     except (OSError, ValueError, NotImplementedError, csv.Error) as error:
         raise InvalidRequestError(f"{name} cannot be read: {error}") from error
 
 
-def _is_manifest(name: str) -> bool:
-    return name.lower().endswith(MANIFESTS)
-
-
-def _is_glob(name: str) -> bool:
-    """Whether it is one, and not the name of what is there."""
-    if not glob.has_magic(name):
-        return False
-    place = Place.of(name)
-    return place.entries([place.path])[0].kind == "none"
-
-
-def _of_file_or_folder(name: str) -> Iterator[Item]:
-    place = Place.of(name)
-    (entry,) = place.entries([place.path])
-    if entry.kind == "none" and place.is_local:
+def _found(name: str) -> tuple[Place, Iterable[Place]]:
+    """The files that a name means, behind the folder below which they keep their own folders."""
+    place = Place.of(name).looked_at()
+    if place.kind == "Directory":
+        audio = (file for file in place.below() if _suffix(file.path) in BYTES_PER_S)
+        return place, _some(audio, f"there is no audio file in {name}")
+    if place.kind == "NotFound" and glob.has_magic(name):  # and not the name of what is there
+        root, matches = _matches(name)
+        return root, _some(matches, f"no file matches {name}")
+    if place.kind == "NotFound" and place.is_local:
         raise InvalidRequestError(f"there is no file or folder {name}")
-    if entry.kind != "folder":
-        yield _item(place, entry)
-        return
-    found = False
-    for one in place.below():
-        if one.path.rpartition(".")[2].lower() in BYTES_PER_S:
-            found = True
-            yield _item(place.at(one.path), one, place)
-    if not found:
-        raise InvalidRequestError(f"there is no audio file in {name}")
+    return place.folder, (place,)
 
 
-def _of_glob(name: str) -> Iterator[Item]:
+def _matches(name: str) -> tuple[Place, Iterator[Place]]:
     steady = name[: min(name.find(mark) for mark in "*?[" if mark in name)].rpartition("/")[0]
     root = Place.of(steady or ("/" if name.startswith("/") else "."))
     if root.is_local:
-        paths = sorted(str(Path(one).absolute()) for one in glob.iglob(name, recursive=True))
-        entries = (root.entries([path])[0] for path in paths)
-    else:
-        from fsspec.utils import glob_translate
+        paths = (str(Path(one).absolute()) for one in sorted(glob.iglob(name, recursive=True)))
+        places = (Place(path, path).looked_at() for path in paths)
+        return root, (one for one in places if one.kind == "File")
+    from fsspec.utils import glob_translate
 
-        pattern = re.compile(glob_translate(f"{root.path}/{name[len(steady) + 1 :]}"))
-        entries = (one for one in root.below() if pattern.match(one.path))
-    found = False
-    for one in entries:
-        if one.kind != "file":
-            continue
-        found = True
-        if _is_manifest(one.path):
-            yield from _of_manifest(root.at(one.path))
-        else:
-            yield _item(root.at(one.path), one, root)
-    if not found:
-        raise InvalidRequestError(f"no file matches {name}")
+    pattern = re.compile(glob_translate(f"{root.path}/{name[len(steady) + 1 :]}"))
+    return root, (one for one in root.below() if pattern.match(one.path))
+
+
+def _some(files: Iterator[Place], or_else: str) -> Iterator[Place]:
+    first = next(files, None)
+    if first is None:
+        raise InvalidRequestError(or_else)
+    return chain((first,), files)
 
 
 def _of_manifest(place: Place) -> Iterator[Item]:
-    kind = place.path.rpartition(".")[2].lower()
-    content = place.read()
+    kind, content = _suffix(place.path), place.read()
     paths: Iterable[str | None]
     if kind == "parquet":
         import pyarrow.parquet as pq
@@ -186,11 +157,7 @@ def _of_paths(paths: Iterable[Any], folder: Place) -> Iterator[Item]:
                 places.append(Place.of(name if is_whole else (folder / name).name))
             except InvalidRequestError:  # it fails by itself, later, for this reason
                 yield Item(name, UNKNOWN_BYTES, 0, _inside(posixpath.basename(name)))
-        for _, group in groupby(places, key=lambda place: place.files):
-            same = list(group)  # a bucket is asked for many at a time, not for one after another
-            entries = same[0].entries([place.path for place in same])
-            for place, entry in zip(same, entries, strict=True):
-                yield _item(place, entry, folder)
+        yield from (_item(place, folder) for place in all_looked_at(places))
 
 
 def _path_of_line(line: str) -> Any:
@@ -223,15 +190,19 @@ def _column(where: str, columns: Sequence[str]) -> str:
     )
 
 
-def _item(place: Place, entry: Entry, root: Place | None = None) -> Item:
-    """root: the folder below which it keeps its folders; None: it is called by its bare name."""
-    begin = f"{root.path.rstrip('/')}/" if root else "/"
-    is_below = root is not None and entry.path.startswith(begin)
-    relative = entry.path[len(begin) :] if is_below else posixpath.basename(entry.path)
-    return Item(place.name, entry.size, entry.mtime_ns, _inside(relative))
+def _item(file: Place, root: Place) -> Item:
+    """What is not below the root is called by its bare name."""
+    below = f"{root.path.rstrip('/')}/"
+    path = file.path
+    relative = path[len(below) :] if path.startswith(below) else posixpath.basename(path)
+    return Item(file.name, file.size, file.mtime_ns, _inside(relative))
 
 
 def _inside(relative: str) -> str:
     """Without what leads out of a folder, as names of objects may have it, or is no name."""
     parts = shown(relative).replace("\0", "").split("/")
     return "/".join(part for part in parts if part not in ("", ".", "..")) or "audio"
+
+
+def _suffix(path: str) -> str:
+    return path.rpartition(".")[2].lower()

@@ -19,7 +19,7 @@ import json
 import os
 from collections.abc import Iterable, Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
-from contextlib import contextmanager, suppress
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
 from datetime import UTC, datetime
 from itertools import chain, count
@@ -47,11 +47,14 @@ READERS = 16  # of sidecars at a time: a bucket takes its time for each
 
 Fields = Mapping[str, str | Sequence[str]]
 Sidecar = Mapping[str, Any]
+Result = Transcript | Exception  # what was heard, or why nothing was
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """fields: of the file endpoint, for every file. model: whose texts they are."""
+    """fields: of the file endpoint, for every file. model: whose texts they are. only_looks:
+    nothing is written.
+    """
 
     where: Place
     fields: Fields = field(default_factory=dict)
@@ -59,6 +62,7 @@ class Archive:
     model: str = ""
     formats: tuple[str, ...] = ("json",)
     retry_failed: bool = False
+    only_looks: bool = False
     files_at_once: int = FILES_AT_ONCE
 
     @property
@@ -92,15 +96,13 @@ class Pending:
 
     item: Item
     output: str
-    is_again: bool = True  # there is a sidecar, which no longer holds
 
 
 class Outputs:
     """All outputs of one run. Any thread may write, of those of one item one at a time."""
 
-    def __init__(self, archive: Archive, *, only_looks: bool = False) -> None:
-        self._archive, self._only_looks = archive, only_looks
-        self._where = archive.where
+    def __init__(self, archive: Archive) -> None:
+        self._archive, self._where = archive, archive.where
         self._owners: dict[str, str] = {}  # of names, the items of this run
         self._objects: frozenset[str] | None = None
         if not self._where.is_local:  # one listing, in place of a question for each file
@@ -109,26 +111,24 @@ class Outputs:
 
     @classmethod
     @contextmanager
-    def opened(cls, archive: Archive, *, only_looks: bool = False) -> Iterator[Self]:
+    def opened(cls, archive: Archive) -> Iterator[Self]:
         """Keep other runs of this machine out; buckets have no locks.
 
         Raises InvalidRequestError: another run is writing there, or nothing can be written there.
         """
         where = archive.where
-        if not where.is_local:
-            yield cls(archive, only_looks=only_looks)
-            return
-        try:
-            Path(where.path).mkdir(parents=True, exist_ok=True)
-            file = open((where / LOCK).path, "w")  # noqa: SIM115 - it is closed below
-        except OSError as error:
-            raise InvalidRequestError(f"cannot write to {where.name}: {error.strerror}") from error
-        with file:
-            try:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-            except BlockingIOError as error:
-                raise InvalidRequestError(f"another run is writing to {where.name}") from error
-            yield cls(archive, only_looks=only_looks)
+        with ExitStack() as stack:
+            if where.is_local:
+                try:
+                    Path(where.path).mkdir(parents=True, exist_ok=True)
+                    lock = stack.enter_context(open((where / LOCK).path, "w"))
+                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                except BlockingIOError as error:
+                    raise InvalidRequestError(f"another run is writing to {where.name}") from error
+                except OSError as error:
+                    why = f"cannot write to {where.name}: {error.strerror}"
+                    raise InvalidRequestError(why) from error
+            yield cls(archive)
 
     def look(self, items: Sequence[Item]) -> list[Pending | str | None]:
         """What is to be done of each of these items: None where it is done, or why it failed.
@@ -152,24 +152,25 @@ class Outputs:
 
     def _judge(self, item: Item, claim: tuple[str, Sidecar | None]) -> Pending | str | None:
         name, sidecar = claim
+        pending = Pending(item, name)
         if sidecar is None:
-            return Pending(item, name, is_again=False)
+            return pending
         if sidecar["source"] != source_of(item) or sidecar["settings"] != self._archive.settings:
-            return Pending(item, name)
+            return pending
         if sidecar["error"] is not None:
             tries = sidecar["may_pass"] or self._archive.retry_failed
-            return Pending(item, name) if tries else str(sidecar["error"])
+            return pending if tries else str(sidecar["error"])
         written = sidecar["written"]
         missing = [
             one
             for one in self._archive.formats
-            if one not in written or not self._is_there(f"{name}.{one}")
+            if one not in written or not self._is_there(self._where / f"{name}.{one}")
         ]
         if missing:
             transcript = self._kept(name, written.get("json"))
             if transcript is None or "json" in missing:
-                return Pending(item, name)
-            if not self._only_looks:
+                return pending
+            if not self._archive.only_looks:
                 more = self._write_formats(name, transcript, missing)
                 self._write_sidecar(name, {**sidecar, "written": {**written, **more}})
         return None
@@ -187,22 +188,22 @@ class Outputs:
         segments = tuple(Segment(**one) for one in found)
         return Transcript(body["task"], body["language"], body["duration"], body["text"], segments)
 
-    def write(self, pending: Pending, transcript: Transcript) -> None:
-        if pending.is_again:
-            with suppress(FileNotFoundError):
-                self._where_of_sidecar(pending.output).remove()
-        written = self._write_formats(pending.output, transcript, self._archive.formats)
-        done = {"written": written, "duration": transcript.duration_s, "error": None}
-        self._write_sidecar(pending.output, self._about(pending.item) | done)
-
-    def write_failure(self, pending: Pending, error: Exception) -> None:
-        failed = {"written": {}, "error": error_text(error), "may_pass": may_pass(error)}
-        self._write_sidecar(pending.output, self._about(pending.item) | failed)
-
-    def _about(self, item: Item) -> dict[str, Any]:
-        now = datetime.now(UTC).isoformat(timespec="seconds")
-        settings = self._archive.settings
-        return {"source": source_of(item), "settings": settings, "finished_at": now}
+    def write(self, pending: Pending, result: Result) -> None:
+        sidecar: dict[str, Any] = {
+            "source": source_of(pending.item),
+            "settings": self._archive.settings,
+            "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
+        }
+        if isinstance(result, Exception):
+            failed = {"written": {}, "error": error_text(result), "may_pass": may_pass(result)}
+            self._write_sidecar(pending.output, sidecar | failed)
+            return
+        before = self._where_of_sidecar(pending.output)
+        if self._is_there(before):
+            before.remove()
+        written = self._write_formats(pending.output, result, self._archive.formats)
+        done = {"written": written, "duration": result.duration_s, "error": None}
+        self._write_sidecar(pending.output, sidecar | done)
 
     def _write_formats(
         self, name: str, transcript: Transcript, formats: Iterable[str]
@@ -225,7 +226,7 @@ class Outputs:
     def _sidecar(self, name: str) -> Sidecar | None:
         """None: there is none, or it is not ours."""
         place = self._where_of_sidecar(name)
-        if self._objects is not None and place.path not in self._objects:
+        if not self._is_there(place):
             return None
         try:
             content = json.loads(place.read())
@@ -237,9 +238,8 @@ class Outputs:
         folder, slash, last = name.rpartition("/")
         return self._where / f"{folder}{slash}.{last}.splitscribe.json"
 
-    def _is_there(self, name: str) -> bool:
-        path = (self._where / name).path
-        return path in self._objects if self._objects is not None else os.path.exists(path)
+    def _is_there(self, place: Place) -> bool:
+        return os.path.exists(place.path) if self._objects is None else place.path in self._objects
 
 
 def names_of(item: Item) -> Iterator[str]:

@@ -5,17 +5,18 @@ pyarrow's own filesystems are asked first, with the credentials that they find, 
 
 from __future__ import annotations
 
-import hashlib
 import os
 import re
+import shutil
 import stat
 import tempfile
-from collections.abc import Iterator
+import uuid
+from collections.abc import Iterable, Iterator
 from contextlib import contextmanager, suppress
-from dataclasses import dataclass, replace
+from dataclasses import dataclass
 from functools import lru_cache
 from importlib.util import find_spec
-from itertools import takewhile
+from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
 from urllib.parse import unquote, urlsplit
@@ -28,7 +29,7 @@ BUCKETS = ("s3", "gs", "gcs")
 GOOGLE_WAIT_S = 60  # pyarrow's own is 15 minutes, without a word, where there are no credentials
 CHUNK_BYTES = 2**20
 UNKNOWN_BYTES = -1
-Kind = Literal["file", "folder", "none", "other"]
+Kind = Literal["File", "Directory", "NotFound", "Unknown"]  # as pyarrow calls them
 REMEDY = f"archives need more packages: {install_command('bulk')}"
 
 
@@ -48,42 +49,28 @@ def shown(path: str) -> str:
 
 
 @dataclass(frozen=True, slots=True)
-class Entry:
-    """size: bytes, or UNKNOWN_BYTES where nobody says. mtime_ns: Unix time, or 0."""
-
-    path: str
-    kind: Kind
-    size: int = UNKNOWN_BYTES
-    mtime_ns: int = 0
-
-
-@dataclass(frozen=True, slots=True)
 class Place:
-    """A file or folder of a filesystem.
+    """A file or folder.
 
-    files: pyarrow's filesystem; None: this machine, where paths are absolute. scheme: what stands
-    before the path in the name. unnamed: the beginning of the path that is not in the name, such as
-    the container of an `abfs` URL.
+    path: in its filesystem; of this machine's absolute. name: the URL, or this path. files:
+    pyarrow's filesystem; None: this machine. kind, size in bytes, or UNKNOWN_BYTES where nobody
+    says, and mtime_ns, Unix time or 0, are what `looked_at` and `below` find there.
     """
 
     path: str
+    name: str
     files: Any = None
-    scheme: str = ""
-    unnamed: str = ""
+    kind: Kind = "Unknown"
+    size: int = UNKNOWN_BYTES
+    mtime_ns: int = 0
 
     @classmethod
     def of(cls, name: str) -> Place:
         if not is_url(name) or name.startswith("file://"):
-            return cls(_local_path(name))
+            path = _local_path(name)
+            return cls(path, path)
         files, path = _opened(name)
-        base, path = name.rstrip("/"), path.rstrip("/")
-        ends = zip(reversed(base), reversed(path), strict=False)
-        n_same = len(list(takewhile(lambda pair: pair[0] == pair[1], ends)))
-        return cls(path, files, base[: len(base) - n_same], path[: len(path) - n_same])
-
-    @property
-    def name(self) -> str:
-        return self.scheme + self.path.removeprefix(self.unnamed)
+        return cls(path.rstrip("/"), name.rstrip("/"), files)
 
     @property
     def is_local(self) -> bool:
@@ -91,13 +78,10 @@ class Place:
 
     @property
     def folder(self) -> Place:
-        return self.at(self.path.rpartition("/")[0])
-
-    def at(self, path: str) -> Place:
-        return replace(self, path=path)
+        return Place(self.path.rpartition("/")[0], self.name.rpartition("/")[0], self.files)
 
     def __truediv__(self, below: str) -> Place:
-        return self.at(f"{self.path}/{below}")
+        return Place(f"{self.path}/{below}", f"{self.name}/{below}", self.files)
 
     def read(self) -> bytes:
         if self.is_local:
@@ -121,8 +105,7 @@ class Place:
             return
         with tempfile.NamedTemporaryFile(prefix="splitscribe-bulk-") as copy:
             with self.files.open_input_stream(self.path) as content:
-                while piece := content.read(CHUNK_BYTES):
-                    copy.write(piece)
+                shutil.copyfileobj(content, copy, CHUNK_BYTES)
             copy.flush()
             yield Path(copy.name)
 
@@ -136,31 +119,27 @@ class Place:
                 target.write(content)
             return
         Path(folder).mkdir(parents=True, exist_ok=True)
-        name = hashlib.blake2b(os.fsencode(self.path), digest_size=8).hexdigest()
-        draft = f"{folder}/.{name}.{os.getpid()}.tmp"  # its own may be as long as names can be
+        draft = Path(folder, f".{uuid.uuid4().hex}.tmp")
         try:
-            with open(draft, "wb") as file:
+            with draft.open("wb") as file:
                 file.write(content)
                 file.flush()
                 os.fsync(file.fileno())
-            os.replace(draft, self.path)
-        except BaseException:
-            with suppress(OSError):
-                os.unlink(draft)
-            raise
+            draft.replace(self.path)
+        finally:
+            draft.unlink(missing_ok=True)
 
     def remove(self) -> None:
-        if self.is_local:
-            os.unlink(self.path)
-        else:
-            self.files.delete_file(self.path)
+        with suppress(FileNotFoundError):
+            if self.is_local:
+                os.unlink(self.path)
+            else:
+                self.files.delete_file(self.path)
 
-    def entries(self, paths: list[str]) -> list[Entry]:
-        if self.is_local:
-            return list(map(_local_entry, paths))
-        return list(map(_entry_of, self.files.get_file_info(paths)))
+    def looked_at(self) -> Place:
+        return all_looked_at([self])[0]
 
-    def below(self) -> Iterator[Entry]:
+    def below(self) -> Iterator[Place]:
         """Each file in this folder, at any depth; none where it is not there. A bucket is listed
         once.
         """
@@ -170,8 +149,26 @@ class Place:
         from pyarrow.fs import FileSelector
 
         every = FileSelector(self.path, recursive=True, allow_not_found=True)
-        found = map(_entry_of, self.files.get_file_info(every))
-        yield from sorted((one for one in found if one.kind == "file"), key=lambda one: one.path)
+        found = map(self._of_info, self.files.get_file_info(every))
+        yield from sorted((one for one in found if one.kind == "File"), key=lambda one: one.path)
+
+    def _of_info(self, info: Any) -> Place:
+        size = UNKNOWN_BYTES if info.size is None else info.size
+        name = self.name + info.path[len(self.path) :]
+        return Place(info.path, name, self.files, info.type.name, size, info.mtime_ns or 0)
+
+
+def all_looked_at(places: Iterable[Place]) -> list[Place]:
+    """In order; those of a bucket that follow each other by one question."""
+    found: list[Place] = []
+    for files, group in groupby(places, key=lambda place: place.files):
+        same = list(group)
+        if files is None:
+            found += (_local(place.path) for place in same)
+        else:
+            infos = files.get_file_info([place.path for place in same])
+            found += (place._of_info(info) for place, info in zip(same, infos, strict=True))
+    return found
 
 
 def _local_path(name: str) -> str:
@@ -187,18 +184,17 @@ def _local_path(name: str) -> str:
     return str(Path(unquote(parts.path)).absolute())
 
 
-def _local_entry(path: str) -> Entry:
+def _local(path: str) -> Place:
     try:
         found = os.stat(path)
     except (OSError, ValueError) as error:
         is_gone = isinstance(error, (FileNotFoundError, NotADirectoryError))
-        return Entry(path, "none" if is_gone else "other")
-    if stat.S_ISDIR(found.st_mode):
-        return Entry(path, "folder")
-    return Entry(path, "file", found.st_size, found.st_mtime_ns)
+        return Place(path, path, kind="NotFound" if is_gone else "Unknown")
+    kind: Kind = "Directory" if stat.S_ISDIR(found.st_mode) else "File"
+    return Place(path, path, None, kind, found.st_size, found.st_mtime_ns)
 
 
-def _local_files(folder: str) -> Iterator[Entry]:
+def _local_files(folder: str) -> Iterator[Place]:
     seen: set[tuple[int, int]] = set()  # links may lead in circles
     for root, folders, names in os.walk(folder, onerror=_raise_unless_gone, followlinks=True):
         found = os.stat(root)
@@ -207,25 +203,13 @@ def _local_files(folder: str) -> Iterator[Entry]:
             continue
         seen.add((found.st_dev, found.st_ino))
         folders.sort()
-        entries = (_local_entry(os.path.join(root, name)) for name in sorted(names))
-        yield from (one for one in entries if one.kind == "file")
+        files = (_local(os.path.join(root, name)) for name in sorted(names))
+        yield from (one for one in files if one.kind == "File")
 
 
 def _raise_unless_gone(error: OSError) -> None:
     if not isinstance(error, FileNotFoundError):
         raise error
-
-
-def _entry_of(info: Any) -> Entry:
-    from pyarrow.fs import FileType
-
-    kinds: dict[Any, Kind] = {
-        FileType.File: "file",
-        FileType.Directory: "folder",
-        FileType.NotFound: "none",
-    }
-    size = UNKNOWN_BYTES if info.size is None else info.size
-    return Entry(info.path, kinds.get(info.type, "other"), size, info.mtime_ns or 0)
 
 
 def _opened(url: str) -> tuple[Any, str]:
@@ -239,19 +223,16 @@ def _opened(url: str) -> tuple[Any, str]:
         if scheme in ("hdfs", "abfs", "abfss"):
             return _filesystem(url)
         import fsspec
+        from pyarrow.fs import FSSpecHandler, PyFileSystem
 
-        files, _ = _filesystem(f"{scheme}://")
-        return files, str(fsspec.get_filesystem_class(scheme)._strip_protocol(url))
+        files = fsspec.filesystem(scheme)
+        return PyFileSystem(FSSpecHandler(files)), str(files._strip_protocol(url))
     except (ValueError, ImportError, OSError, NotImplementedError) as error:
         raise InvalidRequestError(f"{url} cannot be opened: {error}") from error
 
 
 @lru_cache(maxsize=64)
-def _filesystem(url: str) -> tuple[Any, str]:
-    from pyarrow.fs import FileSystem, FSSpecHandler, PyFileSystem
+def _filesystem(uri: str) -> tuple[Any, str]:
+    from pyarrow.fs import FileSystem
 
-    if not url.endswith("://"):
-        return FileSystem.from_uri(url)  # type: ignore[no-any-return]
-    import fsspec
-
-    return PyFileSystem(FSSpecHandler(fsspec.filesystem(url.removesuffix("://")))), ""
+    return FileSystem.from_uri(uri)  # type: ignore[no-any-return]

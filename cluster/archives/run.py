@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cluster.archives.inputs import Item
-from cluster.archives.outputs import Archive, Outputs, Pending, error_text, pairs_of
+from cluster.archives.outputs import Archive, Outputs, Pending, Result, error_text, pairs_of
 from cluster.archives.places import Place
 from cluster.common.logs import counted
 from cluster.serve.bulk.engine import BulkEngine
@@ -77,16 +77,12 @@ async def run_archive(
 
     async def work() -> None:
         while (pending := (await queue.get())[-1]) is not None:
-            item = pending.item
             try:
-                transcript = await transcribe(item)
+                result: Result = await transcribe(pending.item)
             except Exception as error:
-                await asyncio.to_thread(outputs.write_failure, pending, error)
-                progress.failures[item.path] = error_text(error)
-                progress.end(item, None)
-            else:
-                await asyncio.to_thread(outputs.write, pending, transcript)
-                progress.end(item, transcript.duration_s)
+                result = error
+            await asyncio.to_thread(outputs.write, pending, result)
+            progress.end(pending.item, result)
 
     async def transcribe(item: Item) -> Transcript:
         """The engine is told no name: logs of workers tell no file's, and files may share one."""
@@ -111,30 +107,25 @@ class RunProgress:
     """What is known of an archive's items so far, and how far a run is; a context manager.
 
     n_before, n_failed_before: by sidecars of earlier runs; n_pending: of this one; all of them once
-    `is_listed`. failures: reasons by key. about_s: seconds of audio of those that are pending, by
-    their sizes. n_done, n_failed, done_s: of this run.
+    `is_listed`. failures: reasons by key, of all runs. about_s: seconds of audio of those that are
+    pending, by their sizes. n_done, done_s: of this run.
     """
 
     def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
         self._console, self._now = console, now
         self._started_s = self._told_s = now()
-        self._bar = Progress(
-            BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn(), console=console
-        )
-        self._task = self._bar.add_task("", total=1.0)
-        self._ended_s = 0.0  # by sizes, of what ended
-        self._guessed_s = 0.0  # of that, without what failed
+        columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
+        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
+        self._task = self._bar.add_task("")
+        self._guessed_s = 0.0  # by sizes, of what was heard
         self._at_work: dict[str, float] = {}  # seconds done
-        self.n_before = self.n_failed_before = self.n_pending = 0
-        self.about_s = 0.0
+        self.n_before = self.n_failed_before = self.n_pending = self.n_done = 0
+        self.about_s = self.done_s = 0.0
         self.is_listed = False
         self.failures: dict[str, str] = {}
-        self.n_done = self.n_failed = 0
-        self.done_s = 0.0
 
     def __enter__(self) -> Self:
-        if self._console.is_terminal:
-            self._bar.start()
+        self._bar.start()
         return self
 
     def __exit__(self, *_: object) -> None:
@@ -164,22 +155,23 @@ class RunProgress:
         self._at_work[item.path] = done_s
         self._tell()
 
-    def end(self, item: Item, duration_s: float | None) -> None:
-        """An item is done. duration_s: of its audio; None: it failed."""
+    def end(self, item: Item, result: Result) -> None:
         self._at_work.pop(item.path, None)
-        self._ended_s += item.about_s
         self.n_done += 1
-        if duration_s is None:
-            self.n_failed += 1
+        if isinstance(result, Exception):
+            self.failures[item.path] = error_text(result)
+            self.about_s -= item.about_s
         else:
-            self.done_s += duration_s
+            self.done_s += result.duration_s
             self._guessed_s += item.about_s
         self._tell()
 
     def _tell(self) -> None:
-        if self._bar.live.is_started:
-            share = self._heard_s / max(1e-9, self._heard_s + self.left_s)
-            self._bar.update(self._task, completed=share, description=self.line())
+        if not self._bar.disable:
+            total_s = self._heard_s + self.left_s
+            self._bar.update(
+                self._task, completed=self._heard_s, total=total_s, description=self.line()
+            )
         elif self._now() - self._told_s >= LINE_S:
             self._told_s = self._now()
             self.say(self.line())
@@ -188,7 +180,7 @@ class RunProgress:
     def left_s(self) -> float:
         """Seconds of audio to go: estimates, corrected by how right they were so far."""
         right = self.done_s / self._guessed_s if self._guessed_s else 1.0
-        return max(0.0, (self.about_s - self._ended_s) * right - sum(self._at_work.values()))
+        return max(0.0, (self.about_s - self._guessed_s) * right - sum(self._at_work.values()))
 
     @property
     def _heard_s(self) -> float:
@@ -210,8 +202,8 @@ class RunProgress:
         if speed:
             words.append(f"{speed:.1f} hours per hour")
             words.append(f"{duration(left_s / speed)} to go")
-        if self.n_failed:
-            words.append(f"{self.n_failed} failed")
+        if n_failed := len(self.failures) - self.n_failed_before:
+            words.append(f"{n_failed} failed")
         return ", ".join(words)
 
 

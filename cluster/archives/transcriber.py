@@ -13,12 +13,13 @@ Data's blocks while its consumer is slow.
 from __future__ import annotations
 
 import asyncio
-import threading
-from collections.abc import Coroutine, Iterator
-from contextlib import AsyncExitStack, ExitStack, contextmanager
+from collections.abc import Iterator
+from contextlib import ExitStack, contextmanager
 from dataclasses import asdict
 from pathlib import Path
 from typing import Any
+
+from anyio.from_thread import start_blocking_portal
 
 from cluster.archives.outputs import FILES_AT_ONCE, Fields, error_text, may_pass, pairs_of
 from cluster.archives.places import Place, require_bulk
@@ -52,17 +53,15 @@ class Transcriber:
         refused.
         """
         require_bulk()
-        self._loop = asyncio.new_event_loop()
-        self._thread = threading.Thread(target=self._run, daemon=True, name="bulk")
-        self._thread.start()
         self._slots = asyncio.Semaphore(files_at_once)
-        self._opened = AsyncExitStack()
-        try:
-            self._engine = self._wait_for(self._opened.enter_async_context(engine_of_application()))
+        with ExitStack() as opened:
+            self._portal = opened.enter_context(start_blocking_portal(name="bulk"))
+            opened.callback(self._portal.call, self._portal.stop, True)
+            self._portal.call(run_when_idle)
+            engine = self._portal.wrap_async_context_manager(engine_of_application())
+            self._engine = opened.enter_context(engine)
             self._params = self._engine.params(pairs_of(fields or {}), task)
-        except BaseException:
-            self.close()
-            raise
+            self._opened = opened.pop_all()
 
     def __call__(self, table: Any) -> Any:
         """Transcribe the rows of pyarrow's table. May be called by threads.
@@ -79,27 +78,17 @@ class Transcriber:
                 "the rows have neither a column 'path' of paths nor 'bytes' of audio: they have "
                 + ", ".join(table.column_names)
             )
-        rows = self._wait_for(self._transcribe_all(table.select(named).to_pylist()))
+        rows = self._portal.call(self._transcribe_all, table.select(named).to_pylist())
         found = pa.Table.from_pylist(rows, result_schema())
+        own = [name for name in table.column_names if name not in found.schema.names]
+        table = table.select(own)
         for field, column in zip(found.schema, found.columns, strict=True):
-            if field.name in table.column_names:
-                table = table.drop_columns([field.name])
             table = table.append_column(field, column)
         return table
 
     def close(self) -> None:
         """End the engine and its audio workers; what is being transcribed is given up."""
-        self._wait_for(self._opened.aclose())
-        self._loop.call_soon_threadsafe(self._loop.stop)
-        self._thread.join()
-        self._loop.close()
-
-    def _run(self) -> None:
-        run_when_idle()
-        self._loop.run_forever()
-
-    def _wait_for(self, work: Coroutine[Any, Any, Any]) -> Any:
-        return asyncio.run_coroutine_threadsafe(work, self._loop).result()
+        self._opened.close()
 
     async def _transcribe_all(self, sources: list[Row]) -> list[Row]:
         return await asyncio.gather(*map(self._transcribe, sources))

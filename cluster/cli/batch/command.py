@@ -4,6 +4,7 @@ starts.
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Mapping
 from enum import StrEnum
 from inspect import Parameter, Signature
@@ -12,7 +13,7 @@ from typing import Annotated, Any
 
 import typer
 
-from cluster.archives.inputs import check_there
+from cluster.archives.inputs import list_items
 from cluster.archives.outputs import FILES_AT_ONCE, FORMATS, Archive
 from cluster.archives.places import Place, require_bulk
 from cluster.cli.transcribe.command import INTERRUPTED, err, form_of, out, params_of
@@ -105,13 +106,13 @@ def _batch(**flags: Any) -> None:
     flags = {k: bool(one) if isinstance(one, Switch) else one for k, one in flags.items()}
     if not flags["inputs"]:
         raise InvalidRequestError("name files, folders, URLs or manifests to transcribe")
-    check_there(flags["inputs"])
     archive = archive_of(flags)
+    items = list_items(flags["inputs"], sys.stdin)  # what is not there is told before Ray starts
     from cluster.cli.batch.run import run_batch
 
     try:
-        own = {name: flags[name] for name in ("model", "yes", "address", "config", "dry_run")}
-        status = run_batch(flags["inputs"], archive, out, err, **own)
+        own = {name: flags[name] for name in ("model", "yes", "address", "config")}
+        status = run_batch(items, archive, out, err, **own)
     except KeyboardInterrupt:
         err.print("splitscribe: interrupted; the same command goes on from here", style="red")
         status = INTERRUPTED
@@ -144,5 +145,6 @@ def archive_of(flags: Mapping[str, Any]) -> Archive:
         task=flags["task"],
         formats=tuple(dict.fromkeys(str(one) for one in flags["format"] or ("json",))),
         retry_failed=flags["retry_failed"],
+        only_looks=flags["dry_run"],
         files_at_once=flags["files_at_once"],
     )

@@ -1,4 +1,4 @@
-"""`splitscribe batch` at work: lists, finds or starts an application, runs, and reports."""
+"""`splitscribe batch` at work: finds or starts an application, runs, and reports."""
 
 from __future__ import annotations
 
@@ -11,7 +11,7 @@ import sys
 import threading
 import time
 from collections import deque
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
 from functools import partial
@@ -20,7 +20,7 @@ from pathlib import Path
 
 from rich.console import Console
 
-from cluster.archives.inputs import list_items
+from cluster.archives.inputs import Item
 from cluster.archives.outputs import FAILURES, SPEED, Archive, Outputs, told, write_failures
 from cluster.archives.run import RunProgress, duration, look_at, run_archive
 from cluster.cli.default_model import ask_before_download, say_if_toy, with_default_model
@@ -50,7 +50,7 @@ DYING_S = 5.0  # in which a cluster that begins to end is gone
 
 
 def run_batch(
-    inputs: Sequence[str],
+    items: Iterator[Item],
     archive: Archive,
     out: Console,
     err: Console,
@@ -59,7 +59,6 @@ def run_batch(
     yes: bool,
     address: str | None,
     config: Path | None,
-    dry_run: bool,
 ) -> int:
     """Returns the exit status.
 
@@ -71,7 +70,6 @@ def run_batch(
     def say(line: str) -> None:
         err.print(f"splitscribe: {line}", markup=False)
 
-    items = list_items(inputs, sys.stdin)
     with ExitStack() as stack:
         # Before an application of its own, which ends first then: Serve's handles end in this loop.
         runner = stack.enter_context(asyncio.Runner())
@@ -84,10 +82,10 @@ def run_batch(
         else:
             settings = there[0]
         archive = replace(archive, model=model_of(settings, str(archive.fields["model"])))
-        outputs = stack.enter_context(Outputs.opened(archive, only_looks=dry_run))
+        outputs = stack.enter_context(Outputs.opened(archive))
         progress = RunProgress(err)
         listing = look_at(items, outputs, progress)
-        if dry_run:
+        if archive.only_looks:
             deque(listing, maxlen=0)
             out.print(_forecast(archive, progress), markup=False)
             return ALL_DONE

@@ -53,8 +53,8 @@ def server(kernels: None, tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> It
 
 
 def sidecars(texts: Place) -> dict[str, dict[str, Any]]:
-    names = [texts.at(one.path).name for one in texts.below()]
-    found = [json.loads(Place.of(n).read()) for n in names if n.endswith(".splitscribe.json")]
+    kept = (one for one in texts.below() if one.path.endswith(".splitscribe.json"))
+    found = [json.loads(Place.of(one.name).read()) for one in kept]
     return {one["source"]["path"]: one for one in found}
 
 

@@ -99,7 +99,7 @@ def test_a_file_url_is_a_path(folder: Path) -> None:
 
 def test_names_in_a_bucket_may_have_any_signs() -> None:
     place = Place.of("gs://anonymous@talks/2026")
-    below = place.at("talks/2026/a b?.mp3")
+    below = place / "a b?.mp3"
     assert (place.path, below.name) == ("talks/2026", "gs://anonymous@talks/2026/a b?.mp3")
     again = Place.of(below.name)
     assert (again.path, again.files) == ("talks/2026/a b?.mp3", place.files)
@@ -220,13 +220,13 @@ def test_files_are_looked_at_as_they_are_taken(
     for i in range(100):
         (folder / f"{i:03d}.mp3").touch()
     looked: list[str] = []
-    real = places._local_entry
+    real = places._local
 
-    def look(path: str) -> places.Entry:
+    def look(path: str) -> Place:
         looked.append(path)
         return real(path)
 
-    monkeypatch.setattr(places, "_local_entry", look)
+    monkeypatch.setattr(places, "_local", look)
     for name in (str(folder), f"{folder}/*.mp3"):
         looked.clear()
         listing = list_items([name])

@@ -6,8 +6,10 @@ from rich.console import Console
 
 from cluster.archives.inputs import Item
 from cluster.archives.run import RunProgress, duration, hours
+from tests.support.router_fakes import make_transcript
 
 QUIET = Console(quiet=True)
+TWO_HOURS = make_transcript(" talk", duration_s=7200.0)
 
 
 def hour(name: str) -> Item:
@@ -19,8 +21,8 @@ def test_progress_tells_hours_speed_and_time_to_go() -> None:
     with RunProgress(QUIET, lambda: now[0]) as progress:
         progress.n_pending, progress.about_s, progress.is_listed = 4, 4 * 3600.0, True
         now[0] = 600.0
-        progress.end(hour("0.mp3"), 7200.0)
-        progress.end(hour("1.mp3"), None)
+        progress.end(hour("0.mp3"), TWO_HOURS)
+        progress.end(hour("1.mp3"), ValueError("no audio"))
         # Files had twice the audio that their size told: so will the others.
         assert progress.line() == (
             "2 of 4 files, 2.0 h of about 6.0 h of audio, 12.0 hours per hour, 20 min to go, "
@@ -41,7 +43,7 @@ def test_what_is_done_of_a_long_file_counts() -> None:
         assert progress.line() == (
             "0 of 2 files, 30.0 min of about 2.0 h of audio, 2.0 hours per hour, 45 min to go"
         )
-        progress.end(hour("0.mp3"), 7200.0)
+        progress.end(hour("0.mp3"), TWO_HOURS)
         assert progress.done_s == 7200.0
         assert "2.0 h of about 4.0 h" in progress.line()
         progress.note(hour("1.mp3"), 60.0)

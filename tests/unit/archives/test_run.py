@@ -72,7 +72,7 @@ def sidecars(where: Place) -> dict[str, dict[str, Any]]:
     found = {}
     for entry in where.below():
         if entry.path.endswith(".splitscribe.json"):
-            sidecar = json.loads(where.at(entry.path).read())
+            sidecar = json.loads(entry.read())
             assert sidecar["source"]["path"] not in found
             found[sidecar["source"]["path"]] = sidecar
     return {key.rpartition("/")[2]: sidecar for key, sidecar in found.items()}
