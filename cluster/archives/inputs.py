@@ -13,7 +13,7 @@ import io
 import json
 import posixpath
 import re
-from collections.abc import Iterable, Iterator, Sequence
+from collections.abc import Collection, Iterable, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import chain, islice
 from pathlib import Path
@@ -82,7 +82,7 @@ def _each_once(items: Iterable[Item]) -> Iterator[Item]:
 def _items(name: str, stdin: Iterable[str]) -> Iterator[Item]:
     try:
         if name == STDIN:
-            yield from _of_paths(map(_path_of_line, stdin), Place.of("."))
+            yield from _of_rows(stdin, Place.of("."), "a line of the list")
             return
         root, files = _found(name)
         for file in files:
@@ -131,24 +131,20 @@ def _some(files: Iterator[Place], or_else: str) -> Iterator[Place]:
 
 def _of_manifest(place: Place) -> Iterator[Item]:
     kind, content = _suffix(place.path), place.read()
-    paths: Iterable[str | None]
     if kind == "parquet":
         import pyarrow.parquet as pq
 
-        manifest = pq.ParquetFile(io.BytesIO(content))
-        column = _column(place.name, manifest.schema_arrow.names)
-        paths = manifest.read(columns=[column]).column(0).to_pylist()
-    elif kind == "csv":
-        rows = csv.DictReader(io.StringIO(content.decode("utf-8-sig")))
-        column = _column(place.name, rows.fieldnames or ())
-        paths = [row[column] for row in rows]
+        table = pq.ParquetFile(io.BytesIO(content))
+        column = _column(table.schema_arrow.names, place.name)
+        rows: Iterable[Any] = table.read(columns=[column]).column(0).to_pylist()
     else:
-        paths = map(_path_of_line, io.StringIO(content.decode("utf-8-sig")))
-    yield from _of_paths(paths, place.folder)
+        rows = io.StringIO(content.decode("utf-8-sig"))
+        rows = csv.DictReader(rows) if kind == "csv" else rows
+    yield from _of_rows(rows, place.folder, place.name)
 
 
-def _of_paths(paths: Iterable[Any], folder: Place) -> Iterator[Item]:
-    named = (path.strip() for path in map(_checked, paths) if path.strip())
+def _of_rows(rows: Iterable[Any], folder: Place, where: str) -> Iterator[Item]:
+    named = filter(None, (_path(row, where) for row in rows))
     while some := list(islice(named, ASKED_AT_ONCE)):
         places = []
         for name in some:
@@ -160,33 +156,30 @@ def _of_paths(paths: Iterable[Any], folder: Place) -> Iterator[Item]:
         yield from (_item(place, folder) for place in all_looked_at(places))
 
 
-def _path_of_line(line: str) -> Any:
-    """Of a line that is a path, or a JSON object with one."""
-    if not line.lstrip().startswith("{"):
-        return line
-    try:
-        row: Any = json.loads(line)
-    except (ValueError, RecursionError) as error:
-        raise InvalidRequestError(f"this line of the list is no JSON: {line[:200]!r}") from error
-    return row[_column("a line of the list", list(row))]
-
-
-def _checked(path: Any) -> str:
+def _path(row: Any, where: str) -> str:
+    """Of a table's row, or of a line, which is a path or a JSON object with one."""
+    if isinstance(row, str) and row.lstrip().startswith("{"):
+        try:
+            row = json.loads(row)
+        except (ValueError, RecursionError) as error:
+            raise InvalidRequestError(f"this line of the list is no JSON: {row[:200]!r}") from error
+    path = row[_column(row, where)] if isinstance(row, dict) else row
     if path is not None and not isinstance(path, str):
         raise InvalidRequestError(
             f"a row of the list has no path, but {type(path).__name__}: audio inside of Parquet "
             "files goes through Ray Data (configs/README.md, Transcribe archives)"
         )
-    return path or ""
+    return (path or "").strip()
 
 
-def _column(where: str, columns: Sequence[str]) -> str:
+def _column(columns: Collection[str], where: str) -> str:
     for name in PATH_COLUMNS:
         if name in columns:
             return name
+    has = ", ".join(map(str, columns)) or "none"
     raise InvalidRequestError(
-        f"{where} has no column of paths: it has {', '.join(columns) or 'none'}, and one of "
-        f"{', '.join(PATH_COLUMNS)} was looked for"
+        f"{where} has no column of paths: it has {has}, and one of {', '.join(PATH_COLUMNS)} was "
+        "looked for"
     )
 
 
