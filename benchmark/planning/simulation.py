@@ -40,16 +40,14 @@ from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.settings import RouterSettings, Settings
 from cluster.demo.samples import sample_path
+from cluster.planning.devices import Device, WaitingForward, WaitingRunner
 from cluster.planning.profile import Profile, load_profile
 from cluster.planning.report import at_percentile
-from cluster.planning.roles import Texts, WaitingForward, WaitingRunner
-from cluster.planning.scenario import Arrival, Lengths, Load, LoadRequest, arrivals, make_scenario
+from cluster.planning.scenario import Arrival, Lengths, Load, arrivals, make_scenario
 from cluster.planning.simulate import simulate
-from cluster.planning.worker import Device
 from cluster.serve.placement import Placement
 from cluster.serve.replicas.decoder_replica import DecoderReplica
 from cluster.serve.replicas.encoder_replica import EncoderReplica
-from decoder_worker.scheduling.sequence import DecodeSequence
 
 ENCODE_S = 0.4  # of a window: one encoder does 2.5 a second
 STEP_S, ROW_S = 0.05, 0.0005
@@ -90,12 +88,6 @@ class RealClock:
         time.sleep(max(0.0, at_s - time.monotonic()))
 
 
-class UsualTexts(Texts):
-    def n_tokens(self, sequence: DecodeSequence) -> int:
-        request = LoadRequest("", 0.0, 0.0, "interactive", CLIPS.tokens_per_s, ())
-        return request.n_tokens(sequence.request.content_frames)
-
-
 class TimedEncoder(EncoderReplica):
     """A real encoder replica; its device is replaced when its thread runs already."""
 
@@ -112,7 +104,7 @@ class TimedDecoder(DecoderReplica):
         super().__init__(settings, build)
         clock: Any = RealClock()
         tokenizer = WhisperTokenizer.from_checkpoint(open_checkpoint(settings.model, weights=False))
-        runner = WaitingRunner(slow_profile(), UsualTexts(tokenizer, {}), Device(), clock)
+        runner = WaitingRunner(slow_profile(), tokenizer, CLIPS, Device(), clock)
         loop: Any = self._engine._loop
         loop._runner = loop._launches._runner = runner
 
@@ -177,7 +169,7 @@ def simulated(seen: Seen, workers: int, hop_s: float) -> Seen:
     }
     played: list[Arrival] = [(at_s, audio_s, "interactive") for at_s, audio_s, _ in seen]
     outcome = simulate(make_scenario(fields), slow_profile(hop_s), rows=played)
-    return sorted(outcome.records.answers["interactive"])
+    return sorted(outcome.answers["interactive"])
 
 
 def figures(seen: Seen, seconds: float) -> dict[str, float]:

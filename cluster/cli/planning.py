@@ -64,7 +64,6 @@ def simulate(
     """
     from cluster.planning import simulate as simulation
     from cluster.planning.profile import load_profile, shipped_profiles, write_text
-    from cluster.planning.report import summary
     from cluster.planning.scenario import make_scenario
 
     if profiles:
@@ -97,7 +96,7 @@ def simulate(
 
     of_devices = load_profile(checked.profile)
     outcome = simulation.simulate(checked, of_devices, tell)
-    figures = summary(outcome, time.perf_counter() - began_s)
+    figures = outcome.summary(time.perf_counter() - began_s)
     out.print(str(of_devices), markup=False)
     shown = figures_as_yaml(figures, without=("profile", "scenario", "moments"))
     out.print(shown, markup=False, end="")

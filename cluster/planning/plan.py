@@ -69,9 +69,7 @@ class Plan:
         pools = {"encoders": (design.encoder, best.encoders)}
         pools |= {"decoders": (design.decoder, best.decoders)}
         return {
-            "profile": design.profile().model_dump(
-                include={"name", "model", "predicted", "source"}
-            ),
+            "profile": design.profile().origin(),
             "rate_per_s": round(rate, 4),
             "mean_audio_s": round(best.costs.audio_s, 3),
             "objectives": order.asked,

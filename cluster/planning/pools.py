@@ -1,30 +1,29 @@
 """Pools of simulated workers, and what Ray Serve does between a router and them.
 
-Hook, `ServePool` and `PoolPolicy` are the real ones. Of Serve: a call goes to the first worker in
-the hook's order at once, or waits where there is none.
+`ServePool`, `Members` and `PoolPolicy` are the real ones. Of Serve: a call goes to the first worker
+in the order of `Members` at once, or waits where there is none.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Mapping
-from dataclasses import asdict, dataclass, field, replace
-from random import Random
+from collections.abc import Hashable, Mapping
+from dataclasses import asdict, dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
 from ray.exceptions import RayActorError
-from ray.serve.request_router import FIFOMixin, RequestRouter
 
-from cluster.common.messages import ROLES, Role
-from cluster.planning.report import Records
-from cluster.planning.roles import SimDecoder, SimEncoder
+from cluster.common.messages import ROLES, Location, Role
+from cluster.planning.cell import Cell
+from cluster.planning.devices import Device
 from cluster.planning.scenario import Cluster
-from cluster.planning.worker import Cell, Device, SimWorker
+from cluster.planning.workers import SimDecoder, SimEncoder, SimWorker
 from cluster.serve.app import DRAIN_S
-from cluster.serve.hooks import LoadAwareRouter, PoolPolicy
+from cluster.serve.hooks import PoolPolicy
 from cluster.serve.own_calls import OwnCalls
 from cluster.serve.replica_count import Balancer
+from cluster.serve.worker_choice import Members
 
 DETECTED_S = 0.1  # until those who wait for a dead process hear of it: at most, in a real server
 IDLE_LOOK_S = 0.2  # between two looks whether a draining worker is done
@@ -32,12 +31,11 @@ IDLE_LOOK_S = 0.2  # between two looks whether a draining worker is done
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """A worker as Serve knows it; the hook reads its ids and `replica_metadata`."""
+    """A worker as Serve knows it."""
 
-    replica_id: str
-    node_id: str
+    name: str
+    node: str
     roles: Mapping[Role, SimWorker]
-    replica_metadata: dict[str, str] = field(default_factory=lambda: {"domain": ""})
     ongoing: int = 0
 
     def kill(self, detected_after_s: float) -> None:
@@ -46,48 +44,44 @@ class Replica:
 
 
 class SimPool:
-    """opened: those that take new calls, replaced as a whole. wanted: workers, those that are
-    starting included. waiting: calls that no worker has taken. changed: set when a worker was
-    added.
+    """replicas: all that run. opened: those that take new calls, replaced as a whole. changed: set
+    when a worker was added. waiting: calls that no worker has taken.
     """
 
-    def __init__(
-        self, roles: tuple[Role, ...], size: int, cell: Cell, per_node: int, records: Records
-    ) -> None:
+    def __init__(self, roles: tuple[Role, ...], size: int, cell: Cell, per_node: int) -> None:
         self.name = roles[0] if len(roles) == 1 else "worker"
         self.replicas: list[Replica] = []
         self.opened: list[Replica] = []
-        self.wanted, self.waiting = size, 0
+        self.waiting = 0
         self.changed = asyncio.Event()
-        self._roles, self._cell, self._per_node, self._records = roles, cell, per_node, records
+        self._roles, self._cell, self._per_node, self._loop = roles, cell, per_node, cell.loop
+        self._wanted = size  # workers, those that are starting included
         self._made = 0
-        self._loop = asyncio.get_running_loop()
-        settings = cell.settings
         self._start_s = getattr(cell.profile.start_s, roles[0])
         self._policy: PoolPolicy | None = None
-        if len(roles) == 1 and getattr(settings, self.name).is_scaled:
-            self._policy = PoolPolicy(roles[0], "simulated", settings.scaling.model_dump())
+        if len(roles) == 1 and getattr(cell.settings, self.name).is_scaled:
+            rules = cell.settings.scaling.model_dump()
+            self._policy = PoolPolicy(roles[0], "simulated", rules)
         for _ in range(size):
             self._add()
 
     def kill(self, count: int) -> None:
         for replica in self.opened[:count]:
             replica.kill(DETECTED_S)
-            self._records.note(self._loop.time(), f"{replica.replica_id} is killed", "fault")
+            self._note(f"{replica.name} is killed", "fault")
             self._loop.call_later(DETECTED_S, self.remove, replica)
-            self._loop.call_later(DETECTED_S + self._start_s, self._started)
+            self._loop.call_later(DETECTED_S + self._start_s, self._add)
 
     def scale(self, balancer: Balancer) -> None:
         if self._policy is None:
             return
         decision, _ = self._policy.decide(self._context(), balancer)
-        before, self.wanted = self.wanted, decision.workers
-        if self.wanted != before:
-            what = f"{self.name}s: {before} to {self.wanted}"
-            self._records.note(self._loop.time(), what, decision.reason)
-        for _ in range(self.wanted - before):
-            self._loop.call_later(self._start_s, self._started)
-        n_ended = max(0, before - self.wanted)
+        before, self._wanted = self._wanted, decision.workers
+        if self._wanted != before:
+            self._note(f"{self.name}s: {before} to {self._wanted}", decision.reason)
+        for _ in range(self._wanted - before):
+            self._loop.call_later(self._start_s, self._add)
+        n_ended = max(0, before - self._wanted)
         for replica in sorted(self.opened, key=lambda one: one.ongoing)[:n_ended]:
             self._close(replica)
             for worker in replica.roles.values():
@@ -101,10 +95,10 @@ class SimPool:
         told: dict[str, dict[str, float]] = {}
         for replica in self.opened:
             for name, value in asdict(replica.roles[role].signals()).items():
-                told.setdefault(name, {})[replica.replica_id] = value
+                told.setdefault(name, {})[replica.name] = value
         return SimpleNamespace(
-            target_num_replicas=self.wanted,
-            running_replicas=[replica.replica_id for replica in self.opened],
+            target_num_replicas=self._wanted,
+            running_replicas=self.opened,
             aggregated_metrics=told,
             total_queued_requests=self.waiting,
             total_num_requests=self.waiting + sum(one.ongoing for one in self.replicas),
@@ -113,11 +107,10 @@ class SimPool:
             current_time=self._loop.time(),
         )
 
-    def _started(self) -> None:
-        if len(self.opened) < self.wanted:
-            self._add()
-
     def _add(self) -> None:
+        """A worker has started; nothing where it is not wanted any more."""
+        if len(self.opened) >= self._wanted:
+            return
         number, per_node, device = self._made, self._per_node, Device()
         name = f"{self.name}-{number}"
         node = f"{self.name}-node-{number // per_node}" if per_node else "node"
@@ -128,10 +121,11 @@ class SimPool:
         self.replicas.append(replica)
         self.opened = [*self.opened, replica]
         self.changed.set()
-        self.changed = asyncio.Event()
 
     def _close(self, replica: Replica) -> None:
         self.opened = [one for one in self.opened if one is not replica]
+        if not self.opened:
+            self.changed.clear()
 
     def remove(self, replica: Replica) -> None:
         self._close(replica)
@@ -146,53 +140,26 @@ class SimPool:
             replica.kill(0.0)
             self.remove(replica)
 
+    def _note(self, what: str, why: str) -> None:
+        self._cell.outcome.note(self._loop.time(), what, why)
 
-def make_pools(cell: Cell, cluster: Cluster, records: Records) -> dict[Role, SimPool]:
-    def pool(roles: tuple[Role, ...], size: int) -> SimPool:
-        return SimPool(roles, size, cell, cluster.per_node, records)
 
+def make_pools(cell: Cell, cluster: Cluster) -> dict[Role, SimPool]:
     if cluster.placement == "colocated":
-        return dict.fromkeys(ROLES, pool(ROLES, cluster.encoders))
-    return {
-        "encoder": pool(("encoder",), cluster.encoders),
-        "decoder": pool(("decoder",), cluster.decoders),
-    }
-
-
-class _WithoutServe(FIFOMixin, RequestRouter):
-    """What the hook inherits of Serve and does not use for its choice."""
-
-    def __init__(self) -> None:
-        pass
-
-    def update_replicas(self, replicas: list[Any]) -> None:
-        pass
-
-
-class _Choice(LoadAwareRouter, _WithoutServe):
-    """The real hook, made without Serve."""
-
-    def __init__(self, calls: OwnCalls, chance: Random) -> None:
-        self.initialize_state(calls=calls, chance=chance)
-        self._deployment_id: Any = id(self)
-        self._told: Any = None  # the workers of which it knows
-
-    async def order(self, replicas: Any, pending: Any) -> list[Replica]:
-        if replicas is not self._told:
-            self.update_replicas(replicas)
-            self._told = replicas
-        ranks: Any = await self.choose_replicas(replicas, pending)
-        return [replica for rank in ranks for replica in rank]
+        return dict.fromkeys(ROLES, SimPool(ROLES, cluster.encoders, cell, cluster.per_node))
+    sizes: dict[Role, int] = {"encoder": cluster.encoders, "decoder": cluster.decoders}
+    return {role: SimPool((role,), n, cell, cluster.per_node) for role, n in sizes.items()}
 
 
 class SimHandle:
-    """In the place of a deployment handle, for one router; `ServePool` calls it."""
+    """In the place of a deployment handle and its hook, for one router; `ServePool` calls it."""
 
-    def __init__(self, pool: SimPool, role: Role, calls: OwnCalls, chance: Random) -> None:
-        self._pool = pool
-        self._role = role
-        self._choice = _Choice(calls, chance)
-        self.deployment_id = self._choice._deployment_id
+    def __init__(self, pool: SimPool, role: Role, calls: OwnCalls, cell: Cell) -> None:
+        self._pool, self._role, self._calls, self._chance = pool, role, calls, cell.random
+        self.deployment_id = role
+        self._told: list[Replica] = []  # the workers of which the router knows
+        self._known: dict[Hashable, Replica] = {}
+        self._members = Members()
 
     def options(self, **_: Any) -> SimpleNamespace:
         return SimpleNamespace(remote=lambda request: asyncio.create_task(self._call(request)))
@@ -205,10 +172,9 @@ class SimHandle:
                 await pool.changed.wait()
         finally:
             pool.waiting -= 1
-        pending: Any = SimpleNamespace(args=(request,), routing_context=SimpleNamespace())
-        replica = (await self._choice.order(pool.opened, pending))[0]
+        replica = self._chosen(request)
         replica.ongoing += 1
-        worker: Any = replica.roles[self._role]
+        worker = replica.roles[self._role]
         try:
             return replace(await worker.call(request), load=worker.core.load())
         except RayActorError:
@@ -216,3 +182,15 @@ class SimHandle:
             raise
         finally:
             replica.ongoing -= 1
+
+    def _chosen(self, request: Any) -> Replica:
+        """The choice of `LoadAwareRouter`."""
+        if self._told is not self._pool.opened:
+            self._told = self._pool.opened
+            known: dict[Hashable, Replica] = {one.name: one for one in self._told}
+            for gone in self._known.keys() - known.keys():
+                self._calls.forget(gone)
+            self._known = known
+            self._members = Members({key: Location(one.node) for key, one in known.items()})
+            self._calls.sizes[self.deployment_id] = len(known)
+        return self._known[self._members.choose(request, self._calls, self._chance)[0]]

@@ -7,7 +7,7 @@ from __future__ import annotations
 from bisect import bisect_left
 from collections.abc import Iterable
 from pathlib import Path
-from typing import Literal
+from typing import Any, Literal
 
 from pydantic import (
     AliasChoices,
@@ -118,6 +118,9 @@ class Profile(Frozen):
     def __str__(self) -> str:
         kind = "predicted, not measured" if self.predicted else "measured"
         return f"profile {self.name} ({kind}), model {self.model}"
+
+    def origin(self) -> dict[str, Any]:
+        return self.model_dump(include={"name", "model", "predicted", "source"})
 
     def kv_layout(self) -> PageLayout:
         shape = self.shape

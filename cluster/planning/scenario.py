@@ -37,6 +37,10 @@ class Lengths(Frozen):
             raise ValueError("min_s must not be above max_s")
         return self
 
+    def n_tokens(self, content_frames: int) -> int:
+        """Of a window with so many mel frames of audio; with its timestamps."""
+        return TIMESTAMPS + round(self.tokens_per_s * content_frames / FRAMES_PER_S)
+
 
 # Clips as of SeedTTS and Earnings22 (medians of 5 s), talks of minutes, and both.
 NAMED_LENGTHS: dict[str, Lengths] = {
@@ -117,18 +121,13 @@ def make_scenario(fields: dict[str, Any]) -> Scenario:
 
 @dataclass(slots=True, eq=False)
 class LoadRequest:
-    """One upload. tokens_per_s: of its text. cuts_s: where its windows end."""
+    """One upload. cuts_s: where its windows end."""
 
     name: str
     at_s: float
     audio_s: float
     priority: Priority
-    tokens_per_s: float
     cuts_s: tuple[float, ...]
-
-    def n_tokens(self, content_frames: int) -> int:
-        """Of a window with so many mel frames of audio; with its timestamps."""
-        return TIMESTAMPS + round(self.tokens_per_s * content_frames / FRAMES_PER_S)
 
 
 Arrival = tuple[float, float, Priority]  # at a second, so many seconds of audio
@@ -141,7 +140,7 @@ def arrivals(
     drawn = _drawn(load, random) if rows is None else sorted(rows, key=lambda row: row[0])
     for number, (at_s, audio_s, priority) in enumerate(drawn):
         cuts = tuple(_cuts(audio_s, random))
-        yield LoadRequest(f"r{number}", at_s, audio_s, priority, load.lengths.tokens_per_s, cuts)
+        yield LoadRequest(f"r{number}", at_s, audio_s, priority, cuts)
 
 
 def _drawn(load: Load, random: Random) -> Iterator[Arrival]:

@@ -2,20 +2,17 @@
 
 One cell: its routers, its pools, and what Serve does once in a while. Of a router all is real but
 HTTP: processor time of the event loop and of the audio workers are waits from the profile, and
-windows are silence. A scenario and its seed give the same records on every machine.
+windows are silence. A scenario and its seed give the same figures on every machine.
 """
 
 from __future__ import annotations
 
 import asyncio
-import gc
 import logging
 import math
 from collections.abc import AsyncIterator, Callable, Iterator, Sequence
 from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass, replace
-from functools import partial
-from pathlib import Path
+from dataclasses import dataclass
 from random import Random
 from typing import Any
 
@@ -24,17 +21,15 @@ import numpy as np
 from cluster.common.cores import audio_workers_of
 from cluster.common.errors import SplitscribeError
 from cluster.common.messages import ROLES, SAMPLE_RATE, WINDOW_SAMPLES, Role
-from cluster.common.model.checkpoint import open_checkpoint
-from cluster.common.model.encoder_context import chosen_context
-from cluster.common.model.text.tokenizer import WhisperTokenizer
-from cluster.common.settings import BUNDLED_MODEL, Settings
+from cluster.planning.cell import Cell
+from cluster.planning.devices import Device
 from cluster.planning.pools import SimHandle, SimPool, make_pools
-from cluster.planning.profile import LinkProfile, Profile
-from cluster.planning.report import Outcome, Records
+from cluster.planning.profile import Profile
+from cluster.planning.report import Outcome
 from cluster.planning.scenario import Arrival, LoadRequest, Scenario, arrivals
-from cluster.planning.virtual_time import run_virtually, virtual_clock
-from cluster.planning.worker import Cell, Device, Links
+from cluster.planning.virtual_time import run_virtually
 from cluster.serve.app import STATS_PERIOD_S
+from cluster.serve.model_parts import make_transcriber
 from cluster.serve.own_calls import OwnCalls
 from cluster.serve.replica_count import Balancer
 from cluster.serve.serve_pool import ServePool
@@ -42,13 +37,11 @@ from router.api.params import TranscriptionParams
 from router.audio.windows import Window
 from router.http.admission import BYTES_PER_AUDIO_S, Admission
 from router.interface import Progress, RequestContext
-from router.transcriber import RequestTranscriber
 
 MOMENT_S = 1.0
 GPU_MACHINE_CORES = 16  # where a profile tells none
 SILENCE = np.zeros(WINDOW_SAMPLES, np.int16)
 SILENCE.flags.writeable = False
-GARBAGE = 200_000  # objects between two looks of Python's collector; they hold few circles
 
 OnProgress = Callable[[float, int], None]  # simulated seconds, requests that have come
 
@@ -60,7 +53,7 @@ def simulate(
     rows: Sequence[Arrival] | None = None,
 ) -> Outcome:
     """Run it. rows: requests in the place of those that the load draws."""
-    with _quiet_and_quick():
+    with _quiet():
         return run_virtually(_run(scenario, profile, on_progress, rows))
 
 
@@ -69,67 +62,32 @@ async def _run(
 ) -> Outcome:
     chance = Random(scenario.seed)
     load_chance, cell_chance = Random(chance.getrandbits(64)), Random(chance.getrandbits(64))
-    cluster, records, loop = scenario.cluster, Records(), asyncio.get_running_loop()
-    cell = _cell(scenario, profile, cell_chance)
-    pools = make_pools(cell, cluster, records)
-    routers = [
-        SimRouter(cell, pools, records, language_known=scenario.load.language_known)
-        for _ in range(cluster.routers)
-    ]
+    cell = Cell(scenario, profile, cell_chance)
+    cluster, loop, outcome = scenario.cluster, cell.loop, cell.outcome
+    pools = make_pools(cell, cluster)
+    routers = [SimRouter(cell, pools) for _ in range(cluster.routers)]
     for fault in scenario.faults:
         loop.call_at(fault.at_s, pools[fault.role].kill, fault.count)
-    keeping = asyncio.create_task(_keep(pools, routers, records, on_progress))
+    keeping = asyncio.create_task(_keep(cell, pools, routers, on_progress))
     async with asyncio.TaskGroup() as requests:
         for request in arrivals(scenario.load, load_chance, rows):
             if (wait_s := request.at_s - loop.time()) > 0:
                 await asyncio.sleep(wait_s)
-            records.n_requests += 1
+            outcome.n_requests += 1
             router = routers[0] if len(routers) == 1 else cell_chance.choice(routers)
             requests.create_task(router.answer(request))
     keeping.cancel()
-    return Outcome(scenario, profile, records, loop.time())
-
-
-def _cell(scenario: Scenario, profile: Profile, chance: Random) -> Cell:
-    cluster, between = scenario.cluster, profile.handoff
-    if cluster.link_gbit_per_s is not None:
-        rate, latency_s = cluster.link_gbit_per_s * 1e9 / 8, cluster.link_latency_s
-        between = LinkProfile(transport="link", latency_s=latency_s, bytes_per_s=rate)
-    bundled, settings = open_checkpoint(BUNDLED_MODEL, weights=False), scenario.settings
-    # What the bundled checkpoint says of its windows holds for no other.
-    nowhere = replace(bundled, path=Path("profile"))
-    return Cell(
-        profile=profile,
-        settings=_resolved(settings, profile),
-        clock=virtual_clock(chance),
-        random=chance,
-        links=Links(profile.handoff, between),
-        tokenizer=WhisperTokenizer.from_checkpoint(bundled),
-        dims=replace(bundled.dims, **profile.shape.model_dump()),
-        context=chosen_context(nowhere, settings.encoder),
-    )
-
-
-def _resolved(settings: Settings, profile: Profile) -> Settings:
-    """Sizes that are left open, as the profile's device has them."""
-    resolved = {}
-    for role, names in (
-        ("encoder", ("max_batch", "export_windows")),
-        ("decoder", ("max_batch", "kv_windows")),
-    ):
-        asked, of_device = getattr(settings, role), getattr(profile, role)
-        sizes = {name: getattr(asked, name) or getattr(of_device, name) for name in names}
-        resolved[role] = asked.model_copy(update=sizes)
-    return settings.model_copy(update=resolved)
+    outcome.seconds = loop.time()
+    return outcome
 
 
 async def _keep(
-    pools: dict[Role, SimPool], routers: list[SimRouter], records: Records, on_progress: OnProgress
+    cell: Cell, pools: dict[Role, SimPool], routers: list[SimRouter], on_progress: OnProgress
 ) -> None:
     """Autoscaling, leases, and a look at everything once a second."""
     balancer, busy_before, next_moment_s = Balancer(), dict.fromkeys(ROLES, 0.0), 0.0
     while True:
-        now_s = asyncio.get_running_loop().time()
+        now_s = cell.loop.time()
         for role in ROLES:
             pools[role].scale(balancer)
         if now_s >= next_moment_s:
@@ -147,23 +105,18 @@ async def _keep(
                 for worker in workers:
                     worker.look_after_leases()
             moment["pending"] = sum(router.admission.requests for router in routers)
-            records.moments.append(moment)
-            on_progress(now_s, records.n_requests)
+            cell.outcome.moments.append(moment)
+            on_progress(now_s, cell.outcome.n_requests)
         await asyncio.sleep(STATS_PERIOD_S)
 
 
 @contextmanager
-def _quiet_and_quick() -> Iterator[None]:
-    """No log line below an error, and a collector that looks rarely."""
-    before = gc.get_threshold()
+def _quiet() -> Iterator[None]:
+    """No log line below an error."""
     logging.disable(logging.WARNING)
-    gc.freeze()  # what is there already is not looked at again and again
-    gc.set_threshold(GARBAGE, 50, 100)
     try:
         yield
     finally:
-        gc.set_threshold(*before)
-        gc.unfreeze()
         logging.disable(logging.NOTSET)
 
 
@@ -171,19 +124,20 @@ def _quiet_and_quick() -> Iterator[None]:
 class SimStream:
     """In the place of `AudioStream`: a window is found when the audio is decoded so far."""
 
-    duration_s: float
-    decode_s: float
-    cuts_s: tuple[float, ...]
+    request: LoadRequest
     begun_s: float
     spread_s: float
+    decode_s: float
 
     @property
-    def expected_s(self) -> float:
-        return self.duration_s
+    def duration_s(self) -> float:
+        return self.request.audio_s
+
+    expected_s = duration_s
 
     async def __aiter__(self) -> AsyncIterator[Window]:
         loop, first = asyncio.get_running_loop(), 0
-        for index, end_s in enumerate(self.cuts_s):
+        for index, end_s in enumerate(self.request.cuts_s):
             found_s = self.begun_s + self.spread_s * end_s / self.duration_s
             if (wait_s := found_s - loop.time()) > 0:
                 await asyncio.sleep(wait_s)
@@ -198,60 +152,47 @@ class SimAudio:
     def __init__(self, cell: Cell) -> None:
         cores = int(str(cell.profile.machine.get("cores", GPU_MACHINE_CORES)))
         self._processes = Device(audio_workers_of(cell.settings.router.audio_workers, cores))
-        self._cell = cell
+        self._costs, self._now = cell.profile.audio, cell.clock.monotonic
 
-    def open(self, path: Path, context: RequestContext, **_: Any) -> nullcontext[SimStream]:
-        request, costs = self._cell.requests[context.request_id], self._cell.profile.audio
-        spread_s = costs.audio_second_s * request.audio_s
-        cpu_s = costs.request_s + spread_s
-        begun_s = self._processes.launch(self._cell.clock.monotonic(), cpu_s) - spread_s
-        return nullcontext(SimStream(request.audio_s, cpu_s, request.cuts_s, begun_s, spread_s))
+    def open(self, upload: Any, _context: RequestContext, **_: Any) -> nullcontext[SimStream]:
+        """upload: the request itself."""
+        spread_s = self._costs.audio_second_s * upload.audio_s
+        cpu_s = self._costs.request_s + spread_s
+        begun_s = self._processes.launch(self._now(), cpu_s) - spread_s
+        return nullcontext(SimStream(upload, begun_s, spread_s, cpu_s))
 
 
 class SimRouter:
-    def __init__(
-        self, cell: Cell, pools: dict[Role, SimPool], records: Records, *, language_known: bool
-    ) -> None:
-        settings, now = cell.settings.router, cell.clock.monotonic
-        self.admission = Admission(settings.max_pending_audio_s, now)
-        self._cpu = Device()
-        self._cell = cell
-        self._records = records
-        self._stall_s = settings.stall_timeout_s
-        self._progress = Progress()
-        self._params = TranscriptionParams("whisper-1", "en" if language_known else None)
+    def __init__(self, cell: Cell, pools: dict[Role, SimPool]) -> None:
+        now, load = cell.clock.monotonic, cell.outcome.scenario.load
+        self.admission = Admission(cell.settings.router.max_pending_audio_s, now)
+        self._cell, self._cpu, self._progress = cell, Device(), Progress()
+        self._params = TranscriptionParams("whisper-1", "en" if load.language_known else None)
         calls = OwnCalls(now)
         encoders, decoders = (
-            ServePool(SimHandle(pools[role], role, calls, cell.random), role, calls)
-            for role in ROLES
+            ServePool(SimHandle(pools[role], role, calls, cell), role, calls) for role in ROLES
         )
         audio: Any = SimAudio(cell)
-        context_for = None
-        if cell.context is not None:
-            n_audio_ctx = cell.dims.n_audio_ctx
-            context_for = partial(cell.context.positions_for, n_audio_ctx=n_audio_ctx)
-        self._transcriber = RequestTranscriber(
+        self._transcriber = make_transcriber(
+            cell.settings,
+            cell.checkpoint,
             audio,
             encoders,
             decoders,
-            cell.tokenizer,
-            settings,
-            dims=cell.dims,
-            context_for=context_for,
             clock=cell.clock,
             reuses_kv=False,  # every request's audio is its own
         )
 
     async def answer(self, request: LoadRequest) -> None:
-        latency_s = math.inf
+        latency_s, outcome = math.inf, self._cell.outcome
         try:
             await self._transcribe(request)
         except SplitscribeError as error:
             why = f"{error.status} {error.code or type(error).__name__}"
-            self._records.failures[request.priority][why] += 1
+            outcome.failures[request.priority][why] += 1
         else:
-            latency_s = self._cell.clock.monotonic() - request.at_s
-        self._records.answers[request.priority].append((request.at_s, request.audio_s, latency_s))
+            latency_s = self._cell.loop.time() - request.at_s
+        outcome.answers[request.priority].append((request.at_s, request.audio_s, latency_s))
 
     async def _transcribe(self, request: LoadRequest) -> None:
         cell, costs = self._cell, self._cell.profile.router
@@ -262,19 +203,15 @@ class SimRouter:
             context = RequestContext(
                 request.name,
                 share,
-                self._stall_s,
+                cell.settings.router.stall_timeout_s,
                 clock=cell.clock,
                 progress=self._progress,
                 priority=request.priority,
             )
-            cell.requests[request.name] = request
-            try:
-                work = self._transcriber.transcribe(Path("simulated"), self._params, context)
-                share.done((await work).timings)
-            finally:
-                del cell.requests[request.name]
+            upload: Any = request
+            share.done((await self._transcriber.transcribe(upload, self._params, context)).timings)
             await self._work(cpu_s / 2)
 
     async def _work(self, seconds: float) -> None:
-        now_s = self._cell.clock.monotonic()
+        now_s = self._cell.loop.time()
         await asyncio.sleep(self._cpu.launch(now_s, seconds) - now_s)

@@ -12,7 +12,7 @@ import pytest
 
 from cluster.cli.planning import simulate as simulate_command
 from cluster.planning.profile import Profile, load_profile
-from cluster.planning.report import Outcome, summary
+from cluster.planning.report import Outcome
 from cluster.planning.scenario import Arrival, make_scenario
 from cluster.planning.simulate import simulate
 from cluster.planning.virtual_time import STANDS_STILL, run_virtually
@@ -50,7 +50,7 @@ def run(
 ) -> tuple[Outcome, dict[str, Any]]:
     fields.setdefault("load", {}).setdefault("lengths", SIZES)
     outcome = simulate(make_scenario(fields), make_profile(**changes), rows=rows)
-    return outcome, summary(outcome, 1.0)
+    return outcome, outcome.summary(1.0)
 
 
 def test_a_seed_gives_the_same_figures_and_another_one_does_not() -> None:
@@ -99,7 +99,7 @@ def test_clips_go_before_the_tails_of_files(routers: int) -> None:
     rows: list[Arrival] = [(0.1, 300.0, "interactive") for _ in range(18)]
     rows += [(1.0 + 0.7 * n, 5.0, "interactive") for n in range(25)]
     outcome, _ = run({"load": {"seconds": 20.0}, "cluster": {"routers": routers}}, rows)
-    answers = outcome.records.answers["interactive"]
+    answers = outcome.answers["interactive"]
     assert max(late_s for _, audio_s, late_s in answers if audio_s == 5.0) < 0.5
     # 18 files of about 12 windows, and 25 clips, of 0.1 s each.
     assert max(late_s for _, audio_s, late_s in answers if audio_s == 300.0) < 27.0
@@ -114,7 +114,7 @@ def test_a_gpu_s_encoder_is_never_idle_under_a_backlog() -> None:
         "settings": {"router": {"audio_workers": 64}},
     }
     outcome = simulate(make_scenario(fields), load_profile("large-v3-h200"), rows=rows)
-    busy = [one["encoder_busy"] for one in outcome.records.moments if one["pending"] == len(rows)]
+    busy = [one["encoder_busy"] for one in outcome.moments if one["pending"] == len(rows)]
     assert sum(busy[1:]) / len(busy[1:]) > 0.98
 
 
@@ -125,7 +125,7 @@ def test_nothing_is_encoded_twice_where_decoders_are_slow() -> None:
     decoder = {"steps": steps, "prefills": steps, "max_batch": 16, "kv_windows": 16}
     outcome, figures = run({"load": {"seconds": 10.0}}, rows, decoder=decoder)
     assert figures["classes"]["interactive"]["failed"] == {}
-    encoded_s = sum(one["encoder_busy"] for one in outcome.records.moments)
+    encoded_s = sum(one["encoder_busy"] for one in outcome.moments)
     assert encoded_s == pytest.approx(60 * ENCODE_S, rel=0.05)
 
 
@@ -141,7 +141,7 @@ def test_a_router_s_backlog_wakes_pools_and_makes_them_grow() -> None:
         rows,
     )
     assert figures["classes"]["interactive"]["failed"] == {}
-    told = [one["what"] for one in outcome.records.decisions]
+    told = [one["what"] for one in outcome.decisions]
     assert any(what.startswith("encoders: 1 to 0") for what in told), told
     assert any(what.startswith("encoders: 0 to") for what in told), told
     assert max(int(what.split()[-1]) for what in told if what.startswith("encoders")) >= 4, told
@@ -156,7 +156,7 @@ def test_a_worker_that_is_killed_costs_time_and_no_request(role: str) -> None:
     }
     outcome, figures = run(fields)
     found = figures["classes"]["interactive"]
-    assert found["answered"] == outcome.records.n_requests
+    assert found["answered"] == outcome.n_requests
     assert found["failed"] == {}
     assert [one["what"] for one in figures["decisions"]] == [f"{role}-0 is killed"]
     last = figures["moments"][-1]
@@ -171,11 +171,11 @@ def test_the_real_policy_adds_workers_and_takes_them_away() -> None:
     rows: list[Arrival] = [(n / 20, 5.0, "interactive") for n in range(400)]  # 20 a second
     rows += [(20.0 + n / 4, 5.0, "interactive") for n in range(160)]
     outcome, figures = run({"load": {"seconds": 60.0}, "settings": settings}, rows)
-    sizes = [moment["encoders"] for moment in outcome.records.moments]
+    sizes = [moment["encoders"] for moment in outcome.moments]
     assert max(sizes) > 1
     assert min(sizes[len(sizes) // 2 :]) < max(sizes)
     assert all(one["why"] for one in figures["decisions"])
-    assert figures["classes"]["interactive"]["answered"] == outcome.records.n_requests
+    assert figures["classes"]["interactive"]["answered"] == outcome.n_requests
 
 
 def test_colocated_roles_share_their_device() -> None:

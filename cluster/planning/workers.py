@@ -1,0 +1,274 @@
+"""Simulated workers: real engines over devices that wait, and KV's way between them."""
+
+from __future__ import annotations
+
+import asyncio
+from abc import ABC, abstractmethod
+from collections.abc import Callable, Sequence
+from concurrent.futures import Future
+from contextlib import suppress
+from dataclasses import replace
+from types import SimpleNamespace
+from typing import Any
+
+from ray.exceptions import RayActorError
+
+from cluster.common.errors import KVLostError, PeerLostError
+from cluster.common.kv.exporter import KVExporter
+from cluster.common.kv.handles import release_message, renewal_messages
+from cluster.common.kv.layout import PageLayout
+from cluster.common.kv.peers import HeldHandles
+from cluster.common.kv.pool import PagePool
+from cluster.common.kv.wire import FetchStats, TransferConfig
+from cluster.common.messages import CrossKVHandle
+from cluster.common.metrics import ENCODER_METRICS, silent_recorder
+from cluster.planning.cell import Cell
+from cluster.planning.devices import Device, WaitingForward, WaitingRunner, WorkerClock
+from cluster.serve.replicas.replica_setup import BusyShare
+from decoder_worker.build import EngineParts
+from decoder_worker.engine import DecoderCore
+from decoder_worker.prompts import PromptBuilder
+from decoder_worker.scheduling.scheduler import ALONE, TOGETHER, Scheduler
+from encoder_worker.batcher import Batcher
+from encoder_worker.core import EncoderCore
+from encoder_worker.loop import IDLE_WAIT_S, EncodeLoop
+from encoder_worker.publisher import Publisher
+
+LOST_AFTER_S = 0.005  # until a READ from a dead process fails: 0.2 to 31 ms, 1 in the median
+
+
+class SimWorker(ABC):
+    """One role of one replica. core: the real engine. pool: whose pages are counted."""
+
+    core: Any
+    pool: PagePool
+
+    def __init__(self, node: str, cell: Cell, device: Device) -> None:
+        self.node = node
+        self.device = device
+        self.is_dead = False
+        self.clock = WorkerClock(cell.loop.time)
+        self._hop_s = cell.profile.router.hop_s
+        self._woken = asyncio.Event()
+        self._calls: dict[asyncio.Future[None], None] = {}  # in order: a seed gives one result
+        self._loop = cell.loop
+        self._turns = cell.loop.create_task(self._take_turns())
+
+    @abstractmethod
+    def turn(self) -> float | None:
+        """One step of the engine's loop; seconds until the next one, None: when it is woken."""
+
+    @abstractmethod
+    def look_after_leases(self) -> None: ...
+
+    @abstractmethod
+    def signals(self) -> Any:
+        """The dataclass that it reports to the autoscaler."""
+
+    @abstractmethod
+    def is_idle(self) -> bool: ...
+
+    async def call(self, request: Any) -> Any:
+        """May be cancelled at any time. Raises RayActorError: the worker was killed."""
+        await asyncio.sleep(self._hop_s)
+        if self.is_dead:
+            raise RayActorError
+        submitted: Future[Any] = self.core.submit(request)
+        answered: asyncio.Future[None] = self._loop.create_future()
+        submitted.add_done_callback(
+            lambda _: self._loop.call_at(self.clock.now(), _settle, answered)
+        )
+        self._calls[answered] = None
+        self.wake()
+        try:
+            await answered
+        except asyncio.CancelledError:
+            submitted.cancel()  # KV that was answered already goes with its lease
+            self.wake()
+            raise
+        finally:
+            del self._calls[answered]
+        if self.is_dead:
+            raise RayActorError
+        return submitted.result()
+
+    def wake(self) -> None:
+        self._woken.set()
+
+    def kill(self, detected_after_s: float) -> None:
+        self.is_dead = True
+        self._turns.cancel()
+        for answered in self._calls:
+            self._loop.call_later(detected_after_s, _settle, answered)
+
+    async def _take_turns(self) -> None:
+        while True:
+            self._woken.clear()
+            wait_s = self.turn()
+            await asyncio.sleep(self.clock.now() - self._loop.time())
+            if wait_s != 0.0:
+                with suppress(TimeoutError):
+                    async with asyncio.timeout(wait_s):
+                        await self._woken.wait()
+
+
+def _settle(answered: asyncio.Future[None]) -> None:
+    if not answered.done():
+        answered.set_result(None)
+
+
+class SimEncoder(SimWorker):
+    def __init__(self, name: str, node: str, cell: Cell, device: Device) -> None:
+        super().__init__(node, cell, device)
+        profile, settings, now = cell.profile, cell.settings.encoder, self.clock.now
+        layout = profile.kv_layout()
+        # Pages have addresses and no memory.
+        config = TransferConfig(
+            b"simulated", name, device="meta", clock=now, randbits=cell.random.getrandbits
+        )
+        # Readers call the exporter directly, so that its wire is nobody, and no thread runs it.
+        wire: Any = SimpleNamespace(
+            agent=name, transport="simulated", metadata=b"", open=lambda *_: None
+        )
+        n_pages = settings.export_windows * layout.pages_per_window
+        self._exporter = KVExporter(layout, n_pages, config, wire, _without_thread)
+        self.pool = self._exporter.pool
+        most, wait_s = settings.max_batch, settings.batch_wait_ms / 1000
+        self._batcher = Batcher(most, wait_s, clock=now, bulk_at_once=settings.bulk_windows)
+        forward: Any = WaitingForward(profile, device, self.clock)
+        publisher = Publisher(
+            self._exporter,
+            silent_recorder(ENCODER_METRICS),
+            now,
+            profile.kv_dtype,
+            reuses=settings.cache,
+        )
+        self._lane = EncodeLoop(self._batcher, publisher, forward, most, blocks=False)
+        self.core = EncoderCore(publisher, (self._lane,), profile.shape.n_audio_ctx)
+        self._busy, self._bulk_busy = BusyShare(clock=now), BusyShare(clock=now)
+        cell.exporters[name] = self
+
+    def turn(self) -> float | None:
+        if not self._lane.has_launched:
+            self._lane.begin()
+        if self._lane.has_launched:
+            self._lane.go_on()
+            return 0.0
+        ready_s = self._batcher.ready_in_s()  # notes where the queue is empty
+        return min(ready_s or IDLE_WAIT_S, IDLE_WAIT_S) if len(self._batcher) else None
+
+    def on_notification(self, message: bytes) -> None:
+        if not self.is_dead:
+            self._exporter.handle_notifications([message])
+            self.wake()  # pages may have come free
+
+    def look_after_leases(self) -> None:
+        self._exporter.expire()
+        self.wake()
+
+    def signals(self) -> Any:
+        stats = self.core.stats()
+        busy = self._busy.share(stats.encode_s - stats.bulk_s)
+        return stats.signals(busy, self._bulk_busy.share(stats.bulk_s))
+
+    def is_idle(self) -> bool:
+        return bool(self.core.is_idle())
+
+
+def _without_thread(_owner: str, start: Callable[[], None], *_: Any) -> Any:
+    """In the place of `WireThread`: starts at once, and runs nothing."""
+    start()
+    return SimpleNamespace(failure=None)
+
+
+class SimDecoder(SimWorker):
+    def __init__(self, name: str, node: str, cell: Cell, device: Device) -> None:
+        super().__init__(node, cell, device)
+        profile, settings, now = cell.profile, cell.settings.decoder, self.clock.now
+        layout, n_text = profile.kv_layout(), profile.shape.n_text_ctx
+        self.pool = _pool(layout, settings.kv_windows)
+        self_pool = _pool(
+            replace(layout, n_frames=n_text, page_frames=n_text), settings.max_batch + 1
+        )
+        self._importer = SimImporter(self.pool, cell, node, now)
+        importer: Any = self._importer
+        order = TOGETHER if profile.decoder.steps_ahead else ALONE  # a GPU's, or a CPU's
+        scheduler = Scheduler(
+            self.pool, self_pool, 1, settings.max_batch, settings.bulk_share, None, order
+        )
+        runner: Any = WaitingRunner(profile, cell.tokenizer, cell.lengths, device, self.clock)
+        ahead = settings.steps_ahead
+        ahead = profile.decoder.steps_ahead if ahead is None else ahead
+        parts = EngineParts("meta", runner, scheduler, self.pool, self_pool, None, ahead)
+        prompts = PromptBuilder(cell.tokenizer, cell.checkpoint.dims)
+        self.core = DecoderCore(parts, importer, prompts, settings, self.wake, runner.nothing, now)
+
+    def turn(self) -> float | None:
+        if self.core.turn():
+            return 0.0
+        return self.core.sleep_s() if self.core.n_live else None
+
+    def look_after_leases(self) -> None:
+        self._importer.renew()
+
+    def signals(self) -> Any:
+        return self.core.stats().signals()
+
+    def is_idle(self) -> bool:
+        return not self.core.n_live
+
+
+def _pool(layout: PageLayout, n_windows: int) -> PagePool:
+    """Pages with addresses and no memory."""
+    return PagePool(layout, n_windows * layout.pages_per_window, "meta")
+
+
+class SimImporter:
+    """In the place of `KVImporter`; the pool is a real one without memory."""
+
+    def __init__(self, pool: PagePool, cell: Cell, node: str, clock: Callable[[], float]) -> None:
+        self.pool, self.layout = pool, pool.layout
+        self._cell, self._node, self._clock = cell, node, clock
+        self._timeout_s = cell.settings.decoder.fetch_timeout_s
+        self._held = HeldHandles(clock)
+
+    def accept(self, handle: CrossKVHandle) -> None:
+        self._held.hold(handle)
+
+    def fetch(self, handle: CrossKVHandle, pages: Sequence[int]) -> Future[FetchStats]:
+        arrival: Future[FetchStats] = Future()
+        try:
+            self._held.begin_fetch(handle)
+        except KVLostError as error:
+            arrival.set_exception(error)
+            return arrival
+        source, now_s = self._cell.exporters[handle.agent], self._clock()
+        n_bytes = len(pages) * self.pool.filled_bytes(handle.frames)
+        seconds = self._cell.links.read_s(n_bytes, source.node, self._node, now_s)
+        stats = FetchStats(n_bytes, seconds, "simulated")
+        ends_s = LOST_AFTER_S if source.is_dead else min(seconds, self._timeout_s)
+        self._cell.loop.call_at(now_s + ends_s, self._arrive, handle, stats, arrival)
+        return arrival
+
+    def drop(self, handle: CrossKVHandle) -> None:
+        if self._held.let_go(handle.lease):
+            self._cell.exporters[handle.agent].on_notification(release_message(handle.lease))
+
+    def renew(self) -> None:
+        for agent in sorted(self._held.agents()):
+            for message in renewal_messages(self._held.leases_of(agent)):
+                self._cell.exporters[agent].on_notification(message)
+
+    def _arrive(
+        self, handle: CrossKVHandle, stats: FetchStats, arrival: Future[FetchStats]
+    ) -> None:
+        if self._cell.exporters[handle.agent].is_dead:
+            self._held.lose(handle.agent)
+            arrival.set_exception(PeerLostError(f"exporter {handle.agent} is gone"))
+            return
+        self.drop(handle)
+        if stats.seconds > self._timeout_s:  # the real one keeps the pages until the READ ends
+            late = f"the READ took more than {self._timeout_s:g} s"
+            arrival.set_exception(KVLostError(late))
+        else:
+            arrival.set_result(stats)
