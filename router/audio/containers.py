@@ -15,6 +15,7 @@ import re
 import struct
 from collections.abc import Callable, Iterator
 from enum import StrEnum
+from itertools import islice
 from typing import BinaryIO
 
 from cluster.common.messages import SAMPLE_RATE
@@ -122,28 +123,34 @@ def missing_bytes(file: BinaryIO, container: Container, start: int = 0) -> int:
     """What the container, from byte `start` on, declares beyond the file's end. Reads headers and
     moves the position."""
     check = _CHECKS.get(container)
-    size = file.seek(0, os.SEEK_END)
-    if container is Container.MP3:
-        return max(0, _missing_mp3(file, size, start))
-    return max(0, check(file, size)) if check else 0
+    return max(0, check(file, file.seek(0, os.SEEK_END), start)) if check else 0
 
 
-def _missing_wav(file: BinaryIO, size: int) -> int:
-    position, long_bytes = 12, 0
-    while chunk := _read(file, position, 8):
-        name, length = struct.unpack("<4sI", chunk)
-        if name == b"ds64" and (body := _read(file, position + 8, 16)):
-            long_bytes = struct.unpack("<QQ", body)[1]
+def _missing_wav(file: BinaryIO, size: int, _: int) -> int:
+    long_bytes = 0
+    for name, body, length in _wav_chunks(file):
+        if name == b"ds64" and (sizes := _read(file, body, 16)):
+            long_bytes = struct.unpack("<QQ", sizes)[1]
         if name == b"data":
-            if length >= STREAMED_WAV_BYTES:
-                length = long_bytes
-            missing: int = position + 8 + length - size
+            missing = body + (long_bytes if length >= STREAMED_WAV_BYTES else length) - size
             return missing if missing > WAV_SLACK_BYTES else 0
-        position += 8 + length + length % 2
     return 0
 
 
-def _missing_ogg(file: BinaryIO, size: int) -> int:
+def _wav_chunks(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
+    """(name, where the body begins, its length)."""
+    position = 12
+    while head := _read(file, position, 8):
+        name, length = struct.unpack("<4sI", head)
+        yield name, position + 8, length
+        position += 8 + length + length % 2
+
+
+def too_many_chunks(file: BinaryIO) -> bool:
+    return any(True for _ in islice(_wav_chunks(file), MAX_CHUNKS - 1, None))
+
+
+def _missing_ogg(file: BinaryIO, size: int, _: int) -> int:
     """Check that the last page is complete. Its end-of-stream flag is no help: players and
     recorders leave it out."""
     start = max(0, size - 2 * MAX_OGG_PAGE_BYTES)
@@ -160,7 +167,7 @@ def _missing_ogg(file: BinaryIO, size: int) -> int:
     return missing
 
 
-def _missing_matroska(file: BinaryIO, size: int) -> int:
+def _missing_matroska(file: BinaryIO, size: int, _: int) -> int:
     """Walk the elements. A Segment or Cluster of unknown size (a live recording) is entered."""
     position = 0
     for _ in range(MAX_ELEMENTS):
@@ -200,40 +207,32 @@ def _ebml_header(file: BinaryIO, position: int) -> tuple[int | None, int | None,
     return element, None if length == all_ones else length, body
 
 
-def _missing_mov(file: BinaryIO, size: int) -> int:
-    position, indexed = 0, False
-    for _ in range(MAX_ELEMENTS):
-        if position + 8 > size:
-            break
-        name, body, end = _mov_box(file, position, size)
-        if name not in MOV_BOXES and not name.isalnum():
+def _missing_mov(file: BinaryIO, size: int, _: int) -> int:
+    indexed = False
+    for name, body, end in islice(_mov_boxes(file, 0, size), MAX_ELEMENTS):
+        if end < body or (name not in MOV_BOXES and not name.isalnum()):
             break  # not a box: something was appended to the file
         indexed = indexed or name in (b"moov", b"moof")
-        if end < body:
-            break
-        position = end
-        if position > size and name in MOV_BOXES:
-            return position - size
+        if end > size and name in MOV_BOXES:
+            return end - size
     return 0 if indexed else 1
 
 
-def _mov_box(file: BinaryIO, position: int, parent_end: int) -> tuple[bytes, int, int]:
-    """(name, where the body begins, where the box ends: by itself, or with its parent)."""
-    length, name = struct.unpack(">I4s", _read(file, position, 8))
-    body = position + 8
-    if length == 1 and (large := _read(file, body, 8)):
-        (length,), body = struct.unpack(">Q", large), body + 8
-    return name, body, position + length if length else parent_end
+def _mov_boxes(file: BinaryIO, position: int, span_end: int) -> Iterator[tuple[bytes, int, int]]:
+    """(name, where the body begins, where the box ends: by itself, or with its parent).
 
-
-def too_many_chunks(file: BinaryIO) -> bool:
-    position = 12
-    for _ in range(MAX_CHUNKS):
-        if not (head := _read(file, position, 8)):
-            return False
-        length = int.from_bytes(head[4:], "little")
-        position += 8 + length + length % 2
-    return True
+    The last one may end behind the span, or before its body, as no real one does.
+    """
+    while position + 8 <= span_end:
+        length, name = struct.unpack(">I4s", _read(file, position, 8))
+        body = position + 8
+        if length == 1 and (large := _read(file, body, 8)):
+            (length,), body = struct.unpack(">Q", large), body + 8
+        end = position + length if length else span_end
+        yield name, body, end
+        if end < body:
+            return
+        position = end
 
 
 def forged_table(file: BinaryIO) -> str | None:
@@ -245,12 +244,10 @@ def forged_table(file: BinaryIO) -> str | None:
     spans = [(0, size)]
     while spans:
         position, span_end = spans.pop()
-        while position + 8 <= span_end:
-            name, body, end = _mov_box(file, position, span_end)
+        for name, body, end in _mov_boxes(file, position, span_end):
             end = min(end, span_end)
             if end < body:
                 break
-            position = end
             n_boxes += 1
             if n_boxes > MAX_ELEMENTS or name == b"cmov":
                 return "it has too many boxes" if name != b"cmov" else "its index is compressed"
@@ -305,11 +302,12 @@ def _read(file: BinaryIO, position: int, n_bytes: int) -> bytes:
     return data if len(data) == n_bytes else b""
 
 
-_CHECKS: dict[Container, Callable[[BinaryIO, int], int]] = {
+_CHECKS: dict[Container, Callable[[BinaryIO, int, int], int]] = {
     Container.WAV: _missing_wav,
     Container.OGG: _missing_ogg,
     Container.MATROSKA: _missing_matroska,
     Container.MOV: _missing_mov,
+    Container.MP3: _missing_mp3,
 }
 
 
