@@ -26,15 +26,16 @@ from cluster.cli.transcribe.flags import (
     parameters,
     whisper_command,
 )
-from cluster.cli.transcribe.job import ALIAS, Form, Job, LiveJob, Source, Target
+from cluster.cli.transcribe.job import ALIAS, Form, Job, LiveJob, Target
 from cluster.common.errors import InvalidRequestError
-from cluster.common.messages import SAMPLE_RATE, Task
+from cluster.common.messages import Task
 from cluster.common.model.text.languages import LANGUAGES
 from router.api.forms import parse_transcription
 from router.api.kinds import AudioUrl, Kind, ListOf
 from router.api.params import TranscriptionParams
 from router.api.request_fields import FIELDS
 from router.api.subtitles import CueOptions
+from router.live.interface import LiveConfig
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -132,14 +133,13 @@ def live_job_of(flags: Mapping[str, Any]) -> LiveJob:
         raise InvalidRequestError("--raw is for a file or '-', not for the microphone")
     params = params_of(_model(flags), flags["task"], form_of(flags))
     words = (word.strip() for word in (params.hotwords or "").split(","))
-    return LiveJob(
-        source=Source(files[0] if files else None, SAMPLE_RATE if flags["raw"] else 0),
+    config = LiveConfig(
         model=params.model,
         language=params.language,
         prompt=params.prompt or "",
         keywords=tuple(word for word in words if word),
-        target=_target(flags),
     )
+    return LiveJob(files[0] if files else None, config, _target(flags), flags["raw"])
 
 
 def form_of(flags: Mapping[str, Any]) -> Form:

@@ -25,6 +25,7 @@ from cluster.common.messages import Pcm
 from router.api.params import TranscriptionParams
 from router.api.subtitles import CueOptions
 from router.audio.containers import wav_head
+from router.live.interface import LiveConfig
 from router.transcript import Segment, Transcript
 
 ALIAS = "whisper-1"  # every server's default model
@@ -90,29 +91,13 @@ class Watcher:
 
 
 @dataclass(frozen=True, slots=True)
-class Source:
-    """path: of a file, or `STDIN`; None: the microphone. pcm_rate: Hz of raw int16 mono samples,
-    little-endian; 0: a container.
-    """
-
-    path: str | None = None
-    pcm_rate: int = 0
-
-    @property
-    def name(self) -> str:
-        return {None: "the microphone", STDIN: "standard input"}.get(self.path, str(self.path))
-
-
-@dataclass(frozen=True, slots=True)
 class LiveJob:
-    """language: a code; None: detected for each turn."""
+    """source: a file, or `STDIN`; None: the microphone. raw: as of `Job`."""
 
-    source: Source
-    model: str
-    language: str | None
-    prompt: str
-    keywords: tuple[str, ...]
+    source: str | None
+    config: LiveConfig
     target: Target
+    raw: bool = False
 
 
 TranscribeFile = Callable[[Path, Watcher], Awaitable[Transcript]]
@@ -148,11 +133,27 @@ class LiveClient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """path: where it is, or will be once `fetch` was called. shown: what people know it by."""
+    """path: where it is, or will be once `fetch` was called. shown: what people know it by.
+
+    content: of what is to be brought there, in pieces; raw: as samples without a header.
+    """
 
     path: Path
     shown: str
-    fetch: Callable[[], None] | None = None
+    content: Callable[[], Iterable[bytes]] | None = None
+    raw: bool = False
+
+    def fetch(self) -> None:
+        """Raises InvalidRequestError: it cannot be had, or has a header. And OSError."""
+        if self.content is None:
+            return
+        self.path.parent.mkdir(parents=True, exist_ok=True)
+        with self.path.open("wb") as file:
+            if self.raw:
+                file.write(wav_head())
+            file.writelines(self.content())
+        if self.raw:
+            _refuse_container(self.path)
 
 
 @contextmanager
@@ -165,7 +166,7 @@ def inputs_of(names: Sequence[str], *, raw: bool) -> Iterator[tuple[Input, ...]]
         found: dict[str, Input] = {}
         for name in names:
             for one in _inputs(name, Path(folder) / str(len(found)), raw):
-                found.setdefault(one.shown if one.fetch else str(one.path.resolve()), one)
+                found.setdefault(one.shown if one.content else str(one.path.resolve()), one)
         yield tuple(found.values())
 
 
@@ -173,16 +174,15 @@ def _inputs(name: str, folder: Path, raw: bool) -> Iterable[Input]:
     if name == STDIN:
         if sys.stdin.isatty():
             raise InvalidRequestError("'-' reads from standard input: pipe a file into it")
-        target = folder / STDIN_NAME
-        return [Input(target, STDIN_NAME, partial(_copy, sys.stdin.buffer, target, raw))]
+        content = partial(_pieces, sys.stdin.buffer)
+        return [Input(folder / STDIN_NAME, STDIN_NAME, content, raw)]
     if name.startswith(("http://", "https://")):
-        target = folder / _name_of(name)
-        return [Input(target, name, partial(_download, name, target, raw))]
+        return [Input(folder / _name_of(name), name, partial(_download, name), raw)]
     files = _files(name)
     if not raw:
         return [Input(file, str(file)) for file in files]
     return [
-        Input(folder / str(i) / file.name, str(file), partial(_copy_file, file, folder / str(i)))
+        Input(folder / str(i) / file.name, str(file), partial(_read, file), raw)
         for i, file in enumerate(files)
     ]
 
@@ -210,38 +210,28 @@ def _name_of(url: str) -> str:
     return last if last.strip(".") else parts.hostname or "download"
 
 
-def _copy_file(file: Path, folder: Path) -> None:
+def _read(file: Path) -> Iterator[bytes]:
     with file.open("rb") as content:
-        _copy(content, folder / file.name, raw=True)
+        yield from _pieces(content)
 
 
-def _copy(content: BinaryIO, target: Path, raw: bool) -> None:
-    _keep(iter(partial(content.read, PIECE_BYTES), b""), target, raw)
+def _pieces(content: BinaryIO) -> Iterator[bytes]:
+    return iter(partial(content.read, PIECE_BYTES), b"")
 
 
-def _download(url: str, target: Path, raw: bool) -> None:
+def _download(url: str) -> Iterator[bytes]:
     import httpx  # takes longer to import than the rest of this module
 
     timeout = httpx.Timeout(SILENCE_S, connect=CONNECT_S)
     try:
         with httpx.stream("GET", url, follow_redirects=True, timeout=timeout) as answer:
             answer.raise_for_status()
-            _keep(answer.iter_bytes(), target, raw)
+            yield from answer.iter_bytes()
     except httpx.HTTPStatusError as error:
         status = error.response.status_code
         raise InvalidRequestError(f"the server answers {status}") from error
     except (httpx.HTTPError, httpx.InvalidURL) as error:
         raise InvalidRequestError(f"it cannot be fetched: {error}") from error
-
-
-def _keep(content: Iterable[bytes], target: Path, raw: bool) -> None:
-    target.parent.mkdir(parents=True, exist_ok=True)
-    with target.open("wb") as file:
-        if raw:
-            file.write(wav_head())
-        file.writelines(content)
-    if raw:
-        _refuse_container(target)
 
 
 def _refuse_container(target: Path) -> None:

@@ -20,11 +20,11 @@ import numpy as np
 from rich.console import Console
 
 from cluster.cli.default_model import ask_before_download, say_if_toy
-from cluster.cli.transcribe.job import STDIN, LiveClient, LiveJob, Source
+from cluster.cli.transcribe.job import STDIN, LiveClient, LiveJob
 from cluster.common.errors import ConfigurationError, InvalidAudioError, InvalidRequestError
 from cluster.common.extras import install_command
 from cluster.common.logs import counted
-from cluster.common.messages import Pcm
+from cluster.common.messages import SAMPLE_RATE, Pcm
 
 MAX_UNSENT_S = 30.0  # of audio that is sent ahead, such as a file's
 LOOK_AGAIN_S = 0.05
@@ -36,12 +36,12 @@ INSTALL = install_command("microphone")
 
 def transcribe_live(job: LiveJob, out: Console, err: Console) -> None:
     """Raises SplitscribeError: nothing could be done, or turns failed (printed before)."""
-    if job.source.path is None:
+    if job.source is None:
         require_sounddevice()
     if job.target.asks:
-        ask_before_download(job.model, yes=job.target.yes)
+        ask_before_download(job.config.model, yes=job.target.yes)
     if not job.target.server:
-        say_if_toy({job.model}, err)
+        say_if_toy({job.config.model}, err)
     if n_failed := asyncio.run(_listen(job, out, err)):
         turns = counted(n_failed, "turn")
         raise InvalidRequestError(f"{turns} failed: the text is incomplete")
@@ -51,11 +51,11 @@ async def _listen(job: LiveJob, out: Console, err: Console) -> int:
     stop = threading.Event()
     async with _opened(job) as client:
         with _stopped_by_interrupt(stop):
-            if job.source.path is None:
+            if job.source is None:
                 err.print("splitscribe: listening; Ctrl-C ends", style="dim")
             try:
                 async with asyncio.TaskGroup() as group:
-                    sending = group.create_task(_send(job.source, client, stop))
+                    sending = group.create_task(_send(job, client, stop))
                     n_failed = await _print(client, out, err)
                     sending.cancel()  # it has ended, unless the session ended first
             except ExceptionGroup as group_error:
@@ -73,8 +73,8 @@ def _opened(job: LiveJob) -> AbstractAsyncContextManager[LiveClient]:
     return live_in_process(job)
 
 
-async def _send(source: Source, client: LiveClient, stop: threading.Event) -> None:
-    async for block in blocks_of(source, client.rate, stop):
+async def _send(job: LiveJob, client: LiveClient, stop: threading.Event) -> None:
+    async for block in blocks_of(job, client.rate, stop):
         await client.append(block)
         while client.unsent_s > MAX_UNSENT_S and not stop.is_set():  # noqa: ASYNC110
             await asyncio.sleep(LOOK_AGAIN_S)  # a client has no event for its change
@@ -121,17 +121,17 @@ def _stopped_by_interrupt(stop: threading.Event) -> Iterator[None]:
 # ---- sound as it comes: int16 mono blocks, until it ends; a microphone's does not ----
 
 
-def open_sound(source: Source, rate: int, stop: threading.Event) -> Iterator[Pcm]:
-    """The blocks of a source at `rate` Hz, until it ends or `stop` is set.
+def open_sound(
+    source: str | None, rate: int, stop: threading.Event, *, raw: bool = False
+) -> Iterator[Pcm]:
+    """The blocks of a `LiveJob`'s source at `rate` Hz, until it ends or `stop` is set.
 
     Raises ConfigurationError: there is no microphone. InvalidAudioError: this is no audio.
     """
-    if source.path is None:
-        return _microphone(rate, stop)
-    return _decoded(source, rate, stop)
+    return _microphone(rate, stop) if source is None else _decoded(source, rate, stop, raw)
 
 
-async def blocks_of(source: Source, rate: int, stop: threading.Event) -> AsyncIterator[Pcm]:
+async def blocks_of(job: LiveJob, rate: int, stop: threading.Event) -> AsyncIterator[Pcm]:
     loop = asyncio.get_running_loop()
     queue: asyncio.Queue[Pcm | Exception | None] = asyncio.Queue(QUEUED_BLOCKS)
 
@@ -140,7 +140,7 @@ async def blocks_of(source: Source, rate: int, stop: threading.Event) -> AsyncIt
 
     def read() -> None:
         try:
-            for block in open_sound(source, rate, stop):
+            for block in open_sound(job.source, rate, stop, raw=job.raw):
                 put(block)
             put(None)
         except Exception as error:
@@ -177,25 +177,25 @@ def _microphone(rate: int, stop: threading.Event) -> Iterator[Pcm]:
         raise ConfigurationError(f"the microphone cannot be opened: {error}") from error
 
 
-def _decoded(source: Source, rate: int, stop: threading.Event) -> Iterator[Pcm]:
+def _decoded(source: str, rate: int, stop: threading.Event, raw: bool) -> Iterator[Pcm]:
     resampler = av.AudioResampler(format="s16", layout="mono", rate=rate)
-    opened: Any = _Unbuffered() if source.path == STDIN else source.path
-    raw: dict[str, Any] = {}
-    if source.pcm_rate:
-        options = {"sample_rate": str(source.pcm_rate), "ch_layout": "mono", "probesize": "32"}
-        raw = {"format": "s16le", "options": options}
+    piped = source == STDIN
+    opened: Any = _Unbuffered() if piped else source
+    name = "standard input" if piped else source
+    options = {"sample_rate": str(SAMPLE_RATE), "ch_layout": "mono", "probesize": "32"}
+    how: dict[str, Any] = {"format": "s16le", "options": options} if raw else {}
     try:
-        with av.open(opened, buffer_size=READ_BYTES, **raw) as container:
+        with av.open(opened, buffer_size=READ_BYTES, **how) as container:
             if not container.streams.audio:
-                raise InvalidAudioError(f"{source.name} has no audio")
+                raise InvalidAudioError(f"{name} has no audio")
             for frame in itertools.chain(container.decode(audio=0), [None]):
                 for block in resampler.resample(frame):
                     if stop.is_set():
                         return
                     yield cast(Pcm, block.to_ndarray()[0])
     except (av.FFmpegError, OSError) as error:
-        hint = "; is it raw samples? say --raw" if source.path == STDIN and not raw else ""
-        raise InvalidAudioError(f"{source.name} cannot be read as audio: {error}{hint}") from error
+        hint = "; is it raw samples? say --raw" if piped and not raw else ""
+        raise InvalidAudioError(f"{name} cannot be read as audio: {error}{hint}") from error
 
 
 class _Unbuffered:

@@ -23,7 +23,7 @@ from router.api.forms import check_model, parse_alignment
 from router.api.params import TranscriptionParams
 from router.audio.protocol import AudioLimits
 from router.interface import RequestContext
-from router.live.interface import LiveConfig, TextDelta, TurnCompleted, TurnFailed
+from router.live.interface import TextDelta, TurnCompleted, TurnFailed
 from router.live.session import LiveSession
 from router.transcript import Transcript
 
@@ -79,17 +79,14 @@ async def align_in_process(
 @asynccontextmanager
 async def live_in_process(job: LiveJob) -> AsyncIterator[LocalLiveClient]:
     """Raises as `in_process`."""
-    await _check(TranscriptionParams(job.model, language=job.language))
+    await _check(TranscriptionParams(job.config.model, language=job.config.language))
     from cluster.serve.in_process import live_engine_over, local_engines
 
-    config = LiveConfig(
-        model=job.model, language=job.language, prompt=job.prompt, keywords=job.keywords
-    )
     async with (
-        local_engines(local_settings(job.model, job.target)) as engines,
+        local_engines(local_settings(job.config.model, job.target)) as engines,
         live_engine_over(engines) as live,
     ):
-        yield LocalLiveClient(live.open(config, session_id="live"))
+        yield LocalLiveClient(live.open(job.config, session_id="live"))
 
 
 async def _check(params: TranscriptionParams) -> None:

@@ -201,11 +201,12 @@ async def live_through_server(job: LiveJob) -> AsyncIterator[RemoteLiveClient]:
 
 
 def _session(job: LiveJob) -> dict[str, Any]:
+    config = job.config
     transcription: dict[str, Any] = {
-        "model": job.model,
-        "language": job.language,
-        "prompt": job.prompt,
-        "keywords": list(job.keywords),
+        "model": config.model,
+        "language": config.language,
+        "prompt": config.prompt,
+        "keywords": list(config.keywords),
     }
     return {
         "type": "transcription",

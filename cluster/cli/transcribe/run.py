@@ -148,8 +148,7 @@ class Run:
 def _is_readable(one: Input, err: Console, *, as_audio: bool) -> bool:
     """Fetch it, and say whether it can be read at all: told before a model is loaded for it."""
     try:
-        if one.fetch is not None:
-            one.fetch()
+        one.fetch()
         with one.path.open("rb") as content:
             os.fstat(content.fileno())
         if as_audio:

@@ -16,9 +16,10 @@ import pytest
 from rich.console import Console
 
 from cluster.cli.transcribe import live
-from cluster.cli.transcribe.job import LiveJob, Said, Source, Target
+from cluster.cli.transcribe.job import LiveJob, Said, Target
 from cluster.common.errors import ConfigurationError, InvalidRequestError
 from cluster.common.messages import Pcm
+from router.live.interface import LiveConfig
 from tests.support.audio.sounds import write_wav
 from tests.support.references.hugging_face import make_pcm
 from tests.unit.cli.transcribe.conftest import CommandLine
@@ -65,7 +66,7 @@ class PlayedLiveClient:
 @pytest.fixture
 def job(tmp_path: Path) -> LiveJob:
     file = write_wav(tmp_path / "a.wav", PCM)
-    return LiveJob(Source(str(file)), "turbo", None, "", (), Target())
+    return LiveJob(str(file), LiveConfig(model="turbo"), Target())
 
 
 def play(
@@ -115,7 +116,7 @@ def test_a_turn_that_failed_is_told_and_fails_the_command(
 def test_sound_that_cannot_be_read_is_one_error(
     monkeypatch: pytest.MonkeyPatch, job: LiveJob
 ) -> None:
-    *_, raised = play(monkeypatch, replace(job, source=Source("/nowhere.wav")), TOLD)
+    *_, raised = play(monkeypatch, replace(job, source="/nowhere.wav"), TOLD)
     assert raised is not None
     assert "/nowhere.wav cannot be read as audio" in str(raised)
 
@@ -127,7 +128,7 @@ def test_what_a_microphone_needs_is_told_before_a_session_is_opened(
     monkeypatch.setattr(live, "_opened", pytest.fail)
     err = Console(file=io.StringIO())
     with pytest.raises(ConfigurationError, match="sounddevice"):
-        live.transcribe_live(replace(job, source=Source()), err, err)
+        live.transcribe_live(replace(job, source=None), err, err)
     assert err.file.getvalue() == ""  # type: ignore[attr-defined]
 
 
@@ -149,14 +150,13 @@ def live_job_of(
 
 
 def test_flags_become_a_live_job(live_job_of: Callable[..., LiveJob]) -> None:
-    assert live_job_of() == LiveJob(Source(), "turbo", None, "", (), Target(asks=True))
+    assert live_job_of() == LiveJob(None, LiveConfig(model="turbo"), Target(asks=True))
     asked = live_job_of(
         *("-", "--raw", "--language", "German", "--hotwords", "Ada, Grace ,"),
         *("--initial_prompt", "A talk.", "--server", "http://x:1", "--model", "turbo"),
     )
-    assert asked.source == Source("-", 16_000)
-    assert (asked.language, asked.keywords, asked.prompt) == ("de", ("Ada", "Grace"), "A talk.")
-    assert (asked.model, asked.target.server) == ("turbo", "http://x:1")
+    config = LiveConfig("turbo", "de", prompt="A talk.", keywords=("Ada", "Grace"))
+    assert asked == LiveJob("-", config, Target("http://x:1"), raw=True)
 
 
 @pytest.mark.parametrize(

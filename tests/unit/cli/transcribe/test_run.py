@@ -12,7 +12,7 @@ import pytest
 from rich.console import Console
 
 from cluster.cli.align import align
-from cluster.cli.transcribe.job import LiveJob, Source, Target, TranscribeFile, Watcher
+from cluster.cli.transcribe.job import LiveJob, Target, TranscribeFile, Watcher
 from cluster.cli.transcribe.local import live_in_process, local_settings
 from cluster.cli.transcribe.run import ProgressBoard, Run, transcribe_files, write_results
 from cluster.common.errors import (
@@ -26,6 +26,7 @@ from cluster.demo.samples import sample_path, sample_text
 from router.api.formats import whisper_json
 from router.api.params import TranscriptionParams
 from router.api.subtitles import CueOptions, srt, tsv, txt, vtt
+from router.live.interface import LiveConfig
 from router.transcript import Segment, Transcript, Word
 from tests.support.router_fakes import make_transcript
 from tests.unit.cli.transcribe.conftest import MakeJob
@@ -297,7 +298,7 @@ def test_what_the_model_does_not_know_is_refused(
 
 
 async def test_a_live_session_is_refused_a_language_that_the_model_does_not_know() -> None:
-    job = LiveJob(Source(), "demo", "de", "", (), Target(device="cpu"))
+    job = LiveJob(None, LiveConfig("demo", "de"), Target(device="cpu"))
     with pytest.raises(UnsupportedValueError, match="the language 'de'"):
         async with live_in_process(job):
             pass

@@ -13,7 +13,7 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.cli.transcribe.job import STDIN, Source
+from cluster.cli.transcribe.job import STDIN
 from cluster.cli.transcribe.live import open_sound
 from cluster.common.errors import InvalidAudioError
 from cluster.common.messages import Pcm
@@ -24,8 +24,8 @@ RATE = 16_000
 FeedStdin = Callable[[bytes, int], None]
 
 
-def heard(source: Source, rate: int = RATE) -> Pcm:
-    return np.concatenate(list(open_sound(source, rate, threading.Event())))
+def heard(source: str, rate: int = RATE, *, raw: bool = False) -> Pcm:
+    return np.concatenate(list(open_sound(source, rate, threading.Event(), raw=raw)))
 
 
 @pytest.fixture
@@ -57,7 +57,7 @@ def feed_stdin() -> Iterator[FeedStdin]:
 def test_raw_samples_are_whole_though_their_bytes_come_in_pieces(feed_stdin: FeedStdin) -> None:
     pcm = make_pcm(1.0)
     feed_stdin(pcm.tobytes(), 333)
-    assert np.array_equal(heard(Source(STDIN, RATE)), pcm)
+    assert np.array_equal(heard(STDIN, raw=True), pcm)
 
 
 def test_a_container_is_read_from_standard_input_and_from_a_file(
@@ -65,34 +65,36 @@ def test_a_container_is_read_from_standard_input_and_from_a_file(
 ) -> None:
     pcm = make_pcm(1.0)
     file = write_wav(tmp_path / "a.wav", pcm)
-    assert np.array_equal(heard(Source(str(file))), pcm)
+    assert np.array_equal(heard(str(file)), pcm)
     feed_stdin(file.read_bytes(), 1000)
-    assert np.array_equal(heard(Source(STDIN)), pcm)
+    assert np.array_equal(heard(STDIN), pcm)
 
 
 @pytest.mark.parametrize("raw", [False, True])
 def test_other_rates_are_resampled_to_the_last_sample(tmp_path: Path, raw: bool) -> None:
-    tone = (8000 * np.sin(2 * np.pi * 440 * np.arange(48_000) / 48_000)).astype(np.int16)
+    """Of a file, and of a session."""
+    own, asked = (RATE, 48_000) if raw else (48_000, RATE)
+    tone = (8000 * np.sin(2 * np.pi * 440 * np.arange(own) / own)).astype(np.int16)
     path = tmp_path / "tone"
     if raw:
         path.write_bytes(tone.tobytes())
     else:
-        write_wav(path, tone, 48_000)
-    got = heard(Source(str(path), 48_000 if raw else 0))
-    assert len(got) == pytest.approx(RATE, abs=2)
-    expected = 8000 * np.sin(2 * np.pi * 440 * np.arange(len(got)) / RATE)
+        write_wav(path, tone, own)
+    got = heard(str(path), asked, raw=raw)
+    assert len(got) == pytest.approx(asked, abs=2)
+    expected = 8000 * np.sin(2 * np.pi * 440 * np.arange(len(got)) / asked)
     assert np.abs(got - expected)[100:-100].max() < 200
 
 
 def test_what_is_no_audio_is_told(tmp_path: Path, feed_stdin: FeedStdin) -> None:
     (tmp_path / "text").write_text("no audio at all")
     with pytest.raises(InvalidAudioError, match="text cannot be read as audio"):
-        heard(Source(str(tmp_path / "text")))
+        heard(str(tmp_path / "text"))
     feed_stdin(make_pcm(0.1).tobytes(), 100)
     with pytest.raises(InvalidAudioError, match="say --raw"):
-        heard(Source(STDIN))
+        heard(STDIN)
     with pytest.raises(InvalidAudioError, match="nowhere"):
-        heard(Source(str(tmp_path / "nowhere")))
+        heard(str(tmp_path / "nowhere"))
 
 
 def test_a_microphone_is_heard_until_it_is_stopped(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -119,6 +121,6 @@ def test_a_microphone_is_heard_until_it_is_stopped(monkeypatch: pytest.MonkeyPat
     module: Any = types.ModuleType("sounddevice")
     module.RawInputStream, module.PortAudioError = Stream, RuntimeError
     monkeypatch.setitem(sys.modules, "sounddevice", module)
-    blocks = list(open_sound(Source(), 24_000, stop))
+    blocks = list(open_sound(None, 24_000, stop))
     assert [(len(block), int(block[0])) for block in blocks] == [(2400, 1), (2400, 2), (2400, 3)]
     assert n_read[-1] == "closed"
