@@ -82,7 +82,7 @@ class SequentialRun:
         first, last = seek * HOP_LENGTH, (seek + n_frames) * HOP_LENGTH
         n_before = min(first, MEL_CONTEXT_SAMPLES)
         pcm = await self.audio.read(first - n_before, last + MEL_CONTEXT_SAMPLES)
-        file_mel = FileMel(n_before, n_frames, self.audio.log_max)
+        file_mel = FileMel(n_before, n_frames, self.audio.result.log_max)
         return WindowAudio(index, pcm, n_frames, file_mel)
 
     def _take_token(self, token: SampledToken) -> None:

@@ -125,7 +125,7 @@ class RequestTranscriber:
         found = await self._audio.survey(upload, context)
         run.timings.audio_s += found.decode_s
         return await transcribe_channels(
-            channels_of(found.channels, speakers.names),
+            channels_of(found.result.channels, speakers.names),
             found.duration_s,
             run,
             one,

@@ -142,11 +142,11 @@ class Stage:
 
     def hear(self, pcm: Pcm) -> tuple[Vectors, list[Stretch]]:
         shared = SharedStream(self.detector)
-        reader = shared.reader()  # the transcription's, which hears the same blocks
+        feed = shared.reader()  # the transcription's, which hears the same blocks
         for at in range(0, pcm.shape[0], BLOCK_SAMPLES):
-            reader.feed(pcm[at : at + BLOCK_SAMPLES])
+            feed(pcm[at : at + BLOCK_SAMPLES])
         began_s = time.process_time()
-        heard = Heard(self.detector, self.network, shared.reader())
+        heard = Heard(self.detector, self.network, shared)
         for at in range(0, pcm.shape[0], SAMPLE_RATE):
             for _ in heard.feed(pcm[at : at + SAMPLE_RATE]):
                 pass

@@ -23,10 +23,11 @@ from cluster.common.messages import SAMPLE_RATE, WINDOW_SAMPLES, Pcm
 from router.audio.vad import (
     BLOCK_SAMPLES,
     FRAME_SAMPLES,
-    SharedReader,
+    Feed,
+    HeardAudio,
+    Probabilities,
     SharedStream,
     SpeechDetector,
-    SpeechStream,
     VadOptions,
     is_sure,
     runs,
@@ -43,84 +44,51 @@ class WindowCutter:
         detector: SpeechDetector,
         options: CutOptions | None = None,
         vad: VadOptions | None = None,
-        stream: SharedReader | None = None,
+        shared: SharedStream | None = None,
     ) -> None:
-        """stream: of the detector; None: one of its own."""
+        """shared: the detector's pass, where others hear this audio too."""
         self._detector = detector
         self._vad = vad or detector.options
-        self._stream = stream or SharedStream(detector).reader()
+        self._shared = shared or SharedStream(detector)
+        self._audio = HeardAudio(self._shared.reader())
         self._options = options or CutOptions()
         self._clip_samples = min(WINDOW_SAMPLES, samples(self._options.clip_s))
-        self._incoming: list[Pcm] = []  # fed, and not yet in `_pcm`
-        self._n_incoming = 0
-        self._pcm: Pcm = np.empty(0, np.int16)
-        self._probabilities = np.empty(0, np.float32)  # of the first frames of `_pcm`
-        self._base = 0  # sample at which `_pcm` begins; a multiple of FRAME_SAMPLES
         self._start = 0  # sample at which the next window begins, within the first frames
         self._index = 0
-        self._fits_one_window = True
 
     @property
     def n_samples(self) -> int:
-        return self._pcm_end + self._n_incoming
+        return self._audio.end
 
     def feed(self, pcm: Pcm) -> Iterator[Window | None]:
-        self._incoming.append(pcm)
-        self._n_incoming += pcm.shape[0]
-        if self._n_incoming < BLOCK_SAMPLES:
-            return
-        self._join()
-        if self._fits_one_window and self._pcm_end <= self._clip_samples:
-            return
-        self._fits_one_window = False
-        while self._known_end + BLOCK_SAMPLES <= self._pcm_end:
-            self._detect(BLOCK_SAMPLES)
-            yield from self._complete_windows()
-            yield None
+        self._audio.add(pcm)
+        if self.n_samples > self._clip_samples:
+            yield from self._hear(BLOCK_SAMPLES)
 
     def finish(self) -> Iterator[Window | None]:
-        self._join()
-        if self._fits_one_window and self._pcm_end <= self._clip_samples:
-            shared = self._stream.shared
-            yield from clip_window(self._pcm, self._detector, self._vad, self._options, shared)
+        audio, options = self._audio, self._options
+        if self.n_samples <= self._clip_samples:
+            yield from clip_window(audio.join(), self._detector, self._vad, options, self._shared)
             return
-        while (left := self._pcm_end - self._known_end) > 0:
-            self._detect(min(left, BLOCK_SAMPLES))
+        yield from self._hear(1)
+        if speech := runs(self._mask()):
+            speech_end = audio.sample(speech[-1][1])
+            yield self._cut(min(audio.end, options.tail_end(speech_end, audio.end)))
+
+    def _hear(self, least: int) -> Iterator[Window | None]:
+        for _ in self._audio.hear(least):
             yield from self._complete_windows()
             yield None
-        if speech := runs(self._mask()):
-            speech_end = self._sample(speech[-1][1])
-            yield self._cut(min(self._pcm_end, self._options.tail_end(speech_end, self._pcm_end)))
-
-    def _join(self) -> None:
-        self._pcm = np.concatenate((self._pcm, *self._incoming))
-        self._incoming.clear()
-        self._n_incoming = 0
-
-    @property
-    def _pcm_end(self) -> int:
-        return self._base + int(self._pcm.shape[0])
-
-    @property
-    def _known_end(self) -> int:
-        """Up to where the detector has been; past the end by a frame at most."""
-        return self._base + self._probabilities.shape[0] * FRAME_SAMPLES
-
-    def _sample(self, frame: int) -> int:
-        return self._base + frame * FRAME_SAMPLES
 
     def _spans(self, speech: list[tuple[int, int]]) -> tuple[tuple[int, int], ...]:
-        return tuple((self._sample(first), self._sample(last)) for first, last in speech)
-
-    def _detect(self, n_samples: int) -> None:
-        start = self._known_end - self._base
-        fresh = self._stream.feed(self._pcm[start : start + n_samples])
-        self._probabilities = np.concatenate((self._probabilities, fresh))
+        return tuple(
+            (self._audio.sample(first), self._audio.sample(last)) for first, last in speech
+        )
 
     def _mask(self) -> NDArray[np.bool_]:
         """By frame of the buffer; frames before `_start` belong to the last window."""
-        mask = speech_mask(self._probabilities, self._vad)
-        mask[: -(-(self._start - self._base) // FRAME_SAMPLES)] = False
+        mask = speech_mask(self._audio.probabilities, self._vad)
+        mask[: -(-(self._start - self._audio.base) // FRAME_SAMPLES)] = False
         return mask
 
     def _complete_windows(self) -> Iterator[Window]:
@@ -128,11 +96,11 @@ class WindowCutter:
         while True:
             mask = self._mask()
             self._skip_lead(mask)
-            mask = mask[mask.shape[0] - self._probabilities.shape[0] :]
+            mask = mask[mask.shape[0] - self._audio.probabilities.shape[0] :]
             silence = self._ending_silence(mask)
             if silence is not None:
                 yield self._cut_silence(*silence)
-            elif min(self._known_end, self._pcm_end) - self._start >= WINDOW_SAMPLES:
+            elif min(self._audio.known_end, self._audio.end) - self._start >= WINDOW_SAMPLES:
                 yield self._cut_full(mask)
             else:
                 return
@@ -141,9 +109,9 @@ class WindowCutter:
         options = self._options
         speech = np.flatnonzero(mask)
         if speech.size:
-            first, lead_s = self._sample(int(speech[0])), options.max_lead_s
+            first, lead_s = self._audio.sample(int(speech[0])), options.max_lead_s
         else:  # the last second or so stays: its soft sounds may turn out to begin a word
-            first, lead_s = min(self._known_end, self._pcm_end), options.drop_s
+            first, lead_s = min(self._audio.known_end, self._audio.end), options.drop_s
         if first - self._start > samples(lead_s):
             keep_s = options.pad_before_s if speech.size else options.drop_s
             self._move_start(first - samples(keep_s))
@@ -157,7 +125,7 @@ class WindowCutter:
         pauses = []
         following = [start for start, _ in speech[1:]] + [mask.shape[0]]
         for (_, end), next_start in zip(speech, following, strict=False):
-            silence = self._sample(end), self._sample(next_start)
+            silence = self._audio.sample(end), self._audio.sample(next_start)
             fill_s = (silence[0] - self._start) / SAMPLE_RATE
             silence_s = (next_start - end) * FRAME_SAMPLES / SAMPLE_RATE
             if fill_s * SAMPLE_RATE > WINDOW_SAMPLES:
@@ -189,7 +157,10 @@ class WindowCutter:
         earliest = limit - min(samples(options.search_s), WINDOW_SAMPLES // 2)
         best, best_score = None, 0.0
         for first, last in runs(~mask):
-            start, end = max(self._sample(first), earliest), min(self._sample(last), limit)
+            start, end = (
+                max(self._audio.sample(first), earliest),
+                min(self._audio.sample(last), limit),
+            )
             length_s = (end - start) / SAMPLE_RATE
             if length_s < options.min_pause_s:
                 continue
@@ -205,21 +176,23 @@ class WindowCutter:
         """The middle of the 0.2 s with the least energy and speech between two samples."""
         hop, hops = SAMPLE_RATE // 100, 20  # 10 ms; 0.2 s
         span = (end - start) // hop * hop
-        pcm = self._pcm[start - self._base :][:span].astype(np.float32)
+        pcm = self._audio.pcm[start - self._audio.base :][:span].astype(np.float32)
         energy = np.square(pcm).reshape(-1, hop).mean(axis=1) + 1.0  # [n]
         box = np.ones(hops) / hops
         level_db = 10 * np.log10(np.convolve(energy, box, "valid"))
-        at = start - self._base + np.arange(energy.shape[0]) * hop
-        speech = self._probabilities[at // FRAME_SAMPLES]
+        at = start - self._audio.base + np.arange(energy.shape[0]) * hop
+        speech = self._audio.probabilities[at // FRAME_SAMPLES]
         cost = level_db + 6.0 * np.convolve(speech, box, "valid")
         cost -= np.arange(cost.shape[0]) * (0.3 * hop / SAMPLE_RATE)  # 0.3 dB for a second later
         return start + (int(np.argmin(cost)) + hops // 2) * hop
 
     def _cut(self, end: int) -> Window:
         assert 0 < end - self._start <= WINDOW_SAMPLES, (self._start, end)
-        pcm = self._pcm[self._start - self._base : end - self._base]
-        first, last = (at - self._base for at in (self._start, end))
-        probabilities = self._probabilities[first // FRAME_SAMPLES : -(-last // FRAME_SAMPLES)]
+        pcm = self._audio.pcm[self._start - self._audio.base : end - self._audio.base]
+        first, last = (at - self._audio.base for at in (self._start, end))
+        probabilities = self._audio.probabilities[
+            first // FRAME_SAMPLES : -(-last // FRAME_SAMPLES)
+        ]
         is_faint = not is_sure(probabilities, self._vad)
         speech = self._spans(runs(self._mask()))
         window = Window(self._index, self._start, pcm, is_faint, speech)
@@ -229,10 +202,7 @@ class WindowCutter:
 
     def _move_start(self, start: int) -> None:
         """Forget the whole frames before it, too."""
-        frames = max(0, start - self._base) // FRAME_SAMPLES
-        self._pcm = self._pcm[frames * FRAME_SAMPLES :]
-        self._probabilities = self._probabilities[frames:]
-        self._base += frames * FRAME_SAMPLES
+        self._audio.drop(max(0, start - self._audio.base) // FRAME_SAMPLES)
         self._start = start
 
 
@@ -247,7 +217,7 @@ def clip_window(
         return
     peak = max(int(pcm.max()), -int(pcm.min()))
     end, is_faint = pcm.shape[0], True
-    for known, probabilities in _scan(pcm, PROBE_SAMPLES, detector.stream(peak)):
+    for known, probabilities in _scan(pcm, PROBE_SAMPLES, detector.stream(peak).feed):
         speech = runs(speech_mask(probabilities, vad))
         if speech and is_sure(probabilities, vad):
             is_faint = False
@@ -273,16 +243,14 @@ def clip_window(
     yield Window(0, start, pcm[start:end], is_faint, spans)
 
 
-def _scan(
-    pcm: Pcm, step: int, stream: SpeechStream | SharedReader
-) -> Iterator[tuple[int, NDArray[np.float32]]]:
+def _scan(pcm: Pcm, step: int, feed: Feed) -> Iterator[tuple[int, Probabilities]]:
     """Run the detector from the start, and yield how far it has been and what it found."""
     probabilities = np.empty(0, np.float32)
     for at in range(0, pcm.shape[0], step):
-        probabilities = np.concatenate((probabilities, stream.feed(pcm[at : at + step])))
+        probabilities = np.concatenate((probabilities, feed(pcm[at : at + step])))
         yield at + step, probabilities
 
 
 def _has_speech(pcm: Pcm, peak: int, detector: SpeechDetector, vad: VadOptions) -> bool:
-    scan = _scan(pcm, PROBE_SAMPLES, detector.stream(peak))
+    scan = _scan(pcm, PROBE_SAMPLES, detector.stream(peak).feed)
     return any(speech_mask(probabilities, vad).any() for _, probabilities in scan)

@@ -30,9 +30,9 @@ from cluster.common.errors import (
 from cluster.common.settings import RouterSettings, SpeakerSettings
 from router.api.params import Chunking
 from router.audio.protocol import (
-    Alive,
     AudioLimits,
     OpenUpload,
+    Ready,
     Report,
     SpeakerSearch,
     UploadReport,
@@ -46,7 +46,7 @@ logger = logging.getLogger(__name__)
 MAX_UPLOADS = 64  # in one worker; more wait in the router
 MAX_LONG = 48  # of them, so that clips need not wait for the end of long files
 LONG_BYTES = 1_000_000  # 30 s of WAV
-STALLED_LOOKS = 5  # checks in a row, a second apart, without a sign of life from a worker
+STALLED_LOOKS = 5  # checks in a row, a second apart, at which a worker with work does none
 MOST_ENDED, ENDED_S = 10, 300.0  # workers that a client's uploads may end within so long
 MAX_MOVES = 3  # times an upload may lose its worker where nobody is known to be at fault
 READY_TIMEOUT_S = 60.0
@@ -160,7 +160,7 @@ class AudioPool:
     async def survey(
         self, path: Path, context: RequestContext, speakers: SpeakerSearch | None = None
     ) -> AudioStream:
-        """Hear a file once for its length, and its channels or `speakers`: the stream has them.
+        """Hear a file once for its length, and its channels or `speakers`: the `result` has them.
         Raises as `open`, InvalidRequestError where it has one channel, and InvalidAudioError for
         the recording of a known voice.
         """
@@ -291,7 +291,7 @@ class AudioPool:
 
     def _handle(self, worker: AudioProcess, report: Report, pcm: bytes) -> None:
         match report:
-            case Alive() if not worker.ready.is_set():
+            case Ready():
                 worker.ready.set()
                 self._assign()
             case UploadReport(upload_id) if upload_id in worker.streams:  # else it was cancelled
@@ -325,7 +325,7 @@ class AudioPool:
         self._assign()
 
     def _blame(self, worker: AudioProcess, code: int) -> SplitscribeError:
-        if worker.timed_out:
+        if worker.timed_out or -code == signal.SIGPROF:  # the timer of a step
             return self._limits.too_slow()
         if -code in CRASHES:
             return InvalidAudioError("The audio crashed its decoder.", param="file")
@@ -341,10 +341,10 @@ class AudioPool:
             await SYSTEM_CLOCK.sleep(min(1.0, limit_s / 4))
             for worker in self._workers:
                 upload_id, busy_s = worker.slot.get()
-                if upload_id and (busy_s > limit_s or worker.is_over_time()):
+                if upload_id and busy_s > limit_s:
                     worker.timed_out = True
                     worker.process.kill()
-                elif worker.is_able and worker.n_silent() >= STALLED_LOOKS:
+                elif worker.is_able and worker.n_still() >= STALLED_LOOKS:
                     logger.error("an audio worker stands still")
                     worker.stalled = True
                     worker.process.kill()

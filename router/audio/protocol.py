@@ -10,7 +10,6 @@ codec and no model, so that the router stays light.
 from __future__ import annotations
 
 import json
-import math
 import mmap
 import os
 import tempfile
@@ -30,9 +29,8 @@ from cluster.common.errors import (
 from cluster.common.messages import WINDOW_SAMPLES
 from router.api.params import Chunking
 
-MAX_MESSAGE_BYTES = 65_536
+MAX_MESSAGE_BYTES = 2**24  # turns of a week, where most others have a hundred bytes
 MAX_PCM_BYTES = 2 * WINDOW_SAMPLES
-MAX_TURNS = 1_000  # in one message
 MAX_VECTOR = 2_048  # components; what is known has at most 512
 _LARGEST = 2**40  # no count and no length comes near to it, and sums stay exact
 
@@ -41,8 +39,9 @@ Component = Annotated[float, Field(ge=-1.01, le=1.01, allow_inf_nan=False)]
 Seconds = Annotated[float, Field(ge=0, le=_LARGEST, allow_inf_nan=False)]
 
 
-# Processor time of a worker in one step, in which its other uploads wait. To open an honest file
-# takes less than a second; one of a million texts, which libav compares with one another, hours.
+# Processor time of a worker in one step, in which its other uploads wait; its own timer ends it.
+# To open an honest file takes less than a second; one of a million texts, which libav compares with
+# one another, hours.
 MAX_STEP_S = 10.0
 
 
@@ -134,10 +133,10 @@ class OpenUpload:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What follows for an upload; `ping` is of none, and is answered with `Alive`."""
+    """What follows for an upload."""
 
-    kind: Literal["credit", "cancel", "ping"]
-    upload_id: int = 0
+    kind: Literal["credit", "cancel"]
+    upload_id: int
 
 
 Command = OpenUpload | Order
@@ -166,29 +165,21 @@ class WindowFound:
 
 
 @dataclass(frozen=True, slots=True)
-class TurnsFound:
-    """First sample, end, and number of the speaker: the references' first, then as they appear."""
-
-    turns: Annotated[tuple[tuple[Count, Count, Count], ...], Field(max_length=MAX_TURNS)]
-    kind: Literal["turns"] = "turns"
-
-
-@dataclass(frozen=True, slots=True)
-class VoiceFound:
-    """The vector of an upload's voice, of length 1, and how many samples of speech it is of."""
-
-    vector: Annotated[tuple[Component, ...], Field(max_length=MAX_VECTOR)]
-    n_samples: Count
-    kind: Literal["voice"] = "voice"
-
-
-@dataclass(frozen=True, slots=True)
 class Finished:
-    """The upload is decoded to its end."""
+    """The upload is decoded to its end.
+
+    log_max: of a whole one. channels: as of `ChannelSurvey.finish`. turns: first sample, end, and
+    number of the speaker, the references' first, then as they appear. voice: the vector of the one
+    who is heard, of length 1, and of how many samples of speech it is.
+    """
 
     n_samples: Count
-    log_max: Annotated[float, Field(ge=-20, le=20)] = 0.0  # of a whole one
-    channels: tuple[Count | None, ...] = ()  # as of `ChannelSurvey.finish`
+    log_max: Annotated[float, Field(ge=-20, le=20)] = 0.0
+    channels: tuple[Count | None, ...] = ()
+    turns: tuple[tuple[Count, Count, Count], ...] = ()
+    voice: tuple[Annotated[tuple[Component, ...], Field(max_length=MAX_VECTOR)], Count] | None = (
+        None
+    )
     kind: Literal["finished"] = "finished"
 
 
@@ -213,7 +204,7 @@ class Failed:
         return found(self.message, param=self.param, code=self.code)
 
 
-UploadEvent = Opened | WindowFound | TurnsFound | VoiceFound | Finished | Failed
+UploadEvent = Opened | WindowFound | Finished | Failed
 
 
 @dataclass(frozen=True, slots=True)
@@ -225,13 +216,13 @@ class UploadReport:
 
 
 @dataclass(frozen=True, slots=True)
-class Alive:
-    """The worker takes uploads: sent when it has started, and as the answer to each ping."""
+class Ready:
+    """The worker has started, and takes uploads."""
 
-    kind: Literal["alive"] = "alive"
+    kind: Literal["ready"] = "ready"
 
 
-Report = Alive | UploadReport
+Report = Ready | UploadReport
 
 _COMMANDS: TypeAdapter[Command] = TypeAdapter(Annotated[Command, Field(discriminator="kind")])
 _REPORTS: TypeAdapter[Report] = TypeAdapter(Annotated[Report, Field(discriminator="kind")])
@@ -258,7 +249,6 @@ class UploadSlot:
         # Words, each written at once, so that the other process never sees half of one.
         self._upload = memoryview(self._map)[:8].cast("Q")
         self._since = memoryview(self._map)[8:16].cast("d")  # the step's begin, monotonic
-        self._most = memoryview(self._map)[16:24].cast("d")
 
     @staticmethod
     def make_file() -> int:
@@ -266,10 +256,8 @@ class UploadSlot:
             file.truncate(mmap.PAGESIZE)
             return os.dup(file.fileno())
 
-    def set(self, upload_id: int, most_cpu_s: float = math.inf) -> None:
-        """most_cpu_s: what the worker's process may have used at the end of the step."""
+    def set(self, upload_id: int) -> None:
         self._since[0] = time.monotonic()  # first: who reads in between must not see an older one
-        self._most[0] = most_cpu_s
         self._upload[0] = upload_id
 
     def clear(self) -> None:
@@ -280,12 +268,7 @@ class UploadSlot:
         upload_id = self._upload[0]
         return upload_id, time.monotonic() - self._since[0] if upload_id else 0.0
 
-    @property
-    def most_cpu_s(self) -> float:
-        return self._most[0]
-
     def close(self) -> None:
         self._upload.release()
         self._since.release()
-        self._most.release()
         self._map.close()

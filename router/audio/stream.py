@@ -21,9 +21,7 @@ from router.audio.protocol import (
     Finished,
     Opened,
     OpenUpload,
-    TurnsFound,
     UploadReport,
-    VoiceFound,
     WindowFound,
 )
 from router.audio.windows import Window
@@ -38,21 +36,16 @@ class AudioStream:
     """One upload's windows, in order, as they are found. The methods below `__anext__` are called
     by the pool and its workers.
 
-    duration_s, decode_s: the audio's length, and the processor time that it took. They, `log_max`
-        (of an upload that is read whole), `channels` and `turns` are final when the iteration has
-        ended.
+    decode_s: the processor time that it took so far. result: what else was found, when the
+        iteration has ended.
     """
 
     def __init__(self, upload: OpenUpload, context: RequestContext) -> None:
         self.upload_id = upload.upload_id
         self.context = context
         self.expected_s: float | None = None
-        self.duration_s = 0.0
         self.decode_s = 0.0
-        self.log_max = 0.0
-        self.channels: tuple[int | None, ...] = ()
-        self.turns: list[tuple[int, int, int]] = []
-        self.voice: tuple[tuple[float, ...], int] | None = None
+        self.result = Finished(0)
         self.n_received = 0  # windows
         self.path = Path(upload.path)
         self.is_long = False  # set by the pool
@@ -94,6 +87,10 @@ class AudioStream:
             raise self._error
 
     @property
+    def duration_s(self) -> float:
+        return self.result.n_samples / SAMPLE_RATE
+
+    @property
     def ended(self) -> bool:
         return self.finished or self._error is not None
 
@@ -104,7 +101,6 @@ class AudioStream:
     def opening(self) -> OpenUpload:
         """What a worker is asked for: the windows that have not come yet."""
         credit = CREDIT - len(self._waiting)
-        self.turns.clear()  # of a worker that died: they come again
         return replace(self._upload, credit=credit, skip=self.n_received)
 
     def take(self, report: UploadReport, pcm: bytes) -> None:
@@ -117,14 +113,8 @@ class AudioStream:
                 samples = np.frombuffer(pcm, np.int16)
                 self._waiting.append(Window(index, start_sample, samples, is_faint, speech))
                 self.n_received += 1
-            case TurnsFound(turns):
-                self.turns += turns
-            case VoiceFound(vector, n_samples):
-                self.voice = vector, n_samples
-            case Finished(n_samples, log_max, channels):
-                self.finished = True
-                self.duration_s = n_samples / SAMPLE_RATE
-                self.log_max, self.channels = log_max, channels
+            case Finished() as result:
+                self.finished, self.result = True, result
             case Failed() as failure:
                 self._error = failure.as_error()
         self._changed.set()

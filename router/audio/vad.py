@@ -7,8 +7,10 @@ with the package `silero-vad`, which is located but never imported: that would l
 
 from __future__ import annotations
 
+from collections.abc import Callable, Iterator
 from dataclasses import dataclass
 from importlib.util import find_spec
+from itertools import count
 from pathlib import Path
 from typing import Any
 
@@ -25,6 +27,9 @@ STATE_SHAPE = (1, 1, 128)
 MODEL_FILE = "silero_vad_16k_sequence.onnx"
 PCM_SCALE = 1 / 32768  # int16 to [-1, 1)
 PEAK_DECAY = 0.8 ** (1 / 64)  # per frame: a loud moment holds the gain down for seconds
+
+Probabilities = NDArray[np.float32]  # [n_frames]
+Feed = Callable[[Pcm], Probabilities]  # as `SpeechStream.feed`
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,17 +54,8 @@ class SpeechDetector:
     """The model, loaded once in each process and shared by its streams."""
 
     def __init__(self) -> None:
-        import onnxruntime  # not at the top: the router imports this module's names only
-
         self.options = VadOptions()
-        session_options = onnxruntime.SessionOptions()
-        session_options.intra_op_num_threads = 1
-        session_options.inter_op_num_threads = 1
-        session_options.log_severity_level = 3  # errors: the model's export left warnings
-        session_options.add_session_config_entry("session.intra_op.allow_spinning", "0")
-        self._session = onnxruntime.InferenceSession(
-            str(model_path()), session_options, providers=["CPUExecutionProvider"]
-        )
+        self._session = open_network(model_path())
 
     def stream(self, peak: int = 0) -> SpeechStream:
         """peak: the loudest sample of what is to come, where it is known."""
@@ -83,7 +79,7 @@ class SpeechStream:
         self._c = np.zeros(STATE_SHAPE, np.float32)
         self._context = np.zeros(CONTEXT_SAMPLES, np.int16)
 
-    def feed(self, pcm: Pcm) -> NDArray[np.float32]:
+    def feed(self, pcm: Pcm) -> Probabilities:
         """int16 [n_samples] to float32 [ceil(n_samples / FRAME_SAMPLES)]; the last frame is
         padded.
         """
@@ -109,44 +105,79 @@ class SpeechStream:
 
 
 class SharedStream:
-    """One pass through the model for all who hear the same audio, whoever is ahead.
-
-    Each of them feeds its own reader, and all the same blocks.
-    """
+    """One pass through the model for all who hear the same audio, whoever is ahead."""
 
     def __init__(self, detector: SpeechDetector, peak: int = 0) -> None:
         """peak: as of `SpeechDetector.stream`."""
-        self.stream = detector.stream(peak)
-        self.found: list[NDArray[np.float32]] = []  # of each block
+        self.found: list[Probabilities] = []  # of each block
         self._detector = detector
+        self._stream = detector.stream(peak)
         self._of_clip: SharedStream | None = None
 
-    def reader(self) -> SharedReader:
-        return SharedReader(self)
+    def reader(self) -> Feed:
+        """For one of them, as of a stream of its own; all feed the same blocks."""
+        places = count()
 
-    def of_clip(self, peak: int) -> SharedReader:
+        def feed(pcm: Pcm) -> Probabilities:
+            at = next(places)
+            if at == len(self.found):
+                self.found.append(self._stream.feed(pcm))
+            return self.found[at]
+
+        return feed
+
+    def of_clip(self, peak: int) -> Feed:
         """Of a second pass, for those who have all of it and so know its loudest sample."""
         self._of_clip = self._of_clip or SharedStream(self._detector, peak)
         return self._of_clip.reader()
 
 
-class SharedReader:
-    """What one of them feeds, as if it were a stream of its own."""
+class HeardAudio:
+    """Audio as it comes, and what the model found in the first frames of it."""
 
-    def __init__(self, shared: SharedStream) -> None:
-        self.shared = shared
-        self._n_blocks = 0
+    def __init__(self, feed: Feed) -> None:
+        self.feed = feed
+        self.pcm: Pcm = np.empty(0, np.int16)
+        self.probabilities: Probabilities = np.empty(0, np.float32)  # of the first frames of `pcm`
+        self.base = 0  # sample at which `pcm` begins; a multiple of FRAME_SAMPLES
+        self.end = 0  # of all samples that came
+        self._incoming: list[Pcm] = []  # not yet in `pcm`
 
-    def feed(self, pcm: Pcm) -> NDArray[np.float32]:
-        """As `SpeechStream.feed`."""
-        found, at = self.shared.found, self._n_blocks
-        self._n_blocks += 1
-        if at == len(found):
-            found.append(self.shared.stream.feed(pcm))
-        return found[at]
+    def add(self, pcm: Pcm) -> None:
+        self._incoming.append(pcm)
+        self.end += pcm.shape[0]
+
+    @property
+    def known_end(self) -> int:
+        """Up to where the model has been; past the end by a frame at most."""
+        return self.sample(self.probabilities.shape[0])
+
+    def sample(self, frame: int) -> int:
+        return self.base + frame * FRAME_SAMPLES
+
+    def join(self) -> Pcm:
+        """Take in what came. Returns `pcm`."""
+        if self._incoming:
+            self.pcm = np.concatenate((self.pcm, *self._incoming))
+            self._incoming.clear()
+        return self.pcm
+
+    def hear(self, least: int) -> Iterator[None]:
+        """Run the model, block by block, while so many samples wait; yields behind each block."""
+        while self.end - self.known_end >= least:
+            start = self.known_end - self.base
+            block = self.join()[start : start + BLOCK_SAMPLES]
+            self.probabilities = np.concatenate((self.probabilities, self.feed(block)))
+            yield
+
+    def drop(self, n_frames: int) -> None:
+        """Forget the first frames."""
+        self.pcm = self.pcm[n_frames * FRAME_SAMPLES :]
+        self.probabilities = self.probabilities[n_frames:]
+        self.base += n_frames * FRAME_SAMPLES
 
 
-def speech_mask(probabilities: NDArray[np.float32], options: VadOptions) -> NDArray[np.bool_]:
+def speech_mask(probabilities: Probabilities, options: VadOptions) -> NDArray[np.bool_]:
     """bool [n_frames]. Runs at or above `release` count, if they reach `threshold` and are long
     enough: the soft start and end of a word belong to it.
     """
@@ -159,7 +190,7 @@ def speech_mask(probabilities: NDArray[np.float32], options: VadOptions) -> NDAr
     return mask
 
 
-def is_sure(probabilities: NDArray[np.float32], options: VadOptions) -> bool:
+def is_sure(probabilities: Probabilities, options: VadOptions) -> bool:
     """Whether it is speech beyond doubt, and no hum that sounds like it for a moment."""
     n_frames = np.count_nonzero(probabilities >= options.sure)
     return bool(n_frames >= options.min_sure_frames)
@@ -169,6 +200,17 @@ def runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
     """The maximal runs of True as (start, end), end excluded."""
     edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
+
+
+def open_network(file: Path) -> Any:
+    """The file's session of onnxruntime, on one thread."""
+    import onnxruntime  # not at the top: the router imports this module's names only
+
+    options = onnxruntime.SessionOptions()
+    options.intra_op_num_threads = options.inter_op_num_threads = 1
+    options.log_severity_level = 3  # errors: exports leave warnings
+    options.add_session_config_entry("session.intra_op.allow_spinning", "0")
+    return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 
 
 def model_path() -> Path:

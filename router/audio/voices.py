@@ -25,19 +25,11 @@ from router.audio.embedding import (
     Vectors,
     windows_of,
 )
-from router.audio.protocol import (
-    MAX_TURNS,
-    AudioLimits,
-    Finished,
-    Opened,
-    SpeakerSearch,
-    TurnsFound,
-    VoiceFound,
-)
+from router.audio.protocol import AudioLimits, Finished, Opened, SpeakerSearch
 from router.audio.vad import (
     BLOCK_SAMPLES,
     FRAME_SAMPLES,
-    SharedReader,
+    HeardAudio,
     SharedStream,
     SpeechDetector,
     runs,
@@ -50,7 +42,7 @@ THRESHOLD, RELEASE = 0.5, 0.35
 REFERENCE_S = (1.2, 10.0)  # length of a known voice's recording, as OpenAI has it
 
 Speech = tuple[int, Pcm]  # a stretch: its first sample, and all
-Event = Opened | TurnsFound | VoiceFound | Finished | None
+Event = Opened | Finished | None
 
 
 class SpeechStretches:
@@ -59,61 +51,44 @@ class SpeechStretches:
     Yields None where others may go on. What fits one window is heard at its end, as by the cutter.
     """
 
-    def __init__(self, detector: SpeechDetector, reader: SharedReader | None = None) -> None:
-        self._reader = self._stream = reader or SharedStream(detector).reader()
+    def __init__(self, detector: SpeechDetector, shared: SharedStream | None = None) -> None:
+        self._shared = shared or SharedStream(detector)
+        self._audio = HeardAudio(self._shared.reader())
         self._vad = replace(detector.options, threshold=THRESHOLD, release=RELEASE)
-        self._incoming: list[Pcm] = []  # fed, and not yet in `_pcm`
-        self._n_fed = 0
-        self._pcm: Pcm = np.empty(0, np.int16)
-        self._probabilities = np.empty(0, np.float32)  # of the first frames of `_pcm`
-        self._base = 0  # sample at which `_pcm` begins
 
     def feed(self, pcm: Pcm) -> Iterator[Speech | None]:
         """Yield the stretches that these samples complete."""
-        self._incoming.append(pcm)
-        self._n_fed += pcm.shape[0]
-        if self._n_fed > WINDOW_SAMPLES:
+        self._audio.add(pcm)
+        if self._audio.end > WINDOW_SAMPLES:
             yield from self._hear(BLOCK_SAMPLES)
 
     def finish(self) -> Iterator[Speech | None]:
         """Yield what is left, after the last `feed`."""
-        if 0 < self._n_fed <= WINDOW_SAMPLES and not self._reader.shared.found:
-            pcm = np.concatenate(self._incoming)
-            self._stream = self._reader.shared.of_clip(max(int(pcm.max()), -int(pcm.min())))
+        if 0 < self._audio.end <= WINDOW_SAMPLES and not self._shared.found:
+            pcm = self._audio.join()
+            self._audio.feed = self._shared.of_clip(max(int(pcm.max()), -int(pcm.min())))
         yield from self._hear(1)
         yield from self._complete(is_end=True)
 
     def _hear(self, least: int) -> Iterator[Speech | None]:
-        """Run the detector over what is there, while that is so many samples."""
-        self._pcm = np.concatenate((self._pcm, *self._incoming))
-        self._incoming.clear()
-        while (left := self._pcm.shape[0] - self._known) >= least:
-            start, end = self._known, self._known + min(left, BLOCK_SAMPLES)
-            fresh = self._stream.feed(self._pcm[start:end])
-            self._probabilities = np.concatenate((self._probabilities, fresh))
+        for _ in self._audio.hear(least):
             yield from self._complete(is_end=False)
             yield None
 
-    @property
-    def _known(self) -> int:
-        return self._probabilities.shape[0] * FRAME_SAMPLES
-
     def _complete(self, *, is_end: bool) -> Iterator[Speech]:
-        n_frames = self._probabilities.shape[0]
-        done = n_frames
+        audio = self._audio
+        n_frames = done = audio.probabilities.shape[0]
         if not is_end:  # what follows may belong to speech that may go on
-            quiet = np.flatnonzero(self._probabilities < self._vad.release)
+            quiet = np.flatnonzero(audio.probabilities < self._vad.release)
             done = int(quiet[-1]) + 1 if quiet.size else 0
             if n_frames - done > MAX_STRETCH_FRAMES:
                 done = n_frames
-        for first, last in runs(speech_mask(self._probabilities[:done], self._vad)):
+        for first, last in runs(speech_mask(audio.probabilities[:done], self._vad)):
             for at in range(first, last, MAX_STRETCH_FRAMES):
                 end = min(last, at + MAX_STRETCH_FRAMES)
-                piece = self._pcm[at * FRAME_SAMPLES : end * FRAME_SAMPLES]
-                yield self._base + at * FRAME_SAMPLES, piece
-        self._pcm = self._pcm[done * FRAME_SAMPLES :]
-        self._probabilities = self._probabilities[done:]
-        self._base += done * FRAME_SAMPLES
+                piece = audio.pcm[at * FRAME_SAMPLES : end * FRAME_SAMPLES]
+                yield audio.sample(at), piece
+        audio.drop(done)
 
 
 class Heard:
@@ -123,12 +98,12 @@ class Heard:
         self,
         detector: SpeechDetector,
         network: SpeakerNetwork,
-        reader: SharedReader | None = None,
+        shared: SharedStream | None = None,
     ) -> None:
-        """reader: of a pass of the detector that others hear too."""
+        """shared: the detector's pass, where others hear this audio too."""
         self.stretches: list[Stretch] = []
         self.n_samples = 0
-        self._speech = SpeechStretches(detector, reader)
+        self._speech = SpeechStretches(detector, shared)
         self._network = network
         self._waiting: list[Features] = []
         self._vectors: list[Vectors] = []
@@ -175,9 +150,9 @@ class Voices:
     limits: AudioLimits
 
     def turns_of(
-        self, path: Path, search: SpeakerSearch, reader: SharedReader | None = None
+        self, path: Path, search: SpeakerSearch, shared: SharedStream | None = None
     ) -> Generator[Event]:
-        """Work on one upload, step by step: `Opened`, its turns, `Finished`; None between steps.
+        """Work on one upload, step by step: `Opened`, `Finished` with turns; None between them.
 
         Raises:
             SplitscribeError: what `AudioFile` raises; InvalidAudioError for a reference.
@@ -188,7 +163,7 @@ class Voices:
         known = []
         for name, reference in search.references:
             known.append((yield from self._reference(name, Path(reference))))
-        heard = Heard(self.detector, self.network, reader)
+        heard = Heard(self.detector, self.network, shared)
         with closing(AudioFile(path, self.limits)) as file:
             yield Opened(file.declared_s)
             for pcm in file.blocks():
@@ -198,22 +173,21 @@ class Voices:
         limits = self.limits
         count = Count(search.least, search.most, limits.speaker_threshold, limits.least_cosine)
         turns = yield from find_turns(vectors, heard.stretches, count, known)
-        for at in range(0, len(turns), MAX_TURNS):
-            yield TurnsFound(tuple(turns[at : at + MAX_TURNS]))
-        yield Finished(heard.n_samples)
+        yield Finished(heard.n_samples, turns=tuple(turns))
 
     def _voice_of(self, path: Path) -> Generator[Event]:
-        """`Opened`, the one voice of an upload that is a piece of a live session, `Finished`."""
+        """The same with the one voice of an upload that is a piece of a live session."""
         yield Opened(None)
         heard = Heard(self.detector, self.network)
         with closing(AudioFile(path, self.limits)) as file:
             for pcm in file.blocks():
                 yield from heard.feed(pcm)
         vectors = yield from heard.finish()
+        voice = None
         if vectors.shape[0]:
             n_speech = sum(stretch.end - stretch.start for stretch in heard.stretches)
-            yield VoiceFound(tuple(np.round(mean_of(vectors), 5).tolist()), n_speech)
-        yield Finished(heard.n_samples)
+            voice = tuple(np.round(mean_of(vectors), 5).tolist()), n_speech
+        yield Finished(heard.n_samples, voice=voice)
 
     def _reference(self, name: str, path: Path) -> Generator[None, None, Vectors]:
         """The vector of a known voice, [size].

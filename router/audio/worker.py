@@ -38,7 +38,6 @@ from router.audio.cutter import WindowCutter
 from router.audio.embedding import SpeakerNetwork
 from router.audio.protocol import (
     MAX_STEP_S,
-    Alive,
     AudioLimits,
     Command,
     Failed,
@@ -46,16 +45,15 @@ from router.audio.protocol import (
     Opened,
     OpenUpload,
     Order,
-    TurnsFound,
+    Ready,
     UploadEvent,
     UploadReport,
     UploadSlot,
-    VoiceFound,
     WindowFound,
     pack,
     unpack_command,
 )
-from router.audio.vad import SharedReader, SharedStream, SpeechDetector
+from router.audio.vad import SharedStream, SpeechDetector
 from router.audio.voices import Voices
 from router.audio.windows import EARLY_CUTS, CutOptions, Pieces, Window
 
@@ -65,7 +63,7 @@ OLDEST_EVERY = 4  # steps; the share that short uploads cannot take from long on
 MEL_FLOOR = 1e-10  # power below which the logarithm is cut
 HALF_FFT = N_FFT // 2
 
-Steps = Generator[Opened | Window | TurnsFound | VoiceFound | Finished | None]
+Steps = Generator[Opened | Window | Finished | None]
 
 
 @dataclass(slots=True)
@@ -76,7 +74,7 @@ class Upload:
     steps: Steps
     credit: int  # windows that the router will still take
     skip: int = 0  # windows that it has from a worker that died
-    max_busy_s: float = math.inf
+    max_busy_s: float = math.inf  # and then steps have no timer either
     busy_s: float = 0.0  # processor time so far
     last_step: int = 0
 
@@ -103,7 +101,7 @@ class AudioWorker:
             pass
 
     def run(self) -> None:
-        self._connection.send_bytes(pack(Alive()))
+        self._connection.send_bytes(pack(Ready()))
         while True:
             upload = self._next_upload()
             try:
@@ -124,51 +122,41 @@ class AudioWorker:
 
     def _obey(self, command: Command) -> None:
         match command:
-            case OpenUpload(upload_id) if command.speakers is not None:
-                assert self._network is not None, "the router asks only where there is one"
-                voices = Voices(self._detector, self._network, self._limits)
-                reader = self._reader_of(command)
-                turns = voices.turns_of(Path(command.path), command.speakers, reader)
-                # Only the request's own deadline ends it: a large network may take hours.
-                self._uploads[upload_id] = Upload(upload_id, turns, command.credit)
-            case OpenUpload(upload_id, path, n_mels):
-                pieces: Pieces | WindowCutter = Pieces()
-                if n_mels is None:
-                    pieces = make_cutter(
-                        self._detector,
-                        command.chunking,
-                        self._reader_of(command),
-                        early=command.early,
-                    )
-                peak = None if n_mels is None else MelPeak(n_mels)
-                steps = transcode(Path(path), self._limits, pieces, peak, command.channel)
-                if command.survey:
-                    steps = survey(Path(path), self._limits)
-                limit_s = self._limits.max_busy_s
+            case OpenUpload(upload_id):
+                # Only the request's own deadline ends a search: a large network may take hours.
+                limit_s = math.inf if command.speakers else self._limits.max_busy_s
                 self._uploads[upload_id] = Upload(
-                    upload_id, steps, command.credit, command.skip, max_busy_s=limit_s
+                    upload_id, self._steps_of(command), command.credit, command.skip, limit_s
                 )
-            case Order("ping"):
-                self._connection.send_bytes(pack(Alive()))
             case Order("credit", upload_id) if upload_id in self._uploads:
                 self._uploads[upload_id].credit += 1
             case Order("cancel", upload_id) if upload_id in self._uploads:
                 self._drop(self._uploads[upload_id])
 
-    def _reader_of(self, command: OpenUpload) -> SharedReader:
-        """Of the pass of the detector over audio that others may hear too."""
+    def _steps_of(self, command: OpenUpload) -> Steps:
+        path, limits = Path(command.path), self._limits
+        if command.survey:
+            return survey(path, limits)
+        if command.n_mels is not None:
+            return transcode(path, limits, Pieces(), MelPeak(command.n_mels), command.channel)
         audio = command.path, command.channel
         if (shared := self._heard.get(audio)) is None:
             shared = self._heard[audio] = SharedStream(self._detector)
-        return shared.reader()
+        if command.speakers is not None:
+            assert self._network is not None, "the router asks only where there is one"
+            voices = Voices(self._detector, self._network, limits)
+            return voices.turns_of(path, command.speakers, shared)
+        cutter = make_cutter(self._detector, command.chunking, shared, early=command.early)
+        return transcode(path, limits, cutter, channel=command.channel)
 
     def _step(self, upload: Upload) -> None:
         self._step_count += 1
         upload.last_step = self._step_count
-        is_bounded = upload.max_busy_s < math.inf
-        self._slot.set(upload.id, time.process_time() + MAX_STEP_S if is_bounded else math.inf)
+        self._slot.set(upload.id)
+        if upload.max_busy_s < math.inf:  # else the system ends this process, and names the signal
+            signal.setitimer(signal.ITIMER_PROF, MAX_STEP_S)
         began_s = time.thread_time()
-        result: Opened | Window | TurnsFound | VoiceFound | Finished | Failed | None
+        result: Opened | Window | Finished | Failed | None
         try:
             result = next(upload.steps)
         except SplitscribeError as error:
@@ -181,6 +169,7 @@ class AudioWorker:
             message = f"{type(error).__name__}: {error}"[:MAX_MESSAGE_CHARS]
             result = Failed.of(WorkerError(message))
         upload.busy_s += time.thread_time() - began_s
+        signal.setitimer(signal.ITIMER_PROF, 0.0)
         self._slot.clear()
         if not isinstance(result, Failed) and upload.busy_s > upload.max_busy_s:
             result = Failed.of(self._limits.too_slow())
@@ -245,13 +234,13 @@ def survey(path: Path, limits: AudioLimits) -> Steps:
 def make_cutter(
     detector: SpeechDetector,
     chunking: Chunking | None,
-    reader: SharedReader | None = None,
+    shared: SharedStream | None = None,
     *,
     early: bool = False,
 ) -> WindowCutter:
     """A pause must last `silence_duration_ms`; `prefix_padding_ms` of a longer one are kept."""
     if chunking is None:
-        return WindowCutter(detector, EARLY_CUTS if early else None, stream=reader)
+        return WindowCutter(detector, EARLY_CUTS if early else None, shared=shared)
     usual, threshold = CutOptions(), chunking.threshold
     padding_s = chunking.prefix_padding_ms / 1000
     pause_s = chunking.silence_duration_ms / 1000
@@ -262,7 +251,7 @@ def make_cutter(
         min_pause_s=max(0.0, pause_s - FRAME_GRID_S),
     )
     vad = replace(detector.options, threshold=threshold, release=threshold / 3)
-    return WindowCutter(detector, options, vad, reader)
+    return WindowCutter(detector, options, vad, shared)
 
 
 class MelPeak:

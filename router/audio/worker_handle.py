@@ -47,8 +47,7 @@ class AudioProcess:
         self.alive = True
         self.timed_out = False
         self.stalled = False
-        self._n_silent = 0  # times in a row that it had neither answered nor worked
-        self._is_asked = False
+        self._n_still = 0  # looks in a row at which it had work and had not worked
         self._cpu_s = (0.0, 0.0)
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
@@ -106,7 +105,6 @@ class AudioProcess:
         """
         try:
             report = unpack_report(await self._frame(MAX_MESSAGE_BYTES))
-            self._is_asked = False
             has_pcm = isinstance(report, UploadReport) and isinstance(report.event, WindowFound)
             return report, await self._frame(MAX_PCM_BYTES) if has_pcm else b""
         except (asyncio.IncompleteReadError, OSError) as error:
@@ -118,32 +116,16 @@ class AudioProcess:
             raise ValueError(f"an audio worker announces {n_bytes} bytes")
         return await self._reader.readexactly(n_bytes)
 
-    def n_silent(self) -> int:
-        """Ask for a sign of life. Returns how many times in a row there has been none.
-
-        A worker inside a long step does not answer, but takes processor time.
-        """
+    def n_still(self) -> int:
+        """At how many looks in a row, with this one, it has work and takes no processor time."""
         try:
             cpu_s = psutil.Process(self.process.pid).cpu_times()[:2]
         except psutil.Error:  # it has ended, as its socket tells
             return 0
-        if self._is_asked and cpu_s == self._cpu_s:
-            self._n_silent += 1
-        else:
-            self._n_silent = 0
+        stands = cpu_s == self._cpu_s and any(s.wants_work for s in self.streams.values())
+        self._n_still = self._n_still + 1 if stands else 0
         self._cpu_s = cpu_s
-        if not self._is_asked:
-            self._is_asked = True
-            self.send(Order("ping"))
-        return self._n_silent
-
-    def is_over_time(self) -> bool:
-        """Its step has used more processor time than it may."""
-        try:
-            cpu = psutil.Process(self.process.pid).cpu_times()
-        except psutil.Error:
-            return False
-        return cpu.user + cpu.system > self.slot.most_cpu_s
+        return self._n_still
 
     def add(self, stream: AudioStream) -> None:
         self.streams[stream.upload_id] = stream

@@ -1,4 +1,4 @@
-"""Who speaks when, brought to the words and segments of a transcript.
+"""Who speaks when, brought to the words and segments of a transcript, and to its text.
 
 A word has the speaker whose turns overlap it most. One that no turn overlaps has the nearest within
 1 s; of two that are even, it has the speaker of the word before. Inside a sentence one speaker
@@ -8,7 +8,7 @@ stands, unless another has two words and half a second there. Knows nothing of h
 from __future__ import annotations
 
 from bisect import bisect_left
-from collections.abc import Iterator, Sequence
+from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
@@ -35,7 +35,9 @@ class Attribution:
     """Brings the turns of a file to its segments, as they come; sentences end where these do."""
 
     def __init__(self, turns: Sequence[SpeakerTurn]) -> None:
-        self._finder = _Finder(turns)
+        self._turns = turns
+        self._ends = [turn.end for turn in turns]
+        self._before: str | None = None  # the speaker of the word before
         self._n_segments = 0
 
     def add(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
@@ -47,7 +49,7 @@ class Attribution:
         spans: list[Segment | Word] = []
         for segment in segments:
             spans.extend(segment.words or (segment,))
-        speakers = [self._finder.speaker_of(span.start, span.end) for span in spans]
+        speakers = [self._speaker_of(span.start, span.end) for span in spans]
         for first, end in _sentences(spans):
             speakers[first:end] = _smoothed(spans[first:end], speakers[first:end])
         found: list[Segment] = []
@@ -62,36 +64,24 @@ class Attribution:
         self._n_segments += len(found)
         return tuple(replace(one, id=number) for number, one in enumerate(found, first_id))
 
-
-class _Finder:
-    """Looks turns up for one word after another."""
-
-    def __init__(self, turns: Sequence[SpeakerTurn]) -> None:
-        self._turns = turns
-        self._ends = [turn.end for turn in turns]
-        self._before: str | None = None  # the speaker of the word before
-
-    def speaker_of(self, start: float, end: float) -> str | None:
+    def _speaker_of(self, start: float, end: float) -> str | None:
         first = bisect_left(self._ends, start - NEAREST_S)
         overlaps: dict[str, float] = {}
-        distances: dict[str, float] = {}
+        nearness: dict[str, float] = {}  # seconds to the nearest turn, negative
         for turn in self._turns[first:]:
             if turn.start > end + NEAREST_S:
                 break
             shared_s = round(min(end, turn.end) - max(start, turn.start), DIGITS)
             if shared_s > 0:
                 overlaps[turn.speaker] = overlaps.get(turn.speaker, 0.0) + shared_s
-            nearest_s = distances.get(turn.speaker, NEAREST_S)
-            distances[turn.speaker] = min(nearest_s, max(0.0, -shared_s))
-        self._before = self._largest(overlaps or {who: -far for who, far in distances.items()})
-        return self._before
-
-    def _largest(self, shares: dict[str, float]) -> str | None:
-        if not shares:
-            return None
-        best = max(shares.values())
+            nearest_s = nearness.get(turn.speaker, -NEAREST_S)
+            nearness[turn.speaker] = max(nearest_s, min(0.0, shared_s))
+        shares = overlaps or nearness
+        best = max(shares.values(), default=0.0)
         found = [who for who, share in shares.items() if share == best]
-        return self._before if self._before in found else found[0]
+        if self._before not in found:
+            self._before = found[0] if found else None
+        return self._before
 
 
 def _sentences(spans: Sequence[Segment | Word]) -> Iterator[tuple[int, int]]:
@@ -100,15 +90,12 @@ def _sentences(spans: Sequence[Segment | Word]) -> Iterator[tuple[int, int]]:
     for i, (span, following) in enumerate(pairwise(spans), start=1):
         text = span.word if isinstance(span, Word) else ""
         is_end = text.rstrip(CLOSING).endswith(SENTENCE_ENDS)
-        if is_end or not text or isinstance(following, Segment) or _pause_s(span, following):
+        has_pause = following.start - span.end > PAUSE_S
+        if is_end or has_pause or not text or isinstance(following, Segment):
             yield first, i
             first = i
     if spans:
         yield first, len(spans)
-
-
-def _pause_s(span: Segment | Word, following: Segment | Word) -> bool:
-    return following.start - span.end > PAUSE_S
 
 
 def _smoothed(spans: Sequence[Segment | Word], speakers: Sequence[str | None]) -> list[str | None]:
@@ -142,3 +129,26 @@ def _cut(segment: Segment, words: Sequence[Word]) -> list[Segment]:
         )
         pieces.append(replace(piece, tokens=(), logprobs=()) if i else piece)
     return pieces
+
+
+class SpokenText:
+    """The text of segments, in which each turn is a line that begins with the speaker's name."""
+
+    def __init__(self) -> None:
+        self.whole = ""
+        self._speaker: str | None = None
+
+    def add(self, segments: Iterable[Segment]) -> str:
+        """Take the next segments. Returns what follows the text before."""
+        first = len(self.whole)
+        for segment in segments:
+            if not (text := segment.text.strip()):
+                continue
+            if self.whole and segment.speaker == self._speaker:
+                self.whole += segment.text.rstrip()
+            else:
+                line = "\n" if self.whole else ""
+                name = "" if segment.speaker is None else f"{segment.speaker}: "
+                self.whole += f"{line}{name}{text}"
+            self._speaker = segment.speaker
+        return self.whole[first:]

@@ -14,7 +14,7 @@ from dataclasses import replace
 from cluster.common.errors import InvalidAudioError, InvalidRequestError
 from router.interface import RequestContext, Update
 from router.pipeline import RequestRun
-from router.speakers.spoken_text import SpokenText
+from router.speakers.attribution import SpokenText
 from router.transcript import Channel, Segment, Transcript
 
 TranscribeChannel = Callable[[int, RequestRun], Awaitable[Transcript]]
@@ -134,7 +134,7 @@ class ChannelMerge:
         self.segments: list[Segment] = []  # all that were returned
         self._names = names
         self._waiting: list[deque[Segment]] = [deque() for _ in names]
-        self._ended = [False] * len(names)
+        self._open = set(range(len(names)))
 
     def add(self, place: int, segments: Iterable[Segment], *, ends: bool = False) -> list[Segment]:
         """Take the next segments of the channel at `place`. Returns what can go, with its speaker.
@@ -142,22 +142,16 @@ class ChannelMerge:
         ends: none follow.
         """
         self._waiting[place].extend(segments)
-        self._ended[place] |= ends
+        if ends:
+            self._open.discard(place)
         first = len(self.segments)
-        while (at := self._next()) is not None:
-            self.segments.append(self._named(self._waiting[at].popleft(), at))
+        while all(self._waiting[at] for at in self._open):
+            heads = [(waiting[0].start, at) for at, waiting in enumerate(self._waiting) if waiting]
+            if not heads:
+                break
+            _, at = min(heads)
+            segment, name = self._waiting[at].popleft(), self._names[at]
+            words = tuple(replace(word, speaker=name) for word in segment.words)
+            named = replace(segment, id=len(self.segments), words=words, speaker=name)
+            self.segments.append(named)
         return self.segments[first:]
-
-    def _next(self) -> int | None:
-        """The channel whose segment comes next; None until that is certain."""
-        if not all(
-            waiting or ended for waiting, ended in zip(self._waiting, self._ended, strict=True)
-        ):
-            return None
-        heads = [(waiting[0].start, at) for at, waiting in enumerate(self._waiting) if waiting]
-        return min(heads)[1] if heads else None
-
-    def _named(self, segment: Segment, place: int) -> Segment:
-        name = self._names[place]
-        words = tuple(replace(word, speaker=name) for word in segment.words)
-        return replace(segment, id=len(self.segments), words=words, speaker=name)

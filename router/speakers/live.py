@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 import tempfile
-import wave
 from collections.abc import Awaitable, Callable
 from dataclasses import dataclass
 from pathlib import Path
@@ -19,6 +18,7 @@ from numpy.typing import NDArray
 
 from cluster.common.errors import SplitscribeError
 from cluster.common.messages import SAMPLE_RATE, Pcm
+from router.audio.containers import wav_head
 from router.audio.pool import AudioPool
 from router.audio.protocol import SpeakerSearch
 from router.interface import RequestContext
@@ -43,8 +43,8 @@ Hear = Callable[[Pcm], Awaitable[Voice | None]]
 
 async def hear(audio: AudioPool, pcm: Pcm) -> Voice | None:
     """The voice of a piece of speech; None where nobody is heard, or no worker has time."""
-    with tempfile.NamedTemporaryFile(suffix=".wav") as file:
-        await asyncio.to_thread(_write, file.name, pcm)
+    with tempfile.NamedTemporaryFile(buffering=0) as file:
+        await asyncio.to_thread(file.write, wav_head() + pcm.tobytes())
         try:
             async with asyncio.timeout(HEAR_TIME_S):
                 context = RequestContext.unlimited("live", HEAR_TIME_S)
@@ -52,16 +52,10 @@ async def hear(audio: AudioPool, pcm: Pcm) -> Voice | None:
         except (SplitscribeError, TimeoutError) as error:
             logger.warning("a piece of a live session has no speaker: %s", error)
             return None
-    if heard.voice is None:
+    if heard.result.voice is None:
         return None
-    vector, n_samples = heard.voice
+    vector, n_samples = heard.result.voice
     return Voice(np.array(vector, np.float32), n_samples / SAMPLE_RATE)
-
-
-def _write(path: str, pcm: Pcm) -> None:
-    with wave.open(path, "wb") as file:
-        file.setparams((1, 2, SAMPLE_RATE, 0, "NONE", ""))
-        file.writeframes(pcm.tobytes())
 
 
 class SessionVoices:

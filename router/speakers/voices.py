@@ -25,8 +25,7 @@ from router.audio.pool import AudioPool
 from router.audio.protocol import SPOOL_PREFIX, SpeakerSearch
 from router.interface import RequestContext, Update
 from router.pipeline import RequestRun
-from router.speakers.attribution import Attribution, SpeakerTurn
-from router.speakers.spoken_text import SpokenText
+from router.speakers.attribution import Attribution, SpeakerTurn, SpokenText
 from router.transcript import Segment, Transcript
 
 logger = logging.getLogger(__name__)
@@ -119,7 +118,7 @@ async def find_turns(
                 logger.warning("speakers are searched for again: the audio worker died")
     return [
         SpeakerTurn(start / SAMPLE_RATE, end / SAMPLE_RATE, name_of(number, options.names))
-        for start, end, number in heard.turns
+        for start, end, number in heard.result.turns
     ]
 
 

@@ -23,7 +23,7 @@ from router.api.responses import (
 from router.api.subtitles import CueOptions, srt, tsv, txt, vtt
 from router.http.sse import EventWriter
 from router.interface import TranscriptionResult, Update
-from router.speakers.spoken_text import SpokenText
+from router.speakers.attribution import SpokenText
 from router.transcript import Channel, Segment, Transcript
 from tests.support.router_fakes import TIMINGS, make_segment
 

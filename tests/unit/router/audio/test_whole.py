@@ -76,7 +76,7 @@ async def test_the_peak_is_the_references(
     pool: AudioPool, long_file: Path, long_pcm: NDArray[np.int16]
 ) -> None:
     _, audio = await load(pool, long_file)
-    assert audio.log_max == pytest.approx(reference(long_pcm), abs=1e-5)
+    assert audio.result.log_max == pytest.approx(reference(long_pcm), abs=1e-5)
 
 
 async def test_another_uploads_death_costs_nothing(
@@ -96,7 +96,7 @@ async def test_another_uploads_death_costs_nothing(
             with pytest.raises(WorkerError, match="died on this upload"):
                 await anext(victim)
             assert np.array_equal(await audio.read(0, audio.n_samples), long_pcm)
-            assert audio.log_max == undisturbed.log_max
+            assert audio.result.log_max == undisturbed.result.log_max
 
 
 async def test_a_client_that_leaves_frees_worker_and_file(pool: AudioPool, long_file: Path) -> None:

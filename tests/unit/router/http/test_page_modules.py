@@ -17,7 +17,7 @@ from router.api.formats import document_of, segment_bodies
 from router.api.params import TranscriptionParams
 from router.api.subtitles import srt, txt, vtt
 from router.http.page import FOLDER
-from router.speakers.spoken_text import SpokenText
+from router.speakers.attribution import SpokenText
 from router.transcript import Segment, Transcript
 from tests.support.programs import needs
 from tests.support.router_fakes import make_segment, make_words

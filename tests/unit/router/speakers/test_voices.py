@@ -16,7 +16,7 @@ from cluster.common.errors import InvalidRequestError, WorkerError
 from cluster.common.settings import RouterSettings, SpeakerSettings
 from router.api.params import SpeakerOptions
 from router.audio.pool import AudioPool
-from router.audio.protocol import SpeakerSearch
+from router.audio.protocol import Finished, SpeakerSearch
 from router.interface import RequestContext, Update
 from router.pipeline import RequestRun
 from router.speakers.attribution import SpeakerTurn
@@ -61,7 +61,7 @@ class PlayedPool:
         if len(self.searches) <= self.n_deaths:
             raise WorkerError("the audio worker died")
         turns = [(0, 16_000, 1), (16_000, 24_000, 0), (32_000, 48_000, 2)]
-        return SimpleNamespace(turns=turns)
+        return SimpleNamespace(result=Finished(48_000, turns=tuple(turns)))
 
 
 async def test_turns_have_names_and_leave_no_recording_behind() -> None:
