@@ -6,57 +6,49 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections import deque
 from collections.abc import Awaitable, Callable
 
 import numpy as np
-from numpy.typing import NDArray
 
 from cluster.common.messages import Pcm
-from router.audio.vad import FRAME_SAMPLES, SpeechDetector, SpeechStream
+from router.audio.vad import FRAME_SAMPLES, Probabilities, SpeechDetector, SpeechStream
 
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.05  # from one tick to the next; at most so much is added to the delay of words
 MAX_FRAMES = 96  # of one stream in a tick, 3 s: a file sent at once does not delay the others
 
-Probabilities = NDArray[np.float32]
 OnProbabilities = Callable[[Probabilities], None]
 Run = Callable[[Callable[[], None]], Awaitable[None]]  # runs a function, perhaps on a thread
 
 
 class VadStream:
-    """One session's audio that waits for the network, in the pieces in which it came."""
+    """One session's audio that waits for the network."""
 
-    __slots__ = ("_n_samples", "_pieces", "deliver", "network")
+    __slots__ = ("_pieces", "deliver", "n_samples", "network")
 
     def __init__(self, deliver: OnProbabilities) -> None:
         self.deliver = deliver
-        self._pieces: deque[Pcm] = deque()
-        self._n_samples = 0  # in all pieces
         self.network: SpeechStream | None = None  # opened by the first tick that has a frame
+        self.n_samples = 0  # in all pieces
+        self._pieces: list[Pcm] = []
 
     @property
-    def n_waiting(self) -> int:
-        """Complete frames that no tick has taken."""
-        return self._n_samples // FRAME_SAMPLES
+    def is_due(self) -> bool:
+        """Whether a complete frame waits."""
+        return self.n_samples >= FRAME_SAMPLES
 
     def add(self, pcm: Pcm) -> None:
         self._pieces.append(pcm)
-        self._n_samples += len(pcm)
+        self.n_samples += len(pcm)
 
     def take(self) -> Pcm:
         """The frames of one tick, int16 [n_frames, FRAME_SAMPLES]; at least one must wait."""
-        wanted = min(self.n_waiting, MAX_FRAMES) * FRAME_SAMPLES
-        self._n_samples -= wanted
-        taken: list[Pcm] = []
-        while wanted:
-            piece = self._pieces.popleft()
-            if len(piece) > wanted:
-                self._pieces.appendleft(piece[wanted:])
-            taken.append(piece[:wanted])
-            wanted -= len(taken[-1])
-        return np.concatenate(taken).reshape(-1, FRAME_SAMPLES)
+        waiting = np.concatenate(self._pieces)
+        n_taken = min(self.n_samples // FRAME_SAMPLES, MAX_FRAMES) * FRAME_SAMPLES
+        self._pieces = [waiting[n_taken:].copy()]  # a view would keep all of it
+        self.n_samples -= n_taken
+        return waiting[:n_taken].reshape(-1, FRAME_SAMPLES)
 
 
 class VoiceActivity:
@@ -85,7 +77,7 @@ class VoiceActivity:
 
     def feed(self, stream: VadStream, pcm: Pcm) -> None:
         stream.add(pcm)
-        if stream.n_waiting:
+        if stream.is_due:
             self._fed.set()
 
     def close_stream(self, stream: VadStream) -> None:
@@ -103,11 +95,11 @@ class VoiceActivity:
             await self._sleep(TICK_S)
             self._fed.clear()
             await self._tick()
-            if any(stream.n_waiting for stream in self._streams):
+            if any(stream.is_due for stream in self._streams):
                 self._fed.set()
 
     async def _tick(self) -> None:
-        due = [(stream, stream.take()) for stream in self._streams if stream.n_waiting]
+        due = [(stream, stream.take()) for stream in self._streams if stream.is_due]
         found = [np.ones(len(frames), np.float32) for _, frames in due]
 
         def work() -> None:

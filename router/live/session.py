@@ -14,7 +14,7 @@ from collections.abc import AsyncIterator
 from cluster.common.errors import OverloadedError, UnsupportedValueError, WorkerError
 from cluster.common.logs import log_fields
 from cluster.common.messages import Pcm
-from router.live.activity import Probabilities
+from router.audio.vad import Probabilities
 from router.live.interface import LiveConfig, LiveEvent
 from router.live.schedule import Schedule
 from router.live.turn_detector import TurnDetector
