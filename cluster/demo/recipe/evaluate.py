@@ -11,10 +11,8 @@ decoder, with the server's defaults. Prints a table, and one JSON line last.
 
 import asyncio
 import tempfile
-from collections.abc import Iterable, Sequence
-from dataclasses import dataclass, field
+from collections.abc import Sequence
 from pathlib import Path
-from statistics import median
 from typing import Any
 
 import numpy as np
@@ -25,7 +23,7 @@ from benchmark.shared.speech import corpus
 from benchmark.shared.speech.examples import Example, ExampleMaker
 from benchmark.shared.speech.synthesis import UNHEARD_VOICES
 from benchmark.shared.speech.wav import to_pcm, wav_bytes
-from benchmark.shared.word_errors import WordErrors, count_errors
+from benchmark.shared.word_errors import WordErrors, count_errors, total
 from cluster.common.settings_sources import load_settings
 from cluster.demo.recipe.train import CHECKPOINT
 from cluster.demo.samples import words_of
@@ -39,32 +37,36 @@ AT_ONCE = 4  # files in flight
 NO_DEADLINE_S = 24 * 3600.0
 
 
-@dataclass(slots=True)
-class Score:
-    """answered: windows whose text is not empty; matched: windows with as many segments as there
-    were sentences; gaps_s: distances of their starts and of their ends from the true ones.
-    """
-
-    errors: WordErrors = field(default_factory=WordErrors)
-    answered: int = 0
-    matched: int = 0
-    gaps_s: list[tuple[float, float]] = field(default_factory=list)
-
-
 def errors_of(said: str, heard: str) -> WordErrors:
     return count_errors(" ".join(words_of(said)), " ".join(words_of(heard)))
 
 
-def score(examples: Sequence[Example], heard: Iterable[Transcript]) -> Score:
-    found = Score()
-    for example, one in zip(examples, heard, strict=True):
-        found.errors += errors_of(example.text, one.text)
-        found.answered += bool(words_of(one.text))
-        if one.segments and len(one.segments) == len(example.segments):
-            found.matched += 1
-            for segment, (start, end, _) in zip(one.segments, example.segments, strict=True):
-                found.gaps_s.append((abs(segment.start - start), abs(segment.end - end)))
-    return found
+def measured(examples: Sequence[Example], heard: Sequence[Transcript]) -> dict[str, Any]:
+    """wer: in percent. answered: windows whose text is not empty. matched: windows with as many
+    segments as sentences; the gaps are between their starts and ends and the true ones, in s.
+    """
+    pairs = list(zip(examples, heard, strict=True))
+    errors = total(errors_of(example.text, one.text) for example, one in pairs)
+    matched = [
+        (one.segments, example.segments)
+        for example, one in pairs
+        if one.segments and len(one.segments) == len(example.segments)
+    ]
+    gaps_s = [
+        (abs(segment.start - start), abs(segment.end - end))
+        for segments, said in matched
+        for segment, (start, end, _) in zip(segments, said, strict=True)
+    ]
+    start_gap_s, end_gap_s = np.median(gaps_s or [(0.0, 0.0)], axis=0).tolist()
+    return {
+        "windows": len(examples),
+        "words": errors.words,
+        "wer": round(errors.wer, 2),
+        "answered": sum(bool(words_of(one.text)) for one in heard),
+        "matched": len(matched),
+        "median_start_gap_s": round(start_gap_s, 3),
+        "median_end_gap_s": round(end_gap_s, 3),
+    }
 
 
 def hear_served(checkpoint: Path, examples: Sequence[Example]) -> list[Transcript]:
@@ -112,33 +114,15 @@ def make_sets(scale: float = 1.0) -> dict[str, list[Example]]:
     return sets
 
 
-def evaluate(checkpoint: Path, scale: float) -> list[dict[str, Any]]:
-    """Word error rates in percent; gaps over windows that have as many segments as sentences."""
-    rows: list[dict[str, Any]] = []
-    for name, examples in track(make_sets(scale).items(), "measuring"):
-        found = score(examples, hear_served(checkpoint, examples))
-        start_gaps_s, end_gaps_s = np.array(found.gaps_s or [(0.0, 0.0)]).T.tolist()
-        rows.append(
-            {
-                "set": name,
-                "windows": len(examples),
-                "words": found.errors.words,
-                "wer": round(found.errors.wer, 2),
-                "answered": found.answered,
-                "matched": found.matched,
-                "median_start_gap_s": round(median(start_gaps_s), 3),
-                "median_end_gap_s": round(median(end_gaps_s), 3),
-            }
-        )
-    return rows
-
-
 def main() -> None:
     parser = make_parser(__doc__)
     parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
     parser.add_argument("--scale", type=float, default=1.0, help="below 1: smaller sets")
-    arguments = parser.parse_args()
-    rows = evaluate(arguments.checkpoint, arguments.scale)
+    asked = parser.parse_args()
+    rows = [
+        {"set": name, **measured(examples, hear_served(asked.checkpoint, examples))}
+        for name, examples in track(make_sets(asked.scale).items(), "measuring")
+    ]
     print_table(rows)
     print_result("demo_model", {"rows": rows})
 

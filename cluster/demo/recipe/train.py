@@ -27,11 +27,13 @@ from rich.console import Console
 from safetensors.torch import load_file
 from torch import Tensor, nn
 from torch.optim.swa_utils import AveragedModel
-from transformers import GenerationConfig, WhisperConfig, WhisperForConditionalGeneration
+from transformers import WhisperConfig, WhisperForConditionalGeneration
 
 from benchmark.shared.speech import lexicon
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.demo.recipe.store import SpeechStore
-from cluster.demo.recipe.windows import IGNORED, Batch, TextTokens, WindowMaker, WindowShape
+from cluster.demo.recipe.windows import IGNORED, Batch, WindowMaker, WindowShape
 
 CHECKPOINT = Path(__file__).parents[1] / "checkpoint"
 SETTINGS = (  # files of a checkpoint that training leaves as they are
@@ -84,6 +86,8 @@ class Stage:
 
     draw: Callable[[Random, float], WindowShape]
     losses: Mapping[str, float]
+    steps: int
+    lr: float
     warmup_steps: int
     muon: bool
 
@@ -91,16 +95,19 @@ class Stage:
 FROM_NOTHING = Stage(
     mixed_shape,
     {"token": 1.0, "guide": 0.3, "sound": 0.3, "word": 0.5},
+    steps=7_750,  # about 3 hours on two cores
+    lr=2e-3,
     warmup_steps=300,
     muon=True,
 )
-CONTEXT = Stage(context_shape, {"token": 1.0, "guide": 0.3}, warmup_steps=100, muon=False)
-
-
-@dataclass(frozen=True, slots=True)
-class Schedule:
-    steps: int
-    lr: float
+CONTEXT = Stage(
+    context_shape,
+    {"token": 1.0, "guide": 0.3},
+    steps=840,  # about 40 minutes
+    lr=2e-4,
+    warmup_steps=100,
+    muon=False,
+)
 
 
 class Trainer:
@@ -109,23 +116,22 @@ class Trainer:
     start_from: where the folder holds no state; None: untrained weights in the bundled shape.
     """
 
-    def __init__(
-        self, folder: Path, speech: Path, stage: Stage, schedule: Schedule, start_from: Path | None
-    ) -> None:
-        self.stage, self.schedule = stage, schedule
+    def __init__(self, folder: Path, speech: Path, stage: Stage, start_from: Path | None) -> None:
+        self.stage = stage
         folder.mkdir(parents=True, exist_ok=True)
         self.state_path = folder / "state.pt"
         self.checkpoint = folder / "checkpoint"
         self.base = start_from or CHECKPOINT
-        self.tokens = TextTokens(self.base)
+        base = open_checkpoint(str(self.base), weights=False)
+        self.tokenizer = WhisperTokenizer.from_checkpoint(base)
         self.store = SpeechStore(speech)
         torch.manual_seed(0)
         whisper: Any = WhisperForConditionalGeneration
         # Eager attention gives the decoder's weights, and is the faster one for windows.
-        config: Any = WhisperConfig.from_pretrained(self.base, init_std=INIT_STD)
-        config.dtype = torch.float32
-        self.model = whisper._from_config(config, attn_implementation="eager")
-        if start_from is not None:
+        options = {"attn_implementation": "eager", "dtype": torch.float32}
+        config = WhisperConfig.from_pretrained(self.base, init_std=INIT_STD)
+        self.model = whisper._from_config(config, **options)
+        if start_from is not None:  # `from_pretrained` would train the table of positions
             weights = load_file(start_from / "model.safetensors")
             self.model.load_state_dict(weights, strict=False)  # the output is the embedding
         width, n_words = self.model.config.d_model, len(lexicon.all_words()) + 1
@@ -135,15 +141,19 @@ class Trainer:
         both = (*self.model.parameters(), *self.heads.parameters())
         self.parameters = [p for p in both if p.requires_grad]
         self.optimizers = self._optimizers()
-        settings: Any = GenerationConfig.from_pretrained(self.base)
-        self.guided: list[tuple[int, int]] = settings.alignment_heads
+        self.guided: list[tuple[int, int]] = base.generation_config["alignment_heads"]
         self.average: Any = AveragedModel(self.model, multi_avg_fn=self._averaged)
         self.step_number = 0
+        named = {type(one).__name__: one for one in self.optimizers}
+        self.kept = {"model": self.model, "heads": self.heads, "average": self.average, **named}
         if self.state_path.exists():
-            self._load()
+            state = torch.load(self.state_path, weights_only=True)
+            self.step_number = state["step"]
+            for name, one in self.kept.items():
+                one.load_state_dict(state[name])
 
     def _optimizers(self) -> list[torch.optim.Optimizer]:
-        lr = self.schedule.lr
+        lr = self.stage.lr
         layers = [m for m in self.model.model.modules() if isinstance(m, nn.Linear)]
         hidden = [m.weight for m in layers] if self.stage.muon else []
         others = [p for p in self.parameters if not any(p is one for one in hidden)]
@@ -160,11 +170,11 @@ class Trainer:
 
     @property
     def done(self) -> float:
-        return min(1.0, self.step_number / self.schedule.steps)
+        return min(1.0, self.step_number / self.stage.steps)
 
-    def run(self, console: Console) -> None:
-        """Step to the end of the schedule; keeps the state, and the checkpoint as it is by then."""
-        maker = WindowMaker(self.store, self.tokens, f"train/{self.step_number}")
+    def run(self, console: Console) -> Path:
+        """Step to the end of the schedule. Keeps the state, and returns the checkpoint's folder."""
+        maker = WindowMaker(self.store, self.tokenizer, f"train/{self.step_number}")
         sums: dict[str, float] = {}
         began = time.monotonic()
         while self.done < 1:
@@ -173,19 +183,18 @@ class Trainer:
                 sums[name] = sums.get(name, 0.0) + value / LOG_EVERY
             if self.step_number % LOG_EVERY == 0:
                 told = ", ".join(f"{name} {value:.3f}" for name, value in sums.items())
-                pace_s = (time.monotonic() - began) / LOG_EVERY
-                console.print(
-                    f"step {self.step_number} of {self.schedule.steps}: {told}; {pace_s:.2f} s each"
-                )
+                pace = f"{(time.monotonic() - began) / LOG_EVERY:.2f} s each"
+                console.print(f"step {self.step_number} of {self.stage.steps}: {told}; {pace}")
                 sums, began = {}, time.monotonic()
             if self.step_number % SAVE_EVERY == 0:
                 self.save()
         self.save()
+        return self.checkpoint
 
     def step(self, batch: Batch) -> dict[str, float]:
         self.model.train()
         warm = min(1.0, (self.step_number + 1) / self.stage.warmup_steps)
-        rate = self.schedule.lr * warm * 0.5 * (1 + math.cos(math.pi * self.done))
+        rate = self.stage.lr * warm * 0.5 * (1 + math.cos(math.pi * self.done))
         for optimizer in self.optimizers:
             optimizer.zero_grad(set_to_none=True)
             for group in optimizer.param_groups:
@@ -225,30 +234,15 @@ class Trainer:
 
     def save(self) -> None:
         """Either takes the place of the one before."""
-        state = {
-            "model": self.model.state_dict(),
-            "heads": self.heads.state_dict(),
-            "average": self.average.state_dict(),
-            "optimizers": [optimizer.state_dict() for optimizer in self.optimizers],
-            "step": self.step_number,
-        }
+        state = {name: one.state_dict() for name, one in self.kept.items()}
         part = self.state_path.with_suffix(".part")
-        torch.save(state, part)
+        torch.save({"step": self.step_number, **state}, part)
         part.replace(self.state_path)
         half = copy.deepcopy(self.average.module).to(torch.float16)
         half.save_pretrained(self.checkpoint)
         (self.checkpoint / "model.safetensors").chmod(0o644)  # written for its owner alone
         for name in SETTINGS:
             shutil.copyfile(self.base / name, self.checkpoint / name)
-
-    def _load(self) -> None:
-        state = torch.load(self.state_path, weights_only=True)
-        self.model.load_state_dict(state["model"])
-        self.heads.load_state_dict(state["heads"])
-        self.average.load_state_dict(state["average"])
-        for optimizer, kept in zip(self.optimizers, state["optimizers"], strict=True):
-            optimizer.load_state_dict(kept)
-        self.step_number = state["step"]
 
 
 def encode(encoder: Any, batch: Batch) -> Tensor:

@@ -7,19 +7,20 @@ here, afresh for every window.
 
 from dataclasses import dataclass, field
 from functools import cache
-from pathlib import Path
 from random import Random
+from typing import Self
 
 import numpy as np
 import numpy.typing as npt
 import torch
 import torch.nn.functional as F
-from tokenizers import Tokenizer
 from torch import Tensor
 
 from benchmark.shared.speech import lexicon
 from benchmark.shared.speech.synthesis import EDGE_FRAMES, FRAME_SAMPLES
+from cluster.common.messages import Task
 from cluster.common.model.checkpoint import N_FFT
+from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.demo.recipe.store import SpeechStore, Utterance
 from encoder_worker.mel import LogMel, scaled
 
@@ -57,15 +58,19 @@ class Placed:
 
 @dataclass(slots=True)
 class _Row:
-    """Tokens of one window; `guides[i]` is the band of frames where token i is heard, or (0, 0)."""
+    """Tokens of one window; `guides[i]` is the band of frames where token i is heard, or (0, 0).
 
+    n_unscored: leading tokens that are given, a prompt's. after_sot: the target of the first.
+    """
+
+    after_sot: int
     tokens: list[int] = field(default_factory=list)
     guides: list[tuple[int, int]] = field(default_factory=list)
-    n_unscored: int = 0  # leading tokens that are given, a prompt's
+    n_unscored: int = 0
 
-    def add(self, token: int, start: int = 0, end: int = 0) -> None:
-        self.tokens.append(token)
-        self.guides.append((start, end))
+    def add(self, *tokens: int, band: tuple[int, int] = (0, 0)) -> None:
+        self.tokens += tokens
+        self.guides += [band] * len(tokens)
 
 
 @dataclass(frozen=True, slots=True)
@@ -93,86 +98,60 @@ class Canvas:
     audio: npt.NDArray[np.float32]
     sounds: npt.NDArray[np.int64]
     words: npt.NDArray[np.int64]
-    placed: list[Placed]
-    end: int  # frames used so far
     content: int
+    placed: list[Placed] = field(default_factory=list)
+    end: int = 0  # frames used so far
 
-
-class TextTokens:
-    def __init__(self, folder: Path) -> None:
-        self._tokenizer = Tokenizer.from_file(str(folder / "tokenizer.json"))
-        self.eot = self.special("<|endoftext|>")
-        self.sot = self.special("<|startoftranscript|>")
-        self.english = self.special("<|en|>")
-        self.transcribe = self.special("<|transcribe|>")
-        self.translate = self.special("<|translate|>")
-        self.languages = range(self.sot + 1, self.translate)
-        self.sot_prev = self.special("<|startofprev|>")
-        self.no_speech = self.special("<|nospeech|>")
-        self.no_timestamps = self.special("<|notimestamps|>")
-        self.timestamp_begin = self.special("<|0.00|>")
-        self.full_stop = self._tokenizer.encode(".").ids[0]
-
-    def special(self, token: str) -> int:
-        token_id = self._tokenizer.token_to_id(token)
-        if token_id is None:
-            raise KeyError(token)
-        return int(token_id)
-
-    @cache  # noqa: B019 - a closed vocabulary, one instance per process
-    def word(self, word: str) -> tuple[int, ...]:
-        """Ids of one word of a sentence, its leading space and any full stop included."""
-        return tuple(self._tokenizer.encode(" " + word).ids)
+    @classmethod
+    def blank(cls, frames: int) -> Self:
+        sounds, words = np.zeros((2, frames), np.int64)
+        return cls(np.zeros(frames * FRAME_SAMPLES, np.float32), sounds, words, frames)
 
 
 class WindowMaker:
     """Draws windows from a store; one seed and one state of the store give one sequence."""
 
-    def __init__(self, store: SpeechStore, tokens: TextTokens, seed: int | str) -> None:
-        self.store = store
-        self.tokens = tokens
+    def __init__(self, store: SpeechStore, tokenizer: WhisperTokenizer, seed: int | str) -> None:
+        self.store, self.tokenizer, self.special = store, tokenizer, tokenizer.special
         self.rng = Random(f"windows/{seed}")
         self.noise_rng = np.random.default_rng(self.rng.getrandbits(64))
         self.log_mel = LogMel(N_MELS)
-        self.word_ids = [i for w in lexicon.all_words() for i in tokens.word(w)]
+        (self.full_stop,) = tokenizer.encode(".")
+        self.word_ids = [i for w in lexicon.all_words() for i in self.word(w)]
         self.word_codes = {w.lower(): i + 1 for i, w in enumerate(lexicon.all_words())}
 
+    @cache  # noqa: B019 - a closed vocabulary, one instance per process
+    def word(self, word: str) -> tuple[int, ...]:
+        """Ids of one word of a sentence, its leading space and any full stop included."""
+        return tuple(self.tokenizer.encode(" " + word))
+
     def batch(self, shape: WindowShape) -> Batch:
-        canvases, rows, offsets = [], [], []
-        for _ in range(shape.batch):
-            offset = self.offset(shape)
-            empty = self.rng.random() < 0.03
-            canvas = self.blank(shape.frames) if empty else self.fill(shape)
-            self.add_noise(canvas)
-            canvases.append(canvas)
-            offsets.append(offset)
-            rows.append(self.row(canvas, offset))
+        canvases = [self.canvas(shape) for _ in range(shape.batch)]
+        offsets = [self.offset(shape) for _ in canvases]
+        rows = list(map(self.row, canvases, offsets))
         spectrum = self._tilt(self._spectrum(np.stack([c.audio for c in canvases])))
-        mel = self._mask_bands(scaled(spectrum, spectrum.amax((1, 2))))
-        tokens, targets, bands = self._pad(rows, shape.frames)
         return Batch(
-            mel,
+            self._mask_bands(scaled(spectrum, spectrum.amax((1, 2)))),
             torch.tensor(offsets),
-            tokens,
-            targets,
-            bands,
+            *self._pad(rows, shape.frames),
             torch.from_numpy(np.stack([c.sounds for c in canvases])),
             torch.from_numpy(np.stack([c.words for c in canvases])),
         )
+
+    def canvas(self, shape: WindowShape) -> Canvas:
+        empty = self.rng.random() < 0.03
+        canvas = Canvas.blank(shape.frames) if empty else self.fill(shape)
+        self.add_noise(canvas)
+        return canvas
 
     def offset(self, shape: WindowShape) -> int:
         if shape.slack is not None or self.rng.random() < 0.3:
             return 0
         return self.rng.randint(0, FULL_FRAMES - shape.frames)
 
-    def blank(self, frames: int) -> Canvas:
-        zeros = np.zeros(frames, dtype=np.int64)
-        audio = np.zeros(frames * FRAME_SAMPLES, np.float32)
-        return Canvas(audio, zeros, zeros.copy(), [], 0, frames)
-
     def fill(self, shape: WindowShape) -> Canvas:
         rng = self.rng
-        canvas = self.blank(shape.frames)
+        canvas = Canvas.blank(shape.frames)
         if shape.slack is not None:
             canvas.content -= rng.randint(0, min(shape.slack, shape.frames // 3))
         canvas.end = rng.randint(0, 45) if rng.random() < 0.25 else rng.randint(0, 15)
@@ -186,7 +165,7 @@ class WindowMaker:
             if canvas.end + len(utterance.sounds) > canvas.content:
                 misses += 1
                 continue
-            self.place(canvas, utterance, 10 ** (rng.uniform(-12, 6) / 20))
+            self.place(canvas, utterance)
             canvas.end += rng.randint(1, 40) if rng.random() < 0.9 else rng.randint(40, 110)
         return canvas
 
@@ -196,14 +175,13 @@ class WindowMaker:
         drawn = (self.store.draw(self.rng) for _ in range(MAX_MISSES))
         fitting = [utterance for utterance in drawn if len(utterance.sounds) <= room]
         if fitting:
-            longest = max(fitting, key=lambda utterance: len(utterance.sounds))
-            self.place(canvas, longest, 10 ** (self.rng.uniform(-12, 6) / 20))
+            self.place(canvas, max(fitting, key=lambda utterance: len(utterance.sounds)))
 
-    def place(self, canvas: Canvas, utterance: Utterance, gain: float) -> None:
-        n = len(utterance.sounds)
-        at = canvas.end
+    def place(self, canvas: Canvas, utterance: Utterance) -> None:
+        at, n = canvas.end, len(utterance.sounds)
+        gain = 10 ** (self.rng.uniform(-12, 6) / 20) / 32768
         piece = slice(at * FRAME_SAMPLES, (at + n) * FRAME_SAMPLES)
-        canvas.audio[piece] += utterance.samples.astype(np.float32) * (gain / 32768)
+        canvas.audio[piece] += utterance.samples.astype(np.float32) * gain
         canvas.sounds[at : at + n] = utterance.sounds
         spoken = utterance.text[:-1].lower().split()
         for word, (start, end) in zip(spoken, utterance.word_frames.tolist(), strict=True):
@@ -232,34 +210,30 @@ class WindowMaker:
 
     def row(self, canvas: Canvas, offset: int) -> _Row:
         """Tokens of a window, with timestamps or without, now and then behind a prompt."""
-        ids, rng = self.tokens, self.rng
-        row = _Row()
+        special, rng = self.special, self.rng
+        # Given in any language, heard in one.
+        row = _Row(special.languages["en"] if canvas.placed else special.no_speech)
         if canvas.placed and rng.random() < 0.12:
-            row.add(ids.sot_prev)
+            row.add(special.sot_prev)
             for _ in range(rng.choice((1, 1, 2, 3, 5, 8))):
                 for word in self.store.draw(rng).text.split():
-                    for token in ids.word(word):
-                        row.add(token)
+                    row.add(*self.word(word))
         row.n_unscored = len(row.tokens)
-        row.add(ids.sot)
-        row.add(ids.english if rng.random() < 0.97 else rng.choice(ids.languages))
-        row.add(ids.transcribe if rng.random() < 0.96 else ids.translate)
+        language = "en" if rng.random() < 0.97 else rng.choice(list(special.languages))
+        task: Task = "transcribe" if rng.random() < 0.96 else "translate"
         timed = rng.random() < 0.5
-        if not timed:
-            row.add(ids.no_timestamps)
-        elif not canvas.placed:
-            row.add(ids.timestamp_begin)
+        row.add(*self.tokenizer.sot_sequence(language, task, timed))
+        if timed and not canvas.placed:
+            row.add(special.timestamp_begin)
+        early, late = _TIMESTAMP_BAND
         for one in canvas.placed:
+            begin, end = (special.timestamp_begin + offset + at for at in (one.start, one.end))
             if timed:
-                early, late = _TIMESTAMP_BAND
-                row.add(
-                    ids.timestamp_begin + offset + one.start, one.start - early, one.start + late
-                )
+                row.add(begin, band=(one.start - early, one.start + late))
             self._add_words(row, one)
             if timed:
-                late, early = _TIMESTAMP_BAND
-                row.add(ids.timestamp_begin + offset + one.end, one.end - early, one.end + late)
-        row.add(ids.eot)
+                row.add(end, band=(one.end - late, one.end + early))
+        row.add(special.eot)
         return row
 
     def _add_words(self, row: _Row, placed: Placed) -> None:
@@ -267,45 +241,37 @@ class WindowMaker:
         base = placed.start - EDGE_FRAMES
         words, spans = placed.utterance.text.split(), placed.utterance.word_frames.tolist()
         for word, (start, end) in zip(words, spans, strict=True):
-            for i, token in enumerate(self.tokens.word(word)):
-                if i and token == self.tokens.full_stop:
-                    row.add(token)
-                else:
-                    row.add(token, base + start - early, base + end + late)
+            heard = (base + start - early, base + end + late)
+            first, *others = self.word(word)
+            row.add(first, band=heard)
+            for token in others:
+                row.add(token, band=(0, 0) if token == self.full_stop else heard)
 
     def _pad(self, rows: list[_Row], frames: int) -> tuple[Tensor, Tensor, Tensor]:
         n = max(len(row.tokens) for row in rows) - 1
-        tokens = torch.full((len(rows), n), self.tokens.eot)
+        tokens = torch.full((len(rows), n), self.special.eot)
         targets = torch.full((len(rows), n), IGNORED)
-        bands = np.zeros((len(rows), n, frames), dtype=bool)
+        bands = torch.zeros((len(rows), n, frames), dtype=torch.bool)
         for r, row in enumerate(rows):
-            length = len(row.tokens) - 1
+            length, scored = len(row.tokens) - 1, row.n_unscored
             tokens[r, :length] = torch.tensor(self._misled(row.tokens[:-1]))
-            scored = row.n_unscored
-            targets[r, scored:length] = torch.tensor(row.tokens[scored + 1 :])
-            if self._is_empty(row):
-                targets[r, scored] = self.tokens.no_speech
-            elif row.tokens[scored + 1] != self.tokens.english:
-                targets[r, scored] = self.tokens.english  # given in any language, heard in one
+            targets[r, scored:length] = torch.tensor([row.after_sot, *row.tokens[scored + 2 :]])
             for i, (start, end) in enumerate(row.guides[1:]):
-                if end > start:
-                    bands[r, i, max(0, start) : end] = True
-        return tokens, targets, torch.from_numpy(bands)
+                bands[r, i, max(0, start) : max(0, end)] = True
+        return tokens, targets, bands
 
     def _misled(self, tokens: list[int]) -> list[int]:
         """Some words given to the decoder are wrong ones: what comes next must be heard."""
         if self.rng.random() < 0.3:
             return tokens
-        own = [t for t in tokens if t < self.tokens.eot and t != self.tokens.full_stop]
+        eot = self.special.eot
+        own = [t for t in tokens if t < eot and t != self.full_stop]
         misled = []
         for token in tokens:
-            if token < self.tokens.eot and self.rng.random() < WRONG_WORDS:
+            if token < eot and self.rng.random() < WRONG_WORDS:
                 token = self.rng.choice(own if self.rng.random() < 0.25 else self.word_ids)
             misled.append(token)
         return misled
-
-    def _is_empty(self, row: _Row) -> bool:
-        return not any(token < self.tokens.eot for token in row.tokens[row.n_unscored :])
 
     def _spectrum(self, audio: npt.NDArray[np.float32]) -> Tensor:
         """Logarithm of the mel power, not scaled yet: (batch, n) to (batch, n_mels, n / 160)."""

@@ -2,7 +2,7 @@
 
 from __future__ import annotations
 
-import json
+from dataclasses import replace
 from pathlib import Path
 from random import Random
 
@@ -14,21 +14,21 @@ from rich.console import Console
 from benchmark.shared.speech.examples import Example
 from benchmark.shared.speech.synthesis import FRAME_SAMPLES
 from cluster.common.model.checkpoint import open_checkpoint
-from cluster.demo.recipe.evaluate import score
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.demo.recipe.evaluate import measured
 from cluster.demo.recipe.store import SpeechStore
 from cluster.demo.recipe.train import (
     CHECKPOINT,
     CONTEXT,
     FROM_NOTHING,
     SLACK,
-    Schedule,
     Stage,
     Trainer,
     context_shape,
     encode,
     mixed_shape,
 )
-from cluster.demo.recipe.windows import TextTokens, WindowMaker, WindowShape
+from cluster.demo.recipe.windows import WindowMaker, WindowShape
 from router.transcript import Transcript
 from tests.support.router_fakes import make_segment
 
@@ -42,16 +42,17 @@ def make_speech(folder: Path) -> Path:
     rng = np.random.default_rng(0)
     n_words = [len(text.split()) for text in TEXTS]
     frames = [20 * n + 4 for n in n_words]
-    (folder / "sounds.json").write_text(json.dumps(["", "?", "a"]))
     samples = rng.integers(-3000, 3000, sum(frames) * FRAME_SAMPLES, dtype=np.int16)
     samples.tofile(folder / "shard-0000.i16")
     words = [(2 + 20 * i, 22 + 20 * i) for n in n_words for i in range(n)]
     np.savez(
         folder / "shard-0000.npz",
+        texts=TEXTS,
+        frames=frames,
         words=np.array(words, np.int32),
-        sounds=np.full(sum(frames), 2, np.int16),
+        sounds=["a"],
+        codes=np.zeros(sum(frames), np.int64),
     )
-    (folder / "shard-0000.json").write_text(json.dumps({"texts": TEXTS, "frames": frames}))
     return folder
 
 
@@ -62,7 +63,8 @@ def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture
 def maker(speech: Path) -> WindowMaker:
-    return WindowMaker(SpeechStore(speech), TextTokens(CHECKPOINT), "test")
+    tokenizer = WhisperTokenizer.from_checkpoint(open_checkpoint(str(CHECKPOINT), weights=False))
+    return WindowMaker(SpeechStore(speech), tokenizer, "test")
 
 
 @pytest.mark.parametrize("lone", [False, True])
@@ -102,13 +104,13 @@ def test_a_schedule_begins_with_short_windows_and_ends_mostly_with_full_ones() -
 def test_a_training_goes_on_where_it_ended_and_leaves_a_checkpoint_of_the_same_kind(
     speech: Path, tmp_path: Path
 ) -> None:
-    stage = Stage(lambda _rng, _done: SMALL, CONTEXT.losses, CONTEXT.warmup_steps, muon=False)
+    stage = replace(CONTEXT, draw=lambda _rng, _done: SMALL, steps=3)
     console, work = Console(quiet=True), tmp_path / "new" / "work"
-    Trainer(work, speech, stage, Schedule(2, 2e-4), CHECKPOINT).run(console)
-    longer = Trainer(work, speech, stage, Schedule(3, 2e-4), CHECKPOINT)
+    Trainer(work, speech, replace(stage, steps=2), CHECKPOINT).run(console)
+    longer = Trainer(work, speech, stage, CHECKPOINT)
     assert longer.step_number == 2
     longer.run(console)
-    state = Trainer(work, speech, stage, Schedule(3, 2e-4), CHECKPOINT).average.state_dict()
+    state = Trainer(work, speech, stage, CHECKPOINT).average.state_dict()
     for name, value in longer.average.state_dict().items():
         assert torch.equal(value, state[name]), name
     ours, theirs = open_checkpoint(str(work / "checkpoint")), open_checkpoint(str(CHECKPOINT))
@@ -121,9 +123,9 @@ def test_a_training_goes_on_where_it_ended_and_leaves_a_checkpoint_of_the_same_k
 def test_a_step_changes_the_weights_and_leaves_the_positional_table(
     speech: Path, tmp_path: Path, stage: Stage
 ) -> None:
-    trainer = Trainer(tmp_path, speech, stage, Schedule(10, 2e-4), CHECKPOINT)
+    trainer = Trainer(tmp_path, speech, stage, CHECKPOINT)
     before = {name: value.clone() for name, value in trainer.model.state_dict().items()}
-    maker = WindowMaker(trainer.store, trainer.tokens, "step")
+    maker = WindowMaker(trainer.store, trainer.tokenizer, "step")
     losses = trainer.step(maker.batch(SMALL))
     after = trainer.model.state_dict()
     assert set(losses) == set(stage.losses)
@@ -135,7 +137,7 @@ def test_a_step_changes_the_weights_and_leaves_the_positional_table(
 
 
 def test_the_whole_frame_is_encoded_as_transformers_does(maker: WindowMaker, speech: Path) -> None:
-    trainer = Trainer(speech.parent, speech, CONTEXT, Schedule(10, 2e-4), CHECKPOINT)
+    trainer = Trainer(speech.parent, speech, CONTEXT, CHECKPOINT)
     batch = maker.batch(WindowShape(frames=1500, batch=1))
     with torch.inference_mode():
         ours = encode(trainer.model.model.encoder, batch)
@@ -149,11 +151,15 @@ def test_errors_and_segment_times_are_counted_over_a_set() -> None:
     segments = (make_segment(0, " Anna reads."), make_segment(1, " Now."))
     heard = Transcript("transcribe", "en", 3.0, "Anna reads. Now.", segments)
     nothing = Transcript("transcribe", "en", 1.0, "", ())
-    found = score([said, silent], [heard, nothing])
-    assert (found.errors.words, found.errors.errors) == (3, 1)
-    assert (found.answered, found.matched) == (1, 1)
-    gaps = [
-        (abs(one.start - start), abs(one.end - end))
-        for one, (start, end, _) in zip(segments, said.segments, strict=True)
-    ]
-    assert found.gaps_s == gaps
+    found = measured([said, silent], [heard, nothing])
+    assert (found["words"], found["wer"]) == (3, 33.33)
+    assert (found["answered"], found["matched"]) == (1, 1)
+    starts, ends = zip(
+        *(
+            (abs(one.start - start), abs(one.end - end))
+            for one, (start, end, _) in zip(segments, said.segments, strict=True)
+        ),
+        strict=True,
+    )
+    assert found["median_start_gap_s"] == pytest.approx(np.median(starts), abs=1e-3)
+    assert found["median_end_gap_s"] == pytest.approx(np.median(ends), abs=1e-3)
