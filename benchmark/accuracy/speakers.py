@@ -32,8 +32,8 @@ from benchmark.shared.speech.synthesis import (
     EDGE_FRAMES,
     FRAME_S,
     Manner,
-    SynthesisError,
-    Synthesizer,
+    RefusedError,
+    speak,
 )
 from benchmark.shared.speech.wav import to_pcm, wav_bytes
 from benchmark.shared.word_errors import WordErrors, count_by_speaker, normaliser
@@ -75,7 +75,7 @@ class Talk:
         return len({speaker for _, _, speaker in self.spoken})
 
 
-def mixture(speaker: Synthesizer, n_voices: int, seconds: float, seed: str) -> Talk:
+def mixture(n_voices: int, seconds: float, seed: str) -> Talk:
     """A made conversation: turns of one to three utterances, each of its own pitch and rate."""
     rng = Random(f"speakers/{seed}")
     voices = rng.sample(UNHEARD, n_voices)
@@ -91,8 +91,8 @@ def mixture(speaker: Synthesizer, n_voices: int, seconds: float, seed: str) -> T
             manner = Manner(voice, own, rng.randint(25, 75), rng.uniform(0.9, 1.1), 1.0)
             try:
                 text = corpus.spoken_sentence(rng)
-                said = speaker.speak(text, manner).samples
-            except SynthesisError:
+                said = speak(text, manner).samples
+            except RefusedError:
                 continue
             first = round(at * SAMPLE_RATE)
             if first + said.shape[0] > end:
@@ -238,9 +238,9 @@ def main() -> None:
     asked = parser.parse_args()
     wanted = SpeakerSettings(model=asked.model, threshold=asked.threshold)
     settings = Settings(speakers=wanted).speaker_network()
-    stage, speaker = Stage(settings), Synthesizer()
+    stage = Stage(settings)
     made = [
-        mixture(speaker, n, asked.seconds, f"{i}/{n}")
+        mixture(n, asked.seconds, f"{i}/{n}")
         for n in (() if asked.folder else COUNTS)
         for i in range(asked.mixtures)
     ]

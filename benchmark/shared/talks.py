@@ -14,8 +14,8 @@ from benchmark.shared.speech.synthesis import (
     FRAME_S,
     UNHEARD_VOICES,
     SynthesisError,
-    Synthesizer,
     draw_manner,
+    speak,
 )
 from cluster.common.messages import SAMPLE_RATE
 
@@ -46,19 +46,19 @@ def make_talks(n: int, seconds: float, seed: int = 0) -> list[Talk]:
 
     By turns in voices of which training never had the first two. SystemExit: no espeak-ng.
     """
-    synthesizer, rng = Synthesizer(), Random(seed)
+    rng = Random(seed)
     voices = (*UNHEARD_VOICES, *ESPEAK_VOICES)
     try:
-        return [_talk(synthesizer, rng, seconds, voices[i % len(voices)]) for i in range(n)]
+        return [_talk(rng, seconds, voices[i % len(voices)]) for i in range(n)]
     except SynthesisError as error:
         raise SystemExit(str(error)) from error
 
 
-def _talk(synthesizer: Synthesizer, rng: Random, seconds: float, voice: str) -> Talk:
+def _talk(rng: Random, seconds: float, voice: str) -> Talk:
     manner = draw_manner(rng, (voice,))
     parts, words, at_s = [np.zeros(round(0.5 * SAMPLE_RATE), np.int16)], [], 0.5
     while at_s < seconds:
-        spoken = synthesizer.speak(corpus.made_sentence(rng), manner)
+        spoken = speak(corpus.made_sentence(rng), manner)
         ends = spoken.word_frames[:, 1] * FRAME_S
         words += [
             (word, at_s + float(end)) for word, end in zip(spoken.text.split(), ends, strict=True)

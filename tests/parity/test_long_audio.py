@@ -22,7 +22,7 @@ from benchmark.shared.speech.synthesis import (
     FRAME_S,
     Manner,
     SynthesisError,
-    Synthesizer,
+    speak,
 )
 from benchmark.shared.speech.wav import to_pcm
 from benchmark.shared.word_errors import WordErrors, count_errors, total
@@ -55,10 +55,9 @@ PAUSED_S, GLUED_S = (60.0, 120.0, 180.0, 300.0), (90.0, 150.0, 240.0)
 
 @pytest.fixture(scope="module", autouse=True)
 def _voices() -> None:
-    speaker = Synthesizer()
     for voice in ("en-us", "slt"):
         try:
-            speaker.speak("Hello.", Manner(voice, 175, 50, 1.0, 1.0))
+            speak("Hello.", Manner(voice, 175, 50, 1.0, 1.0))
         except SynthesisError as error:
             pytest.skip(str(error))
 

@@ -13,10 +13,10 @@ from benchmark.shared.speech.synthesis import (
     FLITE_VOICES,
     FRAME_S,
     FRAME_SAMPLES,
+    RefusedError,
     Spoken,
-    SynthesisError,
-    Synthesizer,
     draw_manner,
+    speak,
 )
 from cluster.common.messages import SAMPLE_RATE, WINDOW_SAMPLES
 
@@ -40,7 +40,6 @@ class ExampleMaker:
     def __init__(self, seed: str) -> None:
         self.rng = Random(f"{SEED}/{seed}")
         self.noise = np.random.default_rng(self.rng.getrandbits(64))
-        self.speaker = Synthesizer()
 
     def speak(self, source: TextSource, voices: tuple[str, ...] | None = None) -> Spoken:
         """One new utterance; half by flite unless `voices` says otherwise."""
@@ -49,8 +48,8 @@ class ExampleMaker:
         while True:
             heard = voices or (FLITE_VOICES if rng.random() < 0.5 else ESPEAK_VOICES)
             try:
-                return self.speaker.speak(text, draw_manner(rng, heard))
-            except SynthesisError:
+                return speak(text, draw_manner(rng, heard))
+            except RefusedError:
                 continue
 
     def alone(self, source: TextSource, voices: tuple[str, ...] | None = None) -> Example:

@@ -1,7 +1,7 @@
 """Speech from espeak-ng and flite, in process, with the time of every word and sound.
 
 By ctypes: a process per utterance would cost more than the speech itself. Both libraries keep
-global state: one `Synthesizer` per process, used by one thread.
+global state, so that one thread of a process may speak.
 """
 
 import ctypes
@@ -78,7 +78,11 @@ def draw_manner(rng: Random, voices: tuple[str, ...] = ESPEAK_VOICES + FLITE_VOI
 
 
 class SynthesisError(RuntimeError):
-    """A speech library is missing, or refused a voice or a text."""
+    """A speech library is missing, or:"""
+
+
+class RefusedError(SynthesisError):
+    """A library refused a voice or a text; another one may do."""
 
 
 class _Event(ctypes.Structure):
@@ -148,7 +152,7 @@ class _Espeak:
 
     def speak(self, text: str, manner: Manner) -> _Raw:
         if self._lib.espeak_SetVoiceByName(manner.voice.encode()) != 0:
-            raise SynthesisError(f"espeak-ng has no voice {manner.voice!r}")
+            raise RefusedError(f"espeak-ng has no voice {manner.voice!r}")
         self._lib.espeak_SetParameter(_ESPEAK_RATE, manner.rate_wpm, 0)
         self._lib.espeak_SetParameter(_ESPEAK_PITCH, manner.pitch, 0)
         self._audio, self._events = [], []
@@ -209,7 +213,7 @@ class _Flite:
         lib.flite_feat_set_float(features, b"duration_stretch", manner.stretch)
         utterance = lib.flite_synth_text(text.encode(), voice)
         if not utterance:
-            raise SynthesisError(f"flite could not speak {text!r}")
+            raise RefusedError(f"flite could not speak {text!r}")
         try:
             wave = lib.utt_wave(utterance).contents
             samples = np.ctypeslib.as_array(wave.samples, (wave.num_samples,)).copy()
@@ -242,26 +246,17 @@ class _Flite:
         return items
 
 
-class Synthesizer:
-    """Speaks sentences with either library; both start on first use."""
+_espeak, _flite = cache(_Espeak), cache(_Flite)  # each starts on first use
 
-    def __init__(self) -> None:
-        self._espeak: _Espeak | None = None
-        self._flite: _Flite | None = None
 
-    def speak(self, text: str, manner: Manner) -> Spoken:
-        """Cut to the first and last sound, `EDGE_FRAMES` kept on each side.
+def speak(text: str, manner: Manner) -> Spoken:
+    """Cut to the first and last sound, `EDGE_FRAMES` kept on each side.
 
-        Commas and question marks are spoken; the text that comes back is as the model writes it.
-        """
-        spelled = text.lower()
-        if manner.voice in FLITE_VOICES:
-            self._flite = self._flite or _Flite()
-            raw = self._flite.speak(spelled, manner)
-        else:
-            self._espeak = self._espeak or _Espeak()
-            raw = self._espeak.speak(spelled, manner)
-        return _finish(corpus.written(text), raw, manner)
+    Commas and question marks are spoken; the text that comes back is as the model writes it.
+    Raises SynthesisError, and of its kinds RefusedError.
+    """
+    library = _flite() if manner.voice in FLITE_VOICES else _espeak()
+    return _finish(corpus.written(text), library.speak(text.lower(), manner), manner)
 
 
 def _finish(text: str, raw: _Raw, manner: Manner) -> Spoken:
@@ -272,7 +267,7 @@ def _finish(text: str, raw: _Raw, manner: Manner) -> Spoken:
     sounds = [(name, end / ratio) for name, end in raw.sounds]
     voiced = [i for i, (name, _) in enumerate(sounds) if name not in SILENT_SOUNDS]
     if not voiced:
-        raise SynthesisError(f"{manner.voice} said nothing for {text!r}")
+        raise RefusedError(f"{manner.voice} said nothing for {text!r}")
     start_s = sounds[voiced[0] - 1][1] if voiced[0] else 0.0
     end_s = min(sounds[voiced[-1]][1], len(audio) / SAMPLE_RATE)
 

@@ -14,7 +14,6 @@ so that neither tells who speaks. One shard is made from one seed.
 
 import math
 import os
-import shutil
 import warnings
 from collections.abc import Iterator
 from contextlib import suppress
@@ -35,7 +34,7 @@ from torch import Tensor, nn
 
 from benchmark.shared.command import make_parser
 from benchmark.shared.speech import corpus
-from benchmark.shared.speech.synthesis import Manner, SynthesisError, Synthesizer
+from benchmark.shared.speech.synthesis import Manner, RefusedError, speak
 from cluster.common.messages import SAMPLE_RATE
 from router.audio.embedding import FRAMES, fbank
 
@@ -94,9 +93,7 @@ def own_voices(folder: Path) -> Path:
     return variants
 
 
-def utterances(
-    synthesizer: Synthesizer, variants: Path, rng: Random
-) -> Iterator[npt.NDArray[np.float32]]:
+def utterances(variants: Path, rng: Random) -> Iterator[npt.NDArray[np.float32]]:
     """What one new speaker says: float32 in -1..1, each of another pitch and rate."""
     if rng.random() < 0.03:
         manner = Manner(rng.choice(FLITE), 0, 0, 1.0, rng.uniform(0.82, 1.25))
@@ -112,8 +109,8 @@ def utterances(
             rate_wpm=round(manner.rate_wpm * rng.uniform(0.88, 1.14)),
             stretch=rng.uniform(0.85, 1.15),
         )
-        with suppress(SynthesisError):
-            spoken = synthesizer.speak(corpus.spoken_sentence(rng), said)
+        with suppress(RefusedError):
+            spoken = speak(corpus.spoken_sentence(rng), said)
             yield in_a_room(spoken.samples.astype(np.float32) / np.float32(32768), rng)
 
 
@@ -140,18 +137,17 @@ def write_shard(folder: Path, index: int) -> Path:
     path = folder / f"speakers-{index:03d}.npz"
     if path.exists():
         return path
-    variants, synthesizer = own_voices(folder / f"voices-{index:03d}"), Synthesizer()
+    variants = own_voices(folder / "voices")
     speakers = (Random(f"speakers/{index}/{i}") for i in range(SPEAKERS))
     made = [
         fbank(audio * 32768)
         for rng in speakers
-        for audio in islice(utterances(synthesizer, variants, rng), UTTERANCES)
+        for audio in islice(utterances(variants, rng), UTTERANCES)
     ]
     part = path.with_suffix(".part.npz")
     starts = np.cumsum([0] + [len(features) for features in made])
     np.savez(part, features=np.concatenate(made).astype(np.float16), starts=starts)
     part.rename(path)
-    shutil.rmtree(folder / f"voices-{index:03d}")
     return path
 
 

@@ -21,10 +21,10 @@ from benchmark.shared.speech.synthesis import (
     ESPEAK_VOICES,
     FLITE_VOICES,
     FRAME_SAMPLES,
+    RefusedError,
     Spoken,
-    SynthesisError,
-    Synthesizer,
     draw_manner,
+    speak,
 )
 
 KINDS = {"made": 0.25, "free": 0.40, "woven": 0.35}  # of all sentences that are trained on
@@ -74,14 +74,13 @@ def write_shard(folder: Path, index: int, seed: int, size: int) -> None:
     if base.with_suffix(".npz").exists():
         return
     rng = Random(f"{seed}/{index}")
-    speaker = Synthesizer()
     made: list[Spoken] = []
     while len(made) < size:
         # The voice is drawn first, so that a voice that refuses a text does not become rarer.
         manner = draw_manner(rng, FLITE_VOICES if rng.random() < 0.5 else ESPEAK_VOICES)
         try:
-            made.append(speaker.speak(corpus.spoken_sentence(rng, KINDS), manner))
-        except SynthesisError:
+            made.append(speak(corpus.spoken_sentence(rng, KINDS), manner))
+        except RefusedError:
             continue
     np.concatenate([spoken.samples for spoken in made]).tofile(base.with_suffix(".i16"))
     said = [name for spoken in made for name in spoken.sounds]

@@ -11,8 +11,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmark.shared.speech.examples import Example
-from benchmark.shared.speech.synthesis import FRAME_SAMPLES
+from benchmark.shared.speech import corpus, synthesis
+from benchmark.shared.speech.examples import Example, ExampleMaker
+from benchmark.shared.speech.synthesis import FRAME_SAMPLES, SynthesisError
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.demo.recipe.evaluate import measured
@@ -163,3 +164,15 @@ def test_errors_and_segment_times_are_counted_over_a_set() -> None:
     )
     assert found["median_start_gap_s"] == pytest.approx(np.median(starts), abs=1e-3)
     assert found["median_end_gap_s"] == pytest.approx(np.median(ends), abs=1e-3)
+
+
+def test_without_the_speech_libraries_nothing_waits_for_a_voice(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def missing() -> None:
+        raise SynthesisError("it is missing")
+
+    for library in ("_espeak", "_flite"):
+        monkeypatch.setattr(synthesis, library, missing)
+    with pytest.raises(SynthesisError, match="missing"):
+        ExampleMaker("test").alone(corpus.made_sentence)
