@@ -77,11 +77,10 @@ def _longest(content: bytes) -> tuple[int, int]:
     return 0, 0
 
 
-def base64_pieces(letters: str | bytes, start: int = 0) -> Iterator[bytes]:
+def base64_pieces(letters: str) -> Iterator[bytes]:
     """A piece at a time: one call would keep Python's lock for 100 ms. Raises ValueError."""
-    for at in range(start, len(letters), PIECE):
-        piece = letters[at : at + PIECE]
-        piece = piece.encode("ascii") if isinstance(piece, str) else piece
+    for at in range(0, len(letters), PIECE):
+        piece = letters[at : at + PIECE].encode("ascii")
         if at + PIECE < len(letters) and b"=" in piece[-2:]:
             raise ValueError("something follows its padding")
         yield binascii.a2b_base64(piece, strict_mode=True)
@@ -120,7 +119,14 @@ def _loaded(content: bytes) -> Any:
     _check_shape(content)
     # Decoded here: it would be taken for UTF-16, too, in which quotes are not where they seem.
     text = content.decode("utf-8-sig")
-    return json.loads(text, object_pairs_hook=_unique, parse_constant=_no_such_number)
+    found = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_such_number)
+    if "\\u" in text:
+        try:
+            json.dumps(found, ensure_ascii=False).encode()
+        except UnicodeEncodeError as error:  # it can be neither stored, logged nor sent
+            half = ascii(error.object[error.start])
+            raise ValueError(f"it has half of a surrogate pair, {half}, which is no text") from None
+    return found
 
 
 def _check_shape(content: bytes) -> None:
@@ -150,6 +156,7 @@ def _no_such_number(text: str) -> NoReturn:
 AUDIO_FIELD = "input_audio"
 DATA_PART = "data"
 FORMAT_PART = "format"
+MAX_URL = 8192  # characters of one that does not hold the audio itself
 HEADERLESS = ("pcm", "pcm16", "pcm24", "s16le", "raw", "l16")  # nothing in them says what they are
 
 AUDIO_SCHEMA: Schema = {
@@ -168,12 +175,10 @@ AUDIO_SCHEMA: Schema = {
 }
 
 
-def check_audio(document: Mapping[str, Any], *, has_data: bool) -> None:
-    """Of `input_audio`. has_data: its text was met, and decoded on the way. Raises
-    InvalidRequestError.
-    """
+def audio_of(document: Mapping[str, Any]) -> str:
+    """The text of the audio in `input_audio`. Raises InvalidRequestError."""
     audio = document.get(AUDIO_FIELD)
-    if not isinstance(audio, dict) or not has_data or audio.get(DATA_PART) != "":
+    if not isinstance(audio, dict) or not isinstance(audio.get(DATA_PART), str):
         raise InvalidRequestError(
             f"no audio was sent: send '{AUDIO_FIELD}' with '{DATA_PART}', the file's bytes in "
             f"base64, and '{FORMAT_PART}'",
@@ -194,6 +199,27 @@ def check_audio(document: Mapping[str, Any], *, has_data: bool) -> None:
             f"audio of format {shown(sort)} has no header that says what it is; send wav",
             param=name,
         )
+    return str(audio[DATA_PART])
+
+
+def is_data_url(text: str) -> bool:
+    return text[:5].lower() == "data:"
+
+
+def decoded(text: str, name: str) -> Iterator[bytes]:
+    """What base64, which may be in lines, or a data URL with base64 holds, a piece at a time.
+    Raises InvalidRequestError, which calls it `name`.
+    """
+    start = text.find(",", 0, MAX_URL) + 1 if is_data_url(text) else 0
+    if is_data_url(text) and not text[:start].lower().endswith(";base64,"):
+        raise InvalidRequestError(f"the data URL in '{name}' must be one with base64", param=name)
+    letters = "".join(text[start:].split())
+    try:
+        if len(letters) % 4:
+            raise ValueError("its length is no multiple of four: the end is missing")
+        yield from base64_pieces(letters)
+    except ValueError as error:
+        raise InvalidRequestError(f"'{name}' is not base64: {error}", param=name) from None
 
 
 def pairs_of(document: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:

@@ -23,8 +23,10 @@ from router.api.documents import (
     AUDIO_FIELD,
     DATA_PART,
     FORMAT_PART,
-    base64_pieces,
-    check_audio,
+    MAX_URL,
+    audio_of,
+    decoded,
+    is_data_url,
     pairs_of,
 )
 from router.api.kinds import shown
@@ -34,10 +36,8 @@ from router.audio.protocol import too_large
 from router.batches.database import telling_full_disk
 from router.batches.lines import (
     FILE_ID,
-    MAX_URL,
     SOURCES,
     Models,
-    is_data_url,
     parse_line,
     request_id,
     result_of,
@@ -139,11 +139,10 @@ class LineWork:
         try:
             if source == FILE_ID:
                 await self._link(claim, value, path)
-            elif source == AUDIO_FIELD:
-                await asyncio.to_thread(self._decode, _data_of(value), 0, path, source)
-            elif is_data_url(value):
-                start = _start_of_data(value, source)
-                await asyncio.to_thread(self._decode, value, start, path, source)
+            elif source == AUDIO_FIELD or is_data_url(value):
+                text = _data_of(value) if source == AUDIO_FIELD else value
+                await asyncio.to_thread(self._decode, text, path, source)
+                del text
             else:
                 await self._downloads.fetch(value, path, source)
             del value  # it may be long, and the work too
@@ -160,24 +159,19 @@ class LineWork:
         except (NotFoundError, FileNotFoundError):
             raise NotFoundError(no_such_file(file_id).message, param=FILE_ID) from None
 
-    def _decode(self, text: object, start: int, path: Path, source: str) -> None:
+    def _decode(self, text: str, path: Path, source: str) -> None:
         """Write the bytes of base64, a piece at a time: as a whole it would be there four times."""
-        if not isinstance(text, str):
-            raise _no_base64(source, "it is no text")
-        most, room = self._owned.settings.max_file_bytes, (len(text) - start) * 3 // 4
-        if room > most + 2:
+        most, room = self._owned.settings.max_file_bytes, len(text) * 3 // 4
+        if room > most + MAX_URL:
             raise too_large(most, room)
         self._owned.blobs.check_room(room)
-        try:
-            with telling_full_disk(), path.open("wb") as file:
-                file.writelines(base64_pieces(text, start))
-        except ValueError as error:
-            raise _no_base64(source, str(error)) from None
+        with telling_full_disk(), path.open("wb") as file:
+            file.writelines(decoded(text, source))
         if (n_bytes := path.stat().st_size) > most:
             raise too_large(most, n_bytes)
 
 
-def _data_of(value: object) -> object:
+def _data_of(value: object) -> str:
     """What an `input_audio` has as its base64. Raises InvalidRequestError for another shape."""
     if not isinstance(value, dict):
         raise InvalidRequestError(
@@ -186,19 +180,4 @@ def _data_of(value: object) -> object:
             param=AUDIO_FIELD,
             code="invalid_type",
         )
-    check_audio({AUDIO_FIELD: {**value, DATA_PART: ""}}, has_data=True)
-    return value.get(DATA_PART)
-
-
-def _start_of_data(url: str, source: str) -> int:
-    """Where the base64 of a data URL begins. Raises InvalidRequestError."""
-    start = url.find(",", 0, MAX_URL) + 1
-    if not url[:start].lower().endswith(";base64,"):
-        raise InvalidRequestError(
-            f"the data URL in '{source}' must be one with base64", param=source
-        )
-    return start
-
-
-def _no_base64(source: str, why: str) -> InvalidRequestError:
-    return InvalidRequestError(f"'{source}' is not base64: {why}", param=source)
+    return audio_of({AUDIO_FIELD: value})

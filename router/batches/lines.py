@@ -15,7 +15,7 @@ from typing import Any, BinaryIO, Protocol
 
 from cluster.common.errors import InvalidRequestError, PayloadTooLargeError, SplitscribeError
 from router.api.batch_bodies import BatchError, Status
-from router.api.documents import AUDIO_FIELD, DATA_PART, read_json
+from router.api.documents import AUDIO_FIELD, DATA_PART, MAX_URL, is_data_url, read_json
 from router.api.formats import to_json
 from router.batches.store import NewLine, OpenBatch
 from router.batches.work_queue import Result
@@ -28,7 +28,6 @@ MAX_ERRORS = 100  # that a batch tells
 MAX_CUSTOM_ID = 512  # characters
 MAX_LINE_BYTES = 64 * 1024 * 1024  # one with its audio in it
 MAX_OTHER_BYTES = 1024 * 1024  # of a line, beside its audio
-MAX_URL = 8192  # characters of one that does not hold the audio itself
 _LONG_TEXTS = (("body", AUDIO_FIELD, DATA_PART), *(("body", name) for name in URLS))
 _LINE_FIELDS = ("custom_id", "method", "url", "body")
 GIVEN_UP: dict[Status, str] = {
@@ -114,30 +113,7 @@ def parse_line(content: bytes) -> dict[str, Any]:
         raise _refused("invalid_json_line", f"the line is no JSON: {error}") from None
     if not isinstance(document, dict):
         raise _refused("invalid_json_line", "the line is no JSON object")
-    try:
-        _check_texts(document)
-    except UnicodeEncodeError as error:
-        found = ascii(error.object[error.start])
-        raise _refused(
-            "invalid_json_line", f"the line has half of a surrogate pair, {found}, which is no text"
-        ) from None
     return document
-
-
-def _check_texts(value: object) -> None:
-    """Raises UnicodeEncodeError for half of a surrogate pair, which JSON can spell, and which can
-    be neither stored, logged nor sent.
-    """
-    if isinstance(value, str):
-        if not value.isascii():
-            value.encode()
-    elif isinstance(value, dict):
-        for pair in value.items():
-            for part in pair:
-                _check_texts(part)
-    elif isinstance(value, list):
-        for part in value:
-            _check_texts(part)
 
 
 def source_of(body: Mapping[str, Any]) -> str:
@@ -156,10 +132,6 @@ def source_of(body: Mapping[str, Any]) -> str:
     if name in URLS and len(body[name]) > MAX_URL and not is_data_url(body[name]):
         raise _refused("invalid_url", f"'{name}' is longer than {MAX_URL}", f"body.{name}")
     return name
-
-
-def is_data_url(url: str) -> bool:
-    return url[:5].lower() == "data:"
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:

@@ -7,9 +7,8 @@ endpoint, which Open WebUI sends too.
 
 from __future__ import annotations
 
-import json
 import logging
-from collections.abc import Iterator, Mapping
+from collections.abc import Mapping
 from typing import Protocol
 
 from python_multipart.exceptions import FormParserError
@@ -19,8 +18,7 @@ from cluster.common.errors import AudioTooShortError, InvalidRequestError, Paylo
 from router.api.documents import (
     AUDIO_FIELD,
     DATA_PART,
-    base64_pieces,
-    check_audio,
+    audio_of,
     pairs_of,
     read_json,
     repeated,
@@ -147,14 +145,8 @@ class FormReader:
                 raise too_large(self._max_upload_bytes, self._read_bytes)
             return
         self._value += data[start:end]
-        most = _longest(self._name)
-        if most == MAX_REFERENCE_BYTES:
+        if _check_length(self._name, len(self._value)) == MAX_REFERENCE_BYTES:
             self._reference_bytes += end - start
-        if len(self._value) > most:
-            raise InvalidRequestError(
-                f"field {self._name[:64]!r} is longer than {most} bytes",
-                param=self._name[:64],
-            )
 
     def _part_end(self) -> None:
         if self._in_file:
@@ -167,9 +159,16 @@ class FormReader:
         self._ended = True
 
 
-def _longest(name: str) -> int:
-    """Most bytes of a field's value, however the name of a list is spelled."""
-    return LONG_FIELDS.get(name.partition("[")[0], MAX_FIELD_BYTES)
+def _check_length(name: str, n_bytes: int) -> int:
+    """Returns the most bytes of a field's value, however the name of a list is spelled. Raises
+    InvalidRequestError.
+    """
+    most = LONG_FIELDS.get(name.partition("[")[0], MAX_FIELD_BYTES)
+    if n_bytes > most:
+        raise InvalidRequestError(
+            f"field {name[:64]!r} is longer than {most} bytes", param=name[:64]
+        )
+    return most
 
 
 def media_type(headers: Mapping[str, str]) -> bytes:
@@ -209,65 +208,34 @@ def _text(content: bytes, what: str) -> str:
 
 JSON_TYPE = b"application/json"
 GROWTH = 1.5  # bytes of a body per byte of audio at most: base64, with some characters escaped
-MAX_DATA_URL_BYTES = 256  # of what stands before the base64
 
-_DATA = f"{AUDIO_FIELD}.{DATA_PART}"  # as error messages name it
+DATA = f"{AUDIO_FIELD}.{DATA_PART}"  # as error messages name it
 
 
 def read_document(content: bytes, max_upload_bytes: int) -> tuple[tuple[tuple[str, str], ...], str]:
     """The fields of a body, and the text that holds its audio. Raises SplitscribeError."""
     try:
         document = read_json(content, MAX_FRAMING_BYTES, (AUDIO_FIELD, DATA_PART))
-        if isinstance(document, dict) and isinstance(audio := document.get(AUDIO_FIELD), dict):
-            data, audio[DATA_PART] = audio.get(DATA_PART), ""
-        else:
-            data = None
-        json.dumps(document, ensure_ascii=False).encode()  # JSON can spell half a character
     except PayloadTooLargeError:
         if len(content) > max_upload_bytes:
             raise too_large(max_upload_bytes, len(content)) from None
         raise PayloadTooLargeError(
-            f"a JSON body has at most {MAX_FRAMING_BYTES} bytes beside '{_DATA}'; send longer "
+            f"a JSON body has at most {MAX_FRAMING_BYTES} bytes beside '{DATA}'; send longer "
             "'known_speaker_references' in a form"
         ) from None
     except InvalidRequestError as error:
         if error.param == DATA_PART:
-            raise repeated(_DATA) from None
+            raise repeated(DATA) from None
         raise
     except ValueError as error:
         raise InvalidRequestError(f"the body is no JSON document: {error}") from None
     if not isinstance(document, dict):
         raise InvalidRequestError("the body must be a JSON object")
-    check_audio(document, has_data=isinstance(data, str))
-    if not data:
-        raise AudioTooShortError("the audio is empty", param=_DATA)
+    if not (data := audio_of(document)):
+        raise AudioTooShortError("the audio is empty", param=DATA)
     fields = pairs_of(document)
     if len(fields) > MAX_FIELDS:
         raise InvalidRequestError(f"the document has more than {MAX_FIELDS} fields")
     for name, text in fields:
-        most = _longest(name)
-        if len(text.encode()) > most:
-            raise InvalidRequestError(
-                f"field {name[:64]!r} is longer than {most} bytes", param=name[:64]
-            )
+        _check_length(name, len(text.encode()))
     return fields, data
-
-
-def decoded(text: str) -> Iterator[bytes]:
-    """Raises InvalidRequestError."""
-    start = 0
-    if text.startswith("data:"):
-        start = text.find(",", 0, MAX_DATA_URL_BYTES) + 1
-        if not text[:start].endswith(";base64,"):
-            raise _not_base64("it begins like a data URL, and not like one with base64")
-    try:
-        letters = text[start:].encode("ascii").translate(None, b" \t\r\n")
-        if len(letters) % 4:
-            raise _not_base64("its length is no multiple of four: the end is missing")
-        yield from base64_pieces(letters)
-    except ValueError as error:
-        raise _not_base64(str(error)) from None
-
-
-def _not_base64(why: str) -> InvalidRequestError:
-    return InvalidRequestError(f"'{_DATA}' is not base64: {why}", param=_DATA)

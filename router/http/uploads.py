@@ -20,10 +20,11 @@ from dataclasses import dataclass
 from pathlib import Path
 
 from cluster.common.errors import OverloadedError
-from router.api.documents import AUDIO_FIELD
+from router.api.documents import AUDIO_FIELD, decoded
 from router.audio.containers import wav_head
 from router.audio.protocol import SPOOL_PREFIX, too_large
 from router.http.bodies import (
+    DATA,
     FILE_FIELD,
     FORM_TYPE,
     GROWTH,
@@ -31,7 +32,6 @@ from router.http.bodies import (
     MAX_FRAMING_BYTES,
     MAX_REFERENCES_BYTES,
     FormReader,
-    decoded,
     form_boundary,
     media_type,
     read_document,
@@ -134,7 +134,7 @@ async def _receive_json(
         if len(content) > limit:
             raise too_large(max_upload_bytes, len(content))
     fields, text = await asyncio.to_thread(read_document, bytes(content), max_upload_bytes)
-    pieces = decoded(text)
+    pieces = decoded(text, DATA)
     while piece := await asyncio.to_thread(next, pieces, b""):
         spool.append(piece)
         if spool.size_bytes > max_upload_bytes:

@@ -18,12 +18,11 @@ from cluster.common.errors import (
     InvalidRequestError,
     PayloadTooLargeError,
 )
-from router.api.documents import MAX_DEPTH, MAX_VALUES, base64_pieces, read_json
+from router.api.documents import MAX_DEPTH, MAX_VALUES, base64_pieces, decoded, read_json
 from router.http.bodies import (
     MAX_FIELD_BYTES,
     MAX_FIELDS,
     MAX_FRAMING_BYTES,
-    decoded,
     read_document,
 )
 from router.http.uploads import check_content_length
@@ -43,7 +42,7 @@ PLACE = "THE-AUDIO"
 
 def read(body: bytes, limit: int = LIMIT) -> tuple[bytes, dict[str, str]]:
     fields, text = read_document(body, limit)
-    return b"".join(decoded(text)), dict(fields)
+    return b"".join(decoded(text, "input_audio.data")), dict(fields)
 
 
 def is_empty(folder: Path) -> bool:
