@@ -1,5 +1,5 @@
 """Who may come in, and how much of a body: asked before a byte of it is read, for every route, so
-that a new one needs nothing of its own. Pure ASGI. The keys of WebSockets may be client secrets:
+that a new one needs nothing of its own. The keys of WebSockets may be client secrets:
 they are read in `router.http.realtime`.
 """
 
@@ -11,14 +11,13 @@ import logging
 import socket
 from collections.abc import Mapping, Sequence
 
-from fastapi import Request
 from starlette.datastructures import Headers
-from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.types import Message, Receive, Scope
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from cluster.common.errors import InvalidRequestError, PayloadTooLargeError, SplitscribeError
 from cluster.common.settings import RouterSettings
-from router.http.envelope import ASR_PATHS, answer_error, error_response, note_error
+from router.http.envelope import ASR_PATHS, error_response, note_error
 from router.http.keys import KeyRing, note_owner, sent_key
 from router.http.metrics import PATH as METRICS
 
@@ -52,52 +51,35 @@ class HostRefusedError(SplitscribeError):
     should_retry = False
 
 
-class AccessMiddleware:
-    """Answers whom it does not let in; bounds the bodies of all others."""
+class Access:
+    """Whom a router lets in; and how long the bodies of those are."""
 
-    def __init__(
-        self,
-        app: ASGIApp,
-        *,
-        keys: KeyRing,
-        settings: RouterSettings,
-        uploads: Mapping[str, int],
-    ) -> None:
+    def __init__(self, keys: KeyRing, settings: RouterSettings, uploads: Mapping[str, int]) -> None:
         """uploads: how the paths begin whose bodies are long, and how many bytes they may have."""
-        self._app = app
         self._keys = keys
         self._names = HostNames(settings.hosts) if settings.hosts or not len(keys) else None
         self._cors_origins = settings.cors_origins
         self._uploads = uploads
         self._probes = PROBES | ({METRICS} if settings.metrics == "on" else set())
 
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] not in ("http", "websocket"):
-            await self._app(scope, receive, send)
-            return
+    def enter(self, scope: Scope, receive: Receive) -> Receive:
+        """What brings the body, within its bounds. Raises SplitscribeError."""
         path = route_path(scope)
         is_http = scope["type"] == "http"
         is_page = path == PAGE or path.startswith(PAGE_FILES)
-        try:
-            headers = Headers(scope=scope)
-            if self._names is not None and path not in self._probes:
-                self._names.check(headers)
-            if not len(self._keys):
-                if not is_http or scope["method"] not in SAFE_METHODS:
-                    check_origin(headers, self._cors_origins)
-            elif is_http and path not in self._probes and not is_page:
-                sent = sent_key(headers, takes_password=path in ASR_PATHS)
-                note_owner(scope, self._keys.owner(sent))
-        except SplitscribeError as error:
-            if is_http:
-                await answer_error(Request(scope), error)(scope, receive, send)
-            else:
-                await refuse_upgrade(WebSocket(scope, receive, send), error)
-            return
-        if is_http:
-            limits = [most for start, most in self._uploads.items() if path.startswith(start)]
-            receive = bounded(receive, max(limits, default=MAX_BODY_BYTES))
-        await self._app(scope, receive, send)
+        headers = Headers(scope=scope)
+        if self._names is not None and path not in self._probes:
+            self._names.check(headers)
+        if not len(self._keys):
+            if not is_http or scope["method"] not in SAFE_METHODS:
+                check_origin(headers, self._cors_origins)
+        elif is_http and path not in self._probes and not is_page:
+            sent = sent_key(headers, takes_password=path in ASR_PATHS)
+            note_owner(scope, self._keys.owner(sent))
+        if not is_http:
+            return receive
+        limits = [most for start, most in self._uploads.items() if path.startswith(start)]
+        return bounded(receive, max(limits, default=MAX_BODY_BYTES))
 
 
 def route_path(scope: Scope) -> str:

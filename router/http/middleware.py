@@ -1,5 +1,6 @@
-"""The outermost layer of the HTTP surface: a request id for everyone, an answer for every crash,
-the access log. Pure ASGI, so that the channel on which a client's hang-up arrives stays untouched.
+"""The outermost layer of the HTTP surface: a request id for everyone, the door, an answer for every
+crash, the access log. Pure ASGI, so that the channel on which a client's hang-up arrives stays
+untouched.
 """
 
 from __future__ import annotations
@@ -10,16 +11,21 @@ import uuid
 from collections.abc import Mapping
 from typing import Any
 
+from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
+from starlette.websockets import WebSocket
 
 from cluster.common.clock import SYSTEM_CLOCK, Clock
+from cluster.common.errors import SplitscribeError
 from cluster.common.logs import counted, log_fields, request_scope
 from cluster.common.metrics import Recorder
 from cluster.common.tracing import NO_SPAN, NO_TRACER, Span, Tracer
+from router.http.access import Access, refuse_upgrade
 from router.http.envelope import (
     ASR_PATHS,
     UnexpectedError,
+    answer_error,
     error_response,
     note_error,
     noted_error,
@@ -31,6 +37,7 @@ logger = logging.getLogger(__name__)
 
 API_PREFIXES = ("/v1/", *ASR_PATHS)  # what is counted: not the probes that ask for health
 TRACED_PREFIXES = ("/v1/audio/", *ASR_PATHS)
+STARTS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
 MAX_REQUEST_ID = 128  # characters
 _SPAN = "splitscribe_span"  # keys of a request's state
 _WORK = "splitscribe_work"
@@ -49,6 +56,7 @@ class RequestMiddleware:
         self,
         app: ASGIApp,
         *,
+        access: Access,
         recorder: Recorder,
         keys: KeyRing,
         tracer: Tracer = NO_TRACER,
@@ -56,6 +64,7 @@ class RequestMiddleware:
         echo_request_id: bool = True,
     ) -> None:
         self._app = app
+        self._access = access
         self._clock = clock
         self._recorder = recorder
         self._keys = keys
@@ -63,35 +72,37 @@ class RequestMiddleware:
         self._echo_request_id = echo_request_id
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        if scope["type"] == "websocket":
-            await self._serve_websocket(scope, receive, send)
-            return
-        if scope["type"] != "http":
+        if scope["type"] not in ("http", "websocket"):
             await self._app(scope, receive, send)
             return
+        is_http = scope["type"] == "http"
         request_id = accept_request_id(scope)
         started_s = self._clock.monotonic()
-        status = 0  # until it is sent
+        status = 0  # until it is sent; of a WebSocket that is refused
 
         async def send_stamped(message: Message) -> None:
             nonlocal status
-            if message["type"] == "http.response.start":
-                status = message["status"]
+            if message["type"] in STARTS:
+                status = message.get("status", 0)
+                message = {**message, "headers": list(message.get("headers", []))}
                 headers = MutableHeaders(scope=message)
                 if self._echo_request_id:
                     headers["x-request-id"] = request_id
-                elapsed_ms = 1000 * (self._clock.monotonic() - started_s)
-                headers["openai-processing-ms"] = str(round(elapsed_ms))
+                if is_http:
+                    elapsed_ms = 1000 * (self._clock.monotonic() - started_s)
+                    headers["openai-processing-ms"] = str(round(elapsed_ms))
             await send(message)
 
         with request_scope(request_id), self._span(scope, request_id) as span:
             scope.setdefault("state", {})[_SPAN] = span
             try:
-                await self._app(scope, receive, send_stamped)
+                await self._admitted(scope, receive, send_stamped)
             except Exception:
-                logger.exception("%s %s failed", scope["method"], shown_path(scope))
+                logger.exception(
+                    "%s %s failed", scope.get("method", "WebSocket"), shown_path(scope)
+                )
                 note_error(scope, UnexpectedError(request_id))
-                if status:
+                if status or not is_http:
                     # The server cuts the connection, so that nobody takes it for whole; what it
                     # logs of this must not say more than our own line.
                     raise AnswerBrokenError from None
@@ -101,31 +112,23 @@ class RequestMiddleware:
                     code = noted_error(scope)
                     wall_s = self._clock.monotonic() - started_s
                     self._count(status, code, wall_s)
-                    self._log(scope, status, wall_s)
+                    if is_http:  # a WebSocket has log lines of its own
+                        self._log(scope, status, wall_s)
                     span.note(http__response__status_code=status)
                     if code is not None:
                         span.note(error=code)
 
-    async def _serve_websocket(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Name the connection for its log lines and its client; it counts its events itself."""
-        request_id = accept_request_id(scope)
-
-        async def send_stamped(message: Message) -> None:
-            begins = message["type"] in ("websocket.accept", "websocket.http.response.start")
-            if begins and self._echo_request_id:
-                headers = MutableHeaders(raw=list(message.get("headers", [])))
-                headers["x-request-id"] = request_id
-                message = {**message, "headers": headers.raw}
-            if message["type"] == "websocket.http.response.start":
-                self._count(message["status"], noted_error(scope), 0.0)
-            await send(message)
-
-        with request_scope(request_id):
-            try:
-                await self._app(scope, receive, send_stamped)
-            except Exception:  # the server says 500, or closes what is open
-                logger.exception("WebSocket %s failed", shown_path(scope))
-                raise AnswerBrokenError from None
+    async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
+        """Let the application answer whom it may, and refuse all others."""
+        try:
+            receive = self._access.enter(scope, receive)
+        except SplitscribeError as error:
+            if scope["type"] == "websocket":
+                await refuse_upgrade(WebSocket(scope, receive, send), error)
+            else:
+                await answer_error(Request(scope), error)(scope, receive, send)
+            return
+        await self._app(scope, receive, send)
 
     def _span(self, scope: Scope, request_id: str) -> Span:
         """The span of the whole answer, its stream included; only for requests that do work."""

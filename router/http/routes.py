@@ -39,7 +39,7 @@ from router.api.responses import (
     VerboseTranscriptionResponse,
     VerboseTranslationResponse,
 )
-from router.http.access import AccessMiddleware
+from router.http.access import Access
 from router.http.asr import add_asr_routes
 from router.http.batches import BatchAccess, add_batches
 from router.http.bodies import GROWTH, MAX_FRAMING_BYTES, MAX_REFERENCES_BYTES
@@ -116,13 +116,8 @@ def create_app(
     if batches is not None:
         uploads["/v1/files"] = batches.max_file_bytes + MAX_FRAMING_BYTES
     app.add_middleware(
-        AccessMiddleware,
-        keys=keys,
-        settings=settings,
-        uploads=uploads,
-    )
-    app.add_middleware(
         RequestMiddleware,
+        access=Access(keys, settings, uploads),
         recorder=recorder,
         keys=keys,
         tracer=tracer,
