@@ -29,6 +29,7 @@ KEEP_ALIVE_S = 90.0  # of an idle connection, as Serve's proxy has it
 CLOSE_TIMEOUT_S = 30.0  # for requests in flight when the replica is stopped
 PING_S = 20.0  # keeps what stands between awake; an answer may take as long as audio waits for room
 PONG_S = 60.0
+STUCK_MS = 60_000  # that a client may read nothing of what waits for it; then it is cut
 BIND_S = 5.0  # in which a port that another replica is about to leave becomes free
 BIND_AGAIN_S = 0.25
 FRAME_BYTES = 16 << 20  # of a WebSocket message, at least
@@ -109,6 +110,8 @@ async def _bound(host: str, port: int) -> socket.socket:
             # A replica that takes the place of a killed one finds its connections in TIME_WAIT.
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
+            if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; each connection inherits it
+                bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STUCK_MS)
             bound.bind((host, port))
             bound.listen(BACKLOG)
         except OSError as error:
@@ -129,7 +132,6 @@ MAX_WAITING = 8  # requests of a connection behind the one that is answered
 SMALL_BYTES = 64  # a piece of a body below this is small
 SMALL_PER_S, SMALL_AT_ONCE = 1000.0, 5000.0  # of one connection
 LINGER_S = 5.0  # in which a client that was refused may read why
-STUCK_S = 60.0  # in which a client that reads anything at all makes some room
 POLICY_VIOLATION = 1008  # RFC 6455
 FRAMES_PER_S, FRAMES_AT_ONCE = 1000.0, 2500.0  # of one WebSocket, fragments too: 30 ms of work
 CONTROLS_PER_S, CONTROLS_AT_ONCE = 10.0, 100.0  # pings, pongs and closes among them
@@ -153,45 +155,7 @@ class Budget:
         return max(0.0, -self._left / self._per_s)
 
 
-class ReadByClient(asyncio.Protocol):
-    """Cuts a client that reads nothing of what waits for it, so that none holds an answer for ever.
-
-    The application can only close a connection, which waits for the client to read the rest.
-    """
-
-    loop: asyncio.AbstractEventLoop
-    transport: asyncio.Transport
-    _stuck: asyncio.TimerHandle | None = None
-
-    def pause_writing(self) -> None:
-        super().pause_writing()
-        self._watch()
-
-    def resume_writing(self) -> None:
-        self._forget_stuck()
-        super().resume_writing()
-
-    def connection_lost(self, exc: Exception | None) -> None:
-        self._forget_stuck()
-        super().connection_lost(exc)
-
-    def _watch(self) -> None:
-        unread = self.transport.get_write_buffer_size()
-        self._stuck = self.loop.call_later(STUCK_S, self._cut_if_stuck, unread)
-
-    def _cut_if_stuck(self, unread: int) -> None:
-        if self.transport.get_write_buffer_size() < unread:
-            self._watch()
-        else:
-            self.transport.abort()
-
-    def _forget_stuck(self) -> None:
-        if self._stuck is not None:
-            self._stuck.cancel()
-            self._stuck = None
-
-
-class HttpProtocol(ReadByClient, HttpToolsProtocol):
+class HttpProtocol(HttpToolsProtocol):
     """Bounds heads in bytes and seconds, and the requests that wait on a connection.
 
     What a client sends after it was refused is read and forgotten, until it has read why.
@@ -310,7 +274,7 @@ class HttpProtocol(ReadByClient, HttpToolsProtocol):
         _end(self.loop, self.transport)
 
 
-class WebSocketProtocol(ReadByClient, WebSocketsSansIOProtocol):
+class WebSocketProtocol(WebSocketsSansIOProtocol):
     """Parses no more than the application takes, and cuts who floods it.
 
     Whole messages wait until it takes them; pings and fragments, which it never sees, are counted.
