@@ -12,7 +12,7 @@ from __future__ import annotations
 import base64
 import hashlib
 import json
-from collections.abc import Iterable, Mapping
+from collections.abc import Iterable, Iterator, Mapping
 from functools import cache
 from html import escape
 from pathlib import Path
@@ -95,8 +95,9 @@ class PageFiles(StaticFiles):
 # ---- the API
 
 Schema = Mapping[str, Any]
+Cells = tuple[str, str, str]  # of a row
 
-_MARKDOWN = MarkdownIt("commonmark", {"html": False})
+_MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 
 STYLE = """
 :root { color-scheme: light dark; }
@@ -106,7 +107,6 @@ code, pre { font: 14px/1.45 ui-monospace, monospace; }
 pre { overflow-x: auto; padding: .75rem; border: 1px solid #8884; border-radius: 4px; }
 table { border-collapse: collapse; width: 100%; }
 th, td { text-align: left; vertical-align: top; padding: .3rem .6rem; border: 1px solid #8884; }
-td p { margin: 0; }
 h2 code { font-size: 18px; }
 """
 _STYLE_HASH = base64.b64encode(hashlib.sha256(STYLE.encode()).digest()).decode()
@@ -131,78 +131,68 @@ def docs_page(document: Schema) -> str:
     info = document["info"]
     schemas = document.get("components", {}).get("schemas", {})
     operations = [
-        (method, path, operation)
+        (f"{method.upper()} {path}", operation)
         for path, methods in document["paths"].items()
         for method, operation in methods.items()
     ]
     title = f"{escape(info['title'])} {escape(info['version'])}"
     contents = "".join(
-        f'<li><a href="#{_anchor(method, path)}"><code>{method.upper()} {escape(path)}</code></a>: '
+        f'<li><a href="#{_anchor(name)}"><code>{escape(name)}</code></a>: '
         f"{escape(operation.get('summary', ''))}</li>"
-        for method, path, operation in operations
+        for name, operation in operations
     )
-    body = "".join(_operation(*operation, schemas) for operation in operations)
+    body = "".join(
+        f'<h2 id="{_anchor(name)}"><code>{escape(name)}</code></h2>'
+        + _MARKDOWN.render("\n\n".join(_operation(operation, schemas)))
+        for name, operation in operations
+    )
     return (
         '<!doctype html><html lang="en"><head><meta charset="utf-8">'
         '<meta name="viewport" content="width=device-width, initial-scale=1">'
         f"<title>{title}: API</title><style>{STYLE}</style></head><body>"
-        f"<h1>{title}</h1>{_markdown(info.get('description', ''))}"
+        f"<h1>{title}</h1>{_MARKDOWN.render(info.get('description', ''))}"
         '<p>Programs read the same as <a href="openapi.json">openapi.json</a>.</p>'
         f"<ul>{contents}</ul>{body}</body></html>"
     )
 
 
-def _operation(method: str, path: str, operation: Schema, schemas: Schema) -> str:
-    parts = [
-        f'<h2 id="{_anchor(method, path)}"><code>{method.upper()} {escape(path)}</code></h2>',
-        f"<p><strong>{escape(operation.get('summary', ''))}</strong></p>",
-        _markdown(operation.get("description", "")),
-    ]
+def _operation(operation: Schema, schemas: Schema) -> Iterator[str]:
+    """Its parts, in Markdown."""
+    yield f"**{operation.get('summary', '')}**"
+    yield operation.get("description", "")
     if parameters := operation.get("parameters"):
-        rows = (
+        rows = [
             _row(one["name"], {**one["schema"], **one}, one.get("required", False), schemas)
             for one in parameters
-        )
-        parts.append(_table("Parameters", rows))
+        ]
+        yield _table("Parameters", ("name", "value", "what it does"), rows)
     for media_type, content in operation.get("requestBody", {}).get("content", {}).items():
         schema = resolved(content.get("schema", {}), schemas)
         needed = schema.get("required", ())
         fields = schema.get("properties", {}).items()
-        rows = (_row(name, field, name in needed, schemas) for name, field in fields)
-        parts.append(_table(f"Body as {media_type}", rows))
-    answers = (
-        f"<tr><td><code>{escape(status)}</code></td>"
-        f"<td>{escape(', '.join(answer.get('content', {})))}</td>"
-        f"<td>{_markdown(answer.get('description', ''))}</td></tr>"
+        rows = [_row(name, field, name in needed, schemas) for name, field in fields]
+        yield _table(f"Body as {media_type}", ("name", "value", "what it does"), rows)
+    answers = [
+        (f"`{status}`", ", ".join(answer.get("content", {})), answer.get("description", ""))
         for status, answer in operation["responses"].items()
-    )
-    heads = ("status", "type of the body", "what it is")
-    parts.append(_table("Answers", answers, heads))
-    return "".join(parts)
+    ]
+    yield _table("Answers", ("status", "type of the body", "what it is"), answers)
 
 
-def _table(
-    title: str, rows: Iterable[str], heads: Iterable[str] = ("name", "value", "what it does")
-) -> str:
-    head = "".join(f"<th>{name}</th>" for name in heads)
-    return f"<h3>{escape(title)}</h3><table><tr>{head}</tr>{''.join(rows)}</table>"
+def _table(title: str, heads: Cells, rows: Iterable[Cells]) -> str:
+    """Cells may hold what would end them."""
+    cells = [[cell.replace("|", r"\|").replace("\n", " ") for cell in row] for row in rows]
+    lines = (" | ".join(row) for row in (heads, ("---",) * 3, *cells))
+    return "\n".join((f"### {title}", "", *(f"| {line} |" for line in lines)))
 
 
-def _row(name: str, schema: Schema, required: bool, schemas: Schema) -> str:
-    needed = " (required)" if required else ""
+def _row(name: str, schema: Schema, required: bool, schemas: Schema) -> Cells:
     shown = values_of(schema, schemas)
     if (default := schema.get("default")) not in (None, ""):
         shown += f"; default `{default if isinstance(default, str) else json.dumps(default)}`"
-    return (
-        f"<tr><td><code>{escape(name)}</code>{needed}</td><td>{_markdown(shown)}</td>"
-        f"<td>{_markdown(resolved(schema, schemas).get('description', ''))}</td></tr>"
-    )
+    about = resolved(schema, schemas).get("description", "")
+    return f"`{name}`{' (required)' if required else ''}", shown, about
 
 
-def _markdown(text: str) -> str:
-    html: str = _MARKDOWN.render(text)
-    return html
-
-
-def _anchor(method: str, path: str) -> str:
-    return escape(f"{method}{path}".replace("/", "-").replace("{", "").replace("}", ""))
+def _anchor(name: str) -> str:
+    return escape(name.lower().translate({ord(" "): "", ord("/"): "-", ord("{"): "", ord("}"): ""}))
