@@ -15,6 +15,7 @@ import os
 import tempfile
 import time
 from dataclasses import asdict, dataclass
+from pathlib import Path
 from typing import Annotated, Literal
 
 from pydantic import Field, TypeAdapter
@@ -87,7 +88,9 @@ class AudioLimits:
         )
 
 
-SPOOL_PREFIX = "splitscribe-upload-"  # of files that are locked while they are in use
+def path_of(descriptor: int) -> Path:
+    """By which a worker opens a file that has no name, as long as it is open here."""
+    return Path(f"/proc/{os.getpid()}/fd/{descriptor}")
 
 
 def too_large(limit_bytes: int, read_bytes: int) -> PayloadTooLargeError:

@@ -54,7 +54,6 @@ from router.http.realtime.access import ClientSecrets
 from router.http.realtime.service import RealtimeService, add_realtime
 from router.http.service import Endpoint, TranscriptionService
 from router.http.sse import HEARTBEAT_S
-from router.http.uploads import sweep_spool_always
 from router.http.usage import UsageAccount, add_usage
 
 EXPOSED_HEADERS = (
@@ -93,7 +92,7 @@ def create_app(
             service.report()
             realtime.report()
 
-        chores = (report_each_second(report), sweep_spool_always(spool_dir), key_file.follow())
+        chores = (report_each_second(report), key_file.follow())
         tasks = [asyncio.create_task(chore) for chore in chores]
         yield
         for task in tasks:

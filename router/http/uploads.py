@@ -1,19 +1,15 @@
 """A request's body, read as it arrives: fields into memory, the audio into a spool file.
 
 Every byte is counted while reading, so that a limit ends the upload when it is crossed; Starlette's
-own form parser has no limit on a file's size. The spool file has a name, because audio workers open
-it from their own processes; it is locked (flock) until it is deleted, when the context ends. One
-that nobody has locked is that of a killed router, and is swept.
+own form parser has no limit on a file's size. The spool file has no name, so that nothing is left
+of it when the context ends, or the router; audio workers open it by its descriptor here.
 """
 
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
-import os
 import tempfile
-import time
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager, suppress
 from dataclasses import dataclass
@@ -22,7 +18,7 @@ from pathlib import Path
 from cluster.common.errors import OverloadedError
 from router.api.documents import AUDIO_FIELD, decoded
 from router.audio.containers import wav_head
-from router.audio.protocol import SPOOL_PREFIX, too_large
+from router.audio.protocol import path_of, too_large
 from router.http.bodies import (
     DATA,
     FILE_FIELD,
@@ -41,9 +37,6 @@ logger = logging.getLogger(__name__)
 
 WRITE_BYTES = 1024 * 1024  # gathered before a thread writes them
 RETRY_AFTER_S = 10.0  # after a full disk
-SPOOLED = f"{SPOOL_PREFIX}*"
-SWEEP_S = 5.0  # between two sweeps
-NEW_S = 2.0  # a file this young may not be locked yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -120,7 +113,7 @@ async def receive_form(
         await spool.flush()
         yield UploadedForm(fields, spool.path, filename, spool.size_bytes)
     finally:
-        spool.delete()
+        spool.close()
 
 
 async def _receive_json(
@@ -143,40 +136,13 @@ async def _receive_json(
     return fields
 
 
-async def sweep_spool_always(spool_dir: Path | None = None) -> None:
-    while True:
-        await asyncio.to_thread(sweep_spool, spool_dir)
-        await asyncio.sleep(SWEEP_S)
-
-
-def sweep_spool(spool_dir: Path | None = None) -> int:
-    """Delete uploads and recordings of voices of killed routers, which nobody has locked. Returns
-    how many.
-    """
-    usual = Path(tempfile.gettempdir())
-    swept = 0
-    for path in {path for one in (usual, spool_dir or usual) for path in one.glob(SPOOLED)}:
-        with suppress(OSError):  # it is locked, it is gone already, or it is another user's
-            if time.time() - path.stat().st_mtime < NEW_S:
-                continue
-            with path.open("rb") as file:
-                fcntl.flock(file, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                path.unlink()
-                swept += 1
-    if swept:
-        logger.info("deleted %d spool files of routers that are gone", swept)
-    return swept
-
-
 class _Spool:
-    """A temporary file with a name, written in large pieces by a thread. `head` does not count."""
+    """A temporary file, written in large pieces by a thread. `head` does not count."""
 
     def __init__(self, folder: Path | None, head: bytes = b"") -> None:
-        handle, name = tempfile.mkstemp(prefix=SPOOL_PREFIX, dir=folder)
-        fcntl.flock(handle, fcntl.LOCK_EX)  # until it is closed, by us or by our end
-        self.path = Path(name)
+        self._file = tempfile.TemporaryFile(buffering=0, dir=folder)  # noqa: SIM115 - see `close`
+        self.path = path_of(self._file.fileno())
         self.size_bytes = 0
-        self._file = os.fdopen(handle, "wb", buffering=0)
         self._pieces: list[bytes] = [head] if head else []
         self.buffered = len(head)
 
@@ -200,15 +166,14 @@ class _Spool:
                     await writing
                 raise
             except OSError as error:
-                logger.exception("the upload cannot be stored in %s", self.path.parent)
+                logger.exception("the upload cannot be stored")
                 raise OverloadedError(
                     "The server has no room for the upload now. Please try again shortly.",
                     retry_after_s=RETRY_AFTER_S,
                 ) from error
 
-    def delete(self) -> None:
+    def close(self) -> None:
         self._file.close()
-        self.path.unlink(missing_ok=True)
 
     def _write(self, content: bytes) -> None:
         view = memoryview(content)

@@ -8,7 +8,6 @@ lasts.
 from __future__ import annotations
 
 import asyncio
-import fcntl
 import logging
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
@@ -22,7 +21,7 @@ from cluster.common.errors import InvalidRequestError, WorkerError
 from cluster.common.messages import SAMPLE_RATE
 from router.api.params import SpeakerOptions
 from router.audio.pool import AudioPool
-from router.audio.protocol import SPOOL_PREFIX, SpeakerSearch
+from router.audio.protocol import SpeakerSearch, path_of
 from router.interface import RequestContext, Update
 from router.pipeline import RequestRun
 from router.speakers.attribution import Attribution, SpeakerTurn, SpokenText
@@ -123,15 +122,13 @@ async def find_turns(
 
 
 def _written(files: ExitStack, references: Sequence[bytes]) -> list[str]:
-    """The references as files, which others delete where this process is killed; their paths."""
+    """The references as files without names; the paths by which workers open them."""
     paths = []
     for content in references:
-        made = tempfile.NamedTemporaryFile(prefix=SPOOL_PREFIX)  # noqa: SIM115 - closed by `files`
-        file = files.enter_context(made)
-        fcntl.flock(file, fcntl.LOCK_EX)  # until it is closed, by us or by our end
+        file = files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - closed by `files`
         file.write(content)
         file.flush()
-        paths.append(file.name)
+        paths.append(str(path_of(file.fileno())))
     return paths
 
 

@@ -136,8 +136,6 @@ class Target:
                         found.append(f"{name}: {extra[what]:g} {what}")
         if health["router"]["requests"]:
             found.append(f"a router holds {health['router']['requests']} requests")
-        if self.spool is not None:
-            found += [f"spool file {one.name}" for one in self.spool.glob("splitscribe-upload-*")]
         return found
 
     def _more_files(self, before: Mapping[str, int]) -> list[str]:

@@ -3,7 +3,9 @@
 from __future__ import annotations
 
 import asyncio
+import io
 import os
+import subprocess
 from collections.abc import AsyncIterator, Iterator
 from contextlib import ExitStack
 from pathlib import Path
@@ -19,7 +21,6 @@ from cluster.common.errors import (
     OverloadedError,
     PayloadTooLargeError,
 )
-from router.audio.protocol import SPOOL_PREFIX
 from router.http.bodies import (
     MAX_FIELD_BYTES,
     MAX_FIELDS,
@@ -31,7 +32,6 @@ from router.http.uploads import (
     UploadedForm,
     check_content_length,
     receive_form,
-    sweep_spool,
 )
 from router.speakers.voices import _written
 
@@ -258,49 +258,26 @@ async def test_a_cancelled_upload_leaves_nothing(tmp_path: Path) -> None:
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
 async def test_a_full_disk_is_an_overload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    def full(**_: object) -> tuple[int, str]:
-        return os.open("/dev/full", os.O_WRONLY), str(tmp_path / "spool")
+    def full(**_: object) -> io.FileIO:
+        return io.FileIO("/dev/full", "w")
 
-    monkeypatch.setattr("router.http.uploads.tempfile.mkstemp", full)
+    monkeypatch.setattr("router.http.uploads.tempfile.TemporaryFile", full)
     with pytest.raises(OverloadedError) as caught:
         await read(Channel(body_of((FILE_NAME, b"abc"))), tmp_path)
     assert caught.value.retry_after_s is not None
 
 
-async def test_files_of_a_killed_router_are_swept_and_no_others(
+async def test_what_a_worker_opens_has_no_name_that_a_killed_router_could_leave(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A file is held by the router that reads or transcribes it, however long that takes."""
-    for name in (f"{SPOOL_PREFIX}left", f"{SPOOL_PREFIX}new", "other"):
-        (tmp_path / name).write_bytes(b"x")
+    """Neither an upload nor the recordings of voices; another process reads both."""
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     channel = Channel(body_of((FILE_NAME, b"abc")))
-    async with receive_form(
-        HEADERS, chunks_of(channel.receive), max_upload_bytes=LIMIT, spool_dir=tmp_path
-    ) as form:
-        for path in (tmp_path / f"{SPOOL_PREFIX}left", tmp_path / "other", form.path):
-            os.utime(path, (0, 0))
-        monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
-        assert sweep_spool() == 1
-        left = {path.name for path in tmp_path.iterdir()}  # noqa: ASYNC240
-        assert left == {
-            f"{SPOOL_PREFIX}new",
-            "other",
-            form.path.name,
-        }
-
-
-def test_voices_of_a_killed_router_are_swept_wherever_uploads_are(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    uploads, voices = tmp_path / "uploads", tmp_path / "voices"
-    uploads.mkdir()
-    voices.mkdir()
-    monkeypatch.setattr("tempfile.tempdir", str(voices))
     with ExitStack() as files:
-        paths = [Path(path) for path in _written(files, [b"one", b"two"])]
-        for path in (*paths, voices / f"{SPOOL_PREFIX}left"):
-            path.touch()
-            os.utime(path, (0, 0))
-        assert sweep_spool(uploads) == 1
-        assert [path.read_bytes() for path in paths] == [b"one", b"two"]
-    assert is_empty(voices)
+        paths = _written(files, [b"one", b"two"])
+        async with receive_form(
+            HEADERS, chunks_of(channel.receive), max_upload_bytes=LIMIT, spool_dir=tmp_path
+        ) as form:
+            seen = subprocess.check_output(["cat", form.path, *paths])  # noqa: ASYNC221
+            assert seen == b"abconetwo"
+            assert is_empty(tmp_path)
