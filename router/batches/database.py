@@ -10,15 +10,14 @@ from __future__ import annotations
 
 import asyncio
 import errno
-import os
 import secrets
 import sqlite3
-from collections.abc import Callable, Coroutine, Iterator
+from collections.abc import Callable, Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import contextmanager
-from functools import partial, wraps
+from functools import partial
 from pathlib import Path
-from typing import Any, Concatenate, ParamSpec, Protocol, TypeVar
+from typing import ParamSpec, TypeVar
 
 import psutil
 
@@ -97,7 +96,8 @@ class Database:
         another version of splitscribe wrote it, or another process keeps it longer than `owned_s`.
         """
         file = folder / FILE_NAME
-        make_private(file)  # SQLite gives the files beside it the same mode
+        file.touch(0o600)
+        file.chmod(0o600)  # SQLite gives the files beside it the same mode
         self._thread = ThreadPoolExecutor(1, "batches-database")
         self.connection = sqlite3.connect(
             file, owned_s, isolation_level="IMMEDIATE", check_same_thread=False
@@ -130,21 +130,23 @@ class Database:
     def run(self, statement: str, *values: object) -> sqlite3.Cursor:
         return self.connection.execute(statement, values)
 
-    async def call(self, work: Callable[..., Result], *values: Any) -> Result:
+    async def call(
+        self, work: Callable[Values, Result], *values: Values.args, **named: Values.kwargs
+    ) -> Result:
         """Do it in the thread, as one transaction, to its end, though the caller is cancelled.
         Raises InsufficientStorageError: a full disk.
         """
-        running = self._thread.submit(self._transact, work, *values)
+        running = self._thread.submit(self._transact, partial(work, *values, **named))
         with telling_full_disk():
             return await asyncio.shield(asyncio.wrap_future(running))
 
-    def call_blocking(self, work: Callable[..., Result], *values: Any) -> Result:
+    def call_blocking(self, work: Callable[[], Result]) -> Result:
         """The same from another thread, which waits."""
-        return self._thread.submit(self._transact, work, *values).result()
+        return self._thread.submit(self._transact, work).result()
 
-    def _transact(self, work: Callable[..., Result], *values: Any) -> Result:
+    def _transact(self, work: Callable[[], Result]) -> Result:
         with self.connection:
-            return work(*values)
+            return work()
 
     def give_space_back(self) -> None:
         """Return the pages of deleted rows to the file system."""
@@ -154,26 +156,6 @@ class Database:
     def close(self) -> None:
         self._thread.submit(self.connection.close)
         self._thread.shutdown()
-
-
-class OnDatabase(Protocol):
-    @property
-    def database(self) -> Database: ...
-
-
-Part = TypeVar("Part", bound=OnDatabase)
-
-
-def transaction(
-    work: Callable[Concatenate[Part, Values], Result],
-) -> Callable[Concatenate[Part, Values], Coroutine[Any, Any, Result]]:
-    """Make a method one that is awaited, and runs by `Database.call`."""
-
-    @wraps(work)
-    async def call(part: Part, /, *values: Values.args, **named: Values.kwargs) -> Result:
-        return await part.database.call(partial(work, part, *values, **named))
-
-    return call
 
 
 @contextmanager
@@ -196,15 +178,6 @@ def disk_full() -> InsufficientStorageError:
         "The server's disk for files and batches is full. Delete files that are not needed, or "
         "tell the operator."
     )
-
-
-def make_private(file: Path) -> None:
-    """Make a file that nobody else reads, or make of one that is there one such."""
-    handle = os.open(file, os.O_RDWR | os.O_CREAT | os.O_CLOEXEC, 0o600)
-    try:
-        os.fchmod(handle, 0o600)
-    finally:
-        os.close(handle)
 
 
 def check_local(folder: Path) -> None:

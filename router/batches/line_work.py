@@ -154,7 +154,7 @@ class LineWork:
         """Raises NotFoundError where the batch's key has no such file."""
         owned = self._owned
         try:
-            await owned.store.file(claim.batch.owner, file_id)
+            await owned.store.database.call(owned.store.file, claim.batch.owner, file_id)
             await asyncio.to_thread(path.hardlink_to, owned.blobs.path(file_id))
         except (NotFoundError, FileNotFoundError):
             raise NotFoundError(no_such_file(file_id).message, param=FILE_ID) from None

@@ -33,7 +33,7 @@ class Quota:
         most = self._most_bytes
         if not most or n_bytes <= upload.n_bytes:
             return
-        used = await self._store.used_bytes(owner, upload_id)
+        used = await self._store.database.call(self._store.used_bytes, owner, upload_id)
         used += sum(
             one.n_bytes
             for other_id, one in self._uploads.items()

@@ -10,8 +10,9 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections import Counter
-from collections.abc import Awaitable, Callable, Coroutine
+from collections.abc import Callable, Coroutine
 from contextlib import suppress
+from functools import partial
 from typing import Any, Literal
 
 from cluster.common.errors import InsufficientStorageError
@@ -24,6 +25,7 @@ from router.batches.store import OpenBatch
 from router.batches.work_queue import Claim, Outcome
 
 logger = logging.getLogger(__name__)
+GiveBack = Callable[[bool], None]
 
 LOOK_S = 5.0  # longest time between two looks
 ROOM_S = 5.0  # between two looks for room on a full disk
@@ -39,6 +41,7 @@ class BatchRunner:
         self, owned: Owned, work: LineWork, models: Models, on_end: Callable[[], None]
     ) -> None:
         self._owned = owned
+        self._call = owned.store.database.call
         self._work = work
         self._models = models
         self._on_end = on_end
@@ -82,7 +85,7 @@ class BatchRunner:
                     await self._changed.wait()
 
     async def _look(self) -> None:
-        batches = await self._owned.store.open_batches()
+        batches = await self._call(self._owned.store.open_batches)
         running = [batch for batch in batches if batch.status == "in_progress"]
         self.n_open = len(batches)
         self.n_unfinished = sum(batch.unfinished for batch in running)
@@ -98,64 +101,74 @@ class BatchRunner:
                 await self._wind_up(batch, "expired")
             elif batch.status == "validating":
                 unchecked.append(batch)
-        self._begin_check(unchecked)
+        await self._begin_check(unchecked)
         if self.paused is None:
             await self._begin_lines(running)
         for batch in running:
             if batch.unfinished == 0 and batch.id not in self._steps:
                 await self._wind_up(batch, "completed")
 
-    def _begin_step(self, batch: OpenBatch, step: Coroutine[Any, Any, None]) -> asyncio.Task[None]:
-        async def work() -> None:
-            try:
-                await step
-            except InsufficientStorageError as error:
-                self._pause(error)
-                await asyncio.sleep(ROOM_S)
-            except Exception:
-                logger.exception("batch %s cannot go on", batch.id)
-                await asyncio.sleep(LOOK_S)
-            finally:
-                self._steps.pop(batch.id, None)
-                self.look()
-
-        self._steps[batch.id] = task = asyncio.create_task(work())
+    def _begin_step(
+        self, batch: OpenBatch, step: Coroutine[Any, Any, None], give_back: GiveBack | None = None
+    ) -> asyncio.Task[None]:
+        task = asyncio.create_task(self._do(f"batch {batch.id}", step, give_back))
+        self._steps[batch.id] = task
+        task.add_done_callback(lambda _: self._steps.pop(batch.id))
         return task
 
-    def _begin_check(self, batches: list[OpenBatch]) -> None:
+    async def _do(
+        self, what: str, step: Coroutine[Any, Any, None], give_back: GiveBack | None
+    ) -> None:
+        """Where a step cannot be done, wait and give it back. give_back: called with whether the
+        try counts.
+        """
+        try:
+            await step
+        except InsufficientStorageError as error:  # which is no fault of the step's
+            self._pause(error)
+            await asyncio.sleep(ROOM_S)
+            await self._store(give_back, False)
+        except asyncio.CancelledError:
+            task = asyncio.current_task()
+            # Else something in it was cancelled, not it.
+            if give_back is not None:
+                await self._call(give_back, task is None or not task.cancelling())
+            raise
+        except Exception:
+            logger.exception("%s cannot go on", what)
+            await asyncio.sleep(LOOK_S)
+            await self._store(give_back, True)
+        finally:
+            self.look()
+
+    async def _begin_check(self, batches: list[OpenBatch]) -> None:
         """Begin one at a time, of keys in turn: it takes memory, and Python's lock."""
         if not batches or not (self._checking is None or self._checking.done()):
             return
         batch = min(batches, key=lambda one: self._checked.get(one.owner, 0))
         self._checked[batch.owner] = 1 + max(self._checked.values(), default=0)
-        self._checking = self._begin_step(batch, self._check(batch))
+        n_begun = await self._call(self._owned.store.count_check, batch.id)
+        give_back = partial(self._owned.store.release_check, batch.id)
+        self._checking = self._begin_step(batch, self._check(batch, n_begun), give_back)
 
-    async def _check(self, batch: OpenBatch) -> None:
+    async def _check(self, batch: OpenBatch, n_begun: int) -> None:
         """Check a batch's input, in at most `MAX_CHECKS` tries, whoever makes them."""
         store = self._owned.store
-        n_begun = await store.count_check(batch.id)
-        try:
-            found = CheckedInput(errors=[NOT_CHECKED])
-            if n_begun <= MAX_CHECKS:  # the input of an open batch stays
-                found = await asyncio.to_thread(
-                    check_input,
-                    self._owned.blobs.path(batch.input_file_id),
-                    batch.endpoint,
-                    self._models,
-                    self._owned.settings.max_lines,
-                )
-            if found.errors:
-                await store.refuse(batch.id, found.errors)
-                self._note_end(batch, "failed")
-            else:
-                await store.begin(batch.id, found.lines, found.model)
-                logger.info("batch %s has %d lines", batch.id, len(found.lines))
-        except InsufficientStorageError:  # which is no fault of the input's
-            await self._store(store.count_check, batch.id, -1)
-            raise
-        except asyncio.CancelledError:
-            await store.count_check(batch.id, -1)
-            raise
+        found = CheckedInput(errors=[NOT_CHECKED])
+        if n_begun <= MAX_CHECKS:  # the input of an open batch stays
+            found = await asyncio.to_thread(
+                check_input,
+                self._owned.blobs.path(batch.input_file_id),
+                batch.endpoint,
+                self._models,
+                self._owned.settings.max_lines,
+            )
+        if found.errors:
+            await self._call(store.refuse, batch.id, found.errors)
+            self._note_end(batch, "failed")
+        else:
+            await self._call(store.begin, batch.id, found.lines, found.model)
+            logger.info("batch %s has %d lines", batch.id, len(found.lines))
 
     async def _begin_lines(self, batches: list[OpenBatch]) -> None:
         """Claim lines while there is room for them: first of the keys that have the fewest."""
@@ -164,41 +177,25 @@ class BatchRunner:
             of_owner = Counter(claim.batch.owner for claim in self._lines.values())
             of_batch = Counter(claim.batch.id for claim in self._lines.values())
             in_turn = sorted(batches, key=lambda one: (of_owner[one.owner], of_batch[one.id]))
-            claim = await self._owned.queue.claim(in_turn)
+            claim = await self._call(self._owned.queue.claim, in_turn)
             if claim is None:
                 return
-            self._lines[asyncio.create_task(self._run_line(claim))] = claim
+            what = f"line {claim.number} of {claim.batch.id}"
+            give_back = partial(self._owned.queue.release, claim)
+            task = asyncio.create_task(self._do(what, self._run_line(claim), give_back))
+            self._lines[task] = claim
+            task.add_done_callback(self._lines.pop)
 
     async def _run_line(self, claim: Claim) -> None:
-        queue = self._owned.queue
-        try:
-            outcome, result, audio_s = await self._work.run(claim)
-            await self._store(queue.settle, claim, outcome, result, audio_s)
-            self._owned.recorder.add("splitscribe_batch_lines_total", outcome=outcome)
-        except InsufficientStorageError as error:
-            self._pause(error)
-            await asyncio.sleep(ROOM_S)
-            await self._store(queue.release, claim)
-        except asyncio.CancelledError:
-            task = asyncio.current_task()
-            counts = task is None or not task.cancelling()  # something in it was cancelled, not it
-            await queue.release(claim, counts)
-            raise
-        except Exception:  # of the database
-            logger.exception("line %d of %s cannot go on", claim.number, claim.batch.id)
-            await asyncio.sleep(LOOK_S)
-            await self._store(queue.release, claim, True)
-        finally:
-            task = asyncio.current_task()
-            assert task is not None
-            self._lines.pop(task, None)
-            self.look()
+        outcome, result, audio_s = await self._work.run(claim)
+        await self._store(self._owned.queue.settle, claim, outcome, result, audio_s)
+        self._owned.recorder.add("splitscribe_batch_lines_total", outcome=outcome)
 
-    async def _store(self, work: Callable[..., Awaitable[object]], *values: Any) -> None:
+    async def _store(self, work: Callable[..., object] | None, *values: Any) -> None:
         """Change the database as soon as there is room for it."""
-        while True:
+        while work is not None:
             try:
-                await work(*values)
+                await self._call(work, *values)
                 return
             except InsufficientStorageError as error:
                 self._pause(error)
@@ -208,17 +205,17 @@ class BatchRunner:
         await _cancel([task for task, claim in self._lines.items() if claim.batch.id == batch.id])
 
     async def _wind_up(self, batch: OpenBatch, ends_as: Literal["completed", "expired"]) -> None:
-        await self._owned.store.wind_up(batch.id, ends_as)
+        await self._call(self._owned.store.wind_up, batch.id, ends_as)
         self.look()
 
     async def _finish(self, batch: OpenBatch) -> None:
         assert batch.ends_as is not None
         store = self._owned.store
-        outcomes = await self._owned.queue.give_up(batch.id)
+        outcomes = await self._call(self._owned.queue.give_up, batch.id)
         output = await self._write(batch, "completed") if "completed" in outcomes else None
         errors = await self._write(batch, "failed") if "failed" in outcomes else None
-        await store.end(batch.id, output, errors)
-        await store.database.call(store.database.give_space_back)
+        await self._call(store.end, batch.id, output, errors)
+        await self._call(store.database.give_space_back)
         self._note_end(batch, batch.ends_as)
 
     async def _write(self, batch: OpenBatch, outcome: Outcome) -> FileObject:

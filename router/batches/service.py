@@ -57,6 +57,7 @@ class BatchService:
     def __init__(self, owned: Owned, engine: BulkTranscriber, resolve: Resolve) -> None:
         self._owned = owned
         self._store = owned.store
+        self._call = owned.store.database.call
         self._look_at_once = asyncio.Event()
         settings = owned.settings
         self._quota = Quota(owned.store, settings.quota_bytes)
@@ -100,7 +101,7 @@ class BatchService:
         await asyncio.to_thread(self._owned.blobs.keep, upload_id, size_bytes)
         kept_s = expiry_s(fields.expires_after) or self._owned.settings.retention_s
         file = self._store.new_file(upload_id, fields.purpose, filename, size_bytes, kept_s)
-        added = await self._store.add_file(owner, file)
+        added = await self._call(self._store.add_file, owner, file)
         self._quota.release(upload_id)
         return added
 
@@ -109,16 +110,16 @@ class BatchService:
         self._quota.release(upload_id)
 
     async def file(self, owner: str, file_id: str) -> FileObject:
-        return await self._store.file(owner, file_id)
+        return await self._call(self._store.file, owner, file_id)
 
     async def list_files(
         self, owner: str, after: str | None, limit: int, order: Order, purpose: str | None
     ) -> FilePage:
-        return await self._store.files(owner, after, limit, order, purpose)
+        return await self._call(self._store.files, owner, after, limit, order, purpose)
 
     async def delete_file(self, owner: str, file_id: str) -> None:
         """Raises ConflictError where a batch that has not ended reads it."""
-        await self._store.delete_file(owner, file_id)
+        await self._call(self._store.delete_file, owner, file_id)
 
     async def read(self, file_id: str, offset: int) -> bytes:
         """At most `PIECE_BYTES`, empty at the end. A file that is deleted meanwhile stays readable
@@ -134,25 +135,25 @@ class BatchService:
         if asked.webhook_url is not None:
             await self._webhooks.check(asked.webhook_url)
         most = self._owned.settings.max_batches_per_key
-        created = await self._store.add_batch(owner, batch_id, asked, most)
+        created = await self._call(self._store.add_batch, owner, batch_id, asked, most)
         self._runner.look()
         return self._shown(created)
 
     async def batch(self, owner: str, batch_id: str) -> Batch:
-        return self._shown(await self._store.batch(owner, batch_id))
+        return self._shown(await self._call(self._store.batch, owner, batch_id))
 
     async def list_batches(self, owner: str, after: str | None, limit: int) -> BatchPage:
-        found = await self._store.batches(owner, after, limit)
+        found = await self._call(self._store.batches, owner, after, limit)
         return found.model_copy(update={"data": [self._shown(batch) for batch in found.data]})
 
     async def cancel_batch(self, owner: str, batch_id: str) -> Batch:
         """Raises ConflictError where it has ended otherwise."""
-        batch = await self._store.cancel(owner, batch_id)
+        batch = await self._call(self._store.cancel, owner, batch_id)
         self._runner.look()
         return batch
 
     async def usage(self, owner: str) -> list[Usage]:
-        return await self._owned.queue.usage(owner)
+        return await self._call(self._owned.queue.usage, owner)
 
     def _shown(self, batch: Batch) -> Batch:
         """With why it waits, where it does."""
@@ -178,17 +179,17 @@ class BatchService:
     async def clean(self) -> None:
         """Let go of what has expired, and of what nobody reads any more."""
         store, blobs = self._store, self._owned.blobs
-        deleted = await store.expire_files()
+        deleted = await self._call(store.expire_files)
         gone = await asyncio.to_thread(blobs.remove, deleted)
-        await store.forget_files(gone)
+        await self._call(store.forget_files, gone)
         await asyncio.to_thread(blobs.sweep)
         self._quota.forget()
-        await self._owned.queue.forget_usage()
+        await self._call(self._owned.queue.forget_usage)
         if retention_s := self._owned.settings.retention_s:
-            await store.forget_batches(retention_s)
+            await self._call(store.forget_batches, retention_s)
 
     async def _report(self) -> None:
-        n_files, n_bytes = await self._store.file_totals()
+        n_files, n_bytes = await self._call(self._store.file_totals)
         record, running = self._owned.recorder.set, self._runner.n_running
         record("splitscribe_batches_open", self._runner.n_open)
         record("splitscribe_batches_paused", float(self._runner.paused is not None))
@@ -226,9 +227,9 @@ async def open_service(
         raise ConfigurationError(f"batches.folder {folder} cannot be used: {error}") from error
     try:
         store, queue = Store(database, unix_time), WorkQueue(database, unix_time)
-        await queue.take_over()
+        await database.call(queue.take_over)
         blobs = await asyncio.to_thread(Blobs, folder, settings.min_free_bytes, monotonic)
-        await asyncio.to_thread(blobs.sweep, await store.known_files())
+        await asyncio.to_thread(blobs.sweep, await database.call(store.known_files))
         recorder = recorder or silent_recorder(BATCH_METRICS)
         return BatchService(Owned(settings, blobs, store, queue, recorder), engine, resolve)
     except BaseException:

@@ -1,4 +1,4 @@
-"""What is kept of files and of batches.
+"""What is kept of files and of batches. All runs by `Database.call`.
 
 The bytes of files are in `router.batches.blobs`, lines and webhooks in `router.batches.work_queue`.
 A deleted file's row stays until its bytes are gone, so that a download that runs can end. Batches:
@@ -33,7 +33,7 @@ from router.api.batch_bodies import (
     Status,
     expiry_s,
 )
-from router.batches.database import Database, transaction
+from router.batches.database import Database
 
 Order = Literal["asc", "desc"]
 
@@ -89,18 +89,11 @@ class Store:
 
     # ------------------------------------------------------------------------------- files
 
-    @transaction
     def add_file(self, owner: str, file: FileObject) -> FileObject:
         """Unless that was done before. Returns it as it stands."""
         self._insert_file(owner, file)
-        return self._file(owner, file.id)
+        return self.file(owner, file.id)
 
-    @transaction
-    def file(self, owner: str, file_id: str) -> FileObject:
-        """Raises NotFoundError."""
-        return self._file(owner, file_id)
-
-    @transaction
     def files(
         self, owner: str, after: str | None, limit: int, order: Order, purpose: str | None
     ) -> FilePage:
@@ -108,10 +101,9 @@ class Store:
         where = f"{EXISTS} AND purpose = coalesce(?, purpose)"
         return self._page(FilePage, "files", owner, after, limit, order, where, self.now, purpose)
 
-    @transaction
     def delete_file(self, owner: str, file_id: str) -> None:
         """Raises NotFoundError, or ConflictError where a batch still reads it."""
-        self._file(owner, file_id)
+        self.file(owner, file_id)
         reader = self._first(
             f"SELECT id FROM batches WHERE input_file_id = ? AND status IN {OPEN}", file_id
         )
@@ -123,7 +115,6 @@ class Store:
             )
         self.database.run("UPDATE files SET deleted = 1 WHERE id = ?", file_id)
 
-    @transaction
     def used_bytes(self, owner: str, but: str) -> int:
         """Of all files of a key that are not deleted, apart from one."""
         used = self._first(
@@ -131,14 +122,12 @@ class Store:
         )
         return int(used or 0)
 
-    @transaction
     def file_totals(self) -> tuple[int, int]:
         n_files, n_bytes = self.database.run(
             "SELECT count(*), coalesce(sum(bytes), 0) FROM files WHERE NOT deleted"
         ).fetchone()
         return int(n_files), int(n_bytes)
 
-    @transaction
     def expire_files(self) -> list[str]:
         """Delete what has expired, but for inputs that are read. Returns all that are deleted."""
         self.database.run(
@@ -148,13 +137,11 @@ class Store:
         )
         return [file_id for (file_id,) in self.database.run("SELECT id FROM files WHERE deleted")]
 
-    @transaction
     def forget_files(self, file_ids: Collection[str]) -> None:
         """Their bytes are gone."""
         for file_id in file_ids:
             self.database.run("DELETE FROM files WHERE id = ?", file_id)
 
-    @transaction
     def known_files(self) -> set[str]:
         return {file_id for (file_id,) in self.database.run("SELECT id FROM files")}
 
@@ -172,7 +159,8 @@ class Store:
             purpose=purpose,
         )
 
-    def _file(self, owner: str, file_id: str) -> FileObject:
+    def file(self, owner: str, file_id: str) -> FileObject:
+        """Raises NotFoundError."""
         found = self._first(
             f"SELECT document FROM files WHERE id = ? AND owner = ? AND {EXISTS}",
             file_id,
@@ -193,13 +181,12 @@ class Store:
 
     # ----------------------------------------------------------------------------- batches
 
-    @transaction
     def add_batch(self, owner: str, batch_id: str, asked: CreateBatchRequest, most: int) -> Batch:
         """Unless that was done before. Returns it as it stands. Raises NotFoundError: its input
         file is not there; RateLimitError: the key has `most` batches, or the file `MAX_READERS`.
         """
         if self._first("SELECT id FROM batches WHERE id = ?", batch_id) is None:
-            self._file(owner, asked.input_file_id)
+            self.file(owner, asked.input_file_id)
             self._check_count("This API key", "owner", owner, most)
             self._check_count("The input file", "input_file_id", asked.input_file_id, MAX_READERS)
             batch = OpenBatch(
@@ -219,22 +206,15 @@ class Store:
                 owner,
                 batch.model_dump_json(),
             )
-        return self._batch(owner, batch_id)
+        return self.batch(owner, batch_id)
 
-    @transaction
-    def batch(self, owner: str, batch_id: str) -> Batch:
-        """Raises NotFoundError."""
-        return self._batch(owner, batch_id)
-
-    @transaction
     def batches(self, owner: str, after: str | None, limit: int) -> BatchPage:
         """A page, the newest first. Raises InvalidRequestError for an unknown `after`."""
         return self._page(BatchPage, "batches", owner, after, limit)
 
-    @transaction
     def cancel(self, owner: str, batch_id: str) -> Batch:
         """Let it end. Raises ConflictError where it has ended, or is about to."""
-        status = self._batch(owner, batch_id).status
+        status = self.batch(owner, batch_id).status
         if status not in ("validating", "in_progress", "cancelling", "cancelled"):
             raise ConflictError(
                 f"Cannot cancel a batch with status '{status}'.", code="batch_not_cancellable"
@@ -243,32 +223,31 @@ class Store:
             with self._changing(batch_id) as batch:
                 batch.ends_as = "cancelled"
                 self._come_into(batch, "cancelling")
-        return self._batch(owner, batch_id)
+        return self.batch(owner, batch_id)
 
-    @transaction
     def open_batches(self) -> list[OpenBatch]:
         rows = self.database.run(
             f"SELECT document FROM batches WHERE status IN {OPEN} ORDER BY seq"
         )
         return [OpenBatch.model_validate_json(document) for (document,) in rows]
 
-    @transaction
-    def count_check(self, batch_id: str, by: int = 1) -> int:
-        """Its input is about to be checked; or by -1: that was ended on purpose, and does not
-        count. Returns how many times it was begun.
-        """
+    def count_check(self, batch_id: str) -> int:
+        """Its input is about to be checked. Returns how many times that was begun."""
         with self._changing(batch_id) as batch:
-            batch.checks += by
+            batch.checks += 1
         return batch.checks
 
-    @transaction
+    def release_check(self, batch_id: str, counts: bool) -> None:
+        """The check did not come to its end; unless it `counts`, as if it had not begun."""
+        with self._changing(batch_id) as batch:
+            batch.checks -= not counts
+
     def refuse(self, batch_id: str, errors: Sequence[BatchError]) -> None:
         with self._changing(batch_id) as batch:
             if batch.status == "validating":
                 batch.errors = BatchErrors(data=list(errors))
                 self._end(batch, "failed")
 
-    @transaction
     def begin(self, batch_id: str, lines: Collection[NewLine], model: str | None) -> None:
         """Its lines may be run, unless it was cancelled meanwhile."""
         with self._changing(batch_id) as batch:
@@ -282,7 +261,6 @@ class Store:
                 ((batch_id, one.number, one.custom_id, one.offset, one.length) for one in lines),
             )
 
-    @transaction
     def wind_up(self, batch_id: str, ends_as: Status) -> None:
         """No line of it will be run any more: its files are to be written."""
         with self._changing(batch_id) as batch:
@@ -290,7 +268,6 @@ class Store:
             if batch.status != "cancelling":
                 self._come_into(batch, "finalizing")
 
-    @transaction
     def end(self, batch_id: str, output: FileObject | None, errors: FileObject | None) -> None:
         """It has ended, and these are its files; its lines are forgotten."""
         with self._changing(batch_id) as batch:
@@ -303,7 +280,6 @@ class Store:
             self.database.run("DELETE FROM lines WHERE batch_id = ?", batch_id)
             self._end(batch, batch.ends_as)
 
-    @transaction
     def forget_batches(self, kept_s: int) -> None:
         self.database.run(
             f"DELETE FROM batches WHERE status NOT IN {OPEN} AND webhook_due_at IS NULL"
@@ -311,7 +287,6 @@ class Store:
             self.now - kept_s,
         )
 
-    @transaction
     def due_webhooks(self, but: Collection[str], most: int) -> list[OpenBatch]:
         """Batches whose end is to be told now, apart from some."""
         rows = self.database.run(
@@ -323,14 +298,14 @@ class Store:
         due = [document for batch_id, document in rows if batch_id not in but]
         return [OpenBatch.model_validate_json(document) for document in due[:most]]
 
-    @transaction
     def note_webhook(self, batch_id: str, delay_s: int | None) -> None:
         """It was tried. delay_s: until it is due again; None: it is delivered, or given up."""
         with self._changing(batch_id) as batch:
             batch.webhook_tries += 1
             batch.webhook_due_at = None if delay_s is None else self.now + delay_s
 
-    def _batch(self, owner: str, batch_id: str) -> Batch:
+    def batch(self, owner: str, batch_id: str) -> Batch:
+        """Raises NotFoundError."""
         found = self._first(
             "SELECT document FROM batches WHERE id = ? AND owner = ?", batch_id, owner
         )

@@ -48,6 +48,7 @@ class Webhooks(Caller):
     def __init__(self, owned: Owned, rules: HostRules) -> None:
         super().__init__()
         self._store, self._recorder = owned.store, owned.recorder
+        self._call = owned.store.database.call
         self._secret = owned.settings.webhook_secret
         self._rules = rules
         self._running: dict[str, asyncio.Task[None]] = {}
@@ -72,7 +73,7 @@ class Webhooks(Caller):
         most = AT_ONCE - len(self._running)
         if self._secret is None or not most:
             return
-        for batch in await self._store.due_webhooks(list(self._running), most):
+        for batch in await self._call(self._store.due_webhooks, list(self._running), most):
             self._running[batch.id] = asyncio.create_task(self._deliver(batch, self._secret))
 
     async def close(self) -> None:
@@ -88,7 +89,7 @@ class Webhooks(Caller):
             why = await self._try(batch, secret)
             may_again = bool(why) and batch.webhook_tries < len(DELAYS_S)
             delay_s = DELAYS_S[batch.webhook_tries] if may_again else None
-            await self._store.note_webhook(batch.id, delay_s)
+            await self._call(self._store.note_webhook, batch.id, delay_s)
             outcome = "put_off" if may_again else "given_up" if why else "delivered"
             self._recorder.add("splitscribe_batch_webhooks_total", outcome=outcome)
             if outcome == "given_up":

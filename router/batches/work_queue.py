@@ -1,4 +1,5 @@
-"""The lines of batches that are left to do, and what keys have used by them.
+"""The lines of batches that are left to do, and what keys have used by them. All but
+`results` runs by `Database.call`.
 
 A line is waiting, claimed, completed or failed. A claim is of one owner: the next one takes the
 lines of those before it anew, and a result is taken from whoever holds the claim, once. Result and
@@ -9,9 +10,10 @@ from __future__ import annotations
 
 from collections.abc import Callable, Iterable, Iterator
 from dataclasses import dataclass
+from functools import partial
 from typing import Literal
 
-from router.batches.database import Database, transaction
+from router.batches.database import Database
 from router.batches.store import OpenBatch
 
 Outcome = Literal["completed", "failed"]
@@ -39,7 +41,6 @@ class WorkQueue:
         self.database = database
         self._unix_time = unix_time
 
-    @transaction
     def take_over(self) -> None:
         """Let the lines wait that the owners before this one had claimed."""
         self.database.run(
@@ -47,7 +48,6 @@ class WorkQueue:
             self.database.epoch,
         )
 
-    @transaction
     def claim(self, batches: Iterable[OpenBatch]) -> Claim | None:
         """Take the next line of the first of these batches that has one waiting."""
         for batch in batches:
@@ -69,7 +69,6 @@ class WorkQueue:
                 return Claim(batch, *row)
         return None
 
-    @transaction
     def settle(self, claim: Claim, outcome: Outcome, result: str, audio_s: float) -> None:
         """Unless the claim is not this owner's any more. audio_s: transcribed; 0.0 where it
         failed.
@@ -84,12 +83,10 @@ class WorkQueue:
                 audio_s,
             )
 
-    @transaction
     def release(self, claim: Claim, counts: bool = False) -> None:
         """Give a line back that was not run to its end. counts: the claim does, too."""
         self._change(claim, "state = 'waiting', attempts = attempts - ?", int(not counts))
 
-    @transaction
     def give_up(self, batch_id: str) -> set[Outcome]:
         """Lines that wait or run fail, without a result of their own. Returns what came of all."""
         changed = self.database.run(
@@ -104,7 +101,7 @@ class WorkQueue:
     def results(self, batch_id: str, outcome: Outcome) -> Iterator[Result]:
         """All in the order of the input, read page by page. Called in a thread."""
         after = 0
-        while page := self.database.call_blocking(self._page, batch_id, outcome, after):
+        while page := self.database.call_blocking(partial(self._page, batch_id, outcome, after)):
             yield from page
             after = page[-1][0]
 
@@ -118,14 +115,12 @@ class WorkQueue:
             RESULTS_AT_ONCE,
         ).fetchall()
 
-    @transaction
     def usage(self, owner: str) -> list[Usage]:
         """What a key's lines have used on each day."""
         return self.database.run(
             "SELECT day, lines, audio_s FROM usage WHERE owner = ? ORDER BY day", owner
         ).fetchall()
 
-    @transaction
     def forget_usage(self) -> None:
         oldest = self._unix_time() // DAY_S - USAGE_DAYS
         self.database.run("DELETE FROM usage WHERE day <= ?", oldest)

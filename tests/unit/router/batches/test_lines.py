@@ -212,7 +212,8 @@ async def test_an_input_that_ends_every_owner_fails_its_batch(
     async with desk(tmp_path) as at:
         batch_id = await at.create(await at.upload(line("a", **AUDIO)))
         await eventually(started.is_set)
-        [batch] = await at.service._owned.store.open_batches()
+        store = at.service._owned.store
+        [batch] = await store.database.call(store.open_batches)
         assert batch.checks == 1
     go_on.set()
     with closing(sqlite3.connect(tmp_path / "batches.sqlite")) as connection, connection:
