@@ -32,7 +32,7 @@ from router.http.bodies import FILE_FIELD
 from router.http.keys import AtOnce, KeyRing, key_owner
 from router.http.middleware import note_work, request_span
 from router.http.models import ModelRegistry, ServedModel
-from router.http.sse import EventStream, EventStreamResponse
+from router.http.sse import EventStream
 from router.http.uploads import (
     FORM_OR_JSON,
     BodyShape,
@@ -220,12 +220,11 @@ class TranscriptionService:
         self, checked: CheckedRequest, context: RequestContext, stack: AsyncExitStack
     ) -> Response:
         tell_timing = partial(self._timing, checked)
-        stream = EventStream(checked.params, checked.share, tell_timing, self._heartbeat_s)
+        headers = {"server-timing": _stage("upload", checked.upload_s)}
+        stream = EventStream(checked.params, checked.share, tell_timing, headers, self._heartbeat_s)
         context.share, context.on_update = stream, stream.update
-        await stream.begin(self._run(checked, context))
-        # No await from here to the response's own: what the stack holds always has an owner.
-        stream.own(stack.pop_all())
-        return EventStreamResponse(stream, {"server-timing": _stage("upload", checked.upload_s)})
+        await stream.begin(self._run(checked, context), stack)
+        return stream
 
     async def _run(self, checked: CheckedRequest, context: RequestContext) -> TranscriptionResult:
         work = checked.model.transcriber.transcribe(checked.upload, checked.params, context)

@@ -111,10 +111,11 @@ class EventWriter:
         return rest + _event({"type": "transcript.text.done", **body}) + END
 
 
-class EventStream:
-    """One streamed request, and its share of the router's audio. `begin` starts the work and
-    returns when the 200 may be sent; `own` hands over what must live as long as the work; `events`
-    is the body; `close` ends it all, whenever it comes.
+class EventStream(StreamingResponse):
+    """The answer to a streamed request, and its share of the router's audio.
+
+    `begin` starts the work and returns when the 200 may be sent; from then on it owns what must
+    live as long as the work. Does not read the channel of hang-ups, on which the work listens.
     """
 
     def __init__(
@@ -122,8 +123,12 @@ class EventStream:
         params: TranscriptionParams,
         share: AudioShare,
         tell_timing: TellTiming,
+        headers: dict[str, str],
         heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
+        super().__init__(
+            self._events(), media_type="text/event-stream", headers={**HEADERS, **headers}
+        )
         self._share = share
         self._writer = EventWriter(params, tell_timing)
         self._heartbeat_s = heartbeat_s
@@ -131,7 +136,7 @@ class EventStream:
         self._opened = asyncio.Event()  # the 200 may be sent
         self._stack = AsyncExitStack()
         self._task: asyncio.Future[TranscriptionResult] | None = None
-        self.error: SplitscribeError | None = None  # what ended it after the 200
+        self._error: SplitscribeError | None = None  # what ended it after the 200
 
     def expect(self, audio_s: float) -> None:
         """The container states this length. It may be wrong, but a long file takes its time."""
@@ -146,22 +151,33 @@ class EventStream:
         self._updates.put_nowait(update)
         self._opened.set()
 
-    async def begin(self, work: Coroutine[Any, Any, TranscriptionResult]) -> None:
-        """Raises what `work` raised while nothing was sent."""
+    async def begin(
+        self, work: Coroutine[Any, Any, TranscriptionResult], stack: AsyncExitStack
+    ) -> None:
+        """Raises what `work` raised while nothing was sent; else `stack` is the stream's."""
         self._task = asyncio.ensure_future(self._run(work))
         self._task.add_done_callback(self._ended)
         try:
             await self._opened.wait()
         except BaseException:
-            await self.close()
+            await self._close()
             raise
         if self._task.done():
             self._task.result()
+        # No await from here to the answer's own: what the stack holds always has an owner.
+        self._stack = stack.pop_all()
 
-    def own(self, stack: AsyncExitStack) -> None:
-        self._stack = stack
+    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
+        try:
+            await self.stream_response(send)
+        except OSError:  # how some servers say that the client hung up
+            logger.info("the client hung up")
+        finally:
+            if self._error is not None:
+                note_error(scope, self._error)
+            await self._close()
 
-    async def events(self) -> AsyncIterator[bytes]:
+    async def _events(self) -> AsyncIterator[bytes]:
         """The body: events until the work has ended, and its outcome."""
         try:
             assert self._task is not None
@@ -181,14 +197,14 @@ class EventStream:
             logger.info("the client hung up in mid-stream")
         except SplitscribeError as error:
             logger.warning("the stream ends with %s: %s", type(error).__name__, error.message)
-            self.error = error
+            self._error = error
             yield _event(error_body(error))
         except Exception:
             logger.exception("the stream ends with a bug")
-            self.error = UnexpectedError(current_request_id())
-            yield _event(error_body(self.error))
+            self._error = UnexpectedError(current_request_id())
+            yield _event(error_body(self._error))
 
-    async def close(self) -> None:
+    async def _close(self) -> None:
         """Cancel the work if it still runs, wait for its end, and free what it held."""
         if self._task is not None:
             self._task.cancel()
@@ -208,26 +224,6 @@ class EventStream:
     def _ended(self, _: object) -> None:
         self._updates.put_nowait(None)
         self._opened.set()
-
-
-class EventStreamResponse(StreamingResponse):
-    """The 200 of a stream. Does not read the channel of hang-ups, on which the work listens."""
-
-    def __init__(self, stream: EventStream, headers: dict[str, str]) -> None:
-        super().__init__(
-            stream.events(), media_type="text/event-stream", headers={**HEADERS, **headers}
-        )
-        self._stream = stream
-
-    async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
-        try:
-            await self.stream_response(send)
-        except OSError:  # how some servers say that the client hung up
-            logger.info("the client hung up")
-        finally:
-            if self._stream.error is not None:
-                note_error(scope, self._stream.error)
-            await self._stream.close()
 
 
 def _event(content: dict[str, Any]) -> bytes:

@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import threading
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import contextmanager, suppress
 from dataclasses import replace
 from pathlib import Path
 from typing import Any
@@ -174,6 +174,15 @@ class FakeTranscriber:
             "encoder": PoolHealth(True, n_workers, [worker] * n_workers),
             "decoder": PoolHealth(self.ready, n_workers),
         }
+
+
+def open_files(folder: Path) -> list[str]:
+    """Of this process, those of `folder`, also without a name, and what else lies there."""
+    found = [str(path) for path in folder.iterdir()]
+    for descriptor in Path("/proc/self/fd").iterdir():
+        with suppress(FileNotFoundError):
+            found.append(str(descriptor.readlink()))
+    return [name for name in found if name.startswith(f"{folder}/")]
 
 
 def client_of(app: FastAPI) -> httpx.AsyncClient:

@@ -20,14 +20,11 @@ from tests.support.router_fakes import (
     make_registry,
     make_settings,
     make_transcript,
+    open_files,
 )
 
 FILES = {"audio_file": ("Film äö.mkv", AUDIO)}
 PCM = bytes(range(256)) * 8
-
-
-def is_empty(folder: Path) -> bool:
-    return not list(folder.iterdir())
 
 
 @pytest.fixture
@@ -36,7 +33,7 @@ async def asr(transcriber: FakeTranscriber, tmp_path: Path) -> AsyncIterator[htt
     app = create_app(make_registry(transcriber), settings, spool_dir=tmp_path)
     async with client_of(app) as client:
         yield client
-    assert is_empty(tmp_path), "nothing stays on disk"
+    assert not open_files(tmp_path), "nothing stays on disk"
 
 
 async def test_both_are_off_unless_a_setting_turns_them_on(client: httpx.AsyncClient) -> None:

@@ -32,6 +32,7 @@ from tests.support.router_fakes import (
     URL,
     FakeTranscriber,
     error_of,
+    open_files,
     post,
 )
 
@@ -43,10 +44,6 @@ PLACE = "THE-AUDIO"
 def read(body: bytes, limit: int = LIMIT) -> tuple[bytes, dict[str, str]]:
     fields, text = read_document(body, limit)
     return b"".join(decoded(text, "input_audio.data")), dict(fields)
-
-
-def is_empty(folder: Path) -> bool:
-    return not list(folder.iterdir())
 
 
 def refusal(body: bytes | dict[str, Any]) -> InvalidRequestError:
@@ -209,7 +206,7 @@ async def test_a_document_is_answered_as_the_form_with_the_same_fields(
     first, second = transcriber.params
     assert first == second
     assert transcriber.uploads == [AUDIO, AUDIO]
-    assert is_empty(tmp_path), "nothing stays on disk"
+    assert not open_files(tmp_path), "nothing stays on disk"
 
 
 async def test_an_error_of_the_audio_names_it_as_the_client_does(

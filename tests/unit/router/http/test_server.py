@@ -22,6 +22,7 @@ from tests.support.router_fakes import (
     FakeTranscriber,
     make_registry,
     make_settings,
+    open_files,
     running_server,
     wait_until,
 )
@@ -196,7 +197,7 @@ def test_a_client_that_hangs_up_cancels_the_work(
         assert httpx.get(f"{url}/health").json()["router"]["requests"] == 1
         assert not transcriber.cancelled.is_set()
     assert transcriber.cancelled.wait(20.0)
-    wait_until(lambda: not list(tmp_path.iterdir()))
+    wait_until(lambda: not open_files(tmp_path))
     wait_until(lambda: httpx.get(f"{url}/health").json()["router"]["requests"] == 0)
 
 

@@ -30,6 +30,7 @@ from tests.support.router_fakes import (
     FakeTranscriber,
     make_registry,
     make_settings,
+    open_files,
     running_server,
     wait_until,
 )
@@ -168,7 +169,7 @@ def test_what_fails_before_audio_was_found_has_its_status(
         assert answer.json()["error"]["code"] == error.code
     if status == 503:
         assert int(answer.headers["retry-after"]) >= 1
-    wait_until(lambda: not list(tmp_path.iterdir()))
+    wait_until(lambda: not open_files(tmp_path))
 
 
 # ------------------------------------------------------------------------------------- on the wire
@@ -197,9 +198,9 @@ def test_a_quiet_stream_has_heartbeats_and_a_hang_up_cancels_the_work(
         comments = [line for line, _ in zip(lines, range(8), strict=False) if line.startswith(":")]
         assert len(comments) > 1
         assert not transcriber.cancelled.is_set()
-        assert list(tmp_path.iterdir()), "the upload lives as long as the work"
+        assert open_files(tmp_path), "the upload lives as long as the work"
     assert transcriber.cancelled.wait(20.0)
-    wait_until(lambda: not list(tmp_path.iterdir()))
+    wait_until(lambda: not open_files(tmp_path))
     wait_until(lambda: httpx.get(f"{url}/health").json()["router"]["requests"] == 0)
 
 
@@ -210,7 +211,7 @@ def test_a_hang_up_before_the_200_cancels_the_work_too(
     with pytest.raises(httpx.TimeoutException):
         httpx.post(f"{url}{URL}", data=STREAM, files={"file": ("a", AUDIO)}, timeout=0.5)
     assert transcriber.cancelled.wait(20.0)
-    wait_until(lambda: not list(tmp_path.iterdir()))
+    wait_until(lambda: not open_files(tmp_path))
 
 
 @pytest.mark.parametrize("response_format", ["json", "text", "srt", "vtt", "verbose_json"])

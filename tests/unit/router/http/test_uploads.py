@@ -34,15 +34,12 @@ from router.http.uploads import (
     receive_form,
 )
 from router.speakers.voices import _written
+from tests.support.router_fakes import open_files
 
 LIMIT = 3_000_000
 HEADERS = {"content-type": "multipart/form-data; boundary=XX"}
 MODEL_PART = ('form-data; name="model"', b"m")
 FILE_NAME = 'form-data; name="file"; filename="a.wav"'
-
-
-def is_empty(folder: Path) -> bool:
-    return not list(folder.iterdir())
 
 
 def body_of(*parts: tuple[str, bytes]) -> bytes:
@@ -85,7 +82,7 @@ async def read(
     ) as form:
         content = form.path.read_bytes()
         assert form.size_bytes == len(content)
-    assert is_empty(folder)
+    assert not open_files(folder)
     return form, content
 
 
@@ -94,7 +91,7 @@ async def refusal(
 ) -> InvalidRequestError:
     with pytest.raises(InvalidRequestError) as caught:
         await read(Channel(body), folder, headers)
-    assert is_empty(folder)
+    assert not open_files(folder)
     return caught.value
 
 
@@ -124,7 +121,7 @@ async def test_one_byte_too_many_ends_the_upload_at_once(tmp_path: Path) -> None
     channel = Channel(body)
     with pytest.raises(PayloadTooLargeError) as caught:
         await read(channel, tmp_path)
-    assert is_empty(tmp_path)
+    assert not open_files(tmp_path)
     assert channel.read_bytes < LIMIT + 100_000, "the rest was not read"
     message = f"Maximum content size limit ({LIMIT}) exceeded ({channel.read_bytes} bytes read)"
     assert caught.value.message == message
@@ -231,7 +228,7 @@ async def test_endless_preambles_are_cut_off(tmp_path: Path) -> None:
     body = body_of((FILE_NAME, b"a")) + b"x" * (2 * MAX_FRAMING_BYTES)
     with pytest.raises(PayloadTooLargeError):
         await read(Channel(body), tmp_path)
-    assert is_empty(tmp_path)
+    assert not open_files(tmp_path)
 
 
 async def test_a_cancelled_upload_leaves_nothing(tmp_path: Path) -> None:
@@ -253,7 +250,7 @@ async def test_a_cancelled_upload_leaves_nothing(tmp_path: Path) -> None:
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
-    assert is_empty(tmp_path)
+    assert not open_files(tmp_path)
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
@@ -280,4 +277,6 @@ async def test_what_a_worker_opens_has_no_name_that_a_killed_router_could_leave(
         ) as form:
             seen = subprocess.check_output(["cat", form.path, *paths])  # noqa: ASYNC221
             assert seen == b"abconetwo"
-            assert is_empty(tmp_path)
+            assert not list(tmp_path.iterdir())  # noqa: ASYNC240
+            assert len(open_files(tmp_path)) == 3
+    assert not open_files(tmp_path)
