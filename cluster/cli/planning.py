@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import time
 from collections.abc import Iterable
@@ -15,7 +16,13 @@ from rich.console import Console
 
 from cluster.cli.config import shipped_config
 from cluster.common.errors import ConfigurationError
-from cluster.common.settings_sources import load_settings, read_yaml
+from cluster.common.settings_sources import (
+    load_settings,
+    merge,
+    read_fields,
+    read_yaml,
+    without_none,
+)
 
 if TYPE_CHECKING:
     from cluster.planning.plan import Plan
@@ -71,19 +78,16 @@ def simulate(
             one = load_profile(name)
             out.print(f"{one}: {one.source}", markup=False)
         return
-    fields = read_yaml(scenario, "the scenario") if scenario is not None else {}
-    if not isinstance(fields, dict):
-        raise ConfigurationError(f"the scenario {scenario} must be a mapping of fields")
-    parts: dict[str, dict[str, Any]] = {
+    fields = read_fields(scenario, "the scenario")
+    flags = {
+        "profile": profile,
         "load": {"rate_per_s": rate, "seconds": seconds},
         "cluster": {"encoders": encoders, "decoders": decoders, "routers": routers},
         "slo": {"latency_s": slo},
+        "faults": [_fault(one) for one in kill or ()] or None,
+        "seed": seed,
     }
-    for part, flags in parts.items():
-        if given := _given(flags):
-            fields[part] = (fields.get(part) or {}) | given
-    faults = [_fault(one) for one in kill or ()] or None
-    fields |= _given({"profile": profile, "seed": seed, "faults": faults})
+    merge(fields, without_none(flags))
     checked = make_scenario(fields)
 
     began_s = told_s = time.perf_counter()
@@ -113,10 +117,6 @@ def _fault(text: str) -> dict[str, Any]:
         raise ConfigurationError(
             f"--kill is SECOND:ROLE[:COUNT], such as 60:encoder:2, not {text!r}"
         ) from error
-
-
-def _given(flags: dict[str, Any]) -> dict[str, Any]:
-    return {name: value for name, value in flags.items() if value is not None}
 
 
 def figures_as_yaml(figures: dict[str, Any], without: Iterable[str]) -> str:
@@ -193,40 +193,32 @@ def plan(
 
 def plan_file(plan: Plan, figures: dict[str, Any]) -> str:
     """A Serve configuration for `splitscribe deploy`, spare workers included, below the figures."""
-    best, router = plan.best, plan.check.scenario.settings.router
-    design, model = best.design, best.design.profile().model
-    spare = best.order.spare_nodes * best.order.per_node
+    best, order, (routers, router) = plan.best, plan.best.order, plan.best.routers()
     args: dict[str, Any] = {
-        "model": MODELS.get(model, model),
-        "placement": design.placement,
+        "model": MODELS.get(best.profile.model, best.profile.model),
+        "placement": best.placement,
         "router": {
-            "replicas": plan.check.scenario.cluster.routers,
+            "replicas": routers,
             "audio_workers": router.audio_workers,
             "max_pending_audio_s": round(router.max_pending_audio_s, 1),
             "node_labels": {"pool": "!head"},
         },
     }
-    for role, kind, workers in (
-        ("encoder", design.encoder, best.encoders),
-        ("decoder", design.decoder, best.decoders),
-    ):
+    for role, (kind, workers) in best.pools.items():
+        is_cpu = kind.profile.machine.get("device") == "cpu"
         args[role] = {
-            "replicas": workers + spare if design.is_split else 1,
-            "node_labels": {"pool": role if design.is_split else "worker"},
-            **(
-                {"device": "cpu"}
-                if kind.profile.machine.get("device") == "cpu"
-                else {"device": "cuda", "gpus": 1}
-            ),
+            "replicas": workers + order.spare_nodes * order.per_node if best.is_split else 1,
+            "node_labels": {"pool": role if best.is_split else "worker"},
+            **({"device": "cpu"} if is_cpu else {"device": "cuda", "gpus": 1}),
         }
     content = read_yaml(shipped_config("serve/cpu").path, "Serve configuration")
     content["applications"][0]["args"] = args
     each = f"each of {best.cells} cells, below a balancer (configs/SCALE.md)"
-    told = [str(design.profile()), *figures_as_yaml(figures, ("profile", "run_time_s")).split("\n")]
-    told += [
+    told = [str(best.profile), *figures_as_yaml(figures, ("profile", "run_time_s")).split("\n")]
+    told.append(
         f"For {each if best.cells > 1 else 'a cluster'}. Nodes need the labels of their pools:"
-    ]
-    told += ["splitscribe config show cluster/onprem. Clients' keys: router.api_key_file."]
+    )
+    told.append("splitscribe config show cluster/onprem. Clients' keys: router.api_key_file.")
     comment = "".join(f"# {line}".rstrip() + "\n" for line in told)
     return comment + yaml.safe_dump(content, sort_keys=False)
 
@@ -255,6 +247,6 @@ def profile(
     from cluster.planning.profile import write_text
 
     tell = partial(err.print, markup=False)
-    found = measure(name or output.stem, settings, rounds, tell)
+    found = asyncio.run(measure(name or output.stem, settings, rounds, tell))
     write_text(output, found.model_dump_json(indent=1) + "\n")
     out.print(f"wrote {output}", markup=False)

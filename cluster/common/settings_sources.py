@@ -52,21 +52,24 @@ def load_settings(
     process's by default; `SPLITSCRIBE_ROUTER__PORT=9000` sets `router.port`. Raises
     ConfigurationError, which names the field, what came and what is allowed.
     """
-    merged: dict[str, Any] = {}
-    if file is not None:
-        content = read_yaml(file, "settings file")
-        if not isinstance(content, dict | None):
-            raise ConfigurationError(f"settings file {file} must hold a mapping of fields")
-        _merge(merged, content or {})
+    merged = read_fields(file, "settings file")
     variables = _variables(os.environ if environ is None else environ)
-    _merge(merged, _from_variables(variables))
-    given = _without_none(flags or {})
-    _merge(merged, given)
+    merge(merged, _from_variables(variables))
+    given = without_none(flags or {})
+    merge(merged, given)
     try:
         return Settings.model_validate(merged)
     except ValidationError as error:
         names = {path: name for path, (name, _) in variables.items() if not _sets(given, path)}
         raise ConfigurationError(_explain(error, names)) from error
+
+
+def read_fields(file: Path | None, what: str) -> dict[str, Any]:
+    """A mapping that a person wrote; empty without a file. Raises as `read_yaml`."""
+    content = None if file is None else read_yaml(file, what)
+    if not isinstance(content, dict | None):
+        raise ConfigurationError(f"{what} {file} must hold a mapping of fields")
+    return content or {}
 
 
 def read_yaml(file: Path, what: str, remedy: str = "") -> Any:
@@ -126,21 +129,21 @@ def _sets(given: Mapping[str, Any], path: Fields) -> bool:
     return True
 
 
-def _without_none(flags: Mapping[str, Any]) -> dict[str, Any]:
+def without_none(flags: Mapping[str, Any]) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for name, value in flags.items():
         if isinstance(value, Mapping):
-            if inner := _without_none(value):
+            if inner := without_none(value):
                 kept[name] = inner
         elif value is not None:
             kept[name] = value
     return kept
 
 
-def _merge(into: dict[str, Any], new: Mapping[str, Any]) -> None:
+def merge(into: dict[str, Any], new: Mapping[str, Any]) -> None:
     for name, value in new.items():
         if isinstance(value, Mapping) and isinstance(into.get(name), dict):
-            _merge(into[name], value)
+            merge(into[name], value)
         else:
             into[name] = value
 
@@ -188,6 +191,12 @@ def _settings_of(model: type[BaseModel], path: Fields = ()) -> Iterator[Fields]:
             yield from _settings_of(kind, (*path, name))
         else:
             yield (*path, name)
+
+
+def first_problem(error: ValidationError) -> str:
+    problem = error.errors()[0]
+    place = ".".join(str(part) for part in problem["loc"]) or "the file"
+    return f"{place}: {problem['msg']}"
 
 
 def read_api_keys(file: Path) -> tuple[str, ...]:

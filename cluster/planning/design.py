@@ -16,16 +16,20 @@ from typing import Any, Literal
 from cluster.common.cores import LEAST_AUDIO_WORKERS
 from cluster.common.errors import ConfigurationError
 from cluster.common.kv.layout import window_bytes
+from cluster.common.messages import Role
+from cluster.common.settings import RouterSettings
 from cluster.planning.profile import Profile, Surface, load_profile, shipped_profiles
 from cluster.planning.scenario import TIMESTAMPS, Load, arrivals
 
 SAMPLES = 2000  # requests of the load from which means are taken
 ROUTER_BUSY = 0.5  # share of a core that a router, and each audio worker, may be busy
 CELL_WORKERS = 400  # of a cell at most; configs/SCALE.md advises up to 500
+PENDING_S = 20.0  # of what all workers do, that may be pending: as configs/SCALE.md advises
+LEAST_PENDING_S = 120.0  # of audio
 
 Placement = Literal["split", "colocated"]
 
-OBJECTIVE = re.compile(r"\s*p([0-9.]+)\s*<=?\s*([0-9.]+)\s*(ms|s|min)?\s*", re.IGNORECASE)
+OBJECTIVE = re.compile(r"p(\d+\.?\d*)\s*<=?\s*(\d+\.?\d*|\.\d+)\s*(ms|s|min)?", re.IGNORECASE)
 UNITS_S = {"ms": 1e-3, "s": 1.0, "min": 60.0}
 
 
@@ -71,29 +75,26 @@ class Order:
 def parse_objectives(text: str) -> dict[float, float]:
     """Objectives separated by commas: "p95 < 1 s", "p50 < 400ms, p99 < 2 s"."""
     objectives = {}
-    for part in text.split(","):
-        try:
-            percent, limit, unit = OBJECTIVE.fullmatch(part).groups("s")  # type: ignore[union-attr]
-            percentile, limit_s = float(percent), float(limit) * UNITS_S[unit.lower()]
-        except (AttributeError, ValueError):
-            percentile = limit_s = 0.0
-        if not 0 < percentile < 100 or not limit_s:
+    for part in map(str.strip, text.split(",")):
+        found = OBJECTIVE.fullmatch(part)
+        percent, limit, unit = found.groups("s") if found else ("0", "0", "s")
+        limit_s = float(limit) * UNITS_S[unit.lower()]
+        if not 0 < float(percent) < 100 or not limit_s:
             raise ConfigurationError(
                 "--slo is percentiles of the latency, such as 'p95 < 1 s' or 'p50 < 400 ms, "
-                f"p99 < 2 s', not {part.strip()!r}"
+                f"p99 < 2 s', not {part!r}"
             )
-        objectives[percentile] = limit_s
+        objectives[float(percent)] = limit_s
     return objectives
 
 
 def parse_kinds(text: str, model: str) -> tuple[NodeKind, ...]:
     """Kinds of nodes, "h200:1.9,l40s:0.6": devices or profiles, with dollars for an hour of one."""
-    kinds = []
-    for part in (one.strip() for one in text.split(",")):
-        name, colon, price = part.rpartition(":")
-        name, price = (name, price) if colon else (part, "0")
+    kinds: list[NodeKind] = []
+    for part in map(str.strip, text.split(",")):
+        name, _, price = part.partition(":")
         try:
-            dollars = float(price)
+            dollars = float(price or 0)
         except ValueError as error:
             raise ConfigurationError(
                 f"--gpus is DEVICE:DOLLARS_PER_HOUR, separated by commas, such as "
@@ -102,53 +103,13 @@ def parse_kinds(text: str, model: str) -> tuple[NodeKind, ...]:
         of_model = f"{model}-{name}"
         profile = load_profile(of_model if of_model in shipped_profiles() else name)
         kinds.append(NodeKind(profile.name if Path(name).is_file() else name, dollars, profile))
-    first = kinds[0].profile
-    for kind in kinds[1:]:
-        names = ("model", "shape", "kv_dtype", "page_frames")
-        if any(getattr(first, name) != getattr(kind.profile, name) for name in names):
+        first = kinds[0].profile
+        if profile.kv_layout() != first.kv_layout() or profile.shape != first.shape:
             raise ConfigurationError(
-                f"the profiles {first.name} and {kind.profile.name} cannot work together: model, "
+                f"the profiles {first.name} and {profile.name} cannot work together: model, "
                 f"shape, number type and page size of the KV must be the same"
             )
     return tuple(kinds)
-
-
-@dataclass(frozen=True, slots=True)
-class Design:
-    """Colocated: encoder and decoder are the same kind, and one worker is both."""
-
-    placement: Placement
-    encoder: NodeKind
-    decoder: NodeKind
-
-    def __str__(self) -> str:
-        if not self.is_split:
-            return f"colocated on {self.encoder.name}"
-        return f"split, encoders on {self.encoder.name}, decoders on {self.decoder.name}"
-
-    @property
-    def is_split(self) -> bool:
-        return self.placement == "split"
-
-    def profile(self) -> Profile:
-        """The encoder's kind with the decoder's decoder."""
-        own, other = self.encoder.profile, self.decoder.profile
-        if other is own:
-            return own
-        changes = {
-            "name": f"{own.name}+{other.name}",
-            "predicted": own.predicted or other.predicted,
-            "source": f"encoder: {own.source}; decoder: {other.source}",
-            "decoder": other.decoder,
-            "start_s": own.start_s.model_copy(update={"decoder": other.start_s.decoder}),
-        }
-        return own.model_copy(update=changes)
-
-
-def designs(order: Order) -> list[Design]:
-    found = [Design("colocated", kind, kind) for kind in order.kinds]
-    found += [Design("split", one, other) for one in order.kinds for other in order.kinds]
-    return [design for design in found if design.placement in order.placements]
 
 
 @dataclass(frozen=True, slots=True)
@@ -163,9 +124,8 @@ class Costs:
     audio_s: float
 
     @classmethod
-    def of(cls, design: Design, load: Load) -> Costs:
+    def of(cls, profile: Profile, load: Load) -> Costs:
         """In the best batches."""
-        profile = design.profile()
         step, prefill = Surface(profile.decoder.steps), Surface(profile.decoder.prefills)
         encode = Surface(profile.encoder.points)
         positions, rows = profile.shape.n_audio_ctx, profile.decoder.max_batch
@@ -187,64 +147,93 @@ class Costs:
 
 
 @dataclass(frozen=True, slots=True)
-class Found:
-    """A design with a size: cells, and workers of each. A colocated worker is a cell."""
+class Design:
+    """Which kind does which role, and how many: cells, and workers of each. A colocated worker is a
+    cell, and of one kind.
+    """
 
     order: Order = field(repr=False)
-    design: Design
+    placement: Placement
+    encoder: NodeKind
+    decoder: NodeKind
     costs: Costs
-    cells: int
+    cells: int = 1
     encoders: int = 1
     decoders: int = 1
 
     @classmethod
-    def least(cls, order: Order, design: Design) -> Found:
+    def least(
+        cls, order: Order, placement: Placement, encoder: NodeKind, decoder: NodeKind
+    ) -> Design:
         """The smallest size at which the queue does not grow for ever."""
-        costs, rate = Costs.of(design, order.load), order.load.rate_per_s
+        costs = Costs.of(_joined(encoder.profile, decoder.profile), order.load)
+        design = cls(order, placement, encoder, decoder, costs)
+        rate = order.load.rate_per_s
         encoders, decoders = rate * costs.encode_s, rate * costs.decode_s
         if not design.is_split:
-            return cls(order, design, costs, max(1, math.ceil(encoders + decoders)))
+            return replace(design, cells=max(1, math.ceil(encoders + decoders)))
         cells = math.ceil(max(1.0, encoders + decoders) / CELL_WORKERS)
-        both = (max(1, math.ceil(one / cells)) for one in (encoders, decoders))
-        return cls(order, design, costs, cells, *both)
+        encoders, decoders = (max(1, math.ceil(one / cells)) for one in (encoders, decoders))
+        return replace(design, cells=cells, encoders=encoders, decoders=decoders)
+
+    @property
+    def name(self) -> str:
+        if not self.is_split:
+            return f"colocated on {self.encoder.name}"
+        return f"split, encoders on {self.encoder.name}, decoders on {self.decoder.name}"
+
+    def __str__(self) -> str:
+        split = f" of {self.encoders} encoders and {self.decoders} decoders"
+        return f"{self.name}: {self.cells} cells{split if self.is_split else ''}"
+
+    @property
+    def is_split(self) -> bool:
+        return self.placement == "split"
+
+    @property
+    def profile(self) -> Profile:
+        return _joined(self.encoder.profile, self.decoder.profile)
+
+    @property
+    def pools(self) -> dict[Role, tuple[NodeKind, int]]:
+        """By role, the kind of its workers, and how many a cell has."""
+        return {"encoder": (self.encoder, self.encoders), "decoder": (self.decoder, self.decoders)}
 
     @property
     def dims(self) -> list[str]:
         """What may be more or less of it; of two the dear ones first."""
-        if not self.design.is_split:
-            return ["cells"]
-        dims = ["encoders", "decoders"]
-        return dims[::-1] if self.design.decoder.dollars > self.design.encoder.dollars else dims
+        roles = sorted(self.pools, key=lambda role: -self.pools[role][0].dollars)
+        return [f"{role}s" for role in roles] if self.is_split else ["cells"]
 
-    def grown(self, dims: list[str], factor: float) -> Found:
+    def grown(self, dims: list[str], factor: float) -> Design:
         """By this factor, and by one at least."""
         sizes: dict[str, Any] = {dim: getattr(self, dim) for dim in dims}
         return replace(self, **{d: max(n + 1, math.ceil(factor * n)) for d, n in sizes.items()})
 
-    def __str__(self) -> str:
-        split = f" of {self.encoders} encoders and {self.decoders} decoders"
-        return f"{self.design}: {self.cells} cells{split if self.design.is_split else ''}"
-
     @property
     def workers(self) -> int:
         """Of all cells, without spares."""
-        return self.cells * (self.encoders + self.decoders if self.design.is_split else 1)
+        return self.cells * (self.encoders + self.decoders if self.is_split else 1)
 
-    def front(self, rate: float) -> tuple[int, int]:
-        """Routers for so many requests a second, and audio workers of each."""
-        routers = max(1, math.ceil(rate * self.costs.router_s / ROUTER_BUSY))
-        audio_workers = math.ceil(rate * self.costs.audio_cpu_s / ROUTER_BUSY / routers)
-        return routers, max(LEAST_AUDIO_WORKERS, audio_workers)
+    def routers(self) -> tuple[int, RouterSettings]:
+        """Routers of a cell, and their settings."""
+        costs, rate = self.costs, self.order.load.rate_per_s / self.cells
+        routers = max(1, math.ceil(rate * costs.router_s / ROUTER_BUSY))
+        audio_workers = math.ceil(rate * costs.audio_cpu_s / ROUTER_BUSY / routers)
+        pending_s = max(PENDING_S, 3 * self.order.loosest_s) * rate * costs.audio_s / routers
+        return routers, RouterSettings(
+            audio_workers=max(LEAST_AUDIO_WORKERS, audio_workers),
+            max_pending_audio_s=max(LEAST_PENDING_S, pending_s),
+        )
 
     def nodes(self) -> list[dict[str, Any]]:
         """Of each pool in all cells, with the spare ones. dollars: of all of them, an hour."""
-        each, design = self.order.per_node, self.design
-        pools, cells = [("worker", design.encoder, self.cells)], 1
-        if design.is_split:
-            pools, cells = [("encoder", design.encoder, self.encoders)], self.cells
-            pools += [("decoder", design.decoder, self.decoders)]
+        each = self.order.per_node
+        pools: list[tuple[str, NodeKind, int, int]] = [("worker", self.encoder, self.cells, 1)]
+        if self.is_split:
+            pools = [(role, kind, n, self.cells) for role, (kind, n) in self.pools.items()]
         rows: list[dict[str, Any]] = []
-        for pool, kind, workers in pools:
+        for pool, kind, workers, cells in pools:
             spare = cells * self.order.spare_nodes
             nodes = cells * math.ceil(workers / each) + spare
             row = {"kind": kind.name, "pool": pool, "nodes": nodes, "spare": spare}
@@ -254,27 +243,47 @@ class Found:
     @property
     def price(self) -> float:
         """Dollars of an hour, or devices where no prices are known; spares included."""
-        rows = self.nodes()
         if self.order.has_prices:
-            return float(sum(row["dollars"] for row in rows))
-        return float(sum(row["nodes"] * row["devices"] for row in rows))
+            return float(sum(row["dollars"] for row in self.nodes()))
+        return float(sum(row["nodes"] * row["devices"] for row in self.nodes()))
 
     def saturates_at(self) -> dict[str, float]:
         """The rate at which each part has no more, the first to end first. Without spares."""
-        costs, order = self.costs, self.order
-        routers, audio_workers = self.front(order.load.rate_per_s / self.cells)
+        costs, order, (routers, settings) = self.costs, self.order, self.routers()
         parts = {
             "routers": self.cells * routers / costs.router_s,
-            "audio workers": self.cells * routers * audio_workers / costs.audio_cpu_s,
+            "audio workers": self.cells * routers * settings.audio_workers / costs.audio_cpu_s,
         }
-        if self.design.is_split:
+        if self.is_split:
             port = order.link_gbit_per_s * 1e9 / 8 / costs.kv_bytes
-            for role, workers, seconds in (
-                ("encoders", self.cells * self.encoders, costs.encode_s),
-                ("decoders", self.cells * self.decoders, costs.decode_s),
-            ):
-                parts[role] = workers / seconds
-                parts[f"links of the {role}' nodes"] = math.ceil(workers / order.per_node) * port
+            seconds: dict[Role, float] = {"encoder": costs.encode_s, "decoder": costs.decode_s}
+            for role, (_, of_cell) in self.pools.items():
+                workers = self.cells * of_cell
+                parts[f"{role}s"] = workers / seconds[role]
+                parts[f"links of the {role}s' nodes"] = math.ceil(workers / order.per_node) * port
         else:
             parts["workers"] = self.cells / (costs.encode_s + costs.decode_s)
         return dict(sorted(parts.items(), key=lambda pair: pair[1]))
+
+
+def _joined(encoder: Profile, decoder: Profile) -> Profile:
+    """The encoder's kind with the decoder's decoder."""
+    if decoder is encoder:
+        return encoder
+    changes = {
+        "name": f"{encoder.name}+{decoder.name}",
+        "predicted": encoder.predicted or decoder.predicted,
+        "source": f"encoder: {encoder.source}; decoder: {decoder.source}",
+        "decoder": decoder.decoder,
+        "start_s": encoder.start_s.model_copy(update={"decoder": decoder.start_s.decoder}),
+    }
+    return encoder.model_copy(update=changes)
+
+
+def least_designs(order: Order, placement: Placement) -> list[Design]:
+    """The cheapest one first."""
+    pairs = [(one, one) for one in order.kinds]
+    if placement == "split":
+        pairs = [(one, other) for one in order.kinds for other in order.kinds]
+    found = [Design.least(order, placement, *pair) for pair in pairs]
+    return sorted(found, key=lambda one: one.price)

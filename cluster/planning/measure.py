@@ -1,4 +1,4 @@
-"""Makes a profile: times both engines of a served worker in this process.
+"""Makes a profile: times both engines of one process.
 
 Windows go through one and then the other, so many at a time; what each forward and each READ took
 is what the engines count, and the fastest of some rounds counts here.
@@ -11,7 +11,6 @@ import platform
 import re
 import time
 from collections.abc import Callable
-from contextlib import ExitStack
 from dataclasses import dataclass, field
 from importlib.metadata import distributions
 from itertools import product
@@ -22,10 +21,8 @@ import numpy as np
 import psutil
 
 from cluster.common.cores import usable_cores
-from cluster.common.kv.connect import make_exporter, make_importer, served_kv_layout
-from cluster.common.kv.importer import KVImporter
-from cluster.common.messages import DecodeOptions, DecodeRequest, EncodeReply, EncodeRequest, Pcm
-from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.kv.connect import served_kv_layout
+from cluster.common.messages import CrossKVHandle, DecodeOptions, DecodeRequest, EncodeRequest, Pcm
 from cluster.common.model.encoder_context import SAMPLES_PER_POSITION
 from cluster.common.settings import Settings
 from cluster.demo.samples import sample_path
@@ -41,9 +38,8 @@ from cluster.planning.profile import (
     StartProfile,
 )
 from cluster.serve.distribution import build_id
-from cluster.serve.in_process import on_one_device, sized_together
-from decoder_worker.engine import DecoderEngine
-from encoder_worker.engine import EncoderEngine, auto_batch
+from cluster.serve.in_process import LocalEngines, local_engines
+from encoder_worker.engine import auto_batch
 
 # Assumed: a router's processor time is what router and proxy took on two cores of an EPYC; the
 # others nobody has measured.
@@ -59,36 +55,21 @@ LEAST_LATENCY_S = 1e-6
 Tell = Callable[[str], None]
 
 
-def measure(name: str, settings: Settings, rounds: int, tell: Tell) -> Profile:
+async def measure(name: str, settings: Settings, rounds: int, tell: Tell) -> Profile:
     """Takes a minute or so on two cores. Raises ConfigurationError: settings do not fit this
     machine.
     """
-    checkpoint = open_checkpoint(settings.model)
-    settings = on_one_device(settings)
-    device = settings.encoder.device
-    settings = sized_together(settings, checkpoint, device)
-    settings = settings.model_copy(update={"cluster_key": os.urandom(32).hex()})
-    layout = served_kv_layout(checkpoint, settings, device)
-    dims = checkpoint.dims
-    most = settings.encoder.max_batch or auto_batch(device)
-    batches = settings.encoder.model_copy(
-        update={"max_batch": most, "batch_wait_ms": 100.0, "cache": False}
-    )
-    with ExitStack() as stack:
-        began = time.monotonic()
-        exporter = make_exporter(checkpoint, settings, device, "encoder")
-        stack.callback(exporter.close)
-        importer = make_importer(checkpoint, settings, device, "decoder")
-        stack.callback(importer.close)
-        decoder = DecoderEngine(checkpoint, importer, settings.decoder, waits=True)
-        stack.callback(decoder.close)
-        start_s = PROCESS_S + time.monotonic() - began
-        encoder = EncoderEngine(checkpoint, exporter, batches, waits=True)
-        stack.callback(encoder.close)
+    batches = settings.encoder.model_copy(update={"batch_wait_ms": 100.0, "cache": False})
+    settings = settings.model_copy(update={"encoder": batches})
+    began = time.monotonic()
+    async with local_engines(settings, settings.transport) as engines:
+        start_s = PROCESS_S + (time.monotonic() - began) / 2  # of one of the two
+        settings, dims = engines.settings, engines.checkpoint.dims
+        device, ahead = settings.encoder.device, settings.decoder.steps_ahead
         with av.open(str(sample_path("medium"))) as audio_file:
             frames = [frame.to_ndarray()[0] for frame in audio_file.decode(audio=0)]
-        bench = Bench(encoder, importer, decoder, np.concatenate(frames))
-        rows = min(settings.decoder.max_batch, batches.export_windows)
+        bench = Bench(engines, np.concatenate(frames))
+        rows = min(settings.decoder.max_batch, settings.encoder.export_windows)
         for n, positions in product(
             sorted({n for n in ROWS if n < rows} | {rows}),
             sorted({n for n in CONTEXTS if n < dims.n_audio_ctx} | {dims.n_audio_ctx}),
@@ -100,8 +81,7 @@ def measure(name: str, settings: Settings, rounds: int, tell: Tell) -> Profile:
                 f"{n} windows of {positions} positions: prompts in {1000 * prompt_s:.2f} ms, "
                 f"a step in {1000 * step_s:.2f} ms"
             )
-        transport = importer.transport
-    ahead = settings.decoder.steps_ahead
+    layout = served_kv_layout(engines.checkpoint, settings, device)
     installed = {one.name: one.version for one in distributions() if one.name in PACKAGES}
     return Profile(
         name=name,
@@ -116,14 +96,14 @@ def measure(name: str, settings: Settings, rounds: int, tell: Tell) -> Profile:
         },
         versions={"python": platform.python_version(), **installed},
         commit=build_id(),
-        model=checkpoint.name,
+        model=engines.checkpoint.name,
         shape=Shape.model_validate(dims, from_attributes=True),
         kv_dtype=layout.dtype,
         page_frames=layout.page_frames,
         encoder=EncoderProfile(
             points=bench.points("encoder"),
-            max_batch=most,
-            export_windows=batches.export_windows,
+            max_batch=settings.encoder.max_batch or auto_batch(device),
+            export_windows=settings.encoder.export_windows,
             overlaps=True,
         ),
         decoder=DecoderProfile(
@@ -133,7 +113,7 @@ def measure(name: str, settings: Settings, rounds: int, tell: Tell) -> Profile:
             kv_windows=settings.decoder.kv_windows,
             steps_ahead=int(device != "cpu") if ahead is None else ahead,
         ),
-        handoff=_link(bench.points("read"), transport),
+        handoff=_link(bench.points("read"), engines.importer.transport),
         router=USUAL_ROUTER,
         audio=USUAL_AUDIO,
         start_s=StartProfile(encoder=start_s, decoder=start_s, router=start_s),
@@ -142,41 +122,37 @@ def measure(name: str, settings: Settings, rounds: int, tell: Tell) -> Profile:
 
 @dataclass(slots=True)
 class Bench:
-    """Both engines of one process. fastest: seconds, by what took them, size and positions."""
+    """fastest: seconds, by what took them, size and positions."""
 
-    encoder: EncoderEngine
-    importer: KVImporter
-    decoder: DecoderEngine
+    engines: LocalEngines
     speech: Pcm
     fastest: dict[tuple[str, int, int], float] = field(default_factory=dict)
 
     def run(self, n_windows: int, positions: int, whole: int) -> None:
         """So many windows at once, of the first seconds of speech that positions hold."""
+        encoder, decoder = self.engines.encoder, self.engines.decoder
         pcm = self.speech[: positions * SAMPLES_PER_POSITION]
         context = 0 if positions == whole else positions
         encoding = [
-            self.encoder.submit(EncodeRequest("profile", n, 1, pcm, ANSWER_S, context=context))
+            encoder.submit(EncodeRequest("profile", n, 1, pcm, ANSWER_S, context=context))
             for n in range(n_windows)
         ]
-        replies: list[EncodeReply] = []
-        for encoded in encoding:
-            reply = encoded.result(ANSWER_S)
-            self.importer.accept(reply.handle)  # so that its lease does not run out
-            replies.append(reply)
+        handles: list[CrossKVHandle] = []
         times: dict[int, list[float]] = {}
-        for reply in replies:
+        for reply in (encoded.result(ANSWER_S) for encoded in encoding):
+            self.engines.importer.accept(reply.handle)  # so that its lease does not run out
+            handles.append(reply.handle)
             times.setdefault(reply.timings.batch_size, []).append(reply.timings.encode_s)
         for size, seconds in times.items():  # the mean: one batch may begin behind another
             self._note("encoder", size, positions, sum(seconds) / len(seconds))
-        before, options = self.decoder.stats(), DecodeOptions(language="en")
+        before, options = decoder.stats(), DecodeOptions(language="en")
         decoding = [
-            self.decoder.submit(DecodeRequest("profile", n, 1, reply.handle, options, ANSWER_S))
-            for n, reply in enumerate(replies)
+            decoder.submit(DecodeRequest("profile", n, 1, handle, options, ANSWER_S))
+            for n, handle in enumerate(handles)
         ]
-        for decoded in decoding:
-            read = decoded.result(ANSWER_S).timings
+        for read in (decoded.result(ANSWER_S).timings for decoded in decoding):
             self._note("read", read.transfer_bytes, positions, read.transfer_s)
-        after = self.decoder.stats()
+        after = decoder.stats()
         step_s = (after.step_s - before.step_s) / max(1, after.steps - before.steps)
         self._note("prompts", n_windows, positions, after.prefill_s - before.prefill_s)
         self._note("step", n_windows, positions, step_s)

@@ -15,8 +15,8 @@ from dataclasses import dataclass, replace
 from typing import Any
 
 from cluster.common.errors import ConfigurationError
-from cluster.common.settings import RouterSettings, Settings
-from cluster.planning.design import Found, Order, designs
+from cluster.common.settings import Settings
+from cluster.planning.design import Design, Order, least_designs
 from cluster.planning.report import at_percentile, percentiles
 from cluster.planning.scenario import Cluster, Scenario, Slo
 from cluster.planning.simulate import simulate
@@ -26,7 +26,6 @@ OBJECTIVES = 12  # it is so many times as long as the loosest objective
 START_BUSY = 0.85  # of the first cluster that is tried
 GROWTH, CORRECTION = 2.0, 1.03
 MOST_STEPS = 3  # of growth; after that a design is given up
-PENDING_S = 20.0  # of what all workers do, that may be pending: as configs/SCALE.md advises
 TRIAL_SEED, CHECK_SEED = 1, 1001
 MOST_CORRECTIONS = 6  # of a plan that the check refused
 MOST_WORKERS = 10_000
@@ -38,7 +37,6 @@ Tell = Callable[[str], object]  # progress, a line at a time
 class Trial:
     """One cell, simulated: does it keep the objectives? told: the percentiles asked for."""
 
-    scenario: Scenario
     is_kept: bool
     told: str
     figures: dict[str, Any]
@@ -50,68 +48,61 @@ class Plan:
     simulation, without spare nodes. skipped: why a design is not among them.
     """
 
-    kept: list[Found]
+    kept: list[Design]
     skipped: dict[str, str]
     check: Trial
 
     @property
-    def best(self) -> Found:
+    def best(self) -> Design:
         return self.kept[0]
 
     def figures(self) -> dict[str, Any]:
-        best, order = self.best, self.best.order
-        design, rate, price = best.design, order.load.rate_per_s, best.price
-        spare = order.spare_nodes * order.per_node * (best.cells if design.is_split else 1)
-        routers, audio_workers = best.front(rate / best.cells)
-        cheapest = {one.design.placement: one.price for one in reversed(self.kept)}
+        best, order, costs = self.best, self.best.order, self.best.costs
+        rate, price, (routers, settings) = order.load.rate_per_s, best.price, best.routers()
+        spare = order.spare_nodes * order.per_node * (best.cells if best.is_split else 1)
+        cheapest = {one.placement: one.price for one in reversed(self.kept)}
         pays = cheapest.get("split", math.inf) < cheapest.get("colocated", math.inf)
-        splitting = "pays" if pays else "does not pay"
-        pools = {"encoders": (design.encoder, best.encoders)}
-        pools |= {"decoders": (design.decoder, best.decoders)}
+        dollars = {
+            "dollars_per_hour": price,
+            "dollars_per_audio_hour": price / (rate * costs.audio_s),
+        }
         return {
-            "profile": design.profile().origin(),
+            "profile": best.profile.origin(),
             "rate_per_s": round(rate, 4),
-            "mean_audio_s": round(best.costs.audio_s, 3),
+            "mean_audio_s": round(costs.audio_s, 3),
             "objectives": order.asked,
-            "design": str(design),
+            "design": best.name,
             "cells": best.cells,
             **{
-                role: {"device": kind.name, "needed": workers * best.cells, "spare": spare}
-                for role, (kind, workers) in pools.items()
+                f"{role}s": {"device": kind.name, "needed": n * best.cells, "spare": spare}
+                for role, (kind, n) in best.pools.items()
             },
             "routers": best.cells * routers,
-            "audio_workers_of_each_router": audio_workers,
-            "router_cores": round(rate * (best.costs.router_s + best.costs.audio_cpu_s), 1),
+            "audio_workers_of_each_router": settings.audio_workers,
+            "router_cores": round(rate * (costs.router_s + costs.audio_cpu_s), 1),
             "nodes": best.nodes(),
             "expected": self.check.figures,
-            "cost": {
-                "dollars_per_hour": price,
-                "dollars_per_audio_hour": price / (rate * best.costs.audio_s),
-            }
-            if order.has_prices
-            else None,
+            "cost": dollars if order.has_prices else None,
             "saturates_at_rate_per_s": best.saturates_at(),
-            "found": {
-                str(one.design): {"workers": one.workers, "price": one.price} for one in self.kept
-            },
+            "found": {one.name: {"workers": one.workers, "price": one.price} for one in self.kept},
             "not_chosen": self.skipped,
-            "splitting": splitting if len(order.placements) > 1 else None,
+            "splitting": ("pays" if pays else "does not pay")
+            if len(order.placements) > 1
+            else None,
         }
 
 
 def make_plan(order: Order, tell: Tell) -> Plan:
     """Raises ConfigurationError: no cluster keeps the objectives; tells how near one came."""
     search, skipped = _Search(order, tell), {}
-    kept: list[Found] = []
+    kept: list[Design] = []
     for placement in order.placements:
         cheapest = math.inf
-        possible = [one for one in designs(order) if one.placement == placement]
-        bounds = [Found.least(order, one) for one in possible]
-        for least in sorted(bounds, key=lambda one: one.price):
+        for least in least_designs(order, placement):
             if least.price >= cheapest:
-                skipped[str(least.design)] = "its devices alone would cost as much or more"
+                skipped[least.name] = "its devices alone would cost as much or more"
             elif (found := search.fewest(least)) is None:
-                skipped[str(least.design)] = "more workers did not help"
+                skipped[least.name] = "more workers did not help"
             else:
                 cheapest = min(cheapest, found.price)
                 kept.append(found)
@@ -133,7 +124,7 @@ class _Search:
         self._order, self._tell = order, tell
         self.missed = "none, they would need more"
 
-    def fewest(self, least: Found) -> Found | None:
+    def fewest(self, least: Design) -> Design | None:
         """Grow until the objectives are kept, then take away; None: they never are."""
         found = least.grown(least.dims, 1 / START_BUSY)
         for _ in range(MOST_STEPS):
@@ -151,65 +142,61 @@ class _Search:
             found = [*tried, found][bisect_left(tried, True, key=self._keeps)]
         return found
 
-    def checked(self, found: Found) -> tuple[Found, Trial]:
+    def checked(self, design: Design) -> tuple[Design, Trial]:
         """The long simulation with another seed; workers are added until it is kept."""
-        order = self._order
         for _ in range(MOST_CORRECTIONS):
-            self._tell(f"check of {order.check_s:g} s with another seed")
-            trial = self._try(found, order.check_s, CHECK_SEED)
+            self._tell(f"check of {self._order.check_s:g} s with another seed")
+            trial = try_out(design, self._order.check_s, CHECK_SEED)
             if trial.is_kept:
-                return found, trial
+                return design, trial
             busier = max(("encoder", "decoder"), key=lambda role: trial.figures[f"{role}_busy"])
-            found = found.grown([f"{busier}s"] if found.design.is_split else ["cells"], CORRECTION)
+            design = design.grown([f"{busier}s"] if design.is_split else ["cells"], CORRECTION)
             self._tell(f"the check missed ({trial.told}): more workers")
         raise ConfigurationError(
-            f"short simulations of {found.design} keep {order.asked!r} and longer ones do not, "
-            "also with more workers: loosen --slo or raise --rate"
+            f"short simulations of {design.name} keep {self._order.asked!r} and longer ones do "
+            "not, also with more workers: loosen --slo or raise --rate"
         )
 
-    def _keeps(self, found: Found) -> bool:
+    def _keeps(self, design: Design) -> bool:
         """By one short simulation of a cell."""
         order = self._order
-        seconds = order.trial_requests * found.cells / order.load.rate_per_s
+        seconds = order.trial_requests * design.cells / order.load.rate_per_s
         seconds = min(LONGEST_S, max(SHORTEST_S, seconds))
-        trial = self._try(found, max(seconds, OBJECTIVES * order.loosest_s), TRIAL_SEED)
-        said = f"{found}: {trial.told}"
+        trial = try_out(design, max(seconds, OBJECTIVES * order.loosest_s), TRIAL_SEED)
+        said = f"{design}: {trial.told}"
         self._tell(f"{said}, {'kept' if trial.is_kept else 'missed'}")
         if not trial.is_kept:
             self.missed = said
         return trial.is_kept
 
-    def _try(self, found: Found, seconds: float, seed: int) -> Trial:
-        """Simulate one cell."""
-        order, design = self._order, found.design
-        rate = order.load.rate_per_s / found.cells
-        routers, audio_workers = found.front(rate)
-        pending_s = max(PENDING_S, 3 * order.loosest_s) * rate * found.costs.audio_s / routers
-        pending_s = max(120.0, pending_s)
-        router = RouterSettings(audio_workers=audio_workers, max_pending_audio_s=pending_s)
-        scenario = Scenario(
-            profile=design.profile().name,
-            cluster=Cluster(
-                placement=design.placement,
-                encoders=found.encoders,
-                decoders=found.decoders,
-                routers=routers,
-                per_node=order.per_node,
-                link_gbit_per_s=order.link_gbit_per_s,
-            ),
-            load=order.load.model_copy(update={"rate_per_s": rate, "seconds": seconds}),
-            slo=Slo(latency_s=order.loosest_s, per_audio_s=0.0),
-            settings=Settings(router=router),
-            seed=seed,
-        )
-        outcome = simulate(scenario, design.profile())
-        latencies, used = outcome.latencies(), outcome.busy()
-        seen = {percent: at_percentile(latencies, percent) for percent in order.objectives}
-        figures = {
-            **percentiles(latencies),
-            "failed": sum(map(math.isinf, latencies)),
-            **{name: used[name] for name in ("encoder_busy", "decoder_busy")},
-        }
-        is_kept = all(seen[percent] < limit_s for percent, limit_s in order.objectives.items())
-        told = ", ".join(f"p{percent:g} {seconds:.3g} s" for percent, seconds in seen.items())
-        return Trial(scenario, is_kept, told, figures)
+
+def try_out(design: Design, seconds: float, seed: int) -> Trial:
+    """Simulate one cell."""
+    order, (routers, settings) = design.order, design.routers()
+    rate = order.load.rate_per_s / design.cells
+    scenario = Scenario(
+        profile=design.profile.name,
+        cluster=Cluster(
+            placement=design.placement,
+            encoders=design.encoders,
+            decoders=design.decoders,
+            routers=routers,
+            per_node=order.per_node,
+            link_gbit_per_s=order.link_gbit_per_s,
+        ),
+        load=order.load.model_copy(update={"rate_per_s": rate, "seconds": seconds}),
+        slo=Slo(latency_s=order.loosest_s, per_audio_s=0.0),
+        settings=Settings(router=settings),
+        seed=seed,
+    )
+    outcome = simulate(scenario, design.profile)
+    latencies, used = outcome.latencies(), outcome.busy()
+    seen = {percent: at_percentile(latencies, percent) for percent in order.objectives}
+    figures = {
+        **percentiles(latencies),
+        "failed": sum(map(math.isinf, latencies)),
+        **{name: used[name] for name in ("encoder_busy", "decoder_busy")},
+    }
+    is_kept = all(seen[percent] < limit_s for percent, limit_s in order.objectives.items())
+    told = ", ".join(f"p{percent:g} {seconds:.3g} s" for percent, seconds in seen.items())
+    return Trial(is_kept, told, figures)

@@ -1,6 +1,6 @@
 """Pools of simulated workers, and what Ray Serve does between a router and them.
 
-`ServePool`, `Members` and `PoolPolicy` are the real ones. Of Serve: a call goes to the first worker
+`ServePool`, `Members` and `Balancer` are the real ones. Of Serve: a call goes to the first worker
 in the order of `Members` at once, or waits where there is none.
 """
 
@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Hashable, Mapping
-from dataclasses import asdict, dataclass, replace
+from dataclasses import dataclass, replace
 from types import SimpleNamespace
 from typing import Any
 
@@ -20,13 +20,14 @@ from cluster.planning.devices import Device
 from cluster.planning.scenario import Cluster
 from cluster.planning.workers import SimDecoder, SimEncoder, SimWorker
 from cluster.serve.app import DRAIN_S
-from cluster.serve.hooks import PoolPolicy
+from cluster.serve.hooks import USUAL_ROWS, USUAL_WINDOW_S
 from cluster.serve.own_calls import OwnCalls
-from cluster.serve.replica_count import Balancer
+from cluster.serve.replica_count import Balancer, PoolView, ScalingRules
 from cluster.serve.worker_choice import Members
 
 DETECTED_S = 0.1  # until those who wait for a dead process hear of it: at most, in a real server
 IDLE_LOOK_S = 0.2  # between two looks whether a draining worker is done
+USUAL_CALL: dict[Role, float] = {"encoder": USUAL_WINDOW_S, "decoder": 1 / USUAL_ROWS}
 
 
 @dataclass(slots=True, eq=False)
@@ -58,10 +59,13 @@ class SimPool:
         self._wanted = size  # workers, those that are starting included
         self._made = 0
         self._start_s = getattr(cell.profile.start_s, roles[0])
-        self._policy: PoolPolicy | None = None
-        if len(roles) == 1 and getattr(cell.settings, self.name).is_scaled:
-            rules = cell.settings.scaling.model_dump()
-            self._policy = PoolPolicy(roles[0], "simulated", rules)
+        settings = getattr(cell.settings, roles[0])
+        self._rules = ScalingRules(
+            **cell.settings.scaling.model_dump(),
+            min_workers=settings.fewest,
+            max_workers=settings.most,
+        )
+        self._is_scaled = len(roles) == 1 and settings.is_scaled
         for _ in range(size):
             self._add()
 
@@ -73,9 +77,14 @@ class SimPool:
             self._loop.call_later(DETECTED_S + self._start_s, self._add)
 
     def scale(self, balancer: Balancer) -> None:
-        if self._policy is None:
+        """By what `PoolPolicy` reads of Serve."""
+        if not self._is_scaled:
             return
-        decision, _ = self._policy.decide(self._context(), balancer)
+        role, starting = self._roles[0], max(0, self._wanted - len(self.opened))
+        queued = self.waiting + (0 if self.opened else sum(one.ongoing for one in self.replicas))
+        signals: Any = {f"{role}s": tuple(one.roles[role].signals() for one in self.opened)}
+        view = PoolView(self._wanted, queued * USUAL_CALL[role], starting, **signals)
+        decision = balancer.decide(role, self._rules, view, self._loop.time())
         before, self._wanted = self._wanted, decision.workers
         if self._wanted != before:
             self._note(f"{self.name}s: {before} to {self._wanted}", decision.reason)
@@ -87,25 +96,6 @@ class SimPool:
             for worker in replica.roles.values():
                 worker.core.begin_drain()
             self._end_when_idle(replica, self._loop.time() + DRAIN_S)
-
-    def _context(self) -> Any:
-        """What the policy reads of Serve's `AutoscalingContext`."""
-        role = self._roles[0]
-        settings = getattr(self._cell.settings, role)
-        told: dict[str, dict[str, float]] = {}
-        for replica in self.opened:
-            for name, value in asdict(replica.roles[role].signals()).items():
-                told.setdefault(name, {})[replica.name] = value
-        return SimpleNamespace(
-            target_num_replicas=self._wanted,
-            running_replicas=self.opened,
-            aggregated_metrics=told,
-            total_queued_requests=self.waiting,
-            total_num_requests=self.waiting + sum(one.ongoing for one in self.replicas),
-            capacity_adjusted_min_replicas=settings.fewest,
-            capacity_adjusted_max_replicas=settings.most,
-            current_time=self._loop.time(),
-        )
 
     def _add(self) -> None:
         """A worker has started; nothing where it is not wanted any more."""

@@ -11,8 +11,6 @@ from typing import Any, Literal
 
 from pydantic import (
     AliasChoices,
-    BaseModel,
-    ConfigDict,
     Field,
     NonNegativeFloat,
     PositiveInt,
@@ -21,15 +19,13 @@ from pydantic import (
 
 from cluster.common.errors import ConfigurationError
 from cluster.common.kv.layout import PageLayout
+from cluster.common.settings import FrozenModel
+from cluster.common.settings_sources import first_problem
 
 FOLDER = Path(__file__).parent / "profiles"
 
 
-class Frozen(BaseModel):
-    model_config = ConfigDict(frozen=True, extra="forbid")
-
-
-class Shape(Frozen):
+class Shape(FrozenModel):
     n_audio_ctx: PositiveInt = 1500
     n_audio_state: PositiveInt
     n_text_ctx: PositiveInt = 448
@@ -38,7 +34,7 @@ class Shape(Frozen):
     n_text_layer: PositiveInt
 
 
-class Point(Frozen):
+class Point(FrozenModel):
     """Seconds of one launch. size: windows of a batch, or rows. positions: of the encoder, each."""
 
     size: PositiveInt = Field(validation_alias=AliasChoices("size", "batch", "rows"))
@@ -46,7 +42,7 @@ class Point(Frozen):
     seconds: float = Field(gt=0)
 
 
-class EncoderProfile(Frozen):
+class EncoderProfile(FrozenModel):
     """points: batches, with the projection. max_batch, export_windows: what `auto` gives there."""
 
     points: tuple[Point, ...] = Field(min_length=1)
@@ -55,7 +51,7 @@ class EncoderProfile(Frozen):
     overlaps: bool = Field(False, description="the next batch is launched before this one is done")
 
 
-class DecoderProfile(Frozen):
+class DecoderProfile(FrozenModel):
     """steps: decode steps; prefills: prompts of so many sequences. The others as `auto` gives."""
 
     steps: tuple[Point, ...] = Field(min_length=1)
@@ -65,7 +61,7 @@ class DecoderProfile(Frozen):
     steps_ahead: int = Field(0, ge=0, le=1)
 
 
-class LinkProfile(Frozen):
+class LinkProfile(FrozenModel):
     """How KV moves between two workers: seconds of a READ are latency and bytes over the rate."""
 
     transport: str
@@ -73,7 +69,7 @@ class LinkProfile(Frozen):
     bytes_per_s: float = Field(gt=0)
 
 
-class RouterProfile(Frozen):
+class RouterProfile(FrozenModel):
     """CPU seconds of a router's event loop; `hop_s` is the way to a worker and back, of a call."""
 
     request_s: NonNegativeFloat
@@ -81,14 +77,14 @@ class RouterProfile(Frozen):
     hop_s: NonNegativeFloat
 
 
-class AudioProfile(Frozen):
+class AudioProfile(FrozenModel):
     """CPU seconds of the processes that decode and cut uploads."""
 
     request_s: NonNegativeFloat
     audio_second_s: NonNegativeFloat
 
 
-class StartProfile(Frozen):
+class StartProfile(FrozenModel):
     """Seconds from the order for a worker until it takes windows."""
 
     encoder: NonNegativeFloat
@@ -96,7 +92,7 @@ class StartProfile(Frozen):
     router: NonNegativeFloat
 
 
-class Profile(Frozen):
+class Profile(FrozenModel):
     format: Literal[1] = 1
     name: str
     predicted: bool = Field(description="computed from a roofline, and not measured")
@@ -191,9 +187,3 @@ def write_text(file: Path, text: str) -> None:
         file.write_text(text, encoding="utf-8")
     except OSError as error:
         raise ConfigurationError(f"cannot write {file}: {error}") from error
-
-
-def first_problem(error: ValidationError) -> str:
-    problem = error.errors()[0]
-    place = ".".join(str(part) for part in problem["loc"]) or "the file"
-    return f"{place}: {problem['msg']}"

@@ -15,14 +15,14 @@ from pydantic import Field, ValidationError, model_validator
 
 from cluster.common.errors import ConfigurationError
 from cluster.common.messages import FRAMES_PER_S, WINDOW_S, Priority, Role
-from cluster.common.settings import Settings
-from cluster.planning.profile import Frozen, first_problem
+from cluster.common.settings import FrozenModel, Settings
+from cluster.common.settings_sources import first_problem
 
 SHORTEST_CUT_S = 20.0  # the cutter looks for a pause in the last 10 s of a full window
 TIMESTAMPS = 2  # tokens of a window beside its text
 
 
-class Lengths(Frozen):
+class Lengths(FrozenModel):
     """Seconds of audio in a request: a log-normal distribution, cut at both ends."""
 
     median_s: float = Field(5.0, gt=0)
@@ -50,7 +50,7 @@ NAMED_LENGTHS: dict[str, Lengths] = {
 }
 
 
-class Load(Frozen):
+class Load(FrozenModel):
     """Requests of clients that do not wait for each other: a Poisson process."""
 
     rate_per_s: float = Field(10.0, gt=0, description="mean requests per second")
@@ -66,7 +66,7 @@ class Load(Frozen):
         return self
 
 
-class Cluster(Frozen):
+class Cluster(FrozenModel):
     """Workers and where they are. Workers fill up one node after another, each role by itself."""
 
     placement: Literal["split", "colocated"] = "split"
@@ -80,7 +80,7 @@ class Cluster(Frozen):
     link_latency_s: float = Field(20e-6, ge=0, description="of a READ between nodes")
 
 
-class Kill(Frozen):
+class Kill(FrozenModel):
     """A worker ends at once, as by SIGKILL; Serve starts another one in its place."""
 
     at_s: float = Field(ge=0)
@@ -88,14 +88,14 @@ class Kill(Frozen):
     count: int = Field(1, ge=1, description="workers that end at the same time")
 
 
-class Slo(Frozen):
+class Slo(FrozenModel):
     """A request is good when it is answered within `latency_s` and `per_audio_s` of its length."""
 
     latency_s: float = Field(1.0, gt=0)
     per_audio_s: float = Field(0.1, ge=0)
 
 
-class Scenario(Frozen):
+class Scenario(FrozenModel):
     profile: str = "two-cores"
     cluster: Cluster = Cluster()
     load: Load = Load()

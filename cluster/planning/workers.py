@@ -22,6 +22,7 @@ from cluster.common.kv.pool import PagePool
 from cluster.common.kv.wire import FetchStats, TransferConfig
 from cluster.common.messages import CrossKVHandle
 from cluster.common.metrics import ENCODER_METRICS, silent_recorder
+from cluster.common.signals import DecoderSignals, EncoderSignals
 from cluster.planning.cell import Cell
 from cluster.planning.devices import Device, WaitingForward, WaitingRunner, WorkerClock
 from cluster.serve.replicas.replica_setup import BusyShare
@@ -37,7 +38,7 @@ from encoder_worker.publisher import Publisher
 LOST_AFTER_S = 0.005  # until a READ from a dead process fails: 0.2 to 31 ms, 1 in the median
 
 
-class SimWorker(ABC):
+class _Worker(ABC):
     """One role of one replica. core: the real engine. pool: whose pages are counted."""
 
     core: Any
@@ -58,15 +59,8 @@ class SimWorker(ABC):
     def turn(self) -> float | None:
         """One step of the engine's loop; seconds until the next one, None: when it is woken."""
 
-    @abstractmethod
-    def look_after_leases(self) -> None: ...
-
-    @abstractmethod
-    def signals(self) -> Any:
-        """The dataclass that it reports to the autoscaler."""
-
-    @abstractmethod
-    def is_idle(self) -> bool: ...
+    def is_idle(self) -> bool:
+        return not (self.core.load().work or self.pool.n_used)
 
     async def call(self, request: Any) -> Any:
         """May be cancelled at any time. Raises RayActorError: the worker was killed."""
@@ -75,9 +69,7 @@ class SimWorker(ABC):
             raise RayActorError
         submitted: Future[Any] = self.core.submit(request)
         answered: asyncio.Future[None] = self._loop.create_future()
-        submitted.add_done_callback(
-            lambda _: self._loop.call_at(self.clock.now(), _settle, answered)
-        )
+        submitted.add_done_callback(lambda _: self._loop.call_at(self.clock.now(), _tell, answered))
         self._calls[answered] = None
         self.wake()
         try:
@@ -99,7 +91,7 @@ class SimWorker(ABC):
         self.is_dead = True
         self._turns.cancel()
         for answered in self._calls:
-            self._loop.call_later(detected_after_s, _settle, answered)
+            self._loop.call_later(detected_after_s, _tell, answered)
 
     async def _take_turns(self) -> None:
         while True:
@@ -112,12 +104,14 @@ class SimWorker(ABC):
                         await self._woken.wait()
 
 
-def _settle(answered: asyncio.Future[None]) -> None:
+def _tell(answered: asyncio.Future[None]) -> None:
     if not answered.done():
         answered.set_result(None)
 
 
-class SimEncoder(SimWorker):
+class SimEncoder(_Worker):
+    core: EncoderCore
+
     def __init__(self, name: str, node: str, cell: Cell, device: Device) -> None:
         super().__init__(node, cell, device)
         profile, settings, now = cell.profile, cell.settings.encoder, self.clock.now
@@ -166,13 +160,10 @@ class SimEncoder(SimWorker):
         self._exporter.expire()
         self.wake()
 
-    def signals(self) -> Any:
+    def signals(self) -> EncoderSignals:
         stats = self.core.stats()
         busy = self._busy.share(stats.encode_s - stats.bulk_s)
         return stats.signals(busy, self._bulk_busy.share(stats.bulk_s))
-
-    def is_idle(self) -> bool:
-        return bool(self.core.is_idle())
 
 
 def _without_thread(_owner: str, start: Callable[[], None], *_: Any) -> Any:
@@ -181,7 +172,9 @@ def _without_thread(_owner: str, start: Callable[[], None], *_: Any) -> Any:
     return SimpleNamespace(failure=None)
 
 
-class SimDecoder(SimWorker):
+class SimDecoder(_Worker):
+    core: DecoderCore
+
     def __init__(self, name: str, node: str, cell: Cell, device: Device) -> None:
         super().__init__(node, cell, device)
         profile, settings, now = cell.profile, cell.settings.decoder, self.clock.now
@@ -211,11 +204,11 @@ class SimDecoder(SimWorker):
     def look_after_leases(self) -> None:
         self._importer.renew()
 
-    def signals(self) -> Any:
+    def signals(self) -> DecoderSignals:
         return self.core.stats().signals()
 
-    def is_idle(self) -> bool:
-        return not self.core.n_live
+
+SimWorker = SimEncoder | SimDecoder
 
 
 def _pool(layout: PageLayout, n_windows: int) -> PagePool:

@@ -15,12 +15,13 @@ from typing import Any, TypeVar
 
 from cluster.common.errors import ConfigurationError
 from cluster.common.kv.connect import make_exporter, make_importer, make_kv_pool
+from cluster.common.kv.importer import KVImporter
 from cluster.common.kv.pool import gpu_budget
 from cluster.common.messages import Role, WorkerStatus
 from cluster.common.metrics import ROUTER_METRICS, silent_recorder
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.common.model.device import resolve_device
-from cluster.common.settings import Settings
+from cluster.common.settings import Settings, Transport
 from cluster.serve.model_parts import make_live_engine, make_transcriber
 from cluster.serve.replicas.colocated_replica import EXPORT_PORTION
 from decoder_worker import build as decoder_build
@@ -71,6 +72,7 @@ class LocalEngines:
     settings: Settings
     encoder: EncoderEngine
     decoder: DecoderEngine
+    importer: KVImporter
 
     def pool(self, role: Role) -> EnginePool:
         engine = self.encoder if role == "encoder" else self.decoder
@@ -79,7 +81,7 @@ class LocalEngines:
             return engine.stats().as_status(
                 replica=f"local-{os.getpid()}",
                 model=self.checkpoint.name,
-                transport="memory",
+                transport=self.importer.transport,
                 device=self.settings.encoder.device,
                 healthy=engine.healthy() is None,
             )
@@ -88,13 +90,15 @@ class LocalEngines:
 
 
 @asynccontextmanager
-async def local_engines(settings: Settings) -> AsyncIterator[LocalEngines]:
+async def local_engines(
+    settings: Settings, transport: Transport = "memory"
+) -> AsyncIterator[LocalEngines]:
     """Both roles in this process; closed cleanly at the end."""
     checkpoint = await asyncio.to_thread(open_checkpoint, settings.model)
     settings = on_one_device(settings)
     device = settings.encoder.device
     settings = sized_together(settings, checkpoint, device)
-    own = settings.model_copy(update={"transport": "memory", "cluster_key": os.urandom(32).hex()})
+    own = settings.model_copy(update={"transport": transport, "cluster_key": os.urandom(32).hex()})
     # Each part is closed after those that use it, also where a later one does not start.
     async with AsyncExitStack() as started:
         exporter = await _made(started, make_exporter, checkpoint, own, device, "encoder")
@@ -108,7 +112,7 @@ async def local_engines(settings: Settings) -> AsyncIterator[LocalEngines]:
             importer,
             settings.decoder,
         )
-        yield LocalEngines(checkpoint, settings, encoder, decoder)
+        yield LocalEngines(checkpoint, settings, encoder, decoder, importer)
 
 
 async def _made(started: AsyncExitStack, make: Callable[..., _T], *args: Any) -> _T:

@@ -20,7 +20,7 @@ from pydantic import ValidationError
 from cluster.common.errors import ConfigurationError
 from cluster.common.extras import install_command
 from cluster.common.settings import Settings
-from cluster.common.settings_sources import read_yaml
+from cluster.common.settings_sources import first_problem, read_yaml
 from cluster.serve.from_file import IMPORT_PATH, settings_of
 from cluster.serve.ray_internals import prepared_cluster_file
 
@@ -185,9 +185,7 @@ def read_serve_file(path: Path) -> ServeFile:
     try:
         applications = ServeDeploySchema.model_validate(content).applications
     except ValidationError as error:
-        first = error.errors()[0]
-        where = ".".join(str(part) for part in first["loc"]) or "the file"
-        raise ConfigurationError(f"{path}: {where}: {first['msg']}") from error
+        raise ConfigurationError(f"{path}: {first_problem(error)}") from error
     ours = [one for one in applications if one.import_path == IMPORT_PATH]
     if len(ours) != 1:
         raise ConfigurationError(

@@ -13,7 +13,7 @@ from cluster.cli.planning import plan as plan_command
 from cluster.common.errors import ConfigurationError
 from cluster.planning import plan as planning
 from cluster.planning.design import (
-    Found,
+    Design,
     NodeKind,
     Order,
     parse_kinds,
@@ -74,7 +74,7 @@ def test_a_plan_keeps_its_objective_with_what_can_be_computed(split: Plan) -> No
     """15 requests a second of 0.1 s each fill one and a half encoders."""
     best = split.best
     assert (best.cells, best.encoders, best.decoders) == (1, 2, 1)
-    least = Found.least(best.order, best.design)
+    least = Design.least(best.order, best.placement, best.encoder, best.decoder)
     assert least.costs.encode_s == pytest.approx(ENCODE_S)
     assert least.encoders == 2
     assert split.check.is_kept
