@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
+from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
@@ -17,7 +18,6 @@ from cluster.common.errors import KVLostError, PeerLostError
 from cluster.common.kv.exporter import KVExporter
 from cluster.common.kv.handles import release_message, renewal_messages
 from cluster.common.kv.layout import PageLayout
-from cluster.common.kv.peers import HeldHandles
 from cluster.common.kv.pool import PagePool
 from cluster.common.kv.wire import FetchStats, TransferConfig
 from cluster.common.messages import CrossKVHandle
@@ -223,17 +223,18 @@ class SimImporter:
         self.pool, self.layout = pool, pool.layout
         self._cell, self._node, self._clock = cell, node, clock
         self._timeout_s = cell.settings.decoder.fetch_timeout_s
-        self._held = HeldHandles(clock)
+        self._held: dict[str, CrossKVHandle] = {}  # by lease
+        self._lost: set[str] = set()  # encoders, by agent
 
     def accept(self, handle: CrossKVHandle) -> None:
-        self._held.hold(handle)
+        if handle.agent in self._lost:
+            raise PeerLostError(f"exporter {handle.agent} is gone")
+        self._held[handle.lease] = handle
 
     def fetch(self, handle: CrossKVHandle, pages: Sequence[int]) -> Future[FetchStats]:
         arrival: Future[FetchStats] = Future()
-        try:
-            self._held.begin_fetch(handle)
-        except KVLostError as error:
-            arrival.set_exception(error)
+        if handle.agent in self._lost:
+            arrival.set_exception(PeerLostError(f"exporter {handle.agent} is gone"))
             return arrival
         source, now_s = self._cell.exporters[handle.agent], self._clock()
         n_bytes = len(pages) * self.pool.filled_bytes(handle.frames)
@@ -244,19 +245,23 @@ class SimImporter:
         return arrival
 
     def drop(self, handle: CrossKVHandle) -> None:
-        if self._held.let_go(handle.lease):
+        if self._held.pop(handle.lease, None) is not None:
             self._cell.exporters[handle.agent].on_notification(release_message(handle.lease))
 
     def renew(self) -> None:
-        for agent in sorted(self._held.agents()):
-            for message in renewal_messages(self._held.leases_of(agent)):
+        leases: defaultdict[str, list[str]] = defaultdict(list)
+        for lease, handle in self._held.items():
+            leases[handle.agent].append(lease)
+        for agent in sorted(leases):
+            for message in renewal_messages(leases[agent]):
                 self._cell.exporters[agent].on_notification(message)
 
     def _arrive(
         self, handle: CrossKVHandle, stats: FetchStats, arrival: Future[FetchStats]
     ) -> None:
         if self._cell.exporters[handle.agent].is_dead:
-            self._held.lose(handle.agent)
+            self._lost.add(handle.agent)
+            self._held = {k: one for k, one in self._held.items() if one.agent != handle.agent}
             arrival.set_exception(PeerLostError(f"exporter {handle.agent} is gone"))
             return
         self.drop(handle)

@@ -43,7 +43,7 @@ def test_bytes_are_equal_and_the_release_frees(make_host: MakeHost, make_reader:
     wait_for(lambda: host.state().n_windows_free == 4, "all pages free after the releases")
     assert host.state().n_leases == 0
     assert host.state().n_ignored == 0
-    assert len(importer._held) == 0
+    assert not any(peer.leases for peer in importer._reader._peers.values())
     importer.pool.check_integrity()
 
 

@@ -1,6 +1,7 @@
 """The decoder's end of a transfer: handles are verified, their leases held, their pages fetched.
 
-Callers' threads verify handles and queue commands; `Reader` runs them on the wire's thread.
+Callers' threads verify handles and queue commands; `Reader` runs them on the wire's thread, which
+owns all that is known of handles and peers.
 """
 
 from __future__ import annotations
@@ -8,20 +9,14 @@ from __future__ import annotations
 import math
 import queue
 import threading
+from collections import Counter
 from collections.abc import Callable, Mapping, Sequence
 from concurrent.futures import Future
 from functools import partial
 
-from cluster.common.errors import (
-    HandleRefusedError,
-    KVLostError,
-    LayoutMismatchError,
-    PeerLostError,
-    WorkerDrainingError,
-)
+from cluster.common.errors import HandleRefusedError, LayoutMismatchError, WorkerDrainingError
 from cluster.common.kv.handles import verify
 from cluster.common.kv.layout import PageLayout
-from cluster.common.kv.peers import HeldHandles
 from cluster.common.kv.pool import PagePool
 from cluster.common.kv.reader import Fetch, Reader
 from cluster.common.kv.wire import FetchStats, TransferConfig, Wire, WireThread
@@ -52,10 +47,10 @@ class KVImporter:
         self._wire = wire
         self._clock = config.clock
         self._begun_s = math.inf  # when the wire's thread began what it does now
-        self._held = HeldHandles(config.clock)
-        self._reader = Reader(self.pool, wire, self._held, config)
+        self._reader = Reader(self.pool, wire, config, self._count_refusal)
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
-        self._submit_lock = threading.Lock()
+        self._lock = threading.Lock()  # guards the next two
+        self._refused: Counter[str] = Counter()
         self._closed = False
         self._thread = WireThread("importer", self._reader.open, self._run, self._end)
 
@@ -76,12 +71,11 @@ class KVImporter:
         try:
             verify(handle, self._cluster_key)
         except HandleRefusedError:
-            self._held.count_refusal("signature")
+            self._count_refusal("signature")
             raise
         self._check_layout(handle)
-        self._held.hold(handle)
-        if not self._submit(partial(self._reader.connect, handle)):
-            self._held.let_go(handle.lease)
+        self._reader.check(handle.agent)
+        if not self._submit(partial(self._reader.hold, handle)):
             raise WorkerDrainingError(self.healthy() or "the KV importer is closed")
 
     def fetch(self, handle: CrossKVHandle, pages: Sequence[int]) -> Future[FetchStats]:
@@ -105,30 +99,20 @@ class KVImporter:
         self.pool.check_used(pages)
         fetch = Fetch(handle, tuple(pages), Future())
         fetch.future.set_running_or_notify_cancel()
-        try:
-            self._held.begin_fetch(handle)
-        except KVLostError as error:
-            if isinstance(error, PeerLostError):
-                self.drop(handle)
-            else:
-                self._held.count_refusal("replayed")
-            fetch.future.set_exception(error)
-            return fetch.future
         if not self._submit(partial(self._reader.start, fetch)):
-            self._held.let_go(handle.lease)
             fetch.future.set_exception(WorkerDrainingError("the KV importer is closed"))
         return fetch.future
 
     def drop(self, handle: CrossKVHandle) -> None:
         """Release the lease; harmless when already fetched or dropped."""
-        if self._held.let_go(handle.lease):
-            self._submit(partial(self._reader.release, handle))
+        self._submit(partial(self._reader.drop, handle))
 
     def refused(self) -> Mapping[str, int]:
         """Handles that were not taken, by reason: forged ("signature"), of another "layout",
         fetched or dropped before ("replayed"), or "stale": their pages had changed hands.
         """
-        return self._held.refused()
+        with self._lock:
+            return dict(self._refused)
 
     def healthy(self) -> str | None:
         if self._thread.failure is not None:
@@ -148,7 +132,7 @@ class KVImporter:
 
         Reads in flight get a moment to end; then their fetches fail.
         """
-        with self._submit_lock:
+        with self._lock:
             self._closed = True
             self._commands.put(None)
         self._thread.join()
@@ -171,12 +155,16 @@ class KVImporter:
             )
         else:
             return
-        self._held.count_refusal("layout")
+        self._count_refusal("layout")
         raise LayoutMismatchError(problem)
+
+    def _count_refusal(self, reason: str) -> None:
+        with self._lock:
+            self._refused[reason] += 1
 
     def _submit(self, command: _Command) -> bool:
         """Queue a command; False once closed, since nothing would carry it out."""
-        with self._submit_lock:
+        with self._lock:
             if self._closed:
                 return False
             self._commands.put(command)
@@ -198,7 +186,7 @@ class KVImporter:
             self._reader.step()
 
     def _end(self) -> None:
-        with self._submit_lock:
+        with self._lock:
             self._closed = True
         try:
             self._reader.close()

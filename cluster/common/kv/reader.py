@@ -1,31 +1,39 @@
-"""The importer's thread: posts reads on the wire, polls them, and sees each fetch to its end.
+"""The importer's thread: connects to exporters, keeps leases alive, sees each READ to its end.
 
-Nothing here waits for a peer, so a slow or frozen one delays nobody else. The lease of a fetch that
-ends well is released by the notification of its counter's read, so never before the counter was
-read; a fetch that fails releases it at once. Pages of a read that timed out stay in quarantine
-until that read ends.
+Nothing here waits for a peer, so a slow or frozen one delays nobody else. A handle is held from
+`hold` until its payload was read or it is dropped; meanwhile its lease is renewed, many of a peer
+to a notification. The lease of a fetch that ends well is released by the notification of its
+counter's read, so never before the counter was read; a fetch that fails releases it at once. Pages
+of a read that timed out stay in quarantine until that read ends.
+
+A peer is connected on first contact, warmed, and kept. It is lost when an operation on it raises
+PeerLostError, refused for a while, and removed once nothing of it is in flight; one from which a
+READ is overdue is refused until that READ ends.
 """
 
 from __future__ import annotations
 
 import logging
+import math
 import time
 from collections.abc import Callable
 from concurrent.futures import Future
-from dataclasses import dataclass
+from contextlib import suppress
+from dataclasses import dataclass, field
 from functools import partial
+from typing import TypeVar
 
 import numpy as np
 
 from cluster.common.errors import (
+    KVLostError,
     PeerLostError,
     StaleGenerationError,
     TransferTimeoutError,
     WorkerDrainingError,
     WorkerError,
 )
-from cluster.common.kv.handles import release_message
-from cluster.common.kv.peers import HeldHandles, Peer, Peers
+from cluster.common.kv.handles import release_message, renewal_messages
 from cluster.common.kv.pool import PagePool
 from cluster.common.kv.wire import COUNTER_BYTES, FetchStats, TransferConfig, Wire, descriptors
 from cluster.common.logs import log_fields
@@ -36,6 +44,14 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.0005  # between looks at reads in flight
 OVERDUE_POLL_S = 0.01  # the same when all of them are overdue
 CLOSE_GRACE_S = 1.0  # how long close waits for reads in flight
+# After a handle is accepted. It may have waited in a router for nearly as long as its lease lasts,
+# and nothing tells for how long. One that is fetched earlier than this needs no renewal.
+FIRST_RENEWAL_S = 0.2
+RENEWALS_PER_LEASE = 3  # at least: an exporter of another version may lease for less time
+LOST_S = 10.0  # how long a lost peer is refused before a new handle may connect to it again
+MAX_PEERS = 512  # above it the one that was not read from for longest is forgotten for a new one
+
+_T = TypeVar("_T")
 
 
 @dataclass(eq=False, slots=True)
@@ -46,6 +62,25 @@ class Fetch:
     pages: tuple[int, ...]
     future: Future[FetchStats]
     posted: float = 0.0
+
+
+@dataclass(eq=False, slots=True)
+class Peer:
+    """An exporter of which something is, or was, held. All times are of the importer's clock.
+
+    leases: those held, each with its fetch once that has begun. renew_s: between two renewals.
+    overdue: reads in flight that timed out; above 0 it is suspect. lost: an operation on it failed.
+    """
+
+    agent: str
+    renew_s: float
+    next_renewal: float
+    last_used: float
+    leases: dict[str, Fetch | None] = field(default_factory=dict)
+    is_connected: bool = False
+    in_flight: int = 0
+    overdue: int = 0
+    lost: bool = False
 
 
 @dataclass(eq=False, slots=True)
@@ -64,35 +99,61 @@ class Read:
 
 
 class Reader:
-    """Moves fetches along. All methods are called by one thread, and none waits for a peer."""
+    """Moves fetches along. One thread calls its methods, but for `check`; none waits for a peer."""
 
     def __init__(
-        self, pool: PagePool, wire: Wire, held: HeldHandles, config: TransferConfig
+        self, pool: PagePool, wire: Wire, config: TransferConfig, refuse: Callable[[str], None]
     ) -> None:
+        """refuse: counts a handle that is not taken, by its reason."""
         self._pool = pool
         self._wire = wire
-        self._held = held
-        self._fetch_timeout_s = config.fetch_timeout_s
+        self._refuse = refuse
+        self._fetch_timeout_s, self._renew_s = config.fetch_timeout_s, config.renew_s
         self._clock = config.clock
         # Where counters land, by the first page of the fetch; the last is for warming reads.
         self._landing = np.zeros(pool.n_pages + 1, dtype=np.uint64)
-        self._peers = Peers(wire, held, config)
+        self._peers: dict[str, Peer] = {}  # by agent
+        self._lost: dict[str, float] = {}  # by agent, when it was lost
+        self._next_renewal = math.inf  # none is due before
         self._reads: list[Read] = []
         self._fetches: set[Fetch] = set()  # whose futures are not resolved yet
         self._closed = False
 
+    def check(self, agent: str) -> None:
+        """Raise PeerLostError where it was lost of late, or is suspect. From any thread."""
+        peer, lost_at = self._peers.get(agent), self._lost.get(agent, -math.inf)
+        if self._clock() - lost_at < LOST_S or (peer is not None and peer.lost):
+            raise PeerLostError(f"encoder {agent} is gone")
+        if peer is not None and peer.overdue:
+            raise PeerLostError(f"encoder {agent} does not answer: an earlier READ is overdue")
+
     def open(self) -> None:
         self._wire.open(self._pool, self._landing)
 
-    def connect(self, handle: CrossKVHandle) -> None:
-        """Make the exporter of an accepted handle a peer, and renew its lease soon."""
+    def hold(self, handle: CrossKVHandle) -> None:
+        """Keep the lease of a verified handle alive; its exporter becomes a peer, if it is none."""
         if self._closed:
             return
+        now = self._clock()
         try:
-            self._peers.renew_soon(self._peer_of(handle), handle.remaining_s)
+            peer = self._peer_of(handle.agent, now)
+            peer.leases.setdefault(handle.lease, None)
+            self._connect(peer, handle)
         except WorkerError as error:  # the fetch will meet it again and report it
             fields = log_fields(handle.request_id, window=handle.window, peer=handle.agent)
             logger.warning("cannot connect to %s: %s", handle.agent, error, extra=fields)
+            return
+        # Its exporter may lease for less time than we suppose.
+        of_lease = max(FIRST_RENEWAL_S, handle.remaining_s / RENEWALS_PER_LEASE)
+        peer.renew_s = min(peer.renew_s, of_lease)
+        peer.next_renewal = min(peer.next_renewal, now + FIRST_RENEWAL_S)
+        self._next_renewal = min(self._next_renewal, peer.next_renewal)
+
+    def drop(self, handle: CrossKVHandle) -> None:
+        """Release the lease, where it is held."""
+        peer = self._peers.get(handle.agent)
+        if peer is not None and handle.lease in peer.leases:
+            self._release(peer, handle.lease)
 
     def start(self, fetch: Fetch) -> None:
         fetch.posted = self._clock()
@@ -100,9 +161,9 @@ class Reader:
         try:
             if self._closed:
                 raise WorkerDrainingError("the KV importer is closed")
-            peer = self._peer_of(fetch.handle)
-            if peer.overdue:
-                raise PeerLostError(f"encoder {peer.agent} does not answer")
+            peer = self._take_lease(fetch)
+            self._connect(peer, fetch.handle)
+            self.check(peer.agent)  # suspect, or lost by the read that warms it
             local = self._pool.addresses(fetch.pages)
             of_page = self._pool.filled_bytes(fetch.handle.frames)
             descs = descriptors(local, fetch.handle.addresses, of_page)
@@ -111,32 +172,28 @@ class Reader:
         except WorkerError as error:
             self._fail(fetch, error)
 
-    def release(self, handle: CrossKVHandle) -> None:
-        self._peers.release(handle)
-
     def step(self) -> None:
         self._poll_all()
-        self._peers.renew(self._clock())
+        if (now := self._clock()) >= self._next_renewal:
+            self._renew(now)
 
     def wait_s(self) -> float | None:
         """How long the thread may wait for a command before the next step; None: for ever."""
         if self._reads:
             return OVERDUE_POLL_S if all(read.overdue for read in self._reads) else POLL_S
-        return self._peers.next_renewal_s()
+        due = self._next_renewal
+        return max(0.0, due - self._clock()) if due < math.inf else None
 
     def close(self) -> None:
         """Release every lease, give reads in flight a moment, then end them with the wire."""
         self._closed = True
         try:
-            for handle in self._held.let_go_of_all(but_fetching=True):
-                self.release(handle)
-            for _ in range(round(CLOSE_GRACE_S / POLL_S)):
-                if not self._reads:
-                    break
+            self._release_all(but_fetching=True)
+            end_s = time.monotonic() + CLOSE_GRACE_S
+            while self._reads and time.monotonic() < end_s:
                 self._poll_all()
                 time.sleep(POLL_S)
-            for handle in self._held.let_go_of_all():
-                self.release(handle)
+            self._release_all()
         finally:
             self._peers.clear()
             self._wire.close()
@@ -145,13 +202,27 @@ class Reader:
             for fetch in tuple(self._fetches):
                 self._fail(fetch, WorkerDrainingError("the KV importer was closed"))
 
+    def _take_lease(self, fetch: Fetch) -> Peer:
+        lease, agent = fetch.handle.lease, fetch.handle.agent
+        peer, problem = self._peers.get(agent), "is being fetched already"
+        if peer is None or lease not in peer.leases:
+            self.check(agent)  # what was held of a lost peer is held no longer
+            problem = "was not accepted, or was fetched or dropped"
+        elif peer.leases[lease] is None:
+            peer.leases[lease] = fetch
+            return peer
+        self._refuse("replayed")
+        raise KVLostError(f"the KV handle {problem}")
+
+    # Reads.
+
     def _poll_all(self) -> None:
         for read in tuple(self._reads):
             self._poll(read)
 
     def _poll(self, read: Read) -> None:
         try:
-            done = self._peers.ask(read.peer, partial(self._wire.poll, read.token))
+            done = self._ask(read.peer, partial(self._wire.poll, read.token))
         except WorkerError as error:
             self._end(read)
             if read.fetch is not None and not read.overdue:
@@ -168,7 +239,7 @@ class Reader:
         handle, slot = fetch.handle, fetch.pages[0]
         self._landing[slot] = handle.generation ^ 0xFFFF  # anything but what is expected
         message = release_message(handle.lease)
-        self._held.let_go(handle.lease)  # a renewal after the release would be for nothing
+        peer.leases.pop(handle.lease, None)  # a renewal after the release would be for nothing
         here, there = self._landing_address(slot), handle.counter_address
         read = partial(self._wire.read_counter, peer.agent, here, there, message)
         try:
@@ -179,7 +250,7 @@ class Reader:
     def _finish(self, fetch: Fetch) -> None:
         found = int(self._landing[fetch.pages[0]])
         if found != fetch.handle.generation:
-            self._held.count_refusal("stale")
+            self._refuse("stale")
             error = StaleGenerationError(
                 f"the KV of window {fetch.handle.window} was reused before it was read: "
                 f"generation {found}, expected {fetch.handle.generation}"
@@ -196,7 +267,6 @@ class Reader:
         read.overdue = True
         read.peer.overdue += 1
         agent = read.peer.agent
-        self._held.suspect(agent)
         logger.warning(
             "a READ from %s is overdue: the peer is suspect", agent, extra=log_fields(peer=agent)
         )
@@ -216,7 +286,7 @@ class Reader:
         then: Callable[[], None],
     ) -> None:
         """Post a read and poll it once: a short one is done when it is posted."""
-        token = self._peers.ask(peer, operation)
+        token = self._ask(peer, operation)
         peer.in_flight += 1
         peer.last_used = self._clock()
         began = peer.last_used if fetch is None else fetch.posted
@@ -230,29 +300,95 @@ class Reader:
         peer.in_flight -= 1
         if read.overdue:
             peer.overdue -= 1
-            if peer.overdue == 0:
-                self._held.trust(peer.agent)
             if read.fetch is not None:
                 self._pool.lift(read.fetch.pages)
-        self._peers.remove_if_lost(peer)
+        self._remove_if_lost(peer)
 
     def _fail(self, fetch: Fetch, error: WorkerError) -> None:
-        if self._held.let_go(fetch.handle.lease):
-            self.release(fetch.handle)
+        peer = self._peers.get(fetch.handle.agent)
+        if peer is not None and peer.leases.get(fetch.handle.lease) is fetch:
+            self._release(peer, fetch.handle.lease)
         self._fetches.discard(fetch)
         fetch.future.set_exception(error)
 
-    def _peer_of(self, handle: CrossKVHandle) -> Peer:
-        """The handle's exporter; on first contact it is connected, and warmed by a small read."""
-        peer = self._peers.get(handle.agent)
-        if peer is not None:
-            return peer
-        peer = self._peers.add(handle.agent, handle.metadata)
+    def _landing_address(self, slot: int) -> int:
+        return int(self._landing.ctypes.data) + slot * COUNTER_BYTES
+
+    # Peers.
+
+    def _peer_of(self, agent: str, now: float) -> Peer:
+        """Raises PeerLostError as `check`, but for one that is suspect."""
+        peer = self._peers.get(agent)
+        if peer is None or peer.lost:
+            self.check(agent)
+            if len(self._peers) >= MAX_PEERS:
+                self._make_room()
+            peer = Peer(agent, self._renew_s, next_renewal=now + self._renew_s, last_used=now)
+            self._peers[agent] = peer
+        return peer
+
+    def _connect(self, peer: Peer, handle: CrossKVHandle) -> None:
+        """On first contact; a small read warms the connection."""
+        if peer.is_connected:
+            return
+        self._wire.connect(peer.agent, handle.metadata)
+        peer.is_connected = True
         # The first transfer sets the connection up, which takes longer than any later one.
         here, there = self._landing_address(self._pool.n_pages), handle.counter_address
         warm = partial(self._wire.read_counter, peer.agent, here, there, b"")
         self._post(warm, peer, None, lambda: None)
-        return peer
 
-    def _landing_address(self, slot: int) -> int:
-        return int(self._landing.ctypes.data) + slot * COUNTER_BYTES
+    def _ask(self, peer: Peer, operation: Callable[[], _T]) -> _T:
+        """Run an operation of the wire on `peer`, which is lost when it raises PeerLostError."""
+        try:
+            return operation()
+        except PeerLostError as error:
+            now, agent = self._clock(), peer.agent
+            if not peer.lost:
+                logger.warning("lost encoder %s: %s", agent, error, extra=log_fields(peer=agent))
+            peer.lost = True
+            peer.leases.clear()
+            of_late = {name: at for name, at in self._lost.items() if now - at < LOST_S}
+            self._lost = {**of_late, agent: now}
+            self._remove_if_lost(peer)
+            raise
+
+    def _renew(self, now: float) -> None:
+        for peer in tuple(self._peers.values()):
+            if peer.leases and now >= peer.next_renewal:
+                peer.next_renewal = now + peer.renew_s
+                for message in renewal_messages(list(peer.leases)):
+                    self._notify(peer, message)
+        due = (peer.next_renewal for peer in self._peers.values() if peer.leases)
+        self._next_renewal = min(due, default=math.inf)
+
+    def _release(self, peer: Peer, lease: str) -> None:
+        peer.leases.pop(lease, None)
+        self._notify(peer, release_message(lease))
+
+    def _release_all(self, *, but_fetching: bool = False) -> None:
+        for peer in tuple(self._peers.values()):
+            for lease, fetch in tuple(peer.leases.items()):
+                if fetch is None or not but_fetching:
+                    self._release(peer, lease)
+
+    def _notify(self, peer: Peer, message: bytes) -> None:
+        if peer.is_connected and not peer.lost:
+            with suppress(WorkerError):  # then the lease runs out by itself
+                self._ask(peer, partial(self._wire.notify, peer.agent, message))
+
+    def _make_room(self) -> None:
+        """Forget an eighth at once, so that not each new peer looks at all."""
+        unused = [one for one in self._peers.values() if not (one.in_flight or one.leases)]
+        unused.sort(key=lambda peer: peer.last_used)
+        for peer in unused[: MAX_PEERS // 8]:
+            self._remove(peer)
+
+    def _remove_if_lost(self, peer: Peer) -> None:
+        if peer.lost and peer.in_flight == 0 and self._peers.get(peer.agent) is peer:
+            self._remove(peer)
+
+    def _remove(self, peer: Peer) -> None:
+        del self._peers[peer.agent]
+        if peer.is_connected:
+            self._wire.disconnect(peer.agent)

@@ -8,8 +8,6 @@ from concurrent.futures import Future
 from dataclasses import dataclass, field, replace
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cluster.common.errors import (
     KVLostError,
@@ -19,9 +17,8 @@ from cluster.common.errors import (
 )
 from cluster.common.kv.handles import sign
 from cluster.common.kv.importer import KVImporter
-from cluster.common.kv.peers import FIRST_RENEWAL_S, LOST_S, MAX_PEERS, HeldHandles
 from cluster.common.kv.pool import PagePool
-from cluster.common.kv.reader import Fetch, Reader
+from cluster.common.kv.reader import FIRST_RENEWAL_S, LOST_S, MAX_PEERS, Fetch, Reader
 from cluster.common.kv.wire import RENEW_S, TransferConfig
 from cluster.common.messages import CrossKVHandle
 from tests.support.kv.ends import MemoryExporter, memory_importer, wait_until
@@ -94,18 +91,6 @@ def test_a_lost_peer_is_removed_only_when_nothing_of_it_is_in_flight(
     assert importer.healthy() is None
 
 
-def test_a_lost_peer_may_come_back_after_a_while() -> None:
-    now = [0.0]
-    held = HeldHandles(lambda: now[0])
-    held.hold(make_handle(1))
-    held.lose("encoder-0")
-    assert len(held) == 0
-    with pytest.raises(PeerLostError):
-        held.hold(make_handle(2))
-    now[0] += LOST_S
-    held.hold(make_handle(2))
-
-
 def test_a_dead_thread_fails_every_fetch_and_shows(importer: KVImporter, wire: StubWire) -> None:
     wire.done = False
     handles = [make_handle(n) for n in (1, 2)]
@@ -155,36 +140,6 @@ def test_a_handle_that_points_outside_the_pool_reads_nothing() -> None:
     exporter.close()
 
 
-@given(
-    st.lists(st.tuples(st.sampled_from(["hold", "let_go", "lose", "waiting"]), st.integers(0, 11)))
-)
-def test_leases_are_found_by_their_exporter_whatever_came_and_went(
-    steps: list[tuple[str, int]],
-) -> None:
-    now = 0.0
-    held = HeldHandles(lambda: now)
-    expected: dict[str, str] = {}  # agents, by lease
-    for step, number in steps:
-        now += LOST_S + 1.0
-        handle = make_handle(number, f"encoder-{number % 3}")
-        if step == "hold":
-            held.hold(handle)
-            expected[handle.lease] = handle.agent
-        elif step == "let_go":
-            assert held.let_go(handle.lease) == (expected.pop(handle.lease, None) is not None)
-        elif step == "lose":
-            held.lose(handle.agent)
-            expected = {lease: by for lease, by in expected.items() if by != handle.agent}
-        else:
-            assert {one.lease for one in held.let_go_of_all(but_fetching=True)} == expected.keys()
-            expected = {}
-        assert held.agents() == set(expected.values())
-        assert len(held) == len(expected)
-        for agent in ("encoder-0", "encoder-1", "encoder-2"):
-            mine = {lease for lease, by in expected.items() if by == agent}
-            assert set(held.leases_of(agent)) == mine
-
-
 # ---- The reader on the test's own thread and clock: no second passes, whatever the timeouts are.
 
 
@@ -198,19 +153,27 @@ class Bench:
     def __post_init__(self) -> None:
         config = TransferConfig(KEY, "decoder", clock=lambda: self.now)
         self.pool = PagePool(LAYOUT, 8)
-        self.held = HeldHandles(config.clock)
-        self.reader = Reader(self.pool, self.wire, self.held, config)
+        self.refused: list[str] = []
+        self.reader = Reader(self.pool, self.wire, config, self.refused.append)
         self.reader.open()
 
     def begin(self, handle: CrossKVHandle) -> Fetch:
         """Accept the handle, and post the read of its payload."""
-        self.held.hold(handle)
-        self.held.begin_fetch(handle)
+        self.accept(handle)
         pages = self.pool.allocate(2)
         assert pages is not None
         fetch = Fetch(handle, pages, Future())
         self.reader.start(fetch)
         return fetch
+
+    def accept(self, handle: CrossKVHandle) -> None:
+        self.reader.check(handle.agent)
+        self.reader.hold(handle)
+
+    def renewed(self) -> list[bytes]:
+        self.reader.step()
+        sent, self.wire.sent = self.wire.sent, []
+        return sent
 
 
 @pytest.fixture
@@ -230,47 +193,101 @@ def test_a_read_is_overdue_by_the_clock_that_it_is_given(bench: Bench) -> None:
     assert isinstance(fetch.future.exception(0), TransferTimeoutError)
     assert bench.pool.n_quarantined == 2
     with pytest.raises(PeerLostError, match="overdue"):
-        bench.held.hold(make_handle(2))
+        bench.accept(make_handle(2))
     bench.wire.done = True
     bench.reader.step()
     bench.pool.check_integrity()
-    bench.held.hold(make_handle(2))
+    bench.accept(make_handle(2))
+
+
+def test_a_lost_peer_may_come_back_after_a_while(bench: Bench) -> None:
+    bench.wire.done = False
+    fetch = bench.begin(make_handle(1))
+    bench.accept(make_handle(2))
+    bench.wire.error = PeerLostError("gone")
+    bench.reader.step()
+    assert isinstance(fetch.future.exception(0), PeerLostError)
+    assert bench.wire.disconnected == ["encoder-0"]
+    bench.wire.error = None
+    with pytest.raises(PeerLostError):
+        bench.accept(make_handle(3))
+    bench.now += LOST_S
+    bench.accept(make_handle(3))
+    assert bench.renewed() == []  # what was held of it is held no longer
+    bench.now += FIRST_RENEWAL_S
+    assert bench.renewed() == [renewal_of(3)]
+
+
+def test_a_connection_that_fails_is_tried_again_by_the_fetch(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def fail(*_: object) -> None:
+        raise PeerLostError("not now")
+
+    with monkeypatch.context() as patch:
+        patch.setattr(bench.wire, "connect", fail)
+        bench.accept(make_handle(1))
+        lost = bench.begin(make_handle(2))
+        assert isinstance(lost.future.exception(0), PeerLostError)
+        bench.accept(make_handle(3, "encoder-1"))
+    bench.begin(make_handle(1)).future.result(0)
+    assert bench.wire.connected == ["encoder-0"]
+    monkeypatch.setattr(bench.wire, "poll", fail)
+    n_reads = bench.wire.n_reads
+    lost = Fetch(make_handle(3, "encoder-1"), lost.pages, Future())
+    bench.reader.start(lost)
+    assert isinstance(lost.future.exception(0), PeerLostError)
+    assert bench.wire.n_reads == n_reads + 1, "nothing is read of one that the warming read lost"
+
+
+def test_a_handle_is_read_by_its_first_fetch_alone(bench: Bench) -> None:
+    """Further ones take nothing away from it, and what was fetched or dropped is not there."""
+    bench.wire.done = False
+    first, again = (bench.begin(make_handle(1)) for _ in range(2))
+    assert isinstance(again.future.exception(0), KVLostError)
+    bench.now += FIRST_RENEWAL_S
+    assert bench.renewed() == [renewal_of(1)]
+    bench.wire.done = True
+    bench.reader.step()
+    first.future.result(0)
+    bench.reader.hold(make_handle(2))
+    bench.reader.drop(make_handle(2))
+    for n in (1, 2):
+        late = Fetch(make_handle(n), first.pages, Future())
+        bench.reader.start(late)
+        assert isinstance(late.future.exception(0), KVLostError)
+    assert bench.refused == ["replayed"] * 3
 
 
 def test_leases_are_renewed_by_the_clock(bench: Bench) -> None:
+    """Soon after one is accepted, since it may be about to run out; then at intervals."""
     bench.begin(make_handle(1)).future.result(0)
-    bench.held.hold(make_handle(2))
+    bench.now += FIRST_RENEWAL_S
+    assert bench.renewed() == []
+    assert bench.reader.wait_s() is None
+    bench.accept(make_handle(2))
+    bench.accept(make_handle(3, "encoder-1"))
+    bench.now += FIRST_RENEWAL_S
+    assert sorted(bench.renewed()) == [renewal_of(2), renewal_of(3)]
     assert bench.reader.wait_s() == RENEW_S
-    bench.reader.step()
-    assert bench.wire.sent == []
     bench.now += RENEW_S
-    bench.reader.step()
-    assert bench.wire.sent == [b"REN:" + make_handle(2).lease.encode()]
-    bench.held.let_go(make_handle(2).lease)
+    bench.reader.drop(make_handle(3, "encoder-1"))
+    assert bench.renewed() == [b"REL:" + renewal_of(3)[4:], renewal_of(2)]
+    bench.reader.drop(make_handle(2))
+    bench.now += RENEW_S
+    assert bench.renewed() == [b"REL:" + renewal_of(2)[4:]]
     assert bench.reader.wait_s() is None
 
 
-def test_the_lease_of_an_accepted_handle_is_renewed_soon(bench: Bench) -> None:
-    """It may be about to run out, however long it takes until its peer's next renewal is due."""
-    bench.begin(make_handle(1)).future.result(0)
-    bench.now += RENEW_S / 2
-    bench.held.hold(make_handle(2))
-    bench.reader.connect(make_handle(2))
-    assert bench.reader.wait_s() == pytest.approx(FIRST_RENEWAL_S)
-    renewal = b"REN:" + make_handle(2).lease.encode()
-    bench.now += FIRST_RENEWAL_S
-    bench.reader.step()
-    assert bench.wire.sent == [renewal]
-    bench.now += RENEW_S
-    bench.reader.step()
-    assert bench.wire.sent == [renewal, renewal]
+def renewal_of(lease: int) -> bytes:
+    return b"REN:" + make_handle(lease).lease.encode()
 
 
 def test_of_too_many_peers_those_that_were_not_read_from_for_longest_go(bench: Bench) -> None:
     """A decoder that meets each of thousands of encoders keeps the connections that it uses."""
     kept = make_handle(0, "encoder-held")
     bench.begin(kept).future.result(0)
-    bench.held.hold(make_handle(1, "encoder-held"))
+    bench.accept(make_handle(1, "encoder-held"))
     for n in range(3 * MAX_PEERS):
         bench.now += 0.01
         fetch = bench.begin(make_handle(n + 2, f"encoder-{n}"))
