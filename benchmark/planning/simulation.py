@@ -46,8 +46,7 @@ from cluster.planning.report import at_percentile
 from cluster.planning.scenario import Arrival, Lengths, Load, arrivals, make_scenario
 from cluster.planning.simulate import simulate
 from cluster.serve.placement import Placement
-from cluster.serve.replicas.decoder_replica import DecoderReplica
-from cluster.serve.replicas.encoder_replica import EncoderReplica
+from cluster.serve.replicas.pool_replicas import DecoderReplica, EncoderReplica
 
 ENCODE_S = 0.4  # of a window: one encoder does 2.5 a second
 STEP_S, ROW_S = 0.05, 0.0005

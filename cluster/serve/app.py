@@ -14,9 +14,7 @@ from cluster.common.settings import DecoderSettings, EncoderSettings, Settings
 from cluster.serve.bulk.batch_owner import BatchOwner
 from cluster.serve.placement import Placement
 from cluster.serve.ray_environment import deployment_suffixes
-from cluster.serve.replicas.colocated_replica import ColocatedReplica
-from cluster.serve.replicas.decoder_replica import DecoderReplica
-from cluster.serve.replicas.encoder_replica import EncoderReplica
+from cluster.serve.replicas.pool_replicas import ColocatedReplica, DecoderReplica, EncoderReplica
 from cluster.serve.replicas.router_replica import Router
 from router.http.admission import MAX_REQUESTS
 

@@ -23,7 +23,7 @@ from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.common.model.device import resolve_device
 from cluster.common.settings import Settings, Transport
 from cluster.serve.model_parts import make_live_engine, make_transcriber
-from cluster.serve.replicas.colocated_replica import EXPORT_PORTION
+from cluster.serve.replicas.workers import EXPORT_PORTION
 from decoder_worker import build as decoder_build
 from decoder_worker.engine import DecoderEngine
 from encoder_worker import sizing as encoder_sizing

@@ -38,17 +38,11 @@ def as_replica(monkeypatch: pytest.MonkeyPatch) -> Counted:
     def start(role: str, settings: Any, build: str, specs: Any) -> Any:
         return f"{role}-1", Recorder(specs, Metric)
 
-    for module in (
-        "cluster.serve.replicas.colocated_replica",
-        "cluster.serve.replicas.pool_worker",
-    ):
-        monkeypatch.setattr(f"{module}.start_replica", start)
-    monkeypatch.setattr("cluster.serve.replicas.pool_worker.own_location", Location)
-    for module in (
-        "cluster.serve.replicas.encoder_replica",
-        "cluster.serve.replicas.decoder_replica",
-    ):
-        monkeypatch.setattr(f"{module}.gpu_share", lambda: 1.0)
+    monkeypatch.setattr("cluster.serve.replicas.pool_replicas.start_replica", start)
+    workers = "cluster.serve.replicas.workers"
+    monkeypatch.setattr(f"{workers}.start_replica", start)
+    monkeypatch.setattr(f"{workers}.own_location", Location)
+    monkeypatch.setattr(f"{workers}.gpu_share", lambda: 1.0)
     return counted
 
 

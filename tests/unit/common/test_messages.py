@@ -11,8 +11,7 @@ import pytest
 
 from cluster.common import messages
 from cluster.common.messages import EncodeRequest
-from cluster.serve.replicas.decoder_replica import DecoderWorker
-from cluster.serve.replicas.encoder_replica import EncoderWorker
+from cluster.serve.replicas.workers import DecoderWorker, EncoderWorker
 
 CLASSES = [
     value

@@ -14,7 +14,7 @@ from cluster.common.errors import WorkerGoneError
 from cluster.common.messages import DecodeOptions, DecodeRequest, EncodeRequest
 from cluster.common.settings_sources import load_settings
 from cluster.common.tracing import NO_SPAN, NO_TRACER, make_tracer
-from cluster.serve.replicas.colocated_replica import ColocatedWorker
+from cluster.serve.replicas.pool_replicas import ColocatedWorker
 from router.http.routes import create_app
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.references.hugging_face import make_pcm
@@ -132,9 +132,7 @@ async def test_workers_tell_their_stages_below_the_callers_span(
     traced: Traced, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     """Both roles in one process, with real engines: the spans of a window and their order."""
-    monkeypatch.setattr(
-        "cluster.serve.replicas.pool_worker.make_tracer", lambda *names: traced.tracer
-    )
+    monkeypatch.setattr("cluster.serve.replicas.workers.make_tracer", lambda *names: traced.tracer)
     flags: dict[str, Any] = {
         "model": str(cached_checkpoint()),
         "cluster_key": "k" * 32,

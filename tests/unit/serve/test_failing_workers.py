@@ -19,7 +19,7 @@ from cluster.common.messages import DecodeRequest, EncodeRequest
 from cluster.common.tracing import NO_TRACER
 from cluster.planning.virtual_time import run_virtually
 from cluster.serve.own_calls import ASIDE_S, N_WRONG
-from cluster.serve.replicas.pool_worker import PoolWorker
+from cluster.serve.replicas.workers import PoolWorker
 from tests.support.failing_pools import DECODE_S, ENCODE_S, POISON, ROWS, FailingPools, Fault
 
 USED = 0.4  # of what the workers that are well can do

@@ -27,8 +27,8 @@ from cluster.common.settings import Settings
 from cluster.common.settings_sources import load_settings
 from cluster.planning.virtual_time import run_virtually
 from cluster.serve.own_calls import OwnCalls
-from cluster.serve.replicas.colocated_replica import ColocatedWorker
-from cluster.serve.replicas.decoder_replica import STREAM_S, SWITCH_S, DecoderWorker, grouped
+from cluster.serve.replicas.pool_replicas import ColocatedWorker
+from cluster.serve.replicas.workers import STREAM_S, SWITCH_S, DecoderWorker, grouped
 from cluster.serve.serve_pool import ServePool
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.kv.stub_wire import make_handle

@@ -1,7 +1,7 @@
-"""Both roles in one Serve replica, as one worker: for one GPU, and where there is no NIXL.
+"""What Serve deploys for the pools: a worker of either role, or one that has both.
 
-Each role keeps its engine, its thread and, on a GPU, its stream; the decoder's has priority, so
-that encoding fills what decoding leaves idle. KV moves in memory.
+With both, each role keeps its engine, its thread and, on a GPU, its stream; the decoder's has
+priority, so that encoding fills what decoding leaves idle. KV moves in memory.
 """
 
 from __future__ import annotations
@@ -19,11 +19,18 @@ from cluster.common.messages import (
     WorkerStatus,
 )
 from cluster.common.settings import Settings
-from cluster.serve.replicas.decoder_replica import DecoderWorker
-from cluster.serve.replicas.encoder_replica import EncoderWorker
 from cluster.serve.replicas.replica_setup import start_replica
+from cluster.serve.replicas.workers import EXPORT_PORTION, DecoderWorker, EncoderWorker
 
-EXPORT_PORTION = 0.25  # of a GPU's room, where the decoder's pool comes after the encoder's
+
+class EncoderReplica(EncoderWorker):
+    async def __del__(self) -> None:
+        await self.shut_down()
+
+
+class DecoderReplica(DecoderWorker):
+    async def __del__(self) -> None:
+        await self.shut_down()
 
 
 class ColocatedWorker:
