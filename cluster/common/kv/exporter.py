@@ -17,11 +17,13 @@ from collections.abc import Iterable, Mapping, Sequence
 from dataclasses import dataclass
 from functools import partial
 
+import numpy as np
+
 from cluster.common.errors import WorkerDrainingError
 from cluster.common.kv.handles import parse_notification, sign
 from cluster.common.kv.layout import PageLayout
 from cluster.common.kv.pool import PagePool, Pages
-from cluster.common.kv.wire import Generations, MakeThread, TransferConfig, Wire, WireThread
+from cluster.common.kv.wire import COUNTER_BYTES, MakeThread, TransferConfig, Wire, WireThread
 from cluster.common.messages import CrossKVHandle
 
 POLL_S = 0.005  # between two looks for notifications while a lease is open
@@ -57,8 +59,9 @@ class KVExporter:
     kept, and `publish_again` leases them again, until `reserve` evicts them. `abandon` gives back
     reserved pages. All methods may be called from any thread; none waits for a transfer.
 
-    counters: the generation of each page. They start at random, so that another process's memory
-        found at the same address does not pass for ours.
+    counters: the generation of each page, uint64 in host memory, also where the pool is not. They
+        start at random, so that another process's memory found at the same address does not pass
+        for ours.
     """
 
     def __init__(
@@ -83,7 +86,7 @@ class KVExporter:
         self._clock, self._randbits = config.clock, config.randbits
         self._wire = wire
         self._lock = self.pool.lock
-        self.counters = Generations(config.randbits(62) for _ in range(n_pages))
+        self.counters = np.array([config.randbits(62) for _ in range(n_pages)], dtype=np.uint64)
         self._by_page: dict[int, _Window] = {}  # each under all of its pages
         self._by_key: dict[bytes, _Window] = {}
         self._kept: dict[bytes, _Window] = {}  # without readers, oldest release first
@@ -92,7 +95,7 @@ class KVExporter:
         self._closing = threading.Event()
         self._woken = threading.Event()
         wire.on_notification = self._woken.set
-        start = partial(wire.open, self.pool, self.counters.values)
+        start = partial(wire.open, self.pool, self.counters)
         self._thread = make_thread("exporter", start, self._run, self._end_all)
 
     @property
@@ -132,7 +135,7 @@ class KVExporter:
         pages = self.pool.allocate(n_pages, timeout_s, self._evict)
         if pages is not None:
             with self._lock:
-                self.counters.bump(pages)
+                self._bump(pages)
         return pages
 
     def abandon(self, pages: Sequence[int]) -> None:
@@ -219,13 +222,13 @@ class KVExporter:
     def handle_notifications(self, payloads: Iterable[bytes]) -> None:
         """Act on what peers sent. It is untrusted: what is not ours is counted and dropped."""
         for payload in payloads:
-            message = parse_notification(payload)
-            if message is None:
+            kind, leases = parse_notification(payload) or ("", [])
+            if not kind:
                 self._n_malformed += 1
-            elif message.kind == "REN":
-                self._renew(message.leases)
+            elif kind == "REN":
+                self._renew(leases)
             else:
-                self.revoke(message.leases[0])
+                self.revoke(leases[0])
 
     def expire(self) -> None:
         now = self._clock()
@@ -281,7 +284,7 @@ class KVExporter:
             addresses=self.pool.addresses(pages),
             page_bytes=self.pool.page_bytes,
             frames=lease.window.frames,
-            counter_address=self.counters.address(pages[0]),
+            counter_address=int(self.counters.ctypes.data) + pages[0] * COUNTER_BYTES,
             generation=lease.generation,
             lease=lease.id,
             remaining_s=self.lease_s,
@@ -313,7 +316,7 @@ class KVExporter:
     def _lease(self, window: _Window) -> _Lease:
         window.readers += 1
         self._kept.pop(window.key, None)
-        generation, deadline = self.counters[window.pages[0]], self._clock() + self.lease_s
+        generation, deadline = int(self.counters[window.pages[0]]), self._clock() + self.lease_s
         lease = _Lease(f"{self._randbits(128):032x}", window, generation, deadline)
         self._leases[lease.id] = lease
         return lease
@@ -354,8 +357,11 @@ class KVExporter:
     def _free(self, pages: Sequence[int]) -> None:
         """The one way back. Counters go first: a free page may be written by its next owner."""
         self.pool.check_used(pages)
-        self.counters.bump(pages)
+        self._bump(pages)
         self.pool.release(pages)
+
+    def _bump(self, pages: Sequence[int]) -> None:
+        self.counters[list(pages)] += np.uint64(1)
 
     def _refuse_published(self, pages: Sequence[int]) -> None:
         if not self._by_page.keys().isdisjoint(pages):

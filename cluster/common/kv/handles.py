@@ -12,7 +12,6 @@ import hmac
 import re
 from collections.abc import Iterator, Sequence
 from dataclasses import fields, replace
-from typing import Literal, NamedTuple
 
 from cluster.common.errors import HandleRefusedError
 from cluster.common.messages import CrossKVHandle
@@ -22,8 +21,7 @@ _SIGNED = tuple(one.name for one in fields(CrossKVHandle) if one.name != "signat
 MAX_NOTIFICATION_BYTES = 7_000  # NIXL delivers up to 8 KB
 _LEASE_BYTES = 33  # 32 hex digits and a comma
 _LEASES_PER_NOTIFICATION = (MAX_NOTIFICATION_BYTES - 4) // _LEASE_BYTES
-_RENEWAL = re.compile(rb"REN:([0-9a-f]{32}(?:,[0-9a-f]{32})*)")
-_RELEASE = re.compile(rb"REL:([0-9a-f]{32})")
+_NOTIFICATION = re.compile(rb"REL:[0-9a-f]{32}|REN:[0-9a-f]{32}(?:,[0-9a-f]{32})*")
 
 
 def canonical_bytes(handle: CrossKVHandle) -> bytes:
@@ -52,11 +50,6 @@ def _mac(handle: CrossKVHandle, cluster_key: bytes) -> bytes:
     return hmac.digest(cluster_key, canonical_bytes(handle), "sha256")
 
 
-class Notification(NamedTuple):
-    kind: Literal["REL", "REN"]
-    leases: list[str]
-
-
 def release_message(lease: str) -> bytes:
     return b"REL:" + lease.encode()
 
@@ -67,12 +60,9 @@ def renewal_messages(leases: Sequence[str]) -> Iterator[bytes]:
         yield b"REN:" + ",".join(batch).encode()
 
 
-def parse_notification(payload: bytes) -> Notification | None:
-    """What a peer asks for, or None when the payload is none of ours."""
-    if len(payload) > MAX_NOTIFICATION_BYTES:
+def parse_notification(payload: bytes) -> tuple[str, list[str]] | None:
+    """What a peer asks for, REL or REN, and of which leases; None: the payload is none of ours."""
+    if len(payload) > MAX_NOTIFICATION_BYTES or not _NOTIFICATION.fullmatch(payload):
         return None
-    if match := _RENEWAL.fullmatch(payload):
-        return Notification("REN", match[1].decode().split(","))
-    if match := _RELEASE.fullmatch(payload):
-        return Notification("REL", [match[1].decode()])
-    return None
+    kind, _, leases = payload.decode().partition(":")
+    return kind, leases.split(",")

@@ -190,18 +190,11 @@ class PagePool:
         return tuple(islice(free, n_pages))
 
     def _mark(self, pages: Sequence[int], state: int) -> None:
-        if run := _run_of(pages):
-            self._state[run.start : run.stop] = bytes((state,)) * len(run)
-            return
         for page in pages:
             self._state[page] = state
 
     def _check(self, pages: Sequence[int], state: int) -> None:
-        run = _run_of(pages)
-        if run and run.start >= 0 and self._state.count(state, run.start, run.stop) == len(run):
-            return  # all of them at once, as nearly always
-        seen = set(pages)
-        if len(seen) != len(pages):
+        if len(set(pages)) != len(pages):
             raise RuntimeError(f"a page is named twice in {tuple(pages)}")
         names = ("free", "used", "quarantined")
         for page in pages:
@@ -211,14 +204,6 @@ class PagePool:
                 raise RuntimeError(
                     f"page {page} is {names[self._state[page]]}, expected {names[state]}"
                 )
-
-
-def _run_of(pages: Sequence[int]) -> range | None:
-    """The pages, where each is the next one's neighbour, in rising order."""
-    if not pages:
-        return None
-    run = range(pages[0], pages[0] + len(pages))
-    return run if tuple(run) == tuple(pages) else None
 
 
 def _make_tensor(layout: PageLayout, n_pages: int, device: torch.device) -> torch.Tensor:

@@ -11,7 +11,7 @@ import os
 import secrets
 import threading
 import time
-from collections.abc import Callable, Iterable, Sequence
+from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from typing import TYPE_CHECKING, Any, Protocol
@@ -152,29 +152,6 @@ class Wire(Protocol):
 
     def close(self) -> None:
         """End what is in flight; nothing is readable or written any more."""
-
-
-class Generations:
-    """The generation of each page, which readers READ, in host memory also where the pool is not.
-
-    Bumped when a page is reserved, before anything is written to it, and when it is freed, before
-    its next owner can write to it. Callers hold the pool's lock.
-    """
-
-    def __init__(self, first: Iterable[int]) -> None:
-        self.values: NDArray[np.uint64] = np.array(list(first), dtype=np.uint64)
-
-    def __getitem__(self, page: int) -> int:
-        return int(self.values[page])
-
-    def address(self, page: int) -> int:
-        return int(self.values.ctypes.data) + page * COUNTER_BYTES
-
-    def bump(self, pages: Sequence[int]) -> None:
-        which: slice | list[int] = list(pages)
-        if pages and which == list(range(pages[0], pages[0] + len(pages))):
-            which = slice(pages[0], pages[0] + len(pages))  # neighbours: several times as quick
-        self.values[which] += np.uint64(1)
 
 
 class WireThread:

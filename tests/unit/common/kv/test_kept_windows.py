@@ -40,7 +40,7 @@ def found(exporter: MemoryExporter, handle: CrossKVHandle) -> tuple[int, float]:
     pages = [exporter.pool.page_at(address) for address in handle.addresses]
     values = exporter.pool.tensor[pages].unique().tolist()
     assert len(values) == 1, "pages of one handle hold two windows"
-    return exporter.counters[pages[0]], values[0]
+    return int(exporter.counters[pages[0]]), values[0]
 
 
 def test_what_was_released_longest_ago_is_evicted_first() -> None:
@@ -153,7 +153,7 @@ class KeptWindows(RuleBasedStateMachine):
         assert self.exporter.n_free_pages == N_PAGES - n_reserved - len(read)
         for one in self.issued:
             page = self.exporter.pool.page_at(one.handle.addresses[0])
-            generation = self.exporter.counters[page]
+            generation = int(self.exporter.counters[page])
             assert generation == one.handle.generation or not one.is_open
             if generation == one.handle.generation:
                 assert found(self.exporter, one.handle)[1] == one.value
