@@ -32,8 +32,6 @@ SHORT = 16  # characters: a key of fewer is warned of
 LOOK_S = 2.0  # between two looks at the file of keys
 BEARER = HTTPBearer(auto_error=False, description="one of the server's API keys")  # as documented
 
-Version = tuple[int, int, int] | None
-
 
 @dataclass(slots=True)
 class _Key:
@@ -99,44 +97,39 @@ class KeyRing:
 
 
 class KeyFile:
-    """Read again when it changes: a key comes or goes without a restart. What is under way with a
-    key that goes is finished. A mistake in the file changes nothing but the log.
+    """Read again and again: a key comes or goes without a restart. What is under way with a key
+    that goes is finished. A mistake in the file changes nothing but the log.
     """
 
     def __init__(self, settings: RouterSettings) -> None:
         """Raises ConfigurationError: the file cannot be read, or is no file of keys."""
         self._settings = settings
-        self._file = settings.api_key_file and settings.api_key_file.expanduser()
-        self._version = self._look()
-        self.ring = KeyRing(self._read(), settings.max_requests_per_key)
+        self._entries = self._read()
+        self._mistake = ""  # of the file, as it was read last
+        self.ring = KeyRing(self._entries, settings.max_requests_per_key)
 
     async def follow(self) -> None:
-        while self._file is not None:
+        while self._settings.api_key_file is not None:
             await asyncio.sleep(LOOK_S)
             await self.look()
 
     async def look(self) -> None:
-        version = await asyncio.to_thread(self._look)
-        if version == self._version:
-            return
-        self._version = version
+        before = self._mistake, self._entries
         try:
-            self.ring.replace(await asyncio.to_thread(self._read))
-            logger.info("the API keys have changed: there are %d", len(self.ring))
+            self._mistake, self._entries = "", await asyncio.to_thread(self._read)
         except ConfigurationError as error:
-            logger.error("the API keys stay as they were: %s", error.message)
-
-    def _look(self) -> Version:
-        """Differs when another file is there, also behind a link, as of Kubernetes' secrets."""
-        try:
-            stat = self._file and self._file.stat()
-        except OSError:
-            return None
-        return (stat.st_mtime_ns, stat.st_ino, stat.st_size) if stat else None
+            self._mistake = error.message
+        if before == (self._mistake, self._entries):
+            return
+        if self._mistake:
+            logger.error("the API keys stay as they were: %s", self._mistake)
+        else:
+            self.ring.replace(self._entries)
+            logger.info("the API keys have changed: there are %d", len(self.ring))
 
     def _read(self) -> tuple[str, ...]:
-        of_file = () if self._file is None else read_api_keys(self._file)
-        return (*self._settings.api_key, *of_file)
+        file = self._settings.api_key_file
+        return (*self._settings.api_key, *(() if file is None else read_api_keys(file)))
 
 
 class AtOnce:

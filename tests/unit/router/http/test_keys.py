@@ -83,12 +83,12 @@ async def test_a_key_comes_and_goes_with_its_file(
     for gone in (lambda: keys.ring.owner(b"two-s3cret"), lambda: secrets.read(of_bob)):
         with pytest.raises(AuthenticationError):
             gone()
-    for mistake in ("", "# nobody\n", "ann one-s3cret # of Ann\n", None):
+    for mistake in ("# nobody\n", "ann one-s3cret # of Ann\n", None):
         file.unlink() if mistake is None else file.write_text(mistake)
         await keys.look()
         await keys.look()
         assert keys.ring.owner(b"one-s3cret") == 1, "one mistake locks nobody out, nor lets one in"
-    assert caplog.text.count("stay as they were") == 4, "once each"
+    assert caplog.text.count("stay as they were") == 3, "once each"
     assert "s3cret" not in caplog.text
     file.write_text("bob two-s3cret\n")
     await keys.look()
