@@ -9,7 +9,7 @@ from __future__ import annotations
 
 from typing import Any
 
-from router.api.field import ALL, BOTH, RequestField
+from router.api.kinds import ALL, BOTH, RequestField
 from router.api.openapi import values_of
 from router.api.params import Operation
 from router.api.request_fields import SECTIONS

@@ -17,8 +17,7 @@ from typing import Any
 from cluster.common.errors import InvalidRequestError, UnsupportedValueError
 from cluster.common.messages import QualityGates
 from router.api.documents import repeated
-from router.api.field import RequestField
-from router.api.kinds import SHOWN, shown
+from router.api.kinds import SHOWN, RequestField, shown
 from router.api.params import Operation, TranscriptionParams, Way
 from router.api.request_fields import FIELDS, fields_of
 

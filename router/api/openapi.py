@@ -13,8 +13,7 @@ from typing import Any
 from pydantic import BaseModel
 
 from router.api.documents import AUDIO_FIELD, AUDIO_SCHEMA
-from router.api.field import RequestField
-from router.api.kinds import Schema
+from router.api.kinds import RequestField, Schema
 from router.api.params import Operation
 from router.api.request_fields import fields_of
 from router.api.responses import DiarizedSegment, ErrorResponse, TextDeltaEvent, TextDoneEvent

@@ -7,8 +7,9 @@ from __future__ import annotations
 
 from typing import Any
 
-from router.api.field import ALL, NO_ATTRIBUTE, Origin, RequestField
 from router.api.kinds import (
+    ALL,
+    NO_ATTRIBUTE,
     AudioFile,
     AudioUrl,
     Boolean,
@@ -18,6 +19,8 @@ from router.api.kinds import (
     Language,
     ListOf,
     Number,
+    Origin,
+    RequestField,
     SpeakerName,
     Text,
     Threshold,

@@ -26,12 +26,11 @@ from router.batches.blobs import FOLDERS, Blobs
 from router.batches.database import FILE_NAME, Database, check_local
 from router.batches.hosts import HostRules, Resolve, resolve
 from router.batches.line_work import BulkTranscriber, LineWork
-from router.batches.outbound import Downloads
+from router.batches.outbound import Downloads, Webhooks
 from router.batches.owned import Owned
 from router.batches.quota import Quota
 from router.batches.runner import BatchRunner
 from router.batches.store import Order, Store, no_such_file
-from router.batches.webhooks import Webhooks
 from router.batches.work_queue import Usage, WorkQueue
 
 logger = logging.getLogger(__name__)

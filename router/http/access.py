@@ -19,12 +19,12 @@ from cluster.common.errors import InvalidRequestError, PayloadTooLargeError, Spl
 from cluster.common.settings import RouterSettings
 from router.http.envelope import ASR_PATHS, error_response, note_error
 from router.http.keys import KeyRing, note_owner, sent_key
-from router.http.metrics import PATH as METRICS
 
 logger = logging.getLogger(__name__)
 
 PROBES = frozenset({"/health", "/livez", "/readyz", "/version"})  # by any name, without a key
 PAGE, PAGE_FILES = "/", "/page/"  # without a key
+METRICS = "/metrics"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")  # change nothing
 
 MAX_BODY_BYTES = 262_144  # of a body that is no upload

@@ -45,11 +45,10 @@ from router.http.batches import BatchAccess, add_batches
 from router.http.bodies import GROWTH, MAX_FRAMING_BYTES, MAX_REFERENCES_BYTES
 from router.http.envelope import ASR_PATHS, install_error_handlers
 from router.http.keys import BEARER, KeyFile
-from router.http.metrics import add_metrics
 from router.http.middleware import RequestMiddleware
 from router.http.models import ModelRegistry
+from router.http.operations import add_metrics, add_probes
 from router.http.page import add_docs, add_page
-from router.http.probes import add_probes
 from router.http.realtime.access import ClientSecrets
 from router.http.realtime.service import RealtimeService, add_realtime
 from router.http.service import Endpoint, TranscriptionService

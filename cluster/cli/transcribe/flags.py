@@ -19,7 +19,6 @@ import typer
 
 from cluster.cli.plain_help import PlainCommand, PlainTyper
 from cluster.common.messages import Task
-from router.api.field import RequestField
 from router.api.kinds import (
     AudioUrl,
     Boolean,
@@ -27,6 +26,7 @@ from router.api.kinds import (
     Integer,
     ListOf,
     Number,
+    RequestField,
     Threshold,
     Times,
 )

@@ -11,8 +11,8 @@ from hypothesis import strategies as st
 
 from cluster.common.errors import InvalidRequestError, UnsupportedValueError
 from cluster.common.messages import QualityGates
-from router.api.field import RequestField
 from router.api.forms import parse_alignment, parse_transcription, parse_translation
+from router.api.kinds import RequestField
 from router.api.params import LADDER, Chunking, SequentialOptions, TranscriptionParams
 from router.api.request_fields import FIELDS, MAX_SEED, fields_of
 from tests.support.forms import LANGUAGES, SEQUENTIAL, VERBOSE, Field, parse, refusal

@@ -13,7 +13,7 @@ import pytest
 
 from cluster.common.errors import InvalidRequestError
 from router.batches.hosts import Destination
-from router.batches.webhooks import DELAYS_S
+from router.batches.outbound import DELAYS_S
 from tests.support.batches import AUDIO, Hands, desk, eventually, line, make_batch_settings
 from tests.support.http_host import Answer, Came, Host, http_host
 

@@ -1,5 +1,8 @@
-"""`GET /metrics`: what a router counts, and what it knows of its pools, as Prometheus reads it.
-Names are those of `cluster.common.metrics`, where Ray exports each as `ray_<name>`.
+"""What programs ask of a router. `/livez` answers as long as the process does, also while models
+load; `/readyz` is for balancers; `/health` tells people more; all three without a key.
+
+`/metrics` is what a router counts, and what it knows of its pools, as Prometheus reads it. Names
+are those of `cluster.common.metrics`, where Ray exports each as `ray_<name>`.
 """
 
 from __future__ import annotations
@@ -10,6 +13,7 @@ from typing import Any
 
 from fastapi import APIRouter, FastAPI, Request, Response
 from fastapi.params import Depends
+from fastapi.responses import JSONResponse, PlainTextResponse
 from prometheus_client import (
     CollectorRegistry,
     Counter,
@@ -23,9 +27,12 @@ from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 
 from cluster.common.metrics import MetricSpec, Recorder
+from cluster.common.settings import RouterSettings
+from router.http.access import METRICS
+from router.http.admission import Admission
 from router.http.models import ModelRegistry
+from router.http.realtime.service import RealtimeService
 
-PATH = "/metrics"
 WORKER_GAUGES = {
     "healthy": "1 while a worker is healthy, else 0",
     "queued": "Windows that wait in a worker",
@@ -33,6 +40,56 @@ WORKER_GAUGES = {
     "pages_free": "Free pages of a worker's KV pool",
     "pages_total": "Pages of a worker's KV pool",
 }
+
+
+def add_probes(
+    app: FastAPI,
+    registry: ModelRegistry,
+    admission: Admission,
+    realtime: RealtimeService,
+    settings: RouterSettings,
+) -> None:
+    probes = APIRouter(tags=["operations"])
+
+    @probes.get("/livez", summary="Whether the router runs", response_class=PlainTextResponse)
+    async def livez() -> str:
+        return "ok"
+
+    @probes.get(
+        "/readyz",
+        summary="Whether the router may be sent requests",
+        response_class=PlainTextResponse,
+        responses={503: {"description": "Not yet, or no more: it stops."}},
+    )
+    async def readyz() -> PlainTextResponse:
+        """200 once all pools are ready, 503 before, and when the router stops."""
+        if realtime.is_draining:
+            return PlainTextResponse("stopping", 503)
+        status = (await registry.health())["status"]
+        return PlainTextResponse(status, 200 if status == "ready" else 503)
+
+    @probes.get("/version", summary="The version of splitscribe")
+    async def tell_version() -> dict[str, str]:
+        return {"version": version("splitscribe")}
+
+    @probes.get(
+        "/health",
+        summary="The state of the router, the models and their workers",
+        response_model=None,
+        responses={503: {"description": "Not ready; the body has the same shape."}},
+    )
+    async def health() -> JSONResponse:
+        """200 once all pools are ready, 503 before; every model and worker either way."""
+        body = await registry.health()
+        body["router"] = {
+            "requests": admission.requests,
+            "pending_audio_s": round(admission.pending_audio_s, 1),
+            "realtime_sessions": realtime.sessions,
+            "max_upload_bytes": settings.max_upload_bytes,
+        }
+        return JSONResponse(body, 200 if body["status"] == "ready" else 503)
+
+    app.include_router(probes)
 
 
 def add_metrics(
@@ -48,7 +105,7 @@ def add_metrics(
     recorder.tell_also(lambda spec: _Metric(spec, collected))
     operations = APIRouter(tags=["operations"], dependencies=guards)
 
-    @operations.get(PATH, summary="Metrics for Prometheus", response_class=Response)
+    @operations.get(METRICS, summary="Metrics for Prometheus", response_class=Response)
     async def metrics(request: Request) -> Response:
         pools.known = await registry.health()
         encode, media_type = choose_encoder(request.headers.get("accept", ""))
