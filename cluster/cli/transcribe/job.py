@@ -25,7 +25,7 @@ from cluster.common.messages import Pcm
 from router.api.params import TranscriptionParams
 from router.api.subtitles import CueOptions
 from router.audio.containers import wav_head
-from router.live.interface import LiveConfig
+from router.live.interface import LiveConfig, LiveEvent
 from router.transcript import Segment, Transcript
 
 ALIAS = "whisper-1"  # every server's default model
@@ -103,15 +103,6 @@ class LiveJob:
 TranscribeFile = Callable[[Path, Watcher], Awaitable[Transcript]]
 
 
-@dataclass(frozen=True, slots=True)
-class Said:
-    """Text that follows, or the end of a turn; error: why that turn's text is incomplete."""
-
-    text: str = ""
-    ends_turn: bool = False
-    error: str | None = None
-
-
 class LiveClient(Protocol):
     """A live session, wherever it runs."""
 
@@ -125,10 +116,10 @@ class LiveClient(Protocol):
         """Take audio: int16 [n_samples] at `rate`."""
 
     async def end(self) -> None:
-        """Say that no more audio follows. `said` then ends after the last text."""
+        """Say that no more audio follows. `events` then ends after the last turn."""
 
-    def said(self) -> AsyncIterator[Said]:
-        """The texts and ends of turns, in order."""
+    def events(self) -> AsyncIterator[LiveEvent]:
+        """Of which a delta's text and a turn's end count."""
 
 
 @dataclass(frozen=True, slots=True)

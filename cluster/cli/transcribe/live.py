@@ -25,6 +25,7 @@ from cluster.common.errors import ConfigurationError, InvalidAudioError, Invalid
 from cluster.common.extras import install_command
 from cluster.common.logs import counted
 from cluster.common.messages import SAMPLE_RATE, Pcm
+from router.live.interface import TextDelta, TurnCompleted, TurnFailed
 
 MAX_UNSENT_S = 30.0  # of audio that is sent ahead, such as a file's
 LOOK_AGAIN_S = 0.05
@@ -84,21 +85,21 @@ async def _send(job: LiveJob, client: LiveClient, stop: threading.Event) -> None
 async def _print(client: LiveClient, out: Console, err: Console) -> int:
     """One line for each turn, while anybody reads it. Returns how many turns failed."""
     n_failed, begun = 0, False
-    async for said in client.said():
-        text = said.text if begun else said.text.lstrip()
+    async for event in client.events():
         try:
-            if text:
-                out.print(text, end="", markup=False, highlight=False)
-                out.file.flush()
-                begun = True
-            if said.ends_turn and begun:
-                out.print()
-                begun = False
+            match event:
+                case TextDelta(_, text) if shown := text if begun else text.lstrip():
+                    out.print(shown, end="", markup=False, highlight=False)
+                    out.file.flush()
+                    begun = True
+                case TurnCompleted() | TurnFailed() if begun:
+                    out.print()
+                    begun = False
         except (OSError, SystemExit):  # nobody reads on: rich would end the process
             return n_failed
-        if said.error is not None:
+        if isinstance(event, TurnFailed):
             n_failed += 1
-            err.print(f"splitscribe: {said.error}", style="red", markup=False)
+            err.print(f"splitscribe: {event.error}", style="red", markup=False)
     return n_failed
 
 

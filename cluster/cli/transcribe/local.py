@@ -12,7 +12,7 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any
 
-from cluster.cli.transcribe.job import Job, LiveJob, Said, Target, TranscribeFile, Watcher
+from cluster.cli.transcribe.job import Job, LiveJob, Target, TranscribeFile, Watcher
 from cluster.common.messages import SAMPLE_RATE, Pcm
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.text.tokenizer import WhisperTokenizer
@@ -23,7 +23,7 @@ from router.api.forms import check_model, parse_alignment
 from router.api.params import TranscriptionParams
 from router.audio.protocol import AudioLimits
 from router.interface import RequestContext
-from router.live.interface import TextDelta, TurnCompleted, TurnFailed
+from router.live.interface import LiveEvent
 from router.live.session import LiveSession
 from router.transcript import Transcript
 
@@ -111,15 +111,8 @@ class LocalLiveClient:
     async def end(self) -> None:
         await self._session.drain()
 
-    async def said(self) -> AsyncIterator[Said]:
-        async for event in self._session.events():
-            match event:
-                case TextDelta():
-                    yield Said(event.text)
-                case TurnCompleted():
-                    yield Said(ends_turn=True)
-                case TurnFailed():
-                    yield Said(ends_turn=True, error=str(event.error))
+    def events(self) -> AsyncIterator[LiveEvent]:
+        return self._session.events()
 
 
 def local_settings(model: str, target: Target) -> Settings:

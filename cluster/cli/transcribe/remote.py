@@ -14,6 +14,7 @@ from collections import deque
 from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import fields, replace
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,11 +22,12 @@ import httpx
 import openai
 from rich.console import Console
 
-from cluster.cli.transcribe.job import ALIAS, Job, LiveJob, Said, Target, TranscribeFile, Watcher
+from cluster.cli.transcribe.job import ALIAS, Job, LiveJob, Target, TranscribeFile, Watcher
 from cluster.common.errors import InvalidRequestError, SplitscribeError
 from cluster.common.messages import Pcm
 from cluster.common.model.text.languages import language_code
 from router.api.params import TranscriptionParams
+from router.live.interface import LiveEvent, TextDelta, TurnCompleted, TurnFailed
 from router.transcript import Channel, Segment, Transcript, Word
 
 CONNECT_S = 10.0
@@ -153,22 +155,18 @@ def words_into_segments(segments: Iterable[Segment], words: Sequence[Word]) -> l
     found: list[Segment] = []
     waiting = deque(words)
     for segment in segments:
-        own: list[Word] = []
-        cursor = 0
-        while waiting:
-            bare = waiting[0].word.strip()
-            at = segment.text.find(bare, cursor)
-            between = segment.text[cursor : max(at, 0)]
+        text, cursor = segment.text, 0
+        begins: list[int] = []  # of words, each with what stands before it
+        for word in waiting:
+            bare = word.word.strip()
+            at = text.find(bare, cursor)
+            between = text[cursor : max(at, 0)]
             if at < 0 or any(letter.isalnum() for letter in between):
                 break  # a later segment's
-            if own:
-                n_stay = len(between.partition(" ")[0])
-                own[-1] = replace(own[-1], word=own[-1].word + between[:n_stay])
-                between = between[n_stay:]
-            own.append(replace(waiting.popleft(), word=between + bare))
+            begins.append(cursor + len(between.partition(" ")[0]) if begins else 0)
             cursor = at + len(bare)
-        if own:
-            own[-1] = replace(own[-1], word=own[-1].word + segment.text[cursor:].rstrip())
+        spans = pairwise((*begins, len(text.rstrip())))
+        own = [replace(waiting.popleft(), word=text[first:end]) for first, end in spans]
         found.append(replace(segment, words=tuple(own)))
     return found
 
@@ -239,7 +237,7 @@ class RemoteLiveClient:
         await self._connection.input_audio_buffer.commit(event_id=ENDED)
         await self._connection.session.update(session=self._session, event_id=ENDED)
 
-    async def said(self) -> AsyncIterator[Said]:
+    async def events(self) -> AsyncIterator[LiveEvent]:
         """The server's texts, until every turn has ended and no audio is left."""
         open_turns: set[str] = set()
         n_updated = 0
@@ -250,13 +248,13 @@ class RemoteLiveClient:
             elif kind == "input_audio_buffer.committed":
                 open_turns.add(event.item_id)
             elif kind == f"{TRANSCRIBED}.delta":
-                yield Said(event.delta or "")
+                yield TextDelta(0, event.delta or "")
             elif kind == f"{TRANSCRIBED}.completed":
                 open_turns.discard(event.item_id)
-                yield Said(ends_turn=True)
+                yield TurnCompleted(0, event.transcript, 0.0, None)
             elif kind == f"{TRANSCRIBED}.failed":
                 open_turns.discard(event.item_id)
-                yield Said(ends_turn=True, error=event.error.message)
+                yield TurnFailed(0, SplitscribeError(event.error.message))
             elif kind == "error" and event.error.event_id != ENDED:
                 raise InvalidRequestError(f"the server refused: {event.error.message}")
             if n_updated > 1 and not open_turns:

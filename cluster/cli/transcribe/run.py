@@ -9,7 +9,7 @@ import asyncio
 import os
 import tempfile
 import traceback
-from collections.abc import Collection, Iterator, Mapping, Sequence
+from collections.abc import Collection, Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
 from functools import partial
@@ -80,25 +80,23 @@ class Run:
     async def run(self, files: Sequence[Path], transcribe_one: TranscribeFile) -> int:
         """At most `jobs` at a time. Returns how many failed."""
         self.n_workers = min(self.job.jobs, len(files))
-        waiting = iter(files)
-        board = ProgressBoard(files, self.err)
+        board, slots = ProgressBoard(files, self.err), asyncio.Semaphore(self.job.jobs)
+
+        async def work(file: Path) -> None:
+            async with slots:
+                board.start(file)
+                try:
+                    await self._transcribe(file, transcribe_one, board)
+                except Exception as error:
+                    self.n_failed += 1
+                    _tell(self._name(file), error, self.err)
+                board.end(file)
+
         with board.bars:
             async with asyncio.TaskGroup() as group:
-                for _ in range(self.n_workers):
-                    group.create_task(self._work(waiting, transcribe_one, board))
+                for file in files:
+                    group.create_task(work(file))
         return self.n_failed
-
-    async def _work(
-        self, waiting: Iterator[Path], transcribe_one: TranscribeFile, board: ProgressBoard
-    ) -> None:
-        for file in waiting:
-            board.start(file)
-            try:
-                await self._transcribe(file, transcribe_one, board)
-            except Exception as error:
-                self.n_failed += 1
-                _tell(self._name(file), error, self.err)
-            board.end(file)
 
     async def _transcribe(
         self, file: Path, transcribe_one: TranscribeFile, board: ProgressBoard

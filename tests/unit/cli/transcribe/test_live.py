@@ -16,23 +16,31 @@ import pytest
 from rich.console import Console
 
 from cluster.cli.transcribe import live
-from cluster.cli.transcribe.job import LiveJob, Said, Target
-from cluster.common.errors import ConfigurationError, InvalidRequestError
+from cluster.cli.transcribe.job import LiveJob, Target
+from cluster.common.errors import ConfigurationError, InvalidRequestError, WorkerError
 from cluster.common.messages import Pcm
-from router.live.interface import LiveConfig
+from router.live.interface import (
+    LiveConfig,
+    LiveEvent,
+    SpeechStarted,
+    TextDelta,
+    TurnCompleted,
+    TurnFailed,
+)
 from tests.support.audio.sounds import write_wav
 from tests.support.references.hugging_face import make_pcm
 from tests.unit.cli.transcribe.conftest import CommandLine
 
 PCM = make_pcm(2.0)
-TOLD = (
-    Said(" Hello"),
-    Said(" there."),
-    Said(ends_turn=True),
-    Said(ends_turn=True),  # a turn in which nothing was said
-    Said(" Good"),
-    Said(" bye [red]."),
-    Said(ends_turn=True),
+TOLD: tuple[LiveEvent, ...] = (
+    SpeechStarted(0, 100),
+    TextDelta(0, " Hello"),
+    TextDelta(0, " there."),
+    TurnCompleted(0, "Hello there.", 1.0, "en"),
+    TurnCompleted(1, "", 1.0, "en"),
+    TextDelta(2, " Good"),
+    TextDelta(2, " bye [red]."),
+    TurnCompleted(2, "Good bye [red].", 1.0, "en"),
 )
 
 
@@ -41,7 +49,7 @@ class PlayedLiveClient:
 
     rate = 16_000
 
-    def __init__(self, told: tuple[Said, ...]) -> None:
+    def __init__(self, told: tuple[LiveEvent, ...]) -> None:
         self._told = told
         self._ended = asyncio.Event()
         self.heard: list[Pcm] = []
@@ -57,7 +65,7 @@ class PlayedLiveClient:
     async def end(self) -> None:
         self._ended.set()
 
-    async def said(self) -> AsyncIterator[Said]:
+    async def events(self) -> AsyncIterator[LiveEvent]:
         await self._ended.wait()
         for one in self._told:
             yield one
@@ -70,7 +78,7 @@ def job(tmp_path: Path) -> LiveJob:
 
 
 def play(
-    monkeypatch: pytest.MonkeyPatch, job: LiveJob, told: tuple[Said, ...]
+    monkeypatch: pytest.MonkeyPatch, job: LiveJob, told: tuple[LiveEvent, ...]
 ) -> tuple[PlayedLiveClient, str, str, Exception | None]:
     """What the client heard, what was printed, on which stream, and what was raised."""
     clients: list[PlayedLiveClient] = []
@@ -105,7 +113,7 @@ def test_each_turn_is_a_line_and_all_sound_is_sent(
 def test_a_turn_that_failed_is_told_and_fails_the_command(
     monkeypatch: pytest.MonkeyPatch, job: LiveJob
 ) -> None:
-    told = (Said(" Half a"), Said(ends_turn=True, error="no decoder"), *TOLD[4:])
+    told = (TextDelta(0, " Half a"), TurnFailed(0, WorkerError("no decoder")), *TOLD[5:])
     _, out, err, raised = play(monkeypatch, job, told)
     assert out == "Half a\nGood bye [red].\n"
     assert err == "splitscribe: no decoder\n"
