@@ -65,11 +65,12 @@ class ChannelSurvey:
         self._n_channels = 0
         self._block: list[NDArray[np.float32]] = []
         self._block_s = 0.0
-        self._peaks: NDArray[np.float32] = np.zeros(0, np.float32)
-        self._loudest: NDArray[np.float64] = np.zeros(0)  # mean squares of blocks
+        # The first block makes these as large as the channels are many.
+        self._peaks: NDArray[np.float32] = np.zeros(1, np.float32)
+        self._loudest: NDArray[np.float64] = np.zeros(1)  # mean squares of blocks
         # Of blocks in which channel j is not channel i: the loudest of j, [j, i].
-        self._unlike: NDArray[np.float64] = np.zeros((0, 0))
-        self._products: NDArray[np.float64] = np.zeros((0, 0))  # summed over blocks
+        self._unlike: NDArray[np.float64] = np.zeros((1, 1))
+        self._products: NDArray[np.float64] = np.zeros((1, 1))  # summed over blocks
 
     def feed(self, frame: AudioFrame) -> bool:
         """Take the next frame. Returns whether a block is complete.
@@ -86,14 +87,9 @@ class ChannelSurvey:
                 param=CHANNELS_FIELD,
                 code="single_channel",
             )
-        if not self._n_channels:
-            self._n_channels = n_channels
-            self._peaks = np.zeros(n_channels, np.float32)
-            self._loudest = np.zeros(n_channels)
-            self._unlike = np.zeros((n_channels, n_channels))
-            self._products = np.zeros((n_channels, n_channels))
-        elif n_channels != self._n_channels:
+        if self._n_channels not in (0, n_channels):
             raise changed()
+        self._n_channels = n_channels
         self._block.append(scaled(planes, planes.dtype))
         self._block_s += frame.samples / frame.sample_rate
         if self._block_s < BLOCK_S:
@@ -131,7 +127,7 @@ class ChannelSurvey:
         powers = products.diagonal()
         squares = powers / block.shape[1]
         self._loudest = np.maximum(self._loudest, squares)
-        self._products += products
+        self._products = self._products + products
         totals = self._products.diagonal()
         gains = self._products / np.maximum(totals, 1e-12)  # [j, i]: from i to j
         of_others = gains**2 * powers  # energy that channel j would have by i
