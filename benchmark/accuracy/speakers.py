@@ -42,9 +42,9 @@ from cluster.common.settings import Settings, SpeakerSettings
 from cluster.serve.in_process import local_transcriber
 from router.api.params import SpeakerOptions, TranscriptionParams
 from router.audio.audio_file import AudioFile
-from router.audio.clustering import Count, Stretch, Turn, find_turns
+from router.audio.clustering import Stretch, Turn, find_turns
 from router.audio.embedding import SpeakerNetwork, Vectors, fingerprint
-from router.audio.protocol import AudioLimits
+from router.audio.protocol import AudioLimits, SpeakerSearch
 from router.audio.vad import BLOCK_SAMPLES, SharedStream, SpeechDetector
 from router.audio.voices import Heard
 from router.interface import RequestContext
@@ -156,7 +156,8 @@ class Stage:
 
     def turns(self, vectors: Vectors, stretches: list[Stretch], n: int | None = None) -> list[Turn]:
         began_s = time.process_time()
-        found = result(find_turns(vectors, stretches, Count(n or 1, n, self.threshold)))
+        search = SpeakerSearch((), n or 1, n, self.threshold)
+        found = result(find_turns(vectors, stretches, search))
         self.busy_s += 0.0 if n else time.process_time() - began_s
         return found
 
@@ -164,7 +165,7 @@ class Stage:
 def labelled(stretches: list[Stretch], labels: npt.NDArray[Any]) -> list[Turn]:
     """Turns by the label of each window, without a second pass."""
     vectors = np.eye(int(labels.max()) + 1, dtype=np.float32)[labels]
-    return result(find_turns(vectors, stretches, Count(threshold=0.5)))
+    return result(find_turns(vectors, stretches, SpeakerSearch(threshold=0.5)))
 
 
 def error_rate(talk: Talk, turns: list[Turn]) -> tuple[float, bool]:

@@ -68,7 +68,7 @@ def make_live_engine(
     dims = checkpoint.dims
     voices = None
     if audio is not None and audio.tells_voices_apart:
-        voices = partial(SessionVoices, partial(hear, audio), audio.least_cosine)
+        voices = partial(SessionVoices, partial(hear, audio), audio.threshold)
     return LiveEngine(
         # Growing audio never comes again, so that its KV is not kept.
         Pipeline(encoders, decoders, settings.router, recorder, tracer, clock, reuses_kv=False),

@@ -9,9 +9,10 @@ borders between them. Knows vectors and samples, nothing of audio or of names.
 
 from __future__ import annotations
 
+import itertools
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
-from itertools import accumulate, pairwise
+from itertools import pairwise
 from typing import Any
 
 import numpy as np
@@ -20,6 +21,7 @@ from scipy.cluster.hierarchy import linkage
 from scipy.optimize import linear_sum_assignment
 
 from router.audio.embedding import Vectors
+from router.audio.protocol import SpeakerSearch
 
 MOST_AT_ONCE = 800  # of which a linkage takes 20 ms; all of 10 hours would need 9 GB
 LEAST_WINDOWS = 2  # of a voice: fewer are noise, or two at once
@@ -33,20 +35,6 @@ Sizes = NDArray[np.float64]
 
 
 @dataclass(frozen=True, slots=True)
-class Count:
-    """How many voices there may be.
-
-    threshold: cosine distance that parts two of which much was heard.
-    least_cosine: of a known voice and what was heard of it.
-    """
-
-    least: int = 1
-    most: int | None = None
-    threshold: float = 0.15
-    least_cosine: float = 0.425
-
-
-@dataclass(frozen=True, slots=True)
 class Stretch:
     """Speech without a pause, in samples, and the middles of its windows; it may have none."""
 
@@ -55,20 +43,20 @@ class Stretch:
     middles: tuple[int, ...]
 
 
-def find_voices(vectors: Vectors, count: Count) -> Generator[None, None, Vectors]:
+def find_voices(vectors: Vectors, search: SpeakerSearch) -> Generator[None, None, Vectors]:
     """The directions of the voices, [k, size]: yields between steps."""
     sums, sizes = vectors, np.ones(vectors.shape[0])
     pieces = -(-vectors.shape[0] // MOST_AT_ONCE)
     if pieces > 1:
-        found = []
+        found, any_number = [], SpeakerSearch(threshold=search.threshold)
         for piece in np.array_split(vectors, pieces):
-            found.append(_part(piece, np.ones(piece.shape[0]), Count(threshold=count.threshold)))
+            found.append(_part(piece, np.ones(piece.shape[0]), any_number))
             yield None
         sums, sizes = (np.concatenate(each) for each in zip(*found, strict=True))
-    return _directions(_part(sums, sizes, count)[0])
+    return _directions(_part(sums, sizes, search)[0])
 
 
-def _part(sums: Vectors, sizes: Sizes, count: Count) -> tuple[Vectors, Sizes]:
+def _part(sums: Vectors, sizes: Sizes, search: SpeakerSearch) -> tuple[Vectors, Sizes]:
     """The sums [k, size] and sizes [k] of the voices in at most a few thousand items.
 
     sums, sizes: of each item's vectors, and how many they are.
@@ -93,7 +81,7 @@ def _part(sums: Vectors, sizes: Sizes, count: Count) -> tuple[Vectors, Sizes]:
                 between = sums[small] @ sums[large] / (sizes[small] * sizes[large])
                 cosine = between / np.sqrt(within[small] * within[large])
                 unsure = UNSURE * np.sqrt(1 / sizes[small] + 1 / sizes[large])
-                return float(1 - count.threshold - unsure - cosine), node
+                return float(1 - search.threshold - unsure - cosine), node
             if sizes[large] < fewest:
                 break
             node = large
@@ -101,13 +89,13 @@ def _part(sums: Vectors, sizes: Sizes, count: Count) -> tuple[Vectors, Sizes]:
 
     for fewest in (LEAST_WINDOWS, 1):
         found = [parts(2 * n - 2, fewest)]
-        while len(found) < (count.most or n):
+        while len(found) < (search.most or n):
             clearest = max(found)
-            if clearest[0] == -np.inf or (clearest[0] <= 0 and len(found) >= count.least):
+            if clearest[0] == -np.inf or (clearest[0] <= 0 and len(found) >= search.least):
                 break
             found.remove(clearest)
             found += [parts(side, fewest) for side in sides[clearest[1] - n]]
-        if len(found) >= count.least:
+        if len(found) >= search.least:
             break
     nodes = [node for _, node in found]
     return sums[nodes], sizes[nodes]
@@ -130,7 +118,10 @@ Turn = tuple[int, int, int]  # first sample, end, number of the speaker
 
 
 def find_turns(
-    vectors: Vectors, stretches: Sequence[Stretch], count: Count, known: Sequence[Vectors] = ()
+    vectors: Vectors,
+    stretches: Sequence[Stretch],
+    search: SpeakerSearch,
+    known: Sequence[Vectors] = (),
 ) -> Generator[None, None, list[Turn]]:
     """Who speaks when, in time order; yields between steps.
 
@@ -139,30 +130,31 @@ def find_turns(
     """
     if not vectors.shape[0]:
         return [(stretch.start, stretch.end, len(known)) for stretch in stretches]
-    begins = np.zeros(vectors.shape[0], bool)  # of a stretch: what is before is no neighbour
-    begins[[at for at in _starts(stretches) if at < begins.shape[0]]] = True
+    n_windows = [len(stretch.middles) for stretch in stretches]
+    owners = np.repeat(np.arange(len(stretches)), n_windows)
+    begins = np.diff(owners, prepend=-1) > 0  # of a stretch: what is before is no neighbour
     smoothed = _with_neighbours(vectors, begins)
-    first = yield from find_voices(_directions(smoothed), count)
-    scores, voices = settle(vectors, first, begins, count)
+    first = yield from find_voices(_directions(smoothed), search)
+    scores, voices = settle(vectors, first, begins, search)
     yield None
-    numbers = _recognised(voices, known, count.least_cosine)
     turns: list[Turn] = []
-    at = 0
-    for stretch in stretches:
-        own = scores[at : at + len(stretch.middles)]
-        at += len(stretch.middles)
-        for start, end, voice in _parts(stretch, own, turns[-1][2] if turns else None):
-            turns.append((start, end, voice))
-    return _numbered(turns, numbers, len(known))
+    for stretch, own in zip(stretches, np.split(scores, np.cumsum(n_windows)[:-1]), strict=True):
+        turns += _parts(stretch, own, turns[-1][2] if turns else 0)
+    numbers = _recognised(voices, known, search.least_cosine)
+    fresh = itertools.count(len(known))
+    for _, _, voice in turns:
+        if voice not in numbers:
+            numbers[voice] = next(fresh)
+    return [(start, end, numbers[voice]) for start, end, voice in turns]
 
 
-def _parts(stretch: Stretch, scores: NDArray[np.float32], before: int | None) -> Iterator[Turn]:
+def _parts(stretch: Stretch, scores: NDArray[np.float32], before: int) -> Iterator[Turn]:
     """The stretch, parted where one voice becomes less near than the next, by voice.
 
     A stretch without windows goes on with the voice before it.
     """
     start = stretch.start
-    nearest = scores.argmax(axis=1).tolist() if stretch.middles else [before or 0]
+    nearest = scores.argmax(axis=1).tolist() if stretch.middles else [before]
     for i, (voice, following) in enumerate(pairwise(nearest)):
         if voice != following:
             lead = float(scores[i, voice] - scores[i, following])
@@ -183,16 +175,8 @@ def _recognised(voices: Vectors, known: Sequence[Vectors], least_cosine: float) 
     return {int(voice): int(one) for voice, one in pairs if cosines[voice, one] >= least_cosine}
 
 
-def _numbered(turns: Sequence[Turn], numbers: dict[int, int], n_known: int) -> list[Turn]:
-    """The turns with speakers' numbers in place of voices'."""
-    found = dict(numbers)
-    for _, _, voice in turns:
-        found.setdefault(voice, n_known + len(found) - len(numbers))
-    return [(start, end, found[voice]) for start, end, voice in turns]
-
-
 def settle(
-    vectors: Vectors, first: Vectors, begins: NDArray[np.bool_], count: Count
+    vectors: Vectors, first: Vectors, begins: NDArray[np.bool_], search: SpeakerSearch
 ) -> tuple[NDArray[np.float32], Vectors]:
     """The second pass. Returns how near each window is to each voice [n, k], and the voices [k].
 
@@ -203,15 +187,10 @@ def settle(
         nearest = _with_neighbours(vectors @ voices.T, begins).argmax(axis=1)
         sizes = np.bincount(nearest)
         kept = np.flatnonzero(sizes >= min(LEAST_WINDOWS, sizes.max()))
-        if kept.shape[0] < min(first.shape[0], count.least):  # so many there must be
+        if kept.shape[0] < min(first.shape[0], search.least):  # so many there must be
             return vectors @ first.T, first
         voices = _means(vectors, nearest)[kept]
     return _with_neighbours(vectors @ voices.T, begins), voices
-
-
-def _starts(stretches: Sequence[Stretch]) -> Iterator[int]:
-    """The first window of each stretch that has one, or of the next that has."""
-    return accumulate((len(stretch.middles) for stretch in stretches[:-1]), initial=0)
 
 
 def _with_neighbours(scores: NDArray[np.float32], begins: NDArray[np.bool_]) -> NDArray[np.float32]:

@@ -19,6 +19,7 @@ from scipy.fft import rfft
 
 from cluster.common.errors import ConfigurationError
 from cluster.common.messages import SAMPLE_RATE, Pcm
+from router.audio.vad import open_network
 
 Features = NDArray[np.float32]  # [frames, 80]
 Vectors = NDArray[np.float32]  # [n, size], each of length 1
@@ -116,16 +117,8 @@ class SpeakerNetwork:
         Raises:
             ConfigurationError: the file is none, or no network of this form.
         """
-        import onnxruntime
-
-        options = onnxruntime.SessionOptions()
-        options.intra_op_num_threads = options.inter_op_num_threads = 1
-        options.log_severity_level = 3
-        options.add_session_config_entry("session.intra_op.allow_spinning", "0")
         try:
-            self._session = onnxruntime.InferenceSession(
-                str(file), options, providers=["CPUExecutionProvider"]
-            )
+            self._session = open_network(file)
             self._check(self._session.get_inputs(), self._session.get_outputs())
             self._probe()
         except Exception as error:  # onnxruntime has many of its own

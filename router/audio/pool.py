@@ -80,9 +80,9 @@ class AudioPool:
             memory_bytes=settings.audio_memory_mb * 2**20,
             when_idle=when_idle,
             speaker_model=speakers.model if speakers else None,
-            speaker_threshold=(speakers and speakers.threshold) or 0.0,
         )
         self.known_limit = speakers.known_limit if speakers else 0
+        self.threshold = (speakers and speakers.threshold) or 0.0
         self._upload_ids = itertools.count(1)
         self._workers: list[AudioProcess] = []
         self._waiting: deque[AudioStream] = deque()
@@ -98,15 +98,13 @@ class AudioPool:
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
                 while not any(w.is_able for w in self._workers):
-                    await asyncio.wait(self._tasks, timeout=0.01)
-                    for task in self._tasks:
-                        if task.done():
-                            task.result()
-        except TimeoutError as error:
+                    done, _ = await asyncio.wait(self._tasks, timeout=0.01)
+                    for task in done:
+                        task.result()
+        except BaseException as error:
             await self.close()
-            raise ConfigurationError("the audio workers did not start in time") from error
-        except BaseException:
-            await self.close()
+            if isinstance(error, TimeoutError):
+                raise ConfigurationError("the audio workers did not start in time") from error
             raise
 
     async def close(self) -> None:
@@ -151,11 +149,6 @@ class AudioPool:
     @property
     def tells_voices_apart(self) -> bool:
         return self._limits.speaker_model is not None
-
-    @property
-    def least_cosine(self) -> float:
-        """As of `AudioLimits`."""
-        return self._limits.least_cosine
 
     async def survey(
         self, path: Path, context: RequestContext, speakers: SpeakerSearch | None = None
@@ -310,13 +303,16 @@ class AudioPool:
         is_known = culprit is not None and culprit.upload_id == blamed and not worker.stalled
         if culprit is not None and is_known and (client := culprit.context.client):
             self._ended_s.setdefault(client, []).append(SYSTEM_CLOCK.monotonic())
+        error = self._blame(worker, code)
         for stream in worker.streams.values():
             stream.add_credit = None
             stream.moves += blamed in (0, stream.upload_id)
             if stream.ended:
                 continue
-            if (stream.upload_id == blamed and not worker.stalled) or stream.moves > MAX_MOVES:
-                error = self._blame(worker, code)
+            is_to_blame = stream.upload_id == blamed and not worker.stalled
+            if stream.is_search and isinstance(error, WorkerError):
+                is_to_blame = False
+            if is_to_blame or stream.moves > MAX_MOVES:
                 logger.warning(error.message, extra={"request_id": stream.context.request_id})
                 stream.fail(error)
             else:

@@ -55,12 +55,6 @@ class AudioLimits:
     memory_bytes: int  # that a worker may allocate beyond what it takes when idle
     when_idle: bool = False  # computes only while nobody else on the machine wants its core
     speaker_model: str | None = None  # file of the network that tells voices apart
-    speaker_threshold: float = 0.5  # cosine distance between two voices
-
-    @property
-    def least_cosine(self) -> float:
-        """Of a voice that is known and what was heard of it: both are noisy."""
-        return (1 - self.speaker_threshold) / 2
 
     def too_short(self) -> AudioTooShortError:
         least = f"Minimum audio length is {self.min_audio_s:g} seconds."
@@ -110,7 +104,13 @@ class SpeakerSearch:
     references: tuple[tuple[str, str], ...] = ()  # name, file
     least: int = 1
     most: int | None = None
+    threshold: float = 0.15  # cosine distance that parts two of which much was heard
     is_one: bool = False  # a piece of a live session: its voice is wanted, and no turns
+
+    @property
+    def least_cosine(self) -> float:
+        """Of a voice that is known and what was heard of it: both are noisy."""
+        return (1 - self.threshold) / 2
 
 
 @dataclass(frozen=True, slots=True)

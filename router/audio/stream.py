@@ -95,6 +95,12 @@ class AudioStream:
         return self.finished or self._error is not None
 
     @property
+    def is_search(self) -> bool:
+        """For speakers, beside the transcription of the same file: whatever ended its worker, the
+        file is not known to."""
+        return self._upload.speakers is not None
+
+    @property
     def wants_work(self) -> bool:
         return not self.ended and len(self._waiting) < CREDIT
 

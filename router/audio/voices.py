@@ -6,7 +6,7 @@ The detector gives stretches of speech, the network a vector for each 1.5 s of t
 
 from __future__ import annotations
 
-from collections.abc import Generator, Iterator
+from collections.abc import Generator, Iterable, Iterator
 from contextlib import closing
 from dataclasses import dataclass, replace
 from pathlib import Path
@@ -16,7 +16,7 @@ import numpy as np
 from cluster.common.errors import AudioTooShortError, InvalidAudioError, InvalidRequestError
 from cluster.common.messages import SAMPLE_RATE, WINDOW_SAMPLES, Pcm
 from router.audio.audio_file import AudioFile
-from router.audio.clustering import Count, Stretch, find_turns
+from router.audio.clustering import Stretch, find_turns
 from router.audio.embedding import (
     BATCH,
     HOP_SAMPLES,
@@ -152,14 +152,12 @@ class Voices:
     def turns_of(
         self, path: Path, search: SpeakerSearch, shared: SharedStream | None = None
     ) -> Generator[Event]:
-        """Work on one upload, step by step: `Opened`, `Finished` with turns; None between them.
+        """Work on one upload, step by step: `Opened`, `Finished` with its turns or, of a piece of a
+        live session, its voice; None between them.
 
         Raises:
             SplitscribeError: what `AudioFile` raises; InvalidAudioError for a reference.
         """
-        if search.is_one:
-            yield from self._voice_of(path)
-            return
         known = []
         for name, reference in search.references:
             known.append((yield from self._reference(name, Path(reference))))
@@ -170,24 +168,11 @@ class Voices:
                 yield from heard.feed(pcm)
                 yield None
         vectors = yield from heard.finish()
-        limits = self.limits
-        count = Count(search.least, search.most, limits.speaker_threshold, limits.least_cosine)
-        turns = yield from find_turns(vectors, heard.stretches, count, known)
+        if search.is_one:
+            yield Finished(heard.n_samples, voice=_voice_of(vectors, heard.stretches))
+            return
+        turns = yield from find_turns(vectors, heard.stretches, search, known)
         yield Finished(heard.n_samples, turns=tuple(turns))
-
-    def _voice_of(self, path: Path) -> Generator[Event]:
-        """The same with the one voice of an upload that is a piece of a live session."""
-        yield Opened(None)
-        heard = Heard(self.detector, self.network)
-        with closing(AudioFile(path, self.limits)) as file:
-            for pcm in file.blocks():
-                yield from heard.feed(pcm)
-        vectors = yield from heard.finish()
-        voice = None
-        if vectors.shape[0]:
-            n_speech = sum(stretch.end - stretch.start for stretch in heard.stretches)
-            voice = tuple(np.round(mean_of(vectors), 5).tolist()), n_speech
-        yield Finished(heard.n_samples, voice=voice)
 
     def _reference(self, name: str, path: Path) -> Generator[None, None, Vectors]:
         """The vector of a known voice, [size].
@@ -214,6 +199,16 @@ class Voices:
         if not vectors.shape[0]:
             raise _refused(name, "has no speech in it")
         return mean_of(vectors)
+
+
+def _voice_of(
+    vectors: Vectors, stretches: Iterable[Stretch]
+) -> tuple[tuple[float, ...], int] | None:
+    """As of `Finished.voice`."""
+    if not vectors.shape[0]:
+        return None
+    n_speech = sum(stretch.end - stretch.start for stretch in stretches)
+    return tuple(np.round(mean_of(vectors), 5).tolist()), n_speech
 
 
 def mean_of(vectors: Vectors) -> Vectors:

@@ -61,10 +61,10 @@ async def hear(audio: AudioPool, pcm: Pcm) -> Voice | None:
 class SessionVoices:
     """The voices of one session."""
 
-    def __init__(self, hear: Hear, least_cosine: float) -> None:
-        """least_cosine: of a piece and the voice that it is of."""
+    def __init__(self, hear: Hear, threshold: float) -> None:
+        """threshold: as of `SpeakerSearch`."""
         self._hear = hear
-        self._least_cosine = least_cosine
+        self._least_cosine = SpeakerSearch(threshold=threshold).least_cosine
         self._sums: list[NDArray[np.float32]] = []  # of each voice's vectors, by their seconds
 
     async def speaker_of(self, pcm: Pcm) -> str | None:

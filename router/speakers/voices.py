@@ -1,23 +1,21 @@
 """A request whose speakers are told apart by their voices.
 
 An audio worker finds their turns while the whole is transcribed, and then each word gets its
-speaker. A worker that dies costs a second search. Recordings of known voices are in files while it
-lasts.
+speaker. Recordings of known voices are in files while the search lasts.
 """
 
 from __future__ import annotations
 
 import asyncio
-import logging
 import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
-from itertools import count, islice
+from itertools import islice
 from pathlib import Path
 from string import ascii_uppercase
 
-from cluster.common.errors import InvalidRequestError, WorkerError
+from cluster.common.errors import InvalidRequestError
 from cluster.common.messages import SAMPLE_RATE
 from router.api.params import SpeakerOptions
 from router.audio.pool import AudioPool
@@ -27,14 +25,11 @@ from router.pipeline import RequestRun
 from router.speakers.attribution import Attribution, SpeakerTurn, SpokenText
 from router.transcript import Segment, Transcript
 
-logger = logging.getLogger(__name__)
-
 NO_SPEAKER_MODEL = (
     "this server cannot tell voices apart, as it has no speaker model: its operator can set "
     "'speakers.model' to the ONNX file of a speaker embedding network. Where each speaker has a "
     "channel of the file, send 'channels=separate', which needs none"
 )
-MAX_SEARCHES = 3  # of one upload whose worker dies
 
 
 async def transcribe_voices(
@@ -105,16 +100,11 @@ async def find_turns(
         least, most = options.min_speakers or 1, options.max_speakers
         if options.num_speakers is not None:
             least = most = options.num_speakers
-        search = SpeakerSearch(tuple(zip(options.names, paths, strict=True)), least, most)
-        for tries in count(1):
-            try:
-                with context.beside_windows():  # the pool sees when its worker is dead or stands
-                    heard = await audio.survey(upload, context, search)
-                break
-            except WorkerError:
-                if tries == MAX_SEARCHES:
-                    raise
-                logger.warning("speakers are searched for again: the audio worker died")
+        search = SpeakerSearch(
+            tuple(zip(options.names, paths, strict=True)), least, most, audio.threshold
+        )
+        with context.beside_windows():  # the pool sees when its worker is dead or stands
+            heard = await audio.survey(upload, context, search)
     return [
         SpeakerTurn(start / SAMPLE_RATE, end / SAMPLE_RATE, name_of(number, options.names))
         for start, end, number in heard.result.turns

@@ -9,11 +9,13 @@ import numpy as np
 import pytest
 
 from router.audio import clustering
-from router.audio.clustering import Count, Stretch, Turn, find_turns
+from router.audio.clustering import Stretch, Turn, find_turns
 from router.audio.embedding import HOP_SAMPLES, WINDOW_SAMPLES, Vectors
+from router.audio.protocol import SpeakerSearch
 
 T = TypeVar("T")
 SIZE = 32
+ANY = SpeakerSearch()  # number of voices
 
 
 def result(steps: Generator[None, None, T]) -> T:
@@ -50,7 +52,7 @@ def speakers(turns: list[Turn]) -> list[int]:
 
 def test_speakers_are_numbered_by_their_first_words() -> None:
     vectors, stretches = talk([2, 0, 2, 1, 0], voices(3))
-    turns = result(find_turns(vectors, stretches, Count()))
+    turns = result(find_turns(vectors, stretches, ANY))
     assert speakers(turns) == [0, 1, 0, 2, 1]
     assert [turn[:2] for turn in turns] == [(one.start, one.end) for one in stretches]
 
@@ -58,22 +60,22 @@ def test_speakers_are_numbered_by_their_first_words() -> None:
 @pytest.mark.parametrize(("least", "most", "n"), [(1, None, 3), (1, 2, 2), (4, None, 4), (1, 1, 1)])
 def test_the_count_keeps_within_its_bounds(least: int, most: int | None, n: int) -> None:
     vectors, stretches = talk([0, 1, 2, 0, 1, 2], voices(3))
-    turns = result(find_turns(vectors, stretches, Count(least, most)))
+    turns = result(find_turns(vectors, stretches, SpeakerSearch(least=least, most=most)))
     assert len(set(speakers(turns))) == n
 
 
 def test_two_levels_find_what_one_finds(monkeypatch: pytest.MonkeyPatch) -> None:
     vectors, stretches = talk([0, 1, 2, 3] * 6, voices(4))
-    whole = result(find_turns(vectors, stretches, Count()))
+    whole = result(find_turns(vectors, stretches, ANY))
     monkeypatch.setattr(clustering, "MOST_AT_ONCE", 30)
-    assert result(find_turns(vectors, stretches, Count())) == whole
+    assert result(find_turns(vectors, stretches, ANY)) == whole
 
 
 def test_a_change_without_a_pause_parts_the_stretch() -> None:
     vectors, _ = talk([0, 1], voices(2))
     middles = tuple(WINDOW_SAMPLES // 2 + i * HOP_SAMPLES for i in range(10))
     one = Stretch(0, middles[-1] + WINDOW_SAMPLES // 2, middles)
-    (start, border, first), (again, end, second) = result(find_turns(vectors, [one], Count()))
+    (start, border, first), (again, end, second) = result(find_turns(vectors, [one], ANY))
     assert (start, first, again, end, second) == (0, 0, border, one.end, 1)
     assert middles[4] < border < middles[5]
 
@@ -81,21 +83,21 @@ def test_a_change_without_a_pause_parts_the_stretch() -> None:
 def test_a_short_word_goes_on_with_the_voice_before() -> None:
     vectors, stretches = talk([0, 1], voices(2))
     end = stretches[-1].end
-    turns = result(find_turns(vectors, [*stretches, Stretch(end + 9, end + 99, ())], Count()))
+    turns = result(find_turns(vectors, [*stretches, Stretch(end + 9, end + 99, ())], ANY))
     assert turns[-1] == (end + 9, end + 99, 1)
 
 
 def test_speech_too_short_for_any_vector_has_one_speaker() -> None:
     nothing = np.empty((0, 1), np.float32)
-    assert result(find_turns(nothing, [Stretch(5, 9, ())], Count())) == [(5, 9, 0)]
-    assert result(find_turns(nothing, [], Count())) == []
+    assert result(find_turns(nothing, [Stretch(5, 9, ())], ANY)) == [(5, 9, 0)]
+    assert result(find_turns(nothing, [], ANY)) == []
 
 
 def test_known_voices_come_first_and_one_to_one() -> None:
     every = voices(4)
     vectors, stretches = talk([0, 1, 2, 1], every)
     known = [every[3], every[1], every[1]]  # nobody, and one voice twice
-    turns = result(find_turns(vectors, stretches, Count(), known))
+    turns = result(find_turns(vectors, stretches, ANY, known))
     assert speakers(turns)[0] == 3
     assert speakers(turns)[2] == 4
     assert speakers(turns)[1] == speakers(turns)[3] in (1, 2)

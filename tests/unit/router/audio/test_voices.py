@@ -22,7 +22,7 @@ from tests.support.audio.sounds import joined, silence, write_wav
 from tests.support.audio.speech import pcm_of
 from tests.support.speaker_networks import write_network
 
-LIMITS = AudioLimits(2**26, 3600.0, 0.1, 60.0, 2**30, speaker_threshold=0.5)
+LIMITS = AudioLimits(2**26, 3600.0, 0.1, 60.0, 2**30)
 
 
 @pytest.fixture(scope="module")
@@ -87,7 +87,9 @@ def test_the_detector_hears_a_file_once_for_windows_and_speakers(
 
 
 def test_a_search_tells_turns_and_no_vectors(voices: Voices, talk: Path) -> None:
-    events = [event for event in voices.turns_of(talk, SpeakerSearch()) if event is not None]
+    events = [
+        event for event in voices.turns_of(talk, SpeakerSearch(threshold=0.5)) if event is not None
+    ]
     _, last = events
     assert isinstance(last, Finished)
     assert last.voice is None
