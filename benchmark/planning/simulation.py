@@ -42,8 +42,7 @@ from cluster.common.settings import RouterSettings, Settings
 from cluster.demo.samples import sample_path
 from cluster.planning.devices import Device, WaitingForward, WaitingRunner
 from cluster.planning.profile import Profile, load_profile
-from cluster.planning.report import at_percentile
-from cluster.planning.scenario import Arrival, Lengths, Load, arrivals, make_scenario
+from cluster.planning.scenario import Arrival, Lengths, Load, arrivals, at_percentile, make_scenario
 from cluster.planning.simulate import simulate
 from cluster.serve.placement import Placement
 from cluster.serve.replicas.pool_replicas import DecoderReplica, EncoderReplica

@@ -16,13 +16,7 @@ from rich.console import Console
 
 from cluster.cli.config import shipped_config
 from cluster.common.errors import ConfigurationError
-from cluster.common.settings_sources import (
-    load_settings,
-    merge,
-    read_fields,
-    read_yaml,
-    without_none,
-)
+from cluster.common.settings_sources import load_settings, read_fields, read_yaml
 
 if TYPE_CHECKING:
     from cluster.planning.plan import Plan
@@ -78,7 +72,6 @@ def simulate(
             one = load_profile(name)
             out.print(f"{one}: {one.source}", markup=False)
         return
-    fields = read_fields(scenario, "the scenario")
     flags = {
         "profile": profile,
         "load": {"rate_per_s": rate, "seconds": seconds},
@@ -87,8 +80,7 @@ def simulate(
         "faults": [_fault(one) for one in kill or ()] or None,
         "seed": seed,
     }
-    merge(fields, without_none(flags))
-    checked = make_scenario(fields)
+    checked = make_scenario(read_fields(scenario, "the scenario", flags))
 
     began_s = told_s = time.perf_counter()
 

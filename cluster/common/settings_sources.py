@@ -54,9 +54,9 @@ def load_settings(
     """
     merged = read_fields(file, "settings file")
     variables = _variables(os.environ if environ is None else environ)
-    merge(merged, _from_variables(variables))
-    given = without_none(flags or {})
-    merge(merged, given)
+    _merge(merged, _from_variables(variables))
+    given = _without_none(flags or {})
+    _merge(merged, given)
     try:
         return Settings.model_validate(merged)
     except ValidationError as error:
@@ -64,12 +64,19 @@ def load_settings(
         raise ConfigurationError(_explain(error, names)) from error
 
 
-def read_fields(file: Path | None, what: str) -> dict[str, Any]:
-    """A mapping that a person wrote; empty without a file. Raises as `read_yaml`."""
+def read_fields(
+    file: Path | None, what: str, flags: Mapping[str, Any] | None = None
+) -> dict[str, Any]:
+    """A mapping that a person wrote, and flags over it; empty without either.
+
+    flags, and what it raises: as `load_settings`.
+    """
     content = None if file is None else read_yaml(file, what)
     if not isinstance(content, dict | None):
         raise ConfigurationError(f"{what} {file} must hold a mapping of fields")
-    return content or {}
+    merged = content or {}
+    _merge(merged, _without_none(flags or {}))
+    return merged
 
 
 def read_yaml(file: Path, what: str, remedy: str = "") -> Any:
@@ -129,21 +136,21 @@ def _sets(given: Mapping[str, Any], path: Fields) -> bool:
     return True
 
 
-def without_none(flags: Mapping[str, Any]) -> dict[str, Any]:
+def _without_none(flags: Mapping[str, Any]) -> dict[str, Any]:
     kept: dict[str, Any] = {}
     for name, value in flags.items():
         if isinstance(value, Mapping):
-            if inner := without_none(value):
+            if inner := _without_none(value):
                 kept[name] = inner
         elif value is not None:
             kept[name] = value
     return kept
 
 
-def merge(into: dict[str, Any], new: Mapping[str, Any]) -> None:
+def _merge(into: dict[str, Any], new: Mapping[str, Any]) -> None:
     for name, value in new.items():
         if isinstance(value, Mapping) and isinstance(into.get(name), dict):
-            merge(into[name], value)
+            _merge(into[name], value)
         else:
             into[name] = value
 

@@ -156,6 +156,7 @@ class Design:
     placement: Placement
     encoder: NodeKind
     decoder: NodeKind
+    profile: Profile = field(repr=False)
     costs: Costs
     cells: int = 1
     encoders: int = 1
@@ -166,9 +167,9 @@ class Design:
         cls, order: Order, placement: Placement, encoder: NodeKind, decoder: NodeKind
     ) -> Design:
         """The smallest size at which the queue does not grow for ever."""
-        costs = Costs.of(_joined(encoder.profile, decoder.profile), order.load)
-        design = cls(order, placement, encoder, decoder, costs)
-        rate = order.load.rate_per_s
+        profile = encoder.profile.with_decoder_of(decoder.profile)
+        costs, rate = Costs.of(profile, order.load), order.load.rate_per_s
+        design = cls(order, placement, encoder, decoder, profile, costs)
         encoders, decoders = rate * costs.encode_s, rate * costs.decode_s
         if not design.is_split:
             return replace(design, cells=max(1, math.ceil(encoders + decoders)))
@@ -189,10 +190,6 @@ class Design:
     @property
     def is_split(self) -> bool:
         return self.placement == "split"
-
-    @property
-    def profile(self) -> Profile:
-        return _joined(self.encoder.profile, self.decoder.profile)
 
     @property
     def pools(self) -> dict[Role, tuple[NodeKind, int]]:
@@ -264,26 +261,3 @@ class Design:
         else:
             parts["workers"] = self.cells / (costs.encode_s + costs.decode_s)
         return dict(sorted(parts.items(), key=lambda pair: pair[1]))
-
-
-def _joined(encoder: Profile, decoder: Profile) -> Profile:
-    """The encoder's kind with the decoder's decoder."""
-    if decoder is encoder:
-        return encoder
-    changes = {
-        "name": f"{encoder.name}+{decoder.name}",
-        "predicted": encoder.predicted or decoder.predicted,
-        "source": f"encoder: {encoder.source}; decoder: {decoder.source}",
-        "decoder": decoder.decoder,
-        "start_s": encoder.start_s.model_copy(update={"decoder": decoder.start_s.decoder}),
-    }
-    return encoder.model_copy(update=changes)
-
-
-def least_designs(order: Order, placement: Placement) -> list[Design]:
-    """The cheapest one first."""
-    pairs = [(one, one) for one in order.kinds]
-    if placement == "split":
-        pairs = [(one, other) for one in order.kinds for other in order.kinds]
-    found = [Design.least(order, placement, *pair) for pair in pairs]
-    return sorted(found, key=lambda one: one.price)

@@ -100,7 +100,6 @@ class WaitingForward:
 class WaitingLaunch:
     sequences: tuple[DecodeSequence, ...]
     done_s: float
-    is_language: bool
 
 
 class WaitingRunner:
@@ -122,13 +121,9 @@ class WaitingRunner:
         self._prefills = Surface(profile.decoder.prefills)
         self._device, self._clock, self._lengths = device, clock, lengths
         special = tokenizer.special
-        self._language = StepOutput(special.languages.get("en", special.eot), LOGPROB)
         self._end = StepOutput(special.eot, LOGPROB)
         self._text = [StepOutput(token, LOGPROB) for token in range(*TEXT)]
         self._stamps = [StepOutput(special.timestamp_begin + n, LOGPROB) for n in range(1501)]
-
-    def detect_language(self, sequences: Sequence[DecodeSequence]) -> WaitingLaunch:
-        return self._launch(sequences, self._steps, is_language=True)
 
     def prefill(self, sequences: Sequence[DecodeSequence]) -> WaitingLaunch:
         return self._launch(sequences, self._prefills)
@@ -138,8 +133,6 @@ class WaitingRunner:
 
     def collect(self, launch: WaitingLaunch) -> list[list[StepOutput]]:
         self._clock.wait_until(launch.done_s)
-        if launch.is_language:
-            return [[self._language] for _ in launch.sequences]
         return [
             [self._next(s, row) for row in s.live] if s.search is not None else []
             for s in launch.sequences
@@ -153,14 +146,12 @@ class WaitingRunner:
 
     listen = interrupt = restore = copy_kv = nothing
 
-    def _launch(
-        self, sequences: Sequence[DecodeSequence], surface: Surface, *, is_language: bool = False
-    ) -> WaitingLaunch:
-        n_rows = sum([1 if is_language else len(s.live) for s in sequences])
+    def _launch(self, sequences: Sequence[DecodeSequence], surface: Surface) -> WaitingLaunch:
+        n_rows = sum([len(s.live) for s in sequences])
         mean = sum([s.request.handle.frames for s in sequences]) / len(sequences)
         positions = round(mean / POSITIONS_STEP) * POSITIONS_STEP
         done_s = self._device.launch(self._clock.now(), surface.at(n_rows, positions))
-        return WaitingLaunch(tuple(sequences), done_s, is_language)
+        return WaitingLaunch(tuple(sequences), done_s)
 
     def _next(self, sequence: DecodeSequence, row: Row) -> StepOutput:
         n_given, n_frames = len(row.tokens), sequence.request.content_frames

@@ -26,25 +26,17 @@ from cluster.common.messages import CrossKVHandle, DecodeOptions, DecodeRequest,
 from cluster.common.model.encoder_context import SAMPLES_PER_POSITION
 from cluster.common.settings import Settings
 from cluster.demo.samples import sample_path
-from cluster.planning.profile import (
-    AudioProfile,
-    DecoderProfile,
-    EncoderProfile,
-    LinkProfile,
-    Point,
-    Profile,
-    RouterProfile,
-    Shape,
-    StartProfile,
-)
+from cluster.planning.profile import LinkProfile, Point, Profile, Shape
 from cluster.serve.distribution import build_id
 from cluster.serve.in_process import LocalEngines, local_engines
 from encoder_worker.engine import auto_batch
 
 # Assumed: a router's processor time is what router and proxy took on two cores of an EPYC; the
 # others nobody has measured.
-USUAL_ROUTER = RouterProfile(request_s=0.0048, window_s=0.0, hop_s=0.002)
-USUAL_AUDIO = AudioProfile(request_s=0.004, audio_second_s=0.002)
+USUAL = {
+    "router": {"request_s": 0.0048, "window_s": 0.0, "hop_s": 0.002},
+    "audio": {"request_s": 0.004, "audio_second_s": 0.002},
+}
 PROCESS_S = 3.0  # until Ray has a process for a replica, and it has imported what it needs
 PACKAGES = ("splitscribe", "torch", "ray", "nixl-cu13", "numba")
 CONTEXTS = (320, 768)  # beside the whole window's
@@ -83,41 +75,40 @@ async def measure(name: str, settings: Settings, rounds: int, tell: Tell) -> Pro
             )
     layout = served_kv_layout(engines.checkpoint, settings, device)
     installed = {one.name: one.version for one in distributions() if one.name in PACKAGES}
-    return Profile(
-        name=name,
-        predicted=False,
-        source=f"splitscribe profile, the fastest of {rounds}, one worker alone; router "
+    fields = {
+        "name": name,
+        "predicted": False,
+        "source": f"splitscribe profile, the fastest of {rounds}, one worker alone; router "
         f"and audio assumed; load of the machine {os.getloadavg()[0]:.1f}",
-        machine={
+        "machine": {
             "cpu": _cpu_name(),
             "cores": usable_cores(),
             "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
             "device": device,
         },
-        versions={"python": platform.python_version(), **installed},
-        commit=build_id(),
-        model=engines.checkpoint.name,
-        shape=Shape.model_validate(dims, from_attributes=True),
-        kv_dtype=layout.dtype,
-        page_frames=layout.page_frames,
-        encoder=EncoderProfile(
-            points=bench.points("encoder"),
-            max_batch=settings.encoder.max_batch or auto_batch(device),
-            export_windows=settings.encoder.export_windows,
-            overlaps=True,
-        ),
-        decoder=DecoderProfile(
-            steps=bench.points("step"),
-            prefills=bench.points("prompts"),
-            max_batch=settings.decoder.max_batch,
-            kv_windows=settings.decoder.kv_windows,
-            steps_ahead=int(device != "cpu") if ahead is None else ahead,
-        ),
-        handoff=_link(bench.points("read"), engines.importer.transport),
-        router=USUAL_ROUTER,
-        audio=USUAL_AUDIO,
-        start_s=StartProfile(encoder=start_s, decoder=start_s, router=start_s),
-    )
+        "versions": {"python": platform.python_version(), **installed},
+        "commit": build_id(),
+        "model": engines.checkpoint.name,
+        "shape": Shape.model_validate(dims, from_attributes=True),
+        "kv_dtype": layout.dtype,
+        "page_frames": layout.page_frames,
+        "encoder": {
+            "points": bench.points("encoder"),
+            "max_batch": settings.encoder.max_batch or auto_batch(device),
+            "export_windows": settings.encoder.export_windows,
+            "overlaps": True,
+        },
+        "decoder": {
+            "steps": bench.points("step"),
+            "prefills": bench.points("prompts"),
+            "max_batch": settings.decoder.max_batch,
+            "kv_windows": settings.decoder.kv_windows,
+            "steps_ahead": int(device != "cpu") if ahead is None else ahead,
+        },
+        "handoff": _link(bench.points("read"), engines.importer.transport),
+        "start_s": dict.fromkeys(("encoder", "decoder", "router"), start_s),
+    }
+    return Profile.model_validate(fields | USUAL)
 
 
 @dataclass(slots=True)

@@ -12,13 +12,13 @@ import math
 from bisect import bisect_left
 from collections.abc import Callable
 from dataclasses import dataclass, replace
+from itertools import product
 from typing import Any
 
 from cluster.common.errors import ConfigurationError
 from cluster.common.settings import Settings
-from cluster.planning.design import Design, Order, least_designs
-from cluster.planning.report import at_percentile, percentiles
-from cluster.planning.scenario import Cluster, Scenario, Slo
+from cluster.planning.design import Design, Order
+from cluster.planning.scenario import Cluster, Scenario, Slo, at_percentile, percentiles
 from cluster.planning.simulate import simulate
 
 SHORTEST_S, LONGEST_S = 20.0, 120.0  # of a short simulation
@@ -96,16 +96,20 @@ def make_plan(order: Order, tell: Tell) -> Plan:
     """Raises ConfigurationError: no cluster keeps the objectives; tells how near one came."""
     search, skipped = _Search(order, tell), {}
     kept: list[Design] = []
-    for placement in order.placements:
-        cheapest = math.inf
-        for least in least_designs(order, placement):
-            if least.price >= cheapest:
-                skipped[least.name] = "its devices alone would cost as much or more"
-            elif (found := search.fewest(least)) is None:
-                skipped[least.name] = "more workers did not help"
-            else:
-                cheapest = min(cheapest, found.price)
-                kept.append(found)
+    designs = [
+        Design.least(order, placement, encoder, decoder)
+        for placement in order.placements
+        for encoder, decoder in product(order.kinds, repeat=2)
+        if placement == "split" or encoder is decoder
+    ]
+    for least in sorted(designs, key=lambda one: one.price):
+        alike = [one.price for one in kept if one.placement == least.placement]
+        if least.price >= min(alike, default=math.inf):
+            skipped[least.name] = "its devices alone would cost as much or more"
+        elif (found := search.fewest(least)) is None:
+            skipped[least.name] = "more workers did not help"
+        else:
+            kept.append(found)
     if not kept:
         raise ConfigurationError(
             f"no cluster of at most {MOST_WORKERS} workers keeps {order.asked!r} at "

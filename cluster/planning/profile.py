@@ -6,6 +6,7 @@ from __future__ import annotations
 
 from bisect import bisect_left
 from collections.abc import Iterable
+from functools import cache
 from pathlib import Path
 from typing import Any, Literal
 
@@ -115,6 +116,19 @@ class Profile(FrozenModel):
         kind = "predicted, not measured" if self.predicted else "measured"
         return f"profile {self.name} ({kind}), model {self.model}"
 
+    def with_decoder_of(self, other: Profile) -> Profile:
+        """Encoders as here, and decoders as there."""
+        if other is self:
+            return self
+        changes = {
+            "name": f"{self.name}+{other.name}",
+            "predicted": self.predicted or other.predicted,
+            "source": f"encoder: {self.source}; decoder: {other.source}",
+            "decoder": other.decoder,
+            "start_s": self.start_s.model_copy(update={"decoder": other.start_s.decoder}),
+        }
+        return self.model_copy(update=changes)
+
     def origin(self) -> dict[str, Any]:
         return self.model_dump(include={"name", "model", "predicted", "source"})
 
@@ -142,15 +156,11 @@ class Surface:
             lines.setdefault(point.positions, []).append((point.size, point.seconds))
         self._lines = [(positions, sorted(knots)) for positions, knots in sorted(lines.items())]
         self._least_s = min(seconds for _, knots in self._lines for _, seconds in knots)
-        self._known: dict[tuple[int, int], float] = {}
+        self.at = cache(self._at)
 
-    def at(self, size: int, positions: int) -> float:
-        found = self._known.get((size, positions))
-        if found is None:
-            knots = [(float(at), _on_line(line, size)) for at, line in self._lines]
-            found = max(self._least_s, _on_line(knots, positions))
-            self._known[size, positions] = found
-        return found
+    def _at(self, size: int, positions: int) -> float:
+        knots = [(float(at), _on_line(line, size)) for at, line in self._lines]
+        return max(self._least_s, _on_line(knots, positions))
 
 
 def _on_line(knots: list[tuple[float, float]], x: float) -> float:

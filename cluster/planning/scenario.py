@@ -1,25 +1,31 @@
-"""What is to be simulated: a cluster, a load, faults, and what counts as good.
+"""What is to be simulated: a cluster, a load, faults, and what counts as good; and what came out.
 
-A seed gives the same requests whatever the cluster does with them.
+A seed gives the same requests whatever the cluster does with them. Rates and shares are over the
+time in which requests came, without the first tenth.
 """
 
 from __future__ import annotations
 
 import math
+from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
-from dataclasses import dataclass
+from dataclasses import dataclass, field
 from random import Random
 from typing import Any, Literal
 
-from pydantic import Field, ValidationError, model_validator
+import numpy as np
+from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
 from cluster.common.errors import ConfigurationError
 from cluster.common.messages import FRAMES_PER_S, WINDOW_S, Priority, Role
 from cluster.common.settings import FrozenModel, Settings
 from cluster.common.settings_sources import first_problem
+from cluster.planning.profile import Profile
 
 SHORTEST_CUT_S = 20.0  # the cutter looks for a pause in the last 10 s of a full window
 TIMESTAMPS = 2  # tokens of a window beside its text
+WARM_UP = 0.1  # of the load's seconds
+PERCENTILES = (50, 95, 99)
 
 
 class Lengths(FrozenModel):
@@ -56,14 +62,9 @@ class Load(FrozenModel):
     rate_per_s: float = Field(10.0, gt=0, description="mean requests per second")
     seconds: float = Field(300.0, gt=0, description="during which requests come")
     lengths: Lengths = NAMED_LENGTHS["short"]
-    classes: dict[Priority, float] = Field({"interactive": 1.0}, description="their shares")
-    language_known: bool = Field(True, description="clients say which language is spoken")
-
-    @model_validator(mode="after")
-    def _complete(self) -> Load:
-        if not self.classes or sum(self.classes.values()) <= 0:
-            raise ValueError("classes must have shares above 0")
-        return self
+    classes: dict[Priority, PositiveFloat] = Field(
+        {"interactive": 1.0}, min_length=1, description="their shares"
+    )
 
 
 class Cluster(FrozenModel):
@@ -77,7 +78,6 @@ class Cluster(FrozenModel):
     link_gbit_per_s: float | None = Field(
         None, gt=0, description="between nodes; unset: as the profile's hand-off"
     )
-    link_latency_s: float = Field(20e-6, ge=0, description="of a READ between nodes")
 
 
 class Kill(FrozenModel):
@@ -159,3 +159,84 @@ def _cuts(audio_s: float, random: Random) -> Iterator[float]:
         begin_s += random.uniform(SHORTEST_CUT_S, WINDOW_S)
         yield begin_s
     yield audio_s
+
+
+@dataclass(slots=True)
+class Outcome:
+    """A scenario that runs, or has run. answers: by class, arrival, audio and latency in seconds,
+    in the order of their ends; a failed one has an infinite latency. decisions: with what happened
+    to the cluster. moments: the cluster at each second, busy shares and pages in use from 0 to 1.
+    seconds: simulated, until the last answer.
+    """
+
+    scenario: Scenario
+    profile: Profile
+    answers: dict[Priority, list[tuple[float, float, float]]] = field(
+        default_factory=lambda: defaultdict(list)
+    )
+    failures: dict[Priority, Counter[str]] = field(default_factory=lambda: defaultdict(Counter))
+    decisions: list[dict[str, Any]] = field(default_factory=list)
+    moments: list[dict[str, float]] = field(default_factory=list)
+    n_requests: int = 0
+    seconds: float = 0.0
+
+    def note(self, at_s: float, what: str, why: str) -> None:
+        self.decisions.append({"at_s": round(at_s, 3), "what": what, "why": why})
+
+    def latencies(self) -> list[float]:
+        """Of all requests after the warm-up; failed ones are infinite."""
+        begin_s = WARM_UP * self.scenario.load.seconds
+        every = self.answers.values()
+        return [late_s for rows in every for at_s, _, late_s in rows if at_s >= begin_s]
+
+    def busy(self) -> dict[str, float]:
+        """Means over the time, and the highest number of requests that were pending."""
+        seconds = self.scenario.load.seconds
+        begin_s = WARM_UP * seconds
+        seen = [one for one in self.moments if begin_s < one["at_s"] <= seconds] or self.moments
+        names = (name for name in seen[0] if name not in ("at_s", "pending"))
+        means = {name: round(float(np.mean([one[name] for one in seen])), 4) for name in names}
+        return means | {"most_pending": max(one["pending"] for one in seen)}
+
+    def summary(self, run_time_s: float) -> dict[str, Any]:
+        classes = {name: self._of_class(name) for name in sorted(self.answers)}
+        every = (row for rows in self.answers.values() for row in rows)
+        audio_s = sum(audio_s for _, audio_s, late_s in every if late_s < math.inf)
+        return {
+            "profile": self.profile.origin(),
+            "scenario": self.scenario.model_dump(mode="json", exclude={"settings"}),
+            "simulated_s": round(self.seconds, 3),
+            "run_time_s": round(run_time_s, 2),
+            "requests": self.n_requests,
+            "goodput_per_s": round(sum(one["goodput_per_s"] for one in classes.values()), 3),
+            "throughput_per_s": round(sum(one["throughput_per_s"] for one in classes.values()), 3),
+            "audio_s_per_s": round(audio_s / max(self.seconds, 1e-9), 2),
+            "classes": classes,
+            "utilisation": self.busy(),
+            "decisions": self.decisions,
+            "moments": self.moments,
+        }
+
+    def _of_class(self, name: Priority) -> dict[str, Any]:
+        seconds, slo = self.scenario.load.seconds, self.scenario.slo
+        at_s, audio_s, late_s = np.array(self.answers[name]).T
+        is_answered = np.isfinite(late_s)
+        counted = is_answered & (at_s >= WARM_UP * seconds)
+        good = counted & (late_s <= slo.latency_s + slo.per_audio_s * audio_s)
+        n_counted, n_good, span_s = int(counted.sum()), int(good.sum()), (1 - WARM_UP) * seconds
+        return {
+            "answered": int(is_answered.sum()),
+            "failed": dict(sorted(self.failures[name].items())),
+            "throughput_per_s": round(n_counted / span_s, 3),
+            "goodput_per_s": round(n_good / span_s, 3),
+            "within_slo": round(n_good / max(1, n_counted), 4),
+            **(percentiles(late_s[counted]) if n_counted else {}),
+        }
+
+
+def at_percentile(values: Sequence[float], percent: float) -> float:
+    return float(np.percentile(values, percent, method="higher")) if len(values) else math.inf
+
+
+def percentiles(latencies: Sequence[float]) -> dict[str, float]:
+    return {f"p{p}_s": round(at_percentile(latencies, p), 4) for p in PERCENTILES}

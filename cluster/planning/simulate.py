@@ -2,7 +2,9 @@
 
 One cell: its routers, its pools, and what Serve does once in a while. Of a router all is real but
 HTTP: processor time of the event loop and of the audio workers are waits from the profile, and
-windows are silence. A scenario and its seed give the same figures on every machine.
+windows are silence. `ServePool`, `Members` and `Balancer` are the real ones. Of Serve: a call goes
+to the first worker in the order of `Members` at once, or waits where there is none. A scenario and
+its seed give the same figures on every machine.
 """
 
 from __future__ import annotations
@@ -10,29 +12,31 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Iterator, Sequence
-from contextlib import contextmanager, nullcontext
-from dataclasses import dataclass
+from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+from contextlib import nullcontext
+from dataclasses import dataclass, replace
 from random import Random
+from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
+from ray.exceptions import RayActorError
 
 from cluster.common.cores import audio_workers_of
 from cluster.common.errors import SplitscribeError
-from cluster.common.messages import ROLES, SAMPLE_RATE, WINDOW_SAMPLES, Role
-from cluster.planning.cell import Cell
+from cluster.common.messages import ROLES, SAMPLE_RATE, WINDOW_SAMPLES, Location, Role
 from cluster.planning.devices import Device
-from cluster.planning.pools import SimHandle, SimPool, make_pools
 from cluster.planning.profile import Profile
-from cluster.planning.report import Outcome
-from cluster.planning.scenario import Arrival, LoadRequest, Scenario, arrivals
+from cluster.planning.scenario import Arrival, LoadRequest, Outcome, Scenario, arrivals
 from cluster.planning.virtual_time import run_virtually
-from cluster.serve.app import STATS_PERIOD_S
+from cluster.planning.workers import Cell, SimDecoder, SimEncoder, SimWorker
+from cluster.serve.app import DRAIN_S, STATS_PERIOD_S
+from cluster.serve.hooks import USUAL_ROWS, USUAL_WINDOW_S
 from cluster.serve.model_parts import make_transcriber
 from cluster.serve.own_calls import OwnCalls
-from cluster.serve.replica_count import Balancer
+from cluster.serve.replica_count import Balancer, PoolView, ScalingRules
 from cluster.serve.serve_pool import ServePool
+from cluster.serve.worker_choice import Members
 from router.api.params import TranscriptionParams
 from router.audio.windows import Window
 from router.http.admission import BYTES_PER_AUDIO_S, Admission
@@ -42,6 +46,9 @@ MOMENT_S = 1.0
 GPU_MACHINE_CORES = 16  # where a profile tells none
 SILENCE = np.zeros(WINDOW_SAMPLES, np.int16)
 SILENCE.flags.writeable = False
+
+DETECTED_S = 0.1  # until those who wait for a dead process hear of it: at most, in a real server
+USUAL_CALL: dict[Role, float] = {"encoder": USUAL_WINDOW_S, "decoder": 1 / USUAL_ROWS}
 
 OnProgress = Callable[[float, int], None]  # simulated seconds, requests that have come
 
@@ -53,8 +60,11 @@ def simulate(
     rows: Sequence[Arrival] | None = None,
 ) -> Outcome:
     """Run it. rows: requests in the place of those that the load draws."""
-    with _quiet():
+    logging.disable(logging.WARNING)
+    try:
         return run_virtually(_run(scenario, profile, on_progress, rows))
+    finally:
+        logging.disable(logging.NOTSET)
 
 
 async def _run(
@@ -64,7 +74,11 @@ async def _run(
     load_chance, cell_chance = Random(chance.getrandbits(64)), Random(chance.getrandbits(64))
     cell = Cell(scenario, profile, cell_chance)
     cluster, loop, outcome = scenario.cluster, cell.loop, cell.outcome
-    pools = make_pools(cell, cluster)
+    sizes: dict[Role, int] = {"encoder": cluster.encoders, "decoder": cluster.decoders}
+    if cluster.placement == "colocated":
+        pools = dict.fromkeys(ROLES, SimPool(ROLES, cluster.encoders, cell))
+    else:
+        pools = {role: SimPool((role,), size, cell) for role, size in sizes.items()}
     routers = [SimRouter(cell, pools) for _ in range(cluster.routers)]
     for fault in scenario.faults:
         loop.call_at(fault.at_s, pools[fault.role].kill, fault.count)
@@ -110,16 +124,6 @@ async def _keep(
         await asyncio.sleep(STATS_PERIOD_S)
 
 
-@contextmanager
-def _quiet() -> Iterator[None]:
-    """No log line below an error."""
-    logging.disable(logging.WARNING)
-    try:
-        yield
-    finally:
-        logging.disable(logging.NOTSET)
-
-
 @dataclass(slots=True)
 class SimStream:
     """In the place of `AudioStream`: a window is found when the audio is decoded so far."""
@@ -146,33 +150,21 @@ class SimStream:
             first = last
 
 
-class SimAudio:
-    """In the place of `AudioPool`: an upload waits for a process, which decodes it in one go."""
-
-    def __init__(self, cell: Cell) -> None:
-        cores = int(str(cell.profile.machine.get("cores", GPU_MACHINE_CORES)))
-        self._processes = Device(audio_workers_of(cell.settings.router.audio_workers, cores))
-        self._costs, self._now = cell.profile.audio, cell.clock.monotonic
-
-    def open(self, upload: Any, _context: RequestContext, **_: Any) -> nullcontext[SimStream]:
-        """upload: the request itself."""
-        spread_s = self._costs.audio_second_s * upload.audio_s
-        cpu_s = self._costs.request_s + spread_s
-        begun_s = self._processes.launch(self._now(), cpu_s) - spread_s
-        return nullcontext(SimStream(upload, begun_s, spread_s, cpu_s))
-
-
 class SimRouter:
+    """It is its own `AudioPool`: an upload waits for a process, which decodes it in one go."""
+
     def __init__(self, cell: Cell, pools: dict[Role, SimPool]) -> None:
-        now, load = cell.clock.monotonic, cell.outcome.scenario.load
-        self.admission = Admission(cell.settings.router.max_pending_audio_s, now)
-        self._cell, self._cpu, self._progress = cell, Device(), Progress()
-        self._params = TranscriptionParams("whisper-1", "en" if load.language_known else None)
+        now, settings = cell.clock.monotonic, cell.settings.router
+        cores = int(str(cell.profile.machine.get("cores", GPU_MACHINE_CORES)))
+        self.admission = Admission(settings.max_pending_audio_s, now)
+        self._cell, self._progress, self._cpu = cell, Progress(), Device()
+        self._audio_workers = Device(audio_workers_of(settings.audio_workers, cores))
+        self._params = TranscriptionParams("whisper-1", "en")
         calls = OwnCalls(now)
         encoders, decoders = (
             ServePool(SimHandle(pools[role], role, calls, cell), role, calls) for role in ROLES
         )
-        audio: Any = SimAudio(cell)
+        audio: Any = self
         self._transcriber = make_transcriber(
             cell.settings,
             cell.checkpoint,
@@ -183,18 +175,25 @@ class SimRouter:
             reuses_kv=False,  # every request's audio is its own
         )
 
+    def open(self, upload: Any, _context: RequestContext, **_: Any) -> nullcontext[SimStream]:
+        """upload: the request itself."""
+        costs = self._cell.profile.audio
+        spread_s = costs.audio_second_s * upload.audio_s
+        cpu_s = costs.request_s + spread_s
+        begun_s = self._audio_workers.launch(self._cell.loop.time(), cpu_s) - spread_s
+        return nullcontext(SimStream(upload, begun_s, spread_s, cpu_s))
+
     async def answer(self, request: LoadRequest) -> None:
         latency_s, outcome = math.inf, self._cell.outcome
         try:
             await self._transcribe(request)
+            latency_s = self._cell.loop.time() - request.at_s
         except SplitscribeError as error:
             why = f"{error.status} {error.code or type(error).__name__}"
             outcome.failures[request.priority][why] += 1
-        else:
-            latency_s = self._cell.loop.time() - request.at_s
         outcome.answers[request.priority].append((request.at_s, request.audio_s, latency_s))
 
-    async def _transcribe(self, request: LoadRequest) -> None:
+    async def _transcribe(self, request: Any) -> None:
         cell, costs = self._cell, self._cell.profile.router
         cpu_s = costs.request_s + costs.window_s * len(request.cuts_s)
         with self.admission.admit(round(request.audio_s * BYTES_PER_AUDIO_S)) as share:
@@ -208,10 +207,156 @@ class SimRouter:
                 progress=self._progress,
                 priority=request.priority,
             )
-            upload: Any = request
-            share.done((await self._transcriber.transcribe(upload, self._params, context)).timings)
+            found = await self._transcriber.transcribe(request, self._params, context)
+            share.done(found.timings)
             await self._work(cpu_s / 2)
 
     async def _work(self, seconds: float) -> None:
         now_s = self._cell.loop.time()
         await asyncio.sleep(self._cpu.launch(now_s, seconds) - now_s)
+
+
+@dataclass(slots=True, eq=False)
+class Replica:
+    """A worker as Serve knows it. ends_s: when it ends, if it is not idle before."""
+
+    name: str
+    node: str
+    roles: Mapping[Role, SimWorker]
+    ongoing: int = 0
+    ends_s: float = math.inf
+
+    def kill(self, detected_after_s: float) -> None:
+        for worker in self.roles.values():
+            worker.kill(detected_after_s)
+
+
+class SimPool:
+    """replicas: all that run. opened: those that take new calls, replaced as a whole. changed: set
+    when a worker was added. waiting: calls that no worker has taken.
+    """
+
+    def __init__(self, roles: tuple[Role, ...], size: int, cell: Cell) -> None:
+        self.name = roles[0] if len(roles) == 1 else "worker"
+        self.replicas: list[Replica] = []
+        self.opened: list[Replica] = []
+        self.waiting = 0
+        self.changed = asyncio.Event()
+        self._roles, self._cell, self._loop = roles, cell, cell.loop
+        self._wanted = size  # workers, those that are starting included
+        self._made = 0
+        self._note = cell.outcome.note
+        self._start_s = getattr(cell.profile.start_s, roles[0])
+        settings = getattr(cell.settings, roles[0])
+        self._rules = ScalingRules(
+            **cell.settings.scaling.model_dump(),
+            min_workers=settings.fewest,
+            max_workers=settings.most,
+        )
+        self._is_scaled = len(roles) == 1 and settings.is_scaled
+        for _ in range(size):
+            self._add()
+
+    def kill(self, count: int) -> None:
+        for replica in self.opened[:count]:
+            replica.kill(DETECTED_S)
+            self._note(self._loop.time(), f"{replica.name} is killed", "fault")
+            self._loop.call_later(DETECTED_S, self.remove, replica)
+            self._loop.call_later(DETECTED_S + self._start_s, self._add)
+
+    def scale(self, balancer: Balancer) -> None:
+        """By what `PoolPolicy` reads of Serve; and end workers that were closed before."""
+        if not self._is_scaled:
+            return
+        for one in [one for one in self.replicas if one.ends_s < math.inf]:
+            if one.roles[self._roles[0]].is_idle() or self._loop.time() >= one.ends_s:
+                one.kill(0.0)
+                self.remove(one)
+        role, starting = self._roles[0], max(0, self._wanted - len(self.opened))
+        queued = self.waiting + (0 if self.opened else sum(one.ongoing for one in self.replicas))
+        signals: Any = {f"{role}s": tuple(one.roles[role].signals() for one in self.opened)}
+        view = PoolView(self._wanted, queued * USUAL_CALL[role], starting, **signals)
+        decision = balancer.decide(role, self._rules, view, self._loop.time())
+        before, self._wanted = self._wanted, decision.workers
+        if self._wanted != before:
+            self._note(
+                self._loop.time(), f"{self.name}s: {before} to {self._wanted}", decision.reason
+            )
+        for _ in range(self._wanted - before):
+            self._loop.call_later(self._start_s, self._add)
+        n_ended = max(0, before - self._wanted)
+        for replica in sorted(self.opened, key=lambda one: one.ongoing)[:n_ended]:
+            self._close(replica)
+            replica.ends_s = self._loop.time() + DRAIN_S
+            replica.roles[role].core.begin_drain()
+
+    def _add(self) -> None:
+        """A worker has started; nothing where it is not wanted any more."""
+        if len(self.opened) >= self._wanted:
+            return
+        number, device = self._made, Device()
+        per_node = self._cell.outcome.scenario.cluster.per_node
+        name = f"{self.name}-{number}"
+        node = f"{self.name}-node-{number // per_node}" if per_node else "node"
+        self._made += 1
+        kinds: dict[Role, Any] = {"encoder": SimEncoder, "decoder": SimDecoder}
+        roles = {role: kinds[role](name, node, self._cell, device) for role in self._roles}
+        replica = Replica(name, node, roles)
+        self.replicas.append(replica)
+        self.opened = [*self.opened, replica]
+        self.changed.set()
+
+    def _close(self, replica: Replica) -> None:
+        self.opened = [one for one in self.opened if one is not replica]
+        if not self.opened:
+            self.changed.clear()
+
+    def remove(self, replica: Replica) -> None:
+        self._close(replica)
+        if replica in self.replicas:
+            self.replicas.remove(replica)
+
+
+class SimHandle:
+    """In the place of a deployment handle and its hook, for one router; `ServePool` calls it."""
+
+    def __init__(self, pool: SimPool, role: Role, calls: OwnCalls, cell: Cell) -> None:
+        self._pool, self._role, self._calls, self._chance = pool, role, calls, cell.random
+        self.deployment_id = role
+        self._told: list[Replica] = []  # the workers of which the router knows
+        self._known: dict[Hashable, Replica] = {}
+        self._members = Members()
+
+    def options(self, **_: Any) -> SimpleNamespace:
+        return SimpleNamespace(remote=lambda request: asyncio.create_task(self._call(request)))
+
+    async def _call(self, request: Any) -> Any:
+        pool = self._pool
+        pool.waiting += 1
+        try:
+            while not pool.opened:
+                await pool.changed.wait()
+        finally:
+            pool.waiting -= 1
+        replica = self._chosen(request)
+        replica.ongoing += 1
+        worker = replica.roles[self._role]
+        try:
+            return replace(await worker.call(request), load=worker.core.load())
+        except RayActorError:
+            pool.remove(replica)  # as Serve's router does when a call finds it dead
+            raise
+        finally:
+            replica.ongoing -= 1
+
+    def _chosen(self, request: Any) -> Replica:
+        """The choice of `LoadAwareRouter`."""
+        if self._told is not self._pool.opened:
+            self._told = self._pool.opened
+            known: dict[Hashable, Replica] = {one.name: one for one in self._told}
+            for gone in self._known.keys() - known.keys():
+                self._calls.forget(gone)
+            self._known = known
+            self._members = Members({key: Location(one.node) for key, one in known.items()})
+            self._calls.sizes[self.deployment_id] = len(known)
+        return self._known[self._members.choose(request, self._calls, self._chance)[0]]

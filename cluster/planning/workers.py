@@ -4,11 +4,11 @@ from __future__ import annotations
 
 import asyncio
 from abc import ABC, abstractmethod
-from collections import defaultdict
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future
 from contextlib import suppress
 from dataclasses import replace
+from random import Random
 from types import SimpleNamespace
 from typing import Any
 
@@ -22,9 +22,15 @@ from cluster.common.kv.pool import PagePool
 from cluster.common.kv.wire import FetchStats, TransferConfig
 from cluster.common.messages import CrossKVHandle
 from cluster.common.metrics import ENCODER_METRICS, silent_recorder
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.model.encoder_context import UNTUNED_MAX_CONTENT_S, UNTUNED_SLACK
+from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.settings import BUNDLED_MODEL, Settings
 from cluster.common.signals import DecoderSignals, EncoderSignals
-from cluster.planning.cell import Cell
-from cluster.planning.devices import Device, WaitingForward, WaitingRunner, WorkerClock
+from cluster.planning.devices import Device, Links, WaitingForward, WaitingRunner, WorkerClock
+from cluster.planning.profile import LinkProfile, Profile
+from cluster.planning.scenario import Outcome, Scenario
+from cluster.planning.virtual_time import virtual_clock
 from cluster.serve.replicas.replica_setup import BusyShare
 from decoder_worker.build import EngineParts
 from decoder_worker.engine import DecoderCore
@@ -35,7 +41,50 @@ from encoder_worker.core import EncoderCore
 from encoder_worker.loop import IDLE_WAIT_S, EncodeLoop
 from encoder_worker.publisher import Publisher
 
+LINK_LATENCY_S = 20e-6  # of a READ between nodes, where the scenario gives the links' rate
 LOST_AFTER_S = 0.005  # until a READ from a dead process fails: 0.2 to 31 ms, 1 in the median
+
+
+class Cell:
+    """What all workers and routers of one simulated cell share.
+
+    settings: with every `auto` resolved. exporters: the encoders, by agent.
+    """
+
+    def __init__(self, scenario: Scenario, profile: Profile, chance: Random) -> None:
+        cluster, between = scenario.cluster, profile.handoff
+        if cluster.link_gbit_per_s is not None:
+            rate = cluster.link_gbit_per_s * 1e9 / 8
+            between = LinkProfile(transport="link", latency_s=LINK_LATENCY_S, bytes_per_s=rate)
+        bundled = open_checkpoint(BUNDLED_MODEL, weights=False)
+        self.profile, self.random, self.clock = profile, chance, virtual_clock(chance)
+        self.loop = asyncio.get_running_loop()
+        self.settings = _resolved(scenario.settings, profile)
+        self.lengths = scenario.load.lengths
+        self.links = Links(profile.handoff, between)
+        self.tokenizer = WhisperTokenizer.from_checkpoint(bundled)
+        self.checkpoint = replace(bundled, dims=replace(bundled.dims, **profile.shape.model_dump()))
+        self.exporters: dict[str, Any] = {}
+        self.outcome = Outcome(scenario, profile)
+
+
+def _resolved(settings: Settings, profile: Profile) -> Settings:
+    """Sizes that are left open, as the profile's device has them.
+
+    The context of windows, too: what the bundled checkpoint says of its own holds for no other.
+    """
+    asked, slack, longest_s = settings.encoder, UNTUNED_SLACK, UNTUNED_MAX_CONTENT_S
+    context = {
+        "context": "full" if asked.context == "auto" else asked.context,
+        "context_slack": slack if asked.context_slack is None else asked.context_slack,
+        "context_max_s": longest_s if asked.context_max_s is None else asked.context_max_s,
+    }
+    resolved = {}
+    for role, size in (("encoder", "export_windows"), ("decoder", "kv_windows")):
+        own, of_device = getattr(settings, role), getattr(profile, role)
+        sizes = {one: getattr(own, one) or getattr(of_device, one) for one in ("max_batch", size)}
+        resolved[role] = own.model_copy(update=sizes | (context if role == "encoder" else {}))
+    return settings.model_copy(update=resolved)
 
 
 class _Worker(ABC):
@@ -224,18 +273,12 @@ class SimImporter:
         self._cell, self._node, self._clock = cell, node, clock
         self._timeout_s = cell.settings.decoder.fetch_timeout_s
         self._held: dict[str, CrossKVHandle] = {}  # by lease
-        self._lost: set[str] = set()  # encoders, by agent
 
     def accept(self, handle: CrossKVHandle) -> None:
-        if handle.agent in self._lost:
-            raise PeerLostError(f"exporter {handle.agent} is gone")
         self._held[handle.lease] = handle
 
     def fetch(self, handle: CrossKVHandle, pages: Sequence[int]) -> Future[FetchStats]:
         arrival: Future[FetchStats] = Future()
-        if handle.agent in self._lost:
-            arrival.set_exception(PeerLostError(f"exporter {handle.agent} is gone"))
-            return arrival
         source, now_s = self._cell.exporters[handle.agent], self._clock()
         n_bytes = len(pages) * self.pool.filled_bytes(handle.frames)
         seconds = self._cell.links.read_s(n_bytes, source.node, self._node, now_s)
@@ -249,24 +292,18 @@ class SimImporter:
             self._cell.exporters[handle.agent].on_notification(release_message(handle.lease))
 
     def renew(self) -> None:
-        leases: defaultdict[str, list[str]] = defaultdict(list)
         for lease, handle in self._held.items():
-            leases[handle.agent].append(lease)
-        for agent in sorted(leases):
-            for message in renewal_messages(leases[agent]):
-                self._cell.exporters[agent].on_notification(message)
+            for message in renewal_messages([lease]):
+                self._cell.exporters[handle.agent].on_notification(message)
 
     def _arrive(
         self, handle: CrossKVHandle, stats: FetchStats, arrival: Future[FetchStats]
     ) -> None:
-        if self._cell.exporters[handle.agent].is_dead:
-            self._lost.add(handle.agent)
-            self._held = {k: one for k, one in self._held.items() if one.agent != handle.agent}
-            arrival.set_exception(PeerLostError(f"exporter {handle.agent} is gone"))
-            return
+        late = f"the READ took more than {self._timeout_s:g} s"
         self.drop(handle)
-        if stats.seconds > self._timeout_s:  # the real one keeps the pages until the READ ends
-            late = f"the READ took more than {self._timeout_s:g} s"
+        if self._cell.exporters[handle.agent].is_dead:
+            arrival.set_exception(PeerLostError(f"exporter {handle.agent} is gone"))
+        elif stats.seconds > self._timeout_s:  # the real one keeps the pages until the READ ends
             arrival.set_exception(KVLostError(late))
         else:
             arrival.set_result(stats)

@@ -12,8 +12,7 @@ import pytest
 
 from cluster.cli.planning import simulate as simulate_command
 from cluster.planning.profile import Profile, load_profile
-from cluster.planning.report import Outcome
-from cluster.planning.scenario import Arrival, make_scenario
+from cluster.planning.scenario import Arrival, Outcome, make_scenario
 from cluster.planning.simulate import simulate
 from cluster.planning.virtual_time import STANDS_STILL, run_virtually
 
