@@ -195,15 +195,15 @@ class Outputs:
             "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
         }
         if isinstance(result, Exception):
-            failed = {"written": {}, "error": error_text(result), "may_pass": may_pass(result)}
-            self._write_sidecar(pending.output, sidecar | failed)
-            return
-        before = self._where_of_sidecar(pending.output)
-        if self._is_there(before):
-            before.remove()
-        written = self._write_formats(pending.output, result, self._archive.formats)
-        done = {"written": written, "duration": result.duration_s, "error": None}
-        self._write_sidecar(pending.output, sidecar | done)
+            sidecar |= {"written": {}, "error": error_text(result)}
+            sidecar["may_pass"] = may_pass(result)
+        else:
+            before = self._where_of_sidecar(pending.output)
+            if self._is_there(before):
+                before.remove()
+            written = self._write_formats(pending.output, result, self._archive.formats)
+            sidecar |= {"written": written, "duration": result.duration_s, "error": None}
+        self._write_sidecar(pending.output, sidecar)
 
     def _write_formats(
         self, name: str, transcript: Transcript, formats: Iterable[str]
