@@ -107,10 +107,10 @@ def _batch(**flags: Any) -> None:
     if not flags["inputs"]:
         raise InvalidRequestError("name files, folders, URLs or manifests to transcribe")
     archive = archive_of(flags)
-    items = list_items(flags["inputs"], sys.stdin)  # what is not there is told before Ray starts
-    from cluster.cli.batch.run import run_batch
-
     try:
+        items = list_items(flags["inputs"], sys.stdin)  # what is not there is told at once
+        from cluster.cli.batch.run import run_batch
+
         own = {name: flags[name] for name in ("model", "yes", "address", "config")}
         status = run_batch(items, archive, out, err, **own)
     except KeyboardInterrupt:
