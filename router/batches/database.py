@@ -41,9 +41,9 @@ CREATE TABLE files (
     owner TEXT NOT NULL,
     document TEXT NOT NULL,
     deleted INTEGER NOT NULL DEFAULT 0,
-    purpose TEXT AS (json_extract(document, '$.purpose')),
-    bytes INTEGER AS (json_extract(document, '$.bytes')),
-    expires_at INTEGER AS (json_extract(document, '$.expires_at'))
+    purpose TEXT AS (json_extract(document, '$.purpose')) STORED,
+    bytes INTEGER AS (json_extract(document, '$.bytes')) STORED,
+    expires_at INTEGER AS (json_extract(document, '$.expires_at')) STORED
 );
 CREATE INDEX files_by_owner ON files (owner, deleted, seq);
 CREATE INDEX files_by_expiry ON files (deleted, expires_at);
@@ -52,9 +52,9 @@ CREATE TABLE batches (
     id TEXT NOT NULL UNIQUE,
     owner TEXT NOT NULL,
     document TEXT NOT NULL,
-    status TEXT AS (json_extract(document, '$.status')),
-    input_file_id TEXT AS (json_extract(document, '$.input_file_id')),
-    webhook_due_at INTEGER AS (json_extract(document, '$.webhook_due_at'))
+    status TEXT AS (json_extract(document, '$.status')) STORED,
+    input_file_id TEXT AS (json_extract(document, '$.input_file_id')) STORED,
+    webhook_due_at INTEGER AS (json_extract(document, '$.webhook_due_at')) STORED
 );
 CREATE INDEX batches_by_webhook ON batches (webhook_due_at);
 CREATE INDEX batches_by_owner ON batches (owner, seq);

@@ -16,10 +16,8 @@ from starlette.datastructures import Headers, MutableHeaders
 from starlette.types import ASGIApp, Message, Receive, Scope, Send
 from starlette.websockets import WebSocket
 
-from cluster.common.clock import SYSTEM_CLOCK, Clock
 from cluster.common.errors import SplitscribeError
 from cluster.common.logs import counted, log_fields, request_scope
-from cluster.common.metrics import Recorder
 from cluster.common.tracing import NO_SPAN, NO_TRACER, Span, Tracer
 from router.http.access import Access, refuse_upgrade
 from router.http.envelope import (
@@ -31,7 +29,7 @@ from router.http.envelope import (
     noted_error,
     shown_path,
 )
-from router.http.keys import KeyRing
+from router.http.shared import Shared
 
 logger = logging.getLogger(__name__)
 
@@ -55,19 +53,14 @@ class RequestMiddleware:
     def __init__(
         self,
         app: ASGIApp,
-        *,
+        shared: Shared,
         access: Access,
-        recorder: Recorder,
-        keys: KeyRing,
         tracer: Tracer = NO_TRACER,
-        clock: Clock = SYSTEM_CLOCK,
         echo_request_id: bool = True,
     ) -> None:
         self._app = app
+        self._shared = shared
         self._access = access
-        self._clock = clock
-        self._recorder = recorder
-        self._keys = keys
         self._tracer = tracer
         self._echo_request_id = echo_request_id
 
@@ -77,7 +70,7 @@ class RequestMiddleware:
             return
         is_http = scope["type"] == "http"
         request_id = accept_request_id(scope)
-        started_s = self._clock.monotonic()
+        started_s = self._shared.clock.monotonic()
         status = 0  # until it is sent; of a WebSocket that is refused
 
         async def send_stamped(message: Message) -> None:
@@ -89,7 +82,7 @@ class RequestMiddleware:
                 if self._echo_request_id:
                     headers["x-request-id"] = request_id
                 if is_http:
-                    elapsed_ms = 1000 * (self._clock.monotonic() - started_s)
+                    elapsed_ms = 1000 * (self._shared.clock.monotonic() - started_s)
                     headers["openai-processing-ms"] = str(round(elapsed_ms))
             await send(message)
 
@@ -110,7 +103,7 @@ class RequestMiddleware:
             finally:
                 if status and scope["path"].startswith(API_PREFIXES):
                     code = noted_error(scope)
-                    wall_s = self._clock.monotonic() - started_s
+                    wall_s = self._shared.clock.monotonic() - started_s
                     self._count(status, code, wall_s)
                     if is_http:  # a WebSocket has log lines of its own
                         self._log(scope, status, wall_s)
@@ -143,7 +136,7 @@ class RequestMiddleware:
         )
 
     def _log(self, scope: Scope, status: int, wall_s: float) -> None:
-        key = self._keys.name(scope["state"].get("key_owner"))
+        key = self._shared.keys.name(scope["state"].get("key_owner"))
         work = scope["state"].get(_WORK, {})
         path = shown_path(scope)
         text = f"{scope['method']} {path} {status} in {wall_s:.3f} s"
@@ -157,10 +150,10 @@ class RequestMiddleware:
         logger.info("%s", text, extra=log_fields(**fields, key=key, **work))
 
     def _count(self, status: int, code: str | None, wall_s: float) -> None:
-        self._recorder.add("splitscribe_requests_total", status=str(status))
+        self._shared.recorder.add("splitscribe_requests_total", status=str(status))
         if code is not None:
-            self._recorder.add("splitscribe_errors_total", status=str(status), code=code)
-        self._recorder.observe("splitscribe_request_seconds", wall_s)
+            self._shared.recorder.add("splitscribe_errors_total", status=str(status), code=code)
+        self._shared.recorder.observe("splitscribe_request_seconds", wall_s)
 
 
 def note_work(scope: Mapping[str, Any], **figures: float) -> None:

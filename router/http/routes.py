@@ -52,6 +52,7 @@ from router.http.page import add_docs, add_page
 from router.http.realtime.access import ClientSecrets
 from router.http.realtime.service import RealtimeService, add_realtime
 from router.http.service import Endpoint, TranscriptionService
+from router.http.shared import Shared
 from router.http.sse import HEARTBEAT_S
 from router.http.usage import UsageAccount, add_usage
 
@@ -109,17 +110,17 @@ def create_app(
         redoc_url=None,
     )
     recorder = recorder or silent_recorder(ROUTER_METRICS)
+    usage = UsageAccount(keys, settings, recorder)
+    shared = Shared(registry, settings, keys, usage, recorder, clock)
     longest = round(GROWTH * settings.max_upload_bytes) + MAX_FRAMING_BYTES + MAX_REFERENCES_BYTES
     uploads = dict.fromkeys(("/v1/audio/", *ASR_PATHS), longest)
     if batches is not None:
         uploads["/v1/files"] = batches.max_file_bytes + MAX_FRAMING_BYTES
     app.add_middleware(
         RequestMiddleware,
+        shared=shared,
         access=Access(keys, settings, uploads),
-        recorder=recorder,
-        keys=keys,
         tracer=tracer,
-        clock=clock,
         echo_request_id=echo_request_id,
     )
     if settings.cors_origins:  # outermost, so that a browser can read errors too
@@ -131,28 +132,12 @@ def create_app(
             expose_headers=EXPOSED_HEADERS,
         )
     install_error_handlers(app)
-    usage = UsageAccount(keys, settings, recorder)
-    service = TranscriptionService(
-        registry,
-        settings,
-        keys,
-        usage,
-        recorder=recorder,
-        clock=clock,
-        spool_dir=spool_dir,
-        heartbeat_s=heartbeat_s,
-    )
+    service = TranscriptionService(shared, spool_dir, heartbeat_s)
     schemes = [Depends(BEARER)] if len(keys) else []
     api = APIRouter(prefix="/v1", dependencies=schemes, responses=ERRORS)
+    client_secrets = ClientSecrets(cluster_key or secrets.token_hex(32), keys)
     app.state.realtime = realtime = RealtimeService(
-        registry,
-        settings,
-        keys,
-        ClientSecrets(cluster_key or secrets.token_hex(32), keys),
-        usage,
-        recorder=recorder,
-        clock=clock,
-        is_proxied=not echo_request_id,
+        shared, client_secrets, is_proxied=not echo_request_id
     )
     _add_audio(api, service)
     _add_models(api, registry)

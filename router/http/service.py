@@ -19,19 +19,17 @@ from fastapi import Request, Response
 from starlette.requests import ClientDisconnect
 from starlette.types import Receive
 
-from cluster.common.clock import Clock
 from cluster.common.errors import InvalidRequestError, SplitscribeError, WorkerError
 from cluster.common.logs import counted, current_request_id
-from cluster.common.metrics import Recorder
-from cluster.common.settings import RouterSettings
 from router.api.formats import render
 from router.api.forms import requested_model
 from router.api.params import TranscriptionParams
 from router.http.admission import BYTES_PER_AUDIO_S, Admission, AdmittedRequest
 from router.http.bodies import FILE_FIELD
-from router.http.keys import AtOnce, KeyRing, key_owner
+from router.http.keys import AtOnce, key_owner
 from router.http.middleware import note_work, request_span
-from router.http.models import ModelRegistry, ServedModel
+from router.http.models import ServedModel
+from router.http.shared import Shared
 from router.http.sse import EventStream
 from router.http.uploads import (
     FORM_OR_JSON,
@@ -39,7 +37,6 @@ from router.http.uploads import (
     check_content_length,
     receive_form,
 )
-from router.http.usage import UsageAccount
 from router.interface import (
     TIMEOUT_HEADER,
     RequestContext,
@@ -94,40 +91,25 @@ class Endpoint:
 
 
 class TranscriptionService:
-    def __init__(
-        self,
-        registry: ModelRegistry,
-        settings: RouterSettings,
-        keys: KeyRing,
-        usage: UsageAccount,
-        *,
-        recorder: Recorder,
-        clock: Clock,
-        spool_dir: Path | None,
-        heartbeat_s: float,
-    ) -> None:
-        self.admission = Admission(settings.max_pending_audio_s, clock.monotonic)
+    def __init__(self, shared: Shared, spool_dir: Path | None, heartbeat_s: float) -> None:
+        most_s = shared.settings.max_pending_audio_s
+        self.admission = Admission(most_s, shared.clock.monotonic)
         self._upload_of = AtOnce("uploads", MAX_UPLOADS).one_of
-        self._registry = registry
-        self._settings = settings
-        self._keys = keys
-        self._usage = usage
-        self._recorder = recorder
-        self._clock = clock
+        self._shared = shared
         self._spool_dir = spool_dir
         self._heartbeat_s = heartbeat_s
 
     def report(self) -> None:
         if self.admission.requests:
-            self._registry.look()  # whether it has to wait for a worker
-        record = self._recorder.set
+            self._shared.registry.look()  # whether it has to wait for a worker
+        record = self._shared.recorder.set
         record("splitscribe_pending_requests", self.admission.requests)
         record("splitscribe_pending_audio_seconds", self.admission.pending_audio_s)
-        record("splitscribe_max_pending_audio_seconds", self._settings.max_pending_audio_s)
+        record("splitscribe_max_pending_audio_seconds", self._shared.settings.max_pending_audio_s)
 
     async def answer(self, request: Request, endpoint: Endpoint) -> Response:
         """Do what came to an endpoint. Raises SplitscribeError."""
-        started_s = self._clock.monotonic()
+        started_s = self._shared.clock.monotonic()
         try:
             async with AsyncExitStack() as stack:
                 checked = await self._receive(request, endpoint, stack, started_s)
@@ -143,19 +125,21 @@ class TranscriptionService:
                 error.param = endpoint.shape.audio_field(request.headers)
             raise
         except asyncio.CancelledError:  # Serve cancels a request whose client has hung up
-            logger.info("given up by its caller after %.1f s", self._clock.monotonic() - started_s)
+            logger.info(
+                "given up by its caller after %.1f s", self._shared.clock.monotonic() - started_s
+            )
             raise
 
     async def _receive(
         self, request: Request, endpoint: Endpoint, stack: AsyncExitStack, started_s: float
     ) -> CheckedRequest:
         """Let the request in, read its body and check it; what it holds goes onto `stack`."""
-        limit = self._settings.max_upload_bytes
+        limit = self._shared.settings.max_upload_bytes
         length = check_content_length(request.headers, limit)
         owner = key_owner(request)
-        stack.enter_context(self._keys.request_of(owner))
+        stack.enter_context(self._shared.keys.request_of(owner))
         share = stack.enter_context(self.admission.admit(length or 0))
-        self._usage.begin(owner)  # what is refused before does not count
+        self._shared.usage.begin(owner)  # what is refused before does not count
 
         async def chunks() -> AsyncIterator[bytes]:
             async for chunk in request.stream():
@@ -172,10 +156,10 @@ class TranscriptionService:
         with self._upload_of(_address(request) if owner is None else owner):
             uploaded = await stack.enter_async_context(form)
         fields = uploaded.fields if endpoint.fields is None else endpoint.fields
-        upload_s = self._clock.monotonic() - started_s
-        self._recorder.observe("splitscribe_upload_seconds", upload_s)
+        upload_s = self._shared.clock.monotonic() - started_s
+        self._shared.recorder.observe("splitscribe_upload_seconds", upload_s)
         request_span(request.scope).stage("upload", started_s, upload_s, bytes=uploaded.size_bytes)
-        model = self._registry.find(requested_model(fields))
+        model = self._shared.registry.find(requested_model(fields))
         parse = partial(endpoint.parse, fields, model.languages)
         is_long = sum(len(text) for _, text in fields) > MAX_PARSED_AT_ONCE
         params = await asyncio.to_thread(parse) if is_long else parse()
@@ -192,13 +176,13 @@ class TranscriptionService:
         )
 
     def _context(self, checked: CheckedRequest) -> RequestContext:
-        owner = self._keys.owner_digest(key_owner(checked.request))
+        owner = self._shared.keys.owner_digest(key_owner(checked.request))
         return RequestContext(
             current_request_id(),
             checked.share,
-            self._settings.stall_timeout_s,
+            self._shared.settings.stall_timeout_s,
             _timeout_s(checked.request),
-            clock=self._clock,
+            clock=self._shared.clock,
             progress=checked.model.progress,
             span=request_span(checked.request.scope),
             owner=owner,
@@ -232,7 +216,7 @@ class TranscriptionService:
         if checked.model.progress.asleep_s < checked.started_s:  # else it waited for a worker
             checked.share.done(result.timings)
         duration_s = result.transcript.duration_s
-        self._usage.add_audio(key_owner(checked.request), result.transcript.transcribed_s)
+        self._shared.usage.add_audio(key_owner(checked.request), result.transcript.transcribed_s)
         figures = asdict(result.timings)
         note_work(
             checked.request.scope, duration_s=duration_s, upload_s=checked.upload_s, **figures
@@ -248,7 +232,7 @@ class TranscriptionService:
             ("encode", timings.encode_s, counted(timings.windows, "window")),
             ("transfer", timings.transfer_s, f"{timings.transfer_bytes} bytes"),
             ("decode", timings.decode_s, counted(timings.steps, "step")),
-            ("total", self._clock.monotonic() - checked.started_s, ""),
+            ("total", self._shared.clock.monotonic() - checked.started_s, ""),
         )
         return ", ".join(_stage(*stage) for stage in stages)
 

@@ -17,7 +17,6 @@ from pydantic import BaseModel, ConfigDict, Field
 from starlette.exceptions import HTTPException
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
-from cluster.common.clock import Clock
 from cluster.common.errors import (
     InvalidRequestError,
     OverloadedError,
@@ -26,14 +25,12 @@ from cluster.common.errors import (
     UnsupportedValueError,
 )
 from cluster.common.logs import log_fields
-from cluster.common.metrics import Recorder
-from cluster.common.settings import RouterSettings
 from router.api.documents import parse_document
 from router.api.openapi import whole_schema
 from router.http.access import refuse_upgrade
 from router.http.bodies import JSON_TYPE, media_type
-from router.http.keys import KeyRing, key_owner
-from router.http.models import LIVE_ALIASES, ModelRegistry
+from router.http.keys import key_owner
+from router.http.models import LIVE_ALIASES
 from router.http.realtime.access import (
     MAX_S,
     MIN_S,
@@ -45,7 +42,7 @@ from router.http.realtime.access import (
     is_beta,
 )
 from router.http.realtime.connection import RealtimeConnection
-from router.http.usage import UsageAccount
+from router.http.shared import Shared
 from router.live.interface import LiveConfig
 from router.live.protocol.events import ProtocolVersion, RealtimeWriter, new_id
 from router.live.protocol.session_config import (
@@ -74,29 +71,13 @@ class SessionSlot:
 
 
 class RealtimeService:
-    def __init__(
-        self,
-        registry: ModelRegistry,
-        settings: RouterSettings,
-        keys: KeyRing,
-        secrets: ClientSecrets,
-        usage: UsageAccount,
-        *,
-        recorder: Recorder,
-        clock: Clock,
-        is_proxied: bool,
-    ) -> None:
-        self._registry = registry
-        self._recorder = recorder
-        self._settings = settings
-        self._keys = keys
+    def __init__(self, shared: Shared, secrets: ClientSecrets, *, is_proxied: bool) -> None:
+        self._shared = shared
         self._secrets = secrets
-        self._usage = usage
-        self._clock = clock
         self._is_proxied = is_proxied
         self._names = ModelNames(
-            languages=lambda name: registry.find(name).languages,
-            are_one=lambda one, other: registry.find(one) is registry.find(other),
+            languages=lambda name: shared.registry.find(name).languages,
+            are_one=lambda one, other: shared.registry.find(one) is shared.registry.find(other),
             without_vad=LIVE_ALIASES,
         )
         self._slots: list[SessionSlot] = []
@@ -109,7 +90,7 @@ class RealtimeService:
 
     def report(self) -> None:
         """Record how many sessions are open; called once a second."""
-        self._recorder.set("splitscribe_live_sessions", self.sessions)
+        self._shared.recorder.set("splitscribe_live_sessions", self.sessions)
 
     async def drain(self) -> None:
         """Refuse new sessions, and close the open ones with 1012 when their turns have ended."""
@@ -128,13 +109,13 @@ class RealtimeService:
     async def serve(self, websocket: WebSocket) -> None:
         """Answer one request for an upgrade, and serve it to its end."""
         try:
-            secret = authorised(websocket, self._keys, self._secrets)
+            secret = authorised(websocket, self._shared.keys, self._secrets)
             if self.is_draining:
                 raise OverloadedError(
                     "This server restarts. Please connect again.", code="overloaded"
                 )
             with self._occupied(secret.owner) as slot:
-                self._usage.begin(secret.owner)
+                self._shared.usage.begin(secret.owner)
                 protocol, writer = self._begin(websocket, secret)
                 await self._run(websocket, protocol, writer, slot)
         except SplitscribeError as error:
@@ -142,13 +123,13 @@ class RealtimeService:
                 raise
             if error.status in NO_ROOM:
                 code = error.code or error.type
-                self._recorder.add("splitscribe_live_refused_total", code=code)
+                self._shared.recorder.add("splitscribe_live_refused_total", code=code)
             await refuse_upgrade(websocket, error)
 
     @contextmanager
     def _occupied(self, owner: int | None) -> Iterator[SessionSlot]:
         """Take a slot for a session of this key while it is open. Raises RateLimitError."""
-        limits = self._settings.live
+        limits = self._shared.settings.live
         if owner is not None and limits.max_sessions_per_key:
             of_key = sum(slot.owner == owner for slot in self._slots)
             _check_room(of_key, limits.max_sessions_per_key, "This API key has")
@@ -182,11 +163,11 @@ class RealtimeService:
             websocket,
             protocol,
             writer,
-            self._settings.live,
-            self._clock,
+            self._shared.settings.live,
+            self._shared.clock,
             is_proxied=self._is_proxied,
         )
-        started_s = self._clock.monotonic()
+        started_s = self._shared.clock.monotonic()
         slot.connection = connection
         logger.info("realtime session %s opened", protocol.session_id)
         if self.is_draining:
@@ -194,8 +175,8 @@ class RealtimeService:
         try:
             ending = await connection.run()
         finally:
-            self._usage.add_audio(slot.owner, protocol.completed_s)
-        key, wall_s = self._keys.name(slot.owner), self._clock.monotonic() - started_s
+            self._shared.usage.add_audio(slot.owner, protocol.completed_s)
+        key, wall_s = self._shared.keys.name(slot.owner), self._shared.clock.monotonic() - started_s
         logger.info(
             "realtime session %s closed after %.1f s%s, with %.2f s of audio in turns: %s",
             protocol.session_id,
@@ -217,22 +198,22 @@ class RealtimeService:
                 param="intent",
             )
         version: ProtocolVersion = "beta" if is_beta(websocket) else "ga"
-        writer = RealtimeWriter(self._clock.random, version)
+        writer = RealtimeWriter(self._shared.clock.random, version)
         config = self._first_config(query.get("model"))
         if secret.session:
             config = updated(config, secret.session, self._names)
-        owner = self._keys.owner_digest(secret.owner)
+        owner = self._shared.keys.owner_digest(secret.owner)
 
         def open_session(live: LiveConfig) -> LiveSession:
-            engine = self._registry.find(live.model).live
+            engine = self._shared.registry.find(live.model).live
             if engine is None:
                 raise UnsupportedValueError(
                     f"the model '{live.model}' has no realtime sessions here", param="model"
                 )
-            session_id = new_id(self._clock.random, "live")
+            session_id = new_id(self._shared.clock.random, "live")
             return engine.open(live, session_id=session_id, owner=owner)
 
-        lifetime_s = self._settings.live.max_session_s
+        lifetime_s = self._shared.settings.live.max_session_s
         return (
             LiveProtocol(
                 config,
@@ -247,7 +228,7 @@ class RealtimeService:
 
     def _first_config(self, model: str | None) -> SessionConfig:
         """The configuration of a session before its first update. Raises ModelNotFoundError."""
-        name = model or self._registry.models[0].names[0]
+        name = model or self._shared.registry.models[0].names[0]
         base = SessionConfig(live=LiveConfig(model=name))
         return updated(base, {}, self._names)
 
@@ -257,7 +238,7 @@ class RealtimeService:
         """is_beta: of `transcription_sessions`, which has the same in another shape."""
         config = updated(self._first_config(None), session, self._names)
         value, expires_at = self._secrets.issue(owner, known_fields(session), seconds)
-        session_id = new_id(self._clock.random, "sess")
+        session_id = new_id(self._shared.clock.random, "sess")
         secret = {"value": value, "expires_at": expires_at}
         if is_beta:
             beta = as_session(config, session_id, expires_at, beta=True)
