@@ -24,6 +24,10 @@ if TYPE_CHECKING:
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
+JsonFile = Annotated[
+    Path | None, typer.Option("--json", help="write all figures there", show_default=False)
+]
+
 TELL_EVERY_S = 1.0  # between two lines of progress
 MODELS = {"large-v3": "openai/whisper-large-v3", "large-v3-turbo": "openai/whisper-large-v3-turbo"}
 
@@ -48,9 +52,7 @@ def simulate(
         float | None, typer.Option(help="seconds for an answer, and 0.1 s a second of audio [1]")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="of all chance [0]")] = None,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="write all figures there", show_default=False)
-    ] = None,
+    json_file: JsonFile = None,
     profiles: Annotated[bool, typer.Option("--profiles", help="list profiles")] = False,
 ) -> None:
     """Try a cluster and a load without either: the real policies on a virtual clock.
@@ -140,9 +142,7 @@ def plan(
     seconds: Annotated[
         float, typer.Option(min=20, help="simulated, of the check at the end")
     ] = 300.0,
-    json_file: Annotated[
-        Path | None, typer.Option("--json", help="write all figures there", show_default=False)
-    ] = None,
+    json_file: JsonFile = None,
 ) -> None:
     """Find the cheapest cluster that keeps an objective, and print the file that deploys it.
 
@@ -206,11 +206,12 @@ def plan_file(plan: Plan, figures: dict[str, Any]) -> str:
     content = read_yaml(shipped_config("serve/cpu").path, "Serve configuration")
     content["applications"][0]["args"] = args
     each = f"each of {best.cells} cells, below a balancer (configs/SCALE.md)"
-    told = [str(best.profile), *figures_as_yaml(figures, ("profile", "run_time_s")).split("\n")]
-    told.append(
-        f"For {each if best.cells > 1 else 'a cluster'}. Nodes need the labels of their pools:"
-    )
-    told.append("splitscribe config show cluster/onprem. Clients' keys: router.api_key_file.")
+    told = [
+        str(best.profile),
+        *figures_as_yaml(figures, ("profile", "run_time_s")).split("\n"),
+        f"For {each if best.cells > 1 else 'a cluster'}. Nodes need the labels of their pools:",
+        "splitscribe config show cluster/onprem. Clients' keys: router.api_key_file.",
+    ]
     comment = "".join(f"# {line}".rstrip() + "\n" for line in told)
     return comment + yaml.safe_dump(content, sort_keys=False)
 

@@ -240,9 +240,8 @@ class Design:
     @property
     def price(self) -> float:
         """Dollars of an hour, or devices where no prices are known; spares included."""
-        if self.order.has_prices:
-            return float(sum(row["dollars"] for row in self.nodes()))
-        return float(sum(row["nodes"] * row["devices"] for row in self.nodes()))
+        rows, in_dollars = self.nodes(), self.order.has_prices
+        return float(sum(r["dollars"] if in_dollars else r["nodes"] * r["devices"] for r in rows))
 
     def saturates_at(self) -> dict[str, float]:
         """The rate at which each part has no more, the first to end first. Without spares."""

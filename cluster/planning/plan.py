@@ -23,11 +23,10 @@ from cluster.planning.simulate import simulate
 
 SHORTEST_S, LONGEST_S = 20.0, 120.0  # of a short simulation
 OBJECTIVES = 12  # it is so many times as long as the loosest objective
-START_BUSY = 0.85  # of the first cluster that is tried
-GROWTH, CORRECTION = 2.0, 1.03
-MOST_STEPS = 3  # of growth; after that a design is given up
+GROWTHS = (1.2, 2.4, 4.8)  # of the least that may do, one after the other; then it is given up
+CORRECTION = 1.03  # of a plan that the check refused
 TRIAL_SEED, CHECK_SEED = 1, 1001
-MOST_CORRECTIONS = 6  # of a plan that the check refused
+MOST_CORRECTIONS = 6
 MOST_WORKERS = 10_000
 
 Tell = Callable[[str], object]  # progress, a line at a time
@@ -62,6 +61,7 @@ class Plan:
         spare = order.spare_nodes * order.per_node * (best.cells if best.is_split else 1)
         cheapest = {one.placement: one.price for one in reversed(self.kept)}
         pays = cheapest.get("split", math.inf) < cheapest.get("colocated", math.inf)
+        splitting = "pays" if pays else "does not pay"
         dollars = {
             "dollars_per_hour": price,
             "dollars_per_audio_hour": price / (rate * costs.audio_s),
@@ -86,9 +86,7 @@ class Plan:
             "saturates_at_rate_per_s": best.saturates_at(),
             "found": {one.name: {"workers": one.workers, "price": one.price} for one in self.kept},
             "not_chosen": self.skipped,
-            "splitting": ("pays" if pays else "does not pay")
-            if len(order.placements) > 1
-            else None,
+            "splitting": splitting if len(order.placements) > 1 else None,
         }
 
 
@@ -130,14 +128,9 @@ class _Search:
 
     def fewest(self, least: Design) -> Design | None:
         """Grow until the objectives are kept, then take away; None: they never are."""
-        found = least.grown(least.dims, 1 / START_BUSY)
-        for _ in range(MOST_STEPS):
-            if found.workers > MOST_WORKERS:
-                return None
-            if self._keeps(found):
-                break
-            found = found.grown(least.dims, GROWTH)
-        else:
+        grown = [least.grown(least.dims, factor) for factor in GROWTHS]
+        able = (one for one in grown if one.workers <= MOST_WORKERS and self._keeps(one))
+        if (found := next(able, None)) is None:
             return None
         for dim in least.dims:
             sizes = range(getattr(least, dim), getattr(found, dim))

@@ -124,25 +124,18 @@ async def _keep(
         await asyncio.sleep(STATS_PERIOD_S)
 
 
-@dataclass(slots=True)
 class SimStream:
     """In the place of `AudioStream`: a window is found when the audio is decoded so far."""
 
-    request: LoadRequest
-    begun_s: float
-    spread_s: float
-    decode_s: float
-
-    @property
-    def duration_s(self) -> float:
-        return self.request.audio_s
-
-    expected_s = duration_s
+    def __init__(self, request: LoadRequest, begun_s: float, spread_s: float, cpu_s: float) -> None:
+        self.expected_s = self.duration_s = request.audio_s
+        self.decode_s = cpu_s
+        self._cuts_s, self._begun_s, self._spread_s = request.cuts_s, begun_s, spread_s
 
     async def __aiter__(self) -> AsyncIterator[Window]:
         loop, first = asyncio.get_running_loop(), 0
-        for index, end_s in enumerate(self.request.cuts_s):
-            found_s = self.begun_s + self.spread_s * end_s / self.duration_s
+        for index, end_s in enumerate(self._cuts_s):
+            found_s = self._begun_s + self._spread_s * end_s / self.duration_s
             if (wait_s := found_s - loop.time()) > 0:
                 await asyncio.sleep(wait_s)
             last = round(end_s * SAMPLE_RATE)

@@ -179,13 +179,8 @@ class SimEncoder(_Worker):
         most, wait_s = settings.max_batch, settings.batch_wait_ms / 1000
         self._batcher = Batcher(most, wait_s, clock=now, bulk_at_once=settings.bulk_windows)
         forward: Any = WaitingForward(profile, device, self.clock)
-        publisher = Publisher(
-            self._exporter,
-            silent_recorder(ENCODER_METRICS),
-            now,
-            profile.kv_dtype,
-            reuses=settings.cache,
-        )
+        dtype, recorder = profile.kv_dtype, silent_recorder(ENCODER_METRICS)
+        publisher = Publisher(self._exporter, recorder, now, dtype, reuses=settings.cache)
         self._lane = EncodeLoop(self._batcher, publisher, forward, most, blocks=False)
         self.core = EncoderCore(publisher, (self._lane,), profile.shape.n_audio_ctx)
         self._busy, self._bulk_busy = BusyShare(clock=now), BusyShare(clock=now)
