@@ -17,8 +17,8 @@ from starlette.websockets import WebSocket, WebSocketDisconnect
 
 from cluster.common.errors import InvalidRequestError, PayloadTooLargeError, SplitscribeError
 from cluster.common.settings import RouterSettings
-from router.http.envelope import ASR_PATHS, error_response, note_error
-from router.http.keys import KeyRing, note_owner, sent_key
+from router.http.envelope import ASR_PATHS, error_response, note_error, notes_of
+from router.http.keys import KeyRing, sent_key
 
 logger = logging.getLogger(__name__)
 
@@ -75,7 +75,7 @@ class Access:
                 check_origin(headers, self._cors_origins)
         elif is_http and path not in self._probes and not is_page:
             sent = sent_key(headers, takes_password=path in ASR_PATHS)
-            note_owner(scope, self._keys.owner(sent))
+            notes_of(scope).owner = self._keys.owner(sent)
         if not is_http:
             return receive
         limits = [most for start, most in self._uploads.items() if path.startswith(start)]

@@ -36,7 +36,8 @@ from router.api.openapi import whole_schema
 from router.batches.database import new_id
 from router.batches.service import PIECE_BYTES, BatchService
 from router.http.bodies import FILE_FIELD, FormReader, form_boundary
-from router.http.keys import KeyRing, key_owner
+from router.http.envelope import notes_of
+from router.http.keys import KeyRing
 from router.http.uploads import check_content_length
 from router.http.usage import UsageAccount
 
@@ -75,7 +76,7 @@ def add_batches(
 
 def _key_owner(request: Request, keys: KeyRing) -> str:
     """A digest; empty where there are no keys."""
-    return keys.owner_digest(key_owner(request)).hex()
+    return keys.owner_digest(notes_of(request.scope).owner).hex()
 
 
 def _add_batches(api: APIRouter, batches: BatchService, keys: KeyRing, usage: UsageAccount) -> None:
@@ -103,7 +104,7 @@ def _add_batches(api: APIRouter, batches: BatchService, keys: KeyRing, usage: Us
                 param="input_file_id",
                 code="invalid_purpose",
             )
-        if (key := key_owner(request)) is not None:
+        if (key := notes_of(request.scope).owner) is not None:
             usage.note_batches(key, await batches.usage(owner))
             usage.begin(key)
         return await batches.create_batch(owner, new_id("batch_"), asked)
@@ -142,7 +143,7 @@ def _add_files(api: APIRouter, access: BatchAccess, keys: KeyRing) -> None:
     )
     async def create_file(request: Request) -> FileObject:
         """The lines of a batch (`purpose` is `batch`), or audio that they name."""
-        with keys.request_of(key_owner(request)):
+        with keys.request_of(notes_of(request.scope).owner):
             return await _receive(request, access, _key_owner(request, keys))
 
     @api.get("/files", tags=["files"], summary="List files")

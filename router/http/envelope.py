@@ -7,6 +7,7 @@ from __future__ import annotations
 import logging
 import math
 from collections.abc import Mapping, MutableMapping
+from dataclasses import dataclass, field
 from typing import Any
 from urllib.parse import quote
 
@@ -17,11 +18,11 @@ from starlette.exceptions import HTTPException
 from starlette.requests import ClientDisconnect
 
 from cluster.common.errors import AuthenticationError, InvalidRequestError, SplitscribeError
+from cluster.common.tracing import NO_SPAN, Span
 from router.api.responses import envelope, error_body
 
 logger = logging.getLogger(__name__)
 
-_ENDED_WITH = "splitscribe_error"  # key of a request's state
 ASR_PATHS = ("/asr", "/detect-language")  # their clients read `detail`, as FastAPI writes it
 MAX_PATH = 256  # characters of a path in a log line
 CLIENT_CLOSED = 499  # never seen by anyone but the access log
@@ -47,15 +48,27 @@ def shown_path(scope: Mapping[str, Any]) -> str:
     return quote(scope["path"])[:MAX_PATH]
 
 
+@dataclass(slots=True)
+class Notes:
+    """What becomes known of a request on its way, for who counts and logs it in the end.
+
+    owner: number of its API key; None where none is needed. error: the code, or else the class
+    name, of the one that it ends with. work: what it cost, by the names of log fields.
+    """
+
+    owner: int | None = None
+    error: str | None = None
+    span: Span = NO_SPAN
+    work: Mapping[str, Any] = field(default_factory=dict)
+
+
+def notes_of(scope: MutableMapping[str, Any]) -> Notes:
+    found: Notes = scope.setdefault("state", {}).setdefault("notes", Notes())
+    return found
+
+
 def note_error(scope: MutableMapping[str, Any], error: SplitscribeError) -> None:
-    """Store on the request with which error it ends, for the middleware that counts it."""
-    scope.setdefault("state", {})[_ENDED_WITH] = error.code or type(error).__name__
-
-
-def noted_error(scope: Mapping[str, Any]) -> str | None:
-    """The code, or else the class name, of the error with which the request ended."""
-    code: str | None = scope.get("state", {}).get(_ENDED_WITH)
-    return code
+    notes_of(scope).error = error.code or type(error).__name__
 
 
 def install_error_handlers(app: FastAPI) -> None:

@@ -12,12 +12,10 @@ import hashlib
 import hmac
 import logging
 from collections import Counter
-from collections.abc import Hashable, Iterator, Mapping, MutableMapping, Sequence
+from collections.abc import Hashable, Iterator, Mapping, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any
 
-from fastapi import Request
 from fastapi.security import HTTPBearer
 
 from cluster.common.errors import AuthenticationError, ConfigurationError, RateLimitError
@@ -166,16 +164,6 @@ def sent_key(headers: Mapping[str, str], *, takes_password: bool = False) -> byt
         except ValueError:
             return None
     return None
-
-
-def note_owner(scope: MutableMapping[str, Any], owner: int) -> None:
-    scope.setdefault("state", {})["key_owner"] = owner
-
-
-def key_owner(request: Request) -> int | None:
-    """Number of the API key that a request came with; None where none is needed."""
-    owner: int | None = getattr(request.state, "key_owner", None)
-    return owner
 
 
 def _owner(key: bytes) -> bytes:

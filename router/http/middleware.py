@@ -8,8 +8,6 @@ from __future__ import annotations
 import logging
 import re
 import uuid
-from collections.abc import Mapping
-from typing import Any
 
 from fastapi import Request
 from starlette.datastructures import Headers, MutableHeaders
@@ -22,11 +20,12 @@ from cluster.common.tracing import NO_SPAN, NO_TRACER, Span, Tracer
 from router.http.access import Access, refuse_upgrade
 from router.http.envelope import (
     ASR_PATHS,
+    Notes,
     UnexpectedError,
     answer_error,
     error_response,
     note_error,
-    noted_error,
+    notes_of,
     shown_path,
 )
 from router.http.shared import Shared
@@ -37,8 +36,6 @@ API_PREFIXES = ("/v1/", *ASR_PATHS)  # what is counted: not the probes that ask 
 TRACED_PREFIXES = ("/v1/audio/", *ASR_PATHS)
 STARTS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
 MAX_REQUEST_ID = 128  # characters
-_SPAN = "splitscribe_span"  # keys of a request's state
-_WORK = "splitscribe_work"
 _STAGES = ("upload", "audio", "queue", "encode", "transfer", "decode")
 _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._:/+=-]")
 
@@ -87,7 +84,8 @@ class RequestMiddleware:
             await send(message)
 
         with request_scope(request_id), self._span(scope, request_id) as span:
-            scope.setdefault("state", {})[_SPAN] = span
+            notes = notes_of(scope)
+            notes.span = span
             try:
                 await self._admitted(scope, receive, send_stamped)
             except Exception:
@@ -102,14 +100,13 @@ class RequestMiddleware:
                 await error_response(UnexpectedError(request_id))(scope, receive, send_stamped)
             finally:
                 if status and scope["path"].startswith(API_PREFIXES):
-                    code = noted_error(scope)
                     wall_s = self._shared.clock.monotonic() - started_s
-                    self._count(status, code, wall_s)
+                    self._count(status, notes.error, wall_s)
                     if is_http:  # a WebSocket has log lines of its own
-                        self._log(scope, status, wall_s)
+                        self._log(scope, notes, status, wall_s)
                     span.note(http__response__status_code=status)
-                    if code is not None:
-                        span.note(error=code)
+                    if notes.error is not None:
+                        span.note(error=notes.error)
 
     async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
         """Let the application answer whom it may, and refuse all others."""
@@ -135,9 +132,8 @@ class RequestMiddleware:
             url__path=scope["path"],
         )
 
-    def _log(self, scope: Scope, status: int, wall_s: float) -> None:
-        key = self._shared.keys.name(scope["state"].get("key_owner"))
-        work = scope["state"].get(_WORK, {})
+    def _log(self, scope: Scope, notes: Notes, status: int, wall_s: float) -> None:
+        key, work = self._shared.keys.name(notes.owner), notes.work
         path = shown_path(scope)
         text = f"{scope['method']} {path} {status} in {wall_s:.3f} s"
         if key:
@@ -154,16 +150,6 @@ class RequestMiddleware:
         if code is not None:
             self._shared.recorder.add("splitscribe_errors_total", status=str(status), code=code)
         self._shared.recorder.observe("splitscribe_request_seconds", wall_s)
-
-
-def note_work(scope: Mapping[str, Any], **figures: float) -> None:
-    """Store on a request what the access log tells of its work: `duration_s`, stages, windows."""
-    scope["state"][_WORK] = figures
-
-
-def request_span(scope: Mapping[str, Any]) -> Span:
-    span: Span = scope.get("state", {}).get(_SPAN, NO_SPAN)
-    return span
 
 
 def accept_request_id(scope: Scope) -> str:

@@ -26,8 +26,8 @@ from router.api.forms import requested_model
 from router.api.params import TranscriptionParams
 from router.http.admission import BYTES_PER_AUDIO_S, Admission, AdmittedRequest
 from router.http.bodies import FILE_FIELD
-from router.http.keys import AtOnce, key_owner
-from router.http.middleware import note_work, request_span
+from router.http.envelope import notes_of
+from router.http.keys import AtOnce
 from router.http.models import ServedModel
 from router.http.shared import Shared
 from router.http.sse import EventStream
@@ -136,7 +136,8 @@ class TranscriptionService:
         """Let the request in, read its body and check it; what it holds goes onto `stack`."""
         limit = self._shared.settings.max_upload_bytes
         length = check_content_length(request.headers, limit)
-        owner = key_owner(request)
+        notes = notes_of(request.scope)
+        owner = notes.owner
         stack.enter_context(self._shared.keys.request_of(owner))
         share = stack.enter_context(self.admission.admit(length or 0))
         self._shared.usage.begin(owner)  # what is refused before does not count
@@ -158,7 +159,7 @@ class TranscriptionService:
         fields = uploaded.fields if endpoint.fields is None else endpoint.fields
         upload_s = self._shared.clock.monotonic() - started_s
         self._shared.recorder.observe("splitscribe_upload_seconds", upload_s)
-        request_span(request.scope).stage("upload", started_s, upload_s, bytes=uploaded.size_bytes)
+        notes.span.stage("upload", started_s, upload_s, bytes=uploaded.size_bytes)
         model = self._shared.registry.find(requested_model(fields))
         parse = partial(endpoint.parse, fields, model.languages)
         is_long = sum(len(text) for _, text in fields) > MAX_PARSED_AT_ONCE
@@ -176,7 +177,8 @@ class TranscriptionService:
         )
 
     def _context(self, checked: CheckedRequest) -> RequestContext:
-        owner = self._shared.keys.owner_digest(key_owner(checked.request))
+        notes = notes_of(checked.request.scope)
+        owner = self._shared.keys.owner_digest(notes.owner)
         return RequestContext(
             current_request_id(),
             checked.share,
@@ -184,7 +186,7 @@ class TranscriptionService:
             _timeout_s(checked.request),
             clock=self._shared.clock,
             progress=checked.model.progress,
-            span=request_span(checked.request.scope),
+            span=notes.span,
             owner=owner,
             client=owner or (_address(checked.request) or "").encode(),
         )
@@ -216,11 +218,10 @@ class TranscriptionService:
         if checked.model.progress.asleep_s < checked.started_s:  # else it waited for a worker
             checked.share.done(result.timings)
         duration_s = result.transcript.duration_s
-        self._shared.usage.add_audio(key_owner(checked.request), result.transcript.transcribed_s)
-        figures = asdict(result.timings)
-        note_work(
-            checked.request.scope, duration_s=duration_s, upload_s=checked.upload_s, **figures
-        )
+        notes = notes_of(checked.request.scope)
+        self._shared.usage.add_audio(notes.owner, result.transcript.transcribed_s)
+        told = {"duration_s": duration_s, "upload_s": checked.upload_s}
+        notes.work = {**told, **asdict(result.timings)}
         return result
 
     def _timing(self, checked: CheckedRequest, timings: StageTimings) -> str:

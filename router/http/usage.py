@@ -22,7 +22,8 @@ from cluster.common.metrics import Recorder
 from cluster.common.settings import RouterSettings
 from router.batches.service import BatchService
 from router.batches.work_queue import DAY_S, USAGE_DAYS, Usage
-from router.http.keys import KeyRing, key_owner
+from router.http.envelope import notes_of
+from router.http.keys import KeyRing
 from router.http.listener import Budget
 
 PATH = "/organization/usage/audio_transcriptions"
@@ -127,7 +128,7 @@ def add_usage(
         bucket_width: Literal["1d"] = "1d",
     ) -> dict[str, Any]:
         """Days (UTC) since this router started, of the last 31; a day without use is left out."""
-        owner = key_owner(request)
+        owner = notes_of(request.scope).owner
         assert owner is not None
         if batches is not None:
             usage.note_batches(owner, await batches.usage(keys.owner_digest(owner).hex()))

@@ -29,7 +29,7 @@ from router.api.documents import parse_document
 from router.api.openapi import whole_schema
 from router.http.access import refuse_upgrade
 from router.http.bodies import JSON_TYPE, media_type
-from router.http.keys import key_owner
+from router.http.envelope import notes_of
 from router.http.models import LIVE_ALIASES
 from router.http.realtime.access import (
     MAX_S,
@@ -316,7 +316,7 @@ def add_realtime(app: FastAPI, api: APIRouter, service: RealtimeService) -> None
         """A key for a browser: it opens realtime sessions until it expires, and nothing else."""
         body = await _body(request, ClientSecretRequest)
         seconds = (body.expires_after or ExpiresAfter()).seconds
-        made = service.create_secret(key_owner(request), body.session or {}, seconds)
+        made = service.create_secret(notes_of(request.scope).owner, body.session or {}, seconds)
         return ClientSecretResponse(**made)
 
     @api.post(
@@ -331,7 +331,9 @@ def add_realtime(app: FastAPI, api: APIRouter, service: RealtimeService) -> None
         wanted = body.client_secret or BetaSecretRequest()
         expiry = wanted.expires_at or wanted.expires_after or ExpiresAfter()
         session = body.model_extra or {}
-        return service.create_secret(key_owner(request), session, expiry.seconds, is_beta=True)
+        return service.create_secret(
+            notes_of(request.scope).owner, session, expiry.seconds, is_beta=True
+        )
 
 
 def _described(model: type[BaseModel]) -> dict[str, Any]:
