@@ -109,6 +109,8 @@ class Database:
             )
         except sqlite3.OperationalError as error:
             self.connection.close()
+            if error.sqlite_errorname != "SQLITE_BUSY":
+                raise
             raise ConfigurationError(
                 f"batches.folder {folder} belongs to another process that runs; give each "
                 "application a folder of its own"
