@@ -41,41 +41,57 @@ MAX_STRETCH_FRAMES = 20 * HOP_SAMPLES // FRAME_SAMPLES  # 15 s: a longer one is 
 THRESHOLD, RELEASE = 0.5, 0.35
 REFERENCE_S = (1.2, 10.0)  # length of a known voice's recording, as OpenAI has it
 
-Speech = tuple[int, Pcm]  # a stretch: its first sample, and all
 Event = Opened | Finished | None
 
 
-class SpeechStretches:
-    """Takes PCM block by block and gives each stretch of speech as soon as its end is certain.
+class Heard:
+    """The stretches of speech in what was fed, each as soon as its end is certain, and the vectors
+    of their windows.
 
-    Yields None where others may go on. What fits one window is heard at its end, as by the cutter.
+    Yields where others may go on. What fits one window is heard at its end, as by the cutter.
     """
 
-    def __init__(self, detector: SpeechDetector, shared: SharedStream | None = None) -> None:
+    def __init__(
+        self,
+        detector: SpeechDetector,
+        network: SpeakerNetwork,
+        shared: SharedStream | None = None,
+    ) -> None:
+        """shared: the detector's pass, where others hear this audio too."""
+        self.stretches: list[Stretch] = []
         self._shared = shared or SharedStream(detector)
         self._audio = HeardAudio(self._shared.reader())
         self._vad = replace(detector.options, threshold=THRESHOLD, release=RELEASE)
+        self._network = network
+        self._waiting: list[Features] = []
+        self._vectors: list[Vectors] = []
 
-    def feed(self, pcm: Pcm) -> Iterator[Speech | None]:
-        """Yield the stretches that these samples complete."""
+    @property
+    def n_samples(self) -> int:
+        return self._audio.end
+
+    def feed(self, pcm: Pcm) -> Iterator[None]:
         self._audio.add(pcm)
-        if self._audio.end > WINDOW_SAMPLES:
+        if self.n_samples > WINDOW_SAMPLES:
             yield from self._hear(BLOCK_SAMPLES)
 
-    def finish(self) -> Iterator[Speech | None]:
-        """Yield what is left, after the last `feed`."""
-        if 0 < self._audio.end <= WINDOW_SAMPLES and not self._shared.found:
+    def finish(self) -> Generator[None, None, Vectors]:
+        """Return the vectors, in the stretches' order, [n, size]."""
+        if 0 < self.n_samples <= WINDOW_SAMPLES and not self._shared.found:
             pcm = self._audio.join()
             self._audio.feed = self._shared.of_clip(max(int(pcm.max()), -int(pcm.min())))
         yield from self._hear(1)
         yield from self._complete(is_end=True)
+        if self._waiting:
+            self._embed()
+        return np.concatenate(self._vectors) if self._vectors else np.empty((0, 1), np.float32)
 
-    def _hear(self, least: int) -> Iterator[Speech | None]:
+    def _hear(self, least: int) -> Iterator[None]:
         for _ in self._audio.hear(least):
             yield from self._complete(is_end=False)
-            yield None
+            yield
 
-    def _complete(self, *, is_end: bool) -> Iterator[Speech]:
+    def _complete(self, *, is_end: bool) -> Iterator[None]:
         audio = self._audio
         n_frames = done = audio.probabilities.shape[0]
         if not is_end:  # what follows may belong to speech that may go on
@@ -87,53 +103,17 @@ class SpeechStretches:
             for at in range(first, last, MAX_STRETCH_FRAMES):
                 end = min(last, at + MAX_STRETCH_FRAMES)
                 piece = audio.pcm[at * FRAME_SAMPLES : end * FRAME_SAMPLES]
-                yield audio.sample(at), piece
+                yield from self._add(audio.sample(at), piece)
         audio.drop(done)
 
-
-class Heard:
-    """The vectors of what was fed, and the stretches of speech that they stand in."""
-
-    def __init__(
-        self,
-        detector: SpeechDetector,
-        network: SpeakerNetwork,
-        shared: SharedStream | None = None,
-    ) -> None:
-        """shared: the detector's pass, where others hear this audio too."""
-        self.stretches: list[Stretch] = []
-        self.n_samples = 0
-        self._speech = SpeechStretches(detector, shared)
-        self._network = network
-        self._waiting: list[Features] = []
-        self._vectors: list[Vectors] = []
-
-    def feed(self, pcm: Pcm) -> Iterator[None]:
-        """Take the next samples; yields between steps."""
-        self.n_samples += pcm.shape[0]
-        for speech in self._speech.feed(pcm):
-            yield from self._add(speech)
-
-    def finish(self) -> Generator[None, None, Vectors]:
-        """Return the vectors, in the stretches' order, [n, size]."""
-        for speech in self._speech.finish():
-            yield from self._add(speech)
-        if self._waiting:
-            self._embed()
-        return np.concatenate(self._vectors) if self._vectors else np.empty((0, 1), np.float32)
-
-    def _add(self, speech: Speech | None) -> Iterator[None]:
-        if speech is None:
-            yield None
-            return
-        start, pcm = speech
+    def _add(self, start: int, pcm: Pcm) -> Iterator[None]:
         middles = []
         for middle, features in windows_of(pcm):
             middles.append(start + middle)
             self._waiting.append(features)
             if len(self._waiting) == BATCH:
                 self._embed()
-                yield None
+                yield
         self.stretches.append(Stretch(start, start + pcm.shape[0], tuple(middles)))
 
     def _embed(self) -> None:

@@ -14,14 +14,16 @@ from cluster.common.errors import InvalidAudioError
 from cluster.common.messages import SAMPLE_RATE, Pcm
 from router.audio.audio_file import AudioFile
 from router.audio.cutter import WindowCutter
-from router.audio.embedding import SpeakerNetwork
+from router.audio.embedding import SpeakerNetwork, windows_of
 from router.audio.protocol import AudioLimits, Finished, SpeakerSearch
 from router.audio.vad import SharedStream, SpeechDetector
-from router.audio.voices import SpeechStretches, Voices
+from router.audio.voices import Heard, Voices
 from tests.support.audio.sounds import joined, silence, write_wav
 from tests.support.audio.speech import pcm_of
 from tests.support.speaker_networks import write_network
+from tests.unit.router.audio.test_clustering import result
 
+Spans = list[tuple[int, int]]
 LIMITS = AudioLimits(2**26, 3600.0, 0.1, 60.0, 2**30)
 
 
@@ -38,22 +40,22 @@ def talk(tmp_path_factory: pytest.TempPathFactory) -> Path:
     return write_wav(tmp_path_factory.mktemp("talk") / "talk.wav", pcm)
 
 
-def stretches(detector: SpeechDetector, pcm: Pcm, piece: int) -> list[tuple[int, int]]:
-    speech = SpeechStretches(detector)
-    steps: list[tuple[int, Pcm] | None] = []
+def stretches(voices: Voices, pcm: Pcm, piece: int, shared: SharedStream | None = None) -> Spans:
+    heard = Heard(voices.detector, voices.network, shared)
     for at in range(0, pcm.shape[0], piece):
-        steps += speech.feed(pcm[at : at + piece])
-    steps += speech.finish()
-    found = [one for one in steps if one]
-    for start, samples in found:
-        assert np.array_equal(samples, pcm[start : start + samples.shape[0]])
-    return [(start, start + samples.shape[0]) for start, samples in found]
+        list(heard.feed(pcm[at : at + piece]))
+    vectors = result(heard.finish())
+    spans = [(one.start, one.end) for one in heard.stretches]
+    windows = [features for start, end in spans for _, features in windows_of(pcm[start:end])]
+    alone = [voices.network.embed([features]) for features in windows]
+    assert np.allclose(vectors, np.concatenate(alone), atol=1e-4), "vectors of other samples"
+    return spans
 
 
 def test_stretches_do_not_depend_on_the_pieces(voices: Voices) -> None:
     pcm = joined(pcm_of("medium")[: 15 * SAMPLE_RATE], silence(2.0))
-    whole = stretches(voices.detector, pcm, pcm.shape[0])
-    assert whole == stretches(voices.detector, pcm, 7_001)
+    whole = stretches(voices, pcm, pcm.shape[0])
+    assert whole == stretches(voices, pcm, 7_001)
     assert len(whole) > 2
     assert all(end <= start for (_, end), (start, _) in pairwise(whole))
 
@@ -64,7 +66,7 @@ def test_the_detector_hears_a_file_once_for_windows_and_speakers(
 ) -> None:
     """Whoever is ahead; both find what they find alone. A clip of one window, and more."""
     pcm = joined(pcm_of("long"), silence(1.0), pcm_of("medium"))[: seconds * SAMPLE_RATE]
-    want = stretches(voices.detector, pcm, pcm.shape[0])
+    want = stretches(voices, pcm, pcm.shape[0])
     n_runs: list[int] = []
     run = voices.detector.run
     monkeypatch.setattr(
@@ -76,13 +78,13 @@ def test_the_detector_hears_a_file_once_for_windows_and_speakers(
     n_runs.clear()
     shared = SharedStream(voices.detector)
     cutter = WindowCutter(voices.detector, shared=shared)
-    speech, half = SpeechStretches(voices.detector, shared), pcm.shape[0] // 2
+    half = pcm.shape[0] // 2
     both: list[Any] = [*cutter.feed(pcm[:half])]
-    found = [*speech.feed(pcm[:half]), *speech.feed(pcm[half:]), *speech.finish()]
+    found = stretches(voices, pcm, half + 1, shared)
     both += [*cutter.feed(pcm[half:]), *cutter.finish()]
     windows = [(one.start_sample, one.n_samples, one.speech) for one in both if one]
     assert windows == [(one.start_sample, one.n_samples, one.speech) for one in alone if one]
-    assert [(one[0], one[0] + one[1].shape[0]) for one in found if one] == want
+    assert found == want
     assert sum(n_runs) == n_alone
 
 
