@@ -6,25 +6,28 @@
 Makes conversations of 2 to 6 of 18 synthetic voices, with pauses and noise; pitch and rate change
 from utterance to utterance. --folder takes recordings with an RTTM file of the same name beside
 each. Prints the diarization error rate without a collar (pyannote.metrics, of the extra bench) and
-how often the count is right, beside one label for all and sherpa-onnx' clustering of the same
-vectors; of made conversations also cpWER, by the whole way of a request with the bundled model.
+how often the count is right, beside a clustering by mean pitch that is told the count, one label
+for all, and sherpa-onnx' clustering of the same vectors; of made conversations also cpWER, and the
+processor time with and without speakers, by whole requests with the bundled model and word times.
 Figures on synthetic voices say nothing of people.
 """
 
 from __future__ import annotations
 
 import asyncio
-import time
-from collections.abc import Generator, Iterable, Iterator
+from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
+from operator import truediv
 from pathlib import Path
 from random import Random
-from statistics import fmean
+from statistics import fmean, median
 from tempfile import NamedTemporaryFile
 from typing import Any, TypeVar
 
 import numpy as np
 import numpy.typing as npt
+import psutil
+from scipy.cluster.hierarchy import fcluster, linkage
 
 from benchmark.shared.command import make_parser, print_result
 from benchmark.shared.speech import corpus
@@ -43,11 +46,13 @@ from cluster.serve.in_process import local_transcriber
 from router.api.params import SpeakerOptions, TranscriptionParams
 from router.audio.audio_file import AudioFile
 from router.audio.clustering import Stretch, Turn, find_turns
-from router.audio.embedding import SpeakerNetwork, Vectors, fingerprint
+from router.audio.embedding import WINDOW_SAMPLES, SpeakerNetwork, Vectors, fingerprint
 from router.audio.protocol import AudioLimits, SpeakerSearch
-from router.audio.vad import BLOCK_SAMPLES, SharedStream, SpeechDetector
+from router.audio.vad import SpeechDetector
 from router.audio.voices import Heard
 from router.interface import RequestContext
+from router.transcriber import RequestTranscriber
+from router.transcript import Transcript
 
 # espeak-ng's own variants, and the two voices of flite's that training leaves out.
 UNHEARD = (
@@ -56,6 +61,7 @@ UNHEARD = (
     "en-us+ed", "en-us+iven", "en-us+klatt2", "en-029+max", "slt", "rms",
 )  # fmt: skip
 COUNTS = (2, 3, 4, 5, 6)
+PITCH_HZ = (60, 400)
 REQUEST_S = 600.0
 SHERPA_THRESHOLD = 0.65
 T = TypeVar("T")
@@ -132,34 +138,38 @@ def result(steps: Generator[None, None, T]) -> T:
 
 
 class Stage:
-    """What an audio worker does for a recording, and how long that takes it beside cutting."""
+    """What an audio worker does for a recording."""
 
     def __init__(self, settings: SpeakerSettings) -> None:
         self.detector = SpeechDetector()
         self.network = SpeakerNetwork(Path(settings.model or ""))
         self.threshold = settings.threshold or 0.0
-        self.busy_s = 0.0
 
     def hear(self, pcm: Pcm) -> tuple[Vectors, list[Stretch]]:
-        shared = SharedStream(self.detector)
-        feed = shared.reader()  # the transcription's, which hears the same blocks
-        for at in range(0, pcm.shape[0], BLOCK_SAMPLES):
-            feed(pcm[at : at + BLOCK_SAMPLES])
-        began_s = time.process_time()
-        heard = Heard(self.detector, self.network, shared)
+        heard = Heard(self.detector, self.network)
         for at in range(0, pcm.shape[0], SAMPLE_RATE):
             for _ in heard.feed(pcm[at : at + SAMPLE_RATE]):
                 pass
-        vectors = result(heard.finish())
-        self.busy_s += time.process_time() - began_s
-        return vectors, heard.stretches
+        return result(heard.finish()), heard.stretches
 
     def turns(self, vectors: Vectors, stretches: list[Stretch], n: int | None = None) -> list[Turn]:
-        began_s = time.process_time()
         search = SpeakerSearch((), n or 1, n, self.threshold)
-        found = result(find_turns(vectors, stretches, search))
-        self.busy_s += 0.0 if n else time.process_time() - began_s
-        return found
+        return result(find_turns(vectors, stretches, search))
+
+
+def pitches(pcm: Pcm, stretches: list[Stretch]) -> npt.NDArray[np.float64]:
+    """The log of each window's mean pitch, by autocorrelation, [n]."""
+    shortest, longest = SAMPLE_RATE // PITCH_HZ[1], SAMPLE_RATE // PITCH_HZ[0]
+    found = []
+    for middle in (middle for stretch in stretches for middle in stretch.middles):
+        first = max(0, middle - WINDOW_SAMPLES // 2)
+        window = pcm[first : first + WINDOW_SAMPLES].astype(np.float64)
+        frames = window[: len(window) // 800 * 800].reshape(-1, 800)  # of 50 ms
+        spectrum = np.fft.rfft(frames, 2048)
+        similar = np.fft.irfft(np.abs(spectrum) ** 2)[:, shortest:longest]
+        voiced = similar.max(1) > np.median(similar.max(1))
+        found.append(np.log(similar[voiced].argmax(1) + shortest).mean() if voiced.any() else 4.5)
+    return np.array(found)
 
 
 def labelled(stretches: list[Stretch], labels: npt.NDArray[Any]) -> list[Turn]:
@@ -187,9 +197,12 @@ def error_rate(talk: Talk, turns: list[Turn]) -> tuple[float, bool]:
 def ways(stage: Stage, talk: Talk) -> dict[str, list[Turn]]:
     """The turns by every way."""
     vectors, stretches = stage.hear(talk.pcm)
+    tree = linkage(pitches(talk.pcm, stretches)[:, None], "average")
+    by_pitch = fcluster(tree, talk.n_speakers, "maxclust") - 1
     found = {
         "found": stage.turns(vectors, stretches),
         "count given": stage.turns(vectors, stretches, talk.n_speakers),
+        "mean pitch, count given": labelled(stretches, by_pitch),
         "one label": [(one.start, one.end, 0) for one in stretches],
     }
     try:
@@ -201,31 +214,62 @@ def ways(stage: Stage, talk: Talk) -> dict[str, list[Turn]]:
     return found | {"sherpa-onnx' clustering": labelled(stretches, np.array(labels))}
 
 
-async def errors_by_count(talks: Iterable[Talk]) -> dict[str, WordErrors]:
-    """cpWER's errors of made conversations by the whole way of a request, by number of speakers."""
-    asked = SpeakerOptions(by="voice")
-    params = TranscriptionParams("demo", language="en", words=True, speakers=asked)
+def processor_s() -> float:
+    """Processor time of this process and of its children, the audio workers, so far."""
+    own = psutil.Process()
+    times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
+    return sum(each.user + each.system for each in times)
+
+
+async def transcribed(
+    pcm: Pcm, transcriber: RequestTranscriber, speakers: SpeakerOptions
+) -> tuple[Transcript, float]:
+    """By the whole way of a request with word times. Returns what it took the processor, too."""
+    params = TranscriptionParams("demo", language="en", words=True, speakers=speakers)
+    with NamedTemporaryFile(suffix=".wav") as file:
+        file.write(wav_bytes(pcm))
+        file.flush()
+        context = RequestContext.unlimited("benchmark", REQUEST_S)
+        before_s = processor_s()
+        answer = await transcriber.transcribe(Path(file.name), params, context)
+    return answer.transcript, processor_s() - before_s
+
+
+def errors_by_speaker(talk: Talk, transcript: Transcript) -> WordErrors:
+    """cpWER's errors of a made conversation."""
+    said: dict[str, list[str]] = {}
+    heard: dict[str | None, list[str]] = {}
+    for (_, _, speaker), text in zip(talk.spoken, talk.texts, strict=True):
+        said.setdefault(speaker, []).append(text)
+    for segment in transcript.segments:
+        heard.setdefault(segment.speaker, []).append(segment.text)
     plain = normaliser("en")
+    return count_by_speaker(
+        *([plain(" ".join(texts)) for texts in by.values()] for by in (said, heard))
+    )
+
+
+async def by_requests(talks: Sequence[Talk]) -> dict[str, Any]:
+    """cpWER by the number of speakers, and processor time with and without the search for them."""
     found: dict[str, WordErrors] = {}
+    plain_s, search_s = [], []
+    asked = SpeakerOptions(by="voice")
     async with local_transcriber(Settings()) as transcriber:
+        await transcribed(talks[0].pcm[::-1].copy(), transcriber, asked)  # not counted: first uses
         for talk in talks:
-            with NamedTemporaryFile(suffix=".wav") as file:
-                file.write(wav_bytes(talk.pcm))
-                file.flush()
-                context = RequestContext.unlimited("benchmark", REQUEST_S)
-                answer = await transcriber.transcribe(Path(file.name), params, context)
-            said: dict[str, list[str]] = {}
-            heard: dict[str | None, list[str]] = {}
-            for (_, _, speaker), text in zip(talk.spoken, talk.texts, strict=True):
-                said.setdefault(speaker, []).append(text)
-            for segment in answer.transcript.segments:
-                heard.setdefault(segment.speaker, []).append(segment.text)
-            counted = count_by_speaker(
-                *([plain(" ".join(texts)) for texts in by.values()] for by in (said, heard))
-            )
+            transcript, busy_s = await transcribed(talk.pcm, transcriber, asked)
+            search_s.append(busy_s)
+            # Other samples, so that nothing is kept of it, and the same speech.
+            plain_s.append((await transcribed(talk.pcm ^ 1, transcriber, SpeakerOptions()))[1])
             n = str(talk.n_speakers)
-            found[n] = found.get(n, WordErrors()) + counted
-    return found
+            found[n] = found.get(n, WordErrors()) + errors_by_speaker(talk, transcript)
+    ms = 1000 * len(talks) / sum(talk.pcm.shape[0] / SAMPLE_RATE for talk in talks)
+    return {
+        "cpWER": {n: round(one.wer, 1) for n, one in sorted(found.items())},
+        "cpu_ms_per_audio_s": round(ms * median(plain_s), 2),
+        "with_speakers": round(ms * median(search_s), 2),
+        "ratio": round(median(map(truediv, search_s, plain_s)), 3),
+    }
 
 
 def main() -> None:
@@ -246,9 +290,7 @@ def main() -> None:
         for i in range(asked.mixtures)
     ]
     rates: dict[str, dict[str, list[tuple[float, bool]]]] = {}
-    total_s = 0.0
     for talk in recordings(asked.folder) if asked.folder else made:
-        total_s += talk.pcm.shape[0] / SAMPLE_RATE
         for way, turns in ways(stage, talk).items():
             of_count = rates.setdefault(way, {}).setdefault(str(talk.n_speakers), [])
             of_count.append(error_rate(talk, turns))
@@ -266,11 +308,9 @@ def main() -> None:
     facts: dict[str, Any] = {
         "model": fingerprint(Path(settings.model or "")),
         "threshold": settings.threshold,
-        "audio_s": round(total_s),
-        "cpu_ms_per_audio_s": round(1000 * stage.busy_s / total_s, 2),
     }
-    words = asyncio.run(errors_by_count(made)) if made else {}
-    facts["cpWER"] = {n: round(one.wer, 1) for n, one in sorted(words.items())}
+    if made:
+        facts |= asyncio.run(by_requests(made))
     print_result("speakers", facts | figures, asked.out)
 
 
