@@ -21,7 +21,7 @@ from torch import Tensor
 
 from cluster.common.errors import ConfigurationError
 from cluster.common.extras import install_command
-from cluster.common.kernels.cpu.tile_registers import has_bfloat16_tiles, tile_config
+from cluster.common.kernels.cpu.tile_registers import products_for
 from cluster.common.kernels.gpu.kernels import has_triton
 from cluster.common.kernels.gpu.self_check import FLASHINFER, KERNELS, TORCH, is_right, turned_off
 from cluster.common.model.checkpoint import Checkpoint
@@ -151,17 +151,16 @@ def load_decoders(
             return _by_torch(decoder, attentions)
         return fastest(decoder, attentions, self_pool, cross_pool)
     is_bfloat16 = dtype == torch.bfloat16
-    in_tiles = is_bfloat16 and fits_tiles(checkpoint.dims) and has_bfloat16_tiles()
+    fits = fits_tiles(checkpoint.dims)
+    tiles = products_for(bfloat16=is_bfloat16, int8=int8) if fits else None
     head_dtype = None
     if is_bfloat16 and not int8:
         # float16 keeps more of the head's weights, but there are no tiles of it.
-        head_dtype = torch.bfloat16 if in_tiles else torch.float16
+        head_dtype = torch.float16 if tiles is None else torch.bfloat16
     tensors = DecoderTensors.load(checkpoint, dtype, "cpu", head_dtype, scales)
-    tiles = tile_config() if in_tiles else None
     shared = shares_weights(tensors.dims, dtype, int8=int8)
-    arrays = stack_layers(
-        tensors.by_name, tensors.dims, int8=int8, tiles=tiles, blocks=in_tiles and not shared
-    )
+    blocks = tiles is not None and not shared
+    arrays = stack_layers(tensors.by_name, tensors.dims, int8=int8, tiles=tiles, blocks=blocks)
     layers = layers_over(tensors, arrays) if shared else None
     many = TorchDecoder.of(tensors, attentions.ragged, int8=int8, layers=layers)
     pools = (self_pool, cross_pool)

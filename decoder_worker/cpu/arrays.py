@@ -13,7 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.common.kernels.cpu.tile_registers import TILE_ROW_BYTES, TILE_ROWS
+from cluster.common.kernels.cpu.tile_registers import TILE_ROW_BYTES, TILE_ROWS, VECTORS
 from cluster.common.model.dims import ModelDims
 from cluster.common.model.layers import Linear, quantize_rows
 
@@ -56,7 +56,8 @@ class Kinds(NamedTuple):
     has_coarse: bool = False
 
     def __str__(self) -> str:
-        layout = "" if self.tiles is None else " tiles in blocks" if self.blocks else " tiles"
+        layout = "" if self.tiles is None else " vectors" if self.tiles is VECTORS else " tiles"
+        layout += " in blocks" if self.blocks else ""
         dtypes = " ".join(dtype.__name__ for dtype in self[:4])
         return dtypes + layout + (" coarse" if self.has_coarse else "")
 
@@ -76,8 +77,8 @@ class Products(NamedTuple):
 class Layers(NamedTuple):
     """norms: float32 [3 * L + 1, 2, d], weight and bias of each in the order that they come.
 
-    tiles: where products are computed by the CPU's tiles, their configuration (`tile_config`), and
-    every weight is uint16, or int8 in blocks; else None.
+    tiles: how products are computed, as `products_for` has it. By tiles every weight is uint16, or
+    int8 in blocks; by vectors it is int8 in blocks.
     """
 
     qkv: Products
@@ -91,9 +92,10 @@ class Layers(NamedTuple):
 
 
 class Head(NamedTuple):
-    """weight [n_vocab, d]: float32, uint16, int16 or int8, which for tiles is `in_blocks`.
+    """weight [n_vocab, d]: float32, uint16, int16 or int8.
 
-    scale: float32 [n_vocab]. tiles: as in `Layers`.
+    In 8 bits it is `in_blocks`, for tiles and for vectors. scale: float32 [n_vocab]. tiles: as in
+    `Layers`.
     """
 
     weight: Any

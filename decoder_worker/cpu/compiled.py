@@ -10,7 +10,7 @@ from typing import TYPE_CHECKING, Any
 import numpy as np
 
 from cluster.common.kernels.cpu.background import InBackground
-from cluster.common.kernels.cpu.tile_registers import has_bfloat16_tiles, tile_config
+from cluster.common.kernels.cpu.tile_registers import products_for
 from decoder_worker.cpu.arrays import Kinds
 
 if TYPE_CHECKING:
@@ -28,7 +28,7 @@ def all_builds(*, bfloat16: bool, int8: bool) -> tuple[Callable[[], InBackground
     """
     own = np.uint16 if bfloat16 else np.float32
     weight = np.int8 if int8 else own
-    tiles = tile_config() if bfloat16 and has_bfloat16_tiles() else None
+    tiles = products_for(bfloat16=bfloat16, int8=int8)
     head = np.int16 if bfloat16 and not int8 and tiles is None else weight
     # Of tiles both: the weights of a large model stay in rows, which torch reads as well, but for
     # those in 8 bits, which it does not read.
@@ -60,6 +60,7 @@ KERNEL_SOURCES = (
     _FOLDER / "step_kernels.py",
     _FOLDER / "step_team.py",
     _FOLDER / "tile_products.py",
+    _FOLDER / "vector_products.py",
     _FOLDER / "work_sharing.py",
     _FOLDER.parent / "sampling" / "slots.py",
 )

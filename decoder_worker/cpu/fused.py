@@ -21,6 +21,7 @@ import torch
 from torch import Tensor
 
 from cluster.common.kernels.cpu.background import as_array
+from cluster.common.kernels.cpu.tile_registers import VECTORS
 from cluster.common.model.dims import ModelDims
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.cpu.arrays import (
@@ -113,7 +114,7 @@ class FusedDecoder:
         has_16_bits = self._head.weight.dtype.itemsize == 2
         has_coarse = has_16_bits and fits_coarse(tensors.dims)
         self._coarse = coarse_head(tensors.head, tiles) if has_coarse else None
-        self._most_queries = FEW_QUERIES if tiles is None else MAX_ROWS
+        self._most_queries = FEW_QUERIES if tiles is None or tiles is VECTORS else MAX_ROWS
         # Torch has no product of float32 rows over 16 bits: it would convert the weights each time.
         any_rows = has_16_bits or tiles is not None
         self._most_logit_rows = sys.maxsize if any_rows else FEW_LOGITS

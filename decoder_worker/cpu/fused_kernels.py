@@ -2,8 +2,9 @@
 
 For few rows a forward is bound by reading weights and pages, and a core alone reaches a part of
 what the memory gives; so all threads of a team go through the same phases and share out each one's
-units (`work_sharing`). Products go by the CPU's tiles where there is a configuration of them. Sums
-are float32 throughout: only what lies in memory is narrower. Imports numba.
+units (`work_sharing`). Products go by the CPU's tiles, or by its vectors of 8 bits, where it has
+them and numbers are stored for them. Sums are float32 throughout: only what lies in memory is
+narrower. Imports numba.
 """
 
 from __future__ import annotations
@@ -37,6 +38,7 @@ from decoder_worker.cpu.tile_products import (
     split_rows,
     tile_product,
 )
+from decoder_worker.cpu.vector_products import int8_vector_product, split_for_vectors
 from decoder_worker.cpu.work_sharing import claim, conclude, finish, wait
 
 _HALF, _ONE, _SQRT_HALF = np.float32(0.5), np.float32(1), np.float32(0.7071067811865476)
@@ -77,6 +79,8 @@ def begin_product(x: Any, weight: Any, tiles: Any) -> Any:
 def _begin_product(x, weight, tiles):
     if isinstance(tiles, types.NoneType):
         return lambda x, weight, tiles: x
+    if isinstance(tiles, types.Boolean):
+        return lambda x, weight, tiles: split_for_vectors(x)
 
     def split_in_16_bits(x, weight, tiles):
         begin_tiles(tiles)
@@ -96,9 +100,9 @@ def end_product(tiles: Any) -> None:
 
 @overload(end_product)
 def _end_product(tiles):
-    if isinstance(tiles, types.NoneType):
-        return lambda tiles: None
-    return lambda tiles: end_tiles()
+    if isinstance(tiles, types.Array):
+        return lambda tiles: end_tiles()
+    return lambda tiles: None
 
 
 def product(x: Any, weight: Any, scale: Any, tiles: Any, first: Any, last: Any, out: Any) -> None:
@@ -110,6 +114,10 @@ def product(x: Any, weight: Any, scale: Any, tiles: Any, first: Any, last: Any, 
 def _product(x, weight, scale, tiles, first, last, out):
     if isinstance(tiles, types.NoneType):
         return lambda x, weight, scale, tiles, first, last, out: plain_product(
+            x, weight, scale, first, last, out
+        )
+    if isinstance(tiles, types.Boolean):
+        return lambda x, weight, scale, tiles, first, last, out: int8_vector_product(
             x, weight, scale, first, last, out
         )
     if weight.dtype == types.int8:

@@ -283,7 +283,7 @@ def int8_tile_product(rows: Any, weight: Any, scale: Any, first: Any, last: Any,
     first: a whole block's.
     """
     split, steps = rows
-    n, n_tiles = len(steps), weight.shape[1]
+    n_tiles = weight.shape[1]
     sums = np.empty((TILES_OF_BLOCK, TILE_ROWS, TILE_ROWS), np.int32)
     for begin in range(first, last, BLOCK_OUTPUTS):
         for group in range(len(split)):
@@ -294,13 +294,21 @@ def int8_tile_product(rows: Any, weight: Any, scale: Any, first: Any, last: Any,
                 x += TILE_BYTES
                 at += TILE_ROW_BYTES * BLOCK_OUTPUTS
             store_sums(address(sums))
-            for r in range(min(ROWS_OF_TILE, n - group * ROWS_OF_TILE)):
-                row = group * ROWS_OF_TILE + r
-                if begin + BLOCK_OUTPUTS <= last:
-                    own, scales = address(sums) + 2 * r * TILE_ROW_BYTES, address(scale) + 4 * begin
-                    _scale_sums(own, scales, steps[row], address(out[row]) + 4 * begin)
-                else:
-                    _scale_last(sums, r, scale, steps[row], begin, last, out[row])
+            scale_block(sums, group, steps, scale, begin, last, out)
+
+
+@njit(nogil=True, cache=True)
+def scale_block(
+    sums: Any, group: Any, steps: Any, scale: Any, begin: Any, last: Any, out: Any
+) -> None:
+    """To out[:, begin:last] what the sums of a block and of a group of rows are."""
+    for r in range(min(ROWS_OF_TILE, len(steps) - group * ROWS_OF_TILE)):
+        row = group * ROWS_OF_TILE + r
+        if begin + BLOCK_OUTPUTS <= last:
+            own, scales = address(sums) + 2 * r * TILE_ROW_BYTES, address(scale) + 4 * begin
+            _scale_sums(own, scales, steps[row], address(out[row]) + 4 * begin)
+        else:
+            _scale_last(sums, r, scale, steps[row], begin, last, out[row])
 
 
 @njit(nogil=True, cache=True)

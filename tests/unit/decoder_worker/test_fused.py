@@ -12,7 +12,12 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.common.kernels.cpu.tile_registers import has_bfloat16_tiles, tile_config
+from cluster.common.kernels.cpu.tile_registers import (
+    VECTORS,
+    has_bfloat16_tiles,
+    products_for,
+    tile_config,
+)
 from cluster.common.kv.cross_kv import packed_page
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from decoder_worker.attention.base import AttentionBatch, PagedKV
@@ -31,6 +36,9 @@ FRAMES = (1500, 70)
 
 DTYPES = {"float32": (torch.float32, 1e-5), "bfloat16": (torch.bfloat16, 0.02)}
 IN_TILES = pytest.mark.skipif(not has_bfloat16_tiles(), reason="needs a CPU with AMX's bfloat16")
+BY_VECTORS = pytest.mark.skipif(
+    products_for(bfloat16=False, int8=True) is not VECTORS, reason="needs a CPU with AVX-512 VNNI"
+)
 FEW_ROWS, MANY_ROWS = 8, 21  # of tiles in one group, and in several
 
 
@@ -51,7 +59,7 @@ class Bench:
         int8: bool,
         cross_page: int = CROSS_PAGE,
         packed: bool = False,
-        in_tiles: bool = False,
+        tiles: Any = None,
         in_blocks: bool = False,
         cross_dtype: torch.dtype | None = None,
     ) -> None:
@@ -65,9 +73,8 @@ class Bench:
         own = pool(4 * MANY_ROWS, OWN_PAGE, dtype)
         self.pools = (own, pool(16, cross_page, cross_dtype or dtype))
         halves = torch.float16 if dtype == torch.bfloat16 and not int8 else None
-        head = dtype if in_tiles and not int8 else halves
+        head = halves if tiles is None or int8 else dtype
         tensors = DecoderTensors.load(checkpoint, dtype, "cpu", head)
-        tiles = tile_config() if in_tiles else None
         layers = stack_layers(
             tensors.by_name, tensors.dims, int8=int8, tiles=tiles, blocks=in_blocks
         )
@@ -100,8 +107,8 @@ KINDS = ["float32", "bfloat16", pytest.param("bfloat16 in blocks", marks=IN_TILE
 @pytest.fixture(scope="module", params=KINDS)
 def bench(checkpoint: Checkpoint, request: pytest.FixtureRequest) -> Bench:
     dtype, _, way = request.param.partition(" ")
-    in_tiles = bool(way)
-    return Bench(checkpoint, dtype, threads=2, int8=False, in_tiles=in_tiles, in_blocks=in_tiles)
+    tiles = tile_config() if way else None
+    return Bench(checkpoint, dtype, threads=2, int8=False, tiles=tiles, in_blocks=bool(way))
 
 
 def rows_of(batch: AttentionBatch) -> tuple[Tensor, Tensor]:
@@ -225,7 +232,7 @@ def test_a_row_in_tiles_does_not_depend_on_the_others(bench: Bench) -> None:
 def test_weights_in_rows_give_what_the_same_weights_in_blocks_give(checkpoint: Checkpoint) -> None:
     """Bit for bit: only where they lie in memory is another place."""
     in_rows, in_blocks = (
-        Bench(checkpoint, "bfloat16", 2, int8=False, in_tiles=True, in_blocks=blocks)
+        Bench(checkpoint, "bfloat16", 2, int8=False, tiles=tile_config(), in_blocks=blocks)
         for blocks in (False, True)
     )
     for n_rows in (1, FEW_ROWS, MANY_ROWS):
@@ -242,18 +249,24 @@ def test_weights_in_eight_bits_are_near_those_in_sixteen(checkpoint: Checkpoint)
     assert_close("logits", logits, exact_logits, share=0.05)
 
 
-@IN_TILES
-@pytest.mark.parametrize("n_rows", [1, FEW_ROWS])
-def test_weights_in_eight_bits_give_by_tiles_what_they_give_without(
-    checkpoint: Checkpoint, n_rows: int
+@pytest.mark.parametrize(
+    "tiles",
+    [
+        pytest.param(tile_config(), marks=IN_TILES, id="tiles"),
+        pytest.param(VECTORS, marks=BY_VECTORS, id="vectors"),
+    ],
+)
+def test_weights_in_eight_bits_give_by_tiles_and_vectors_what_they_give_without(
+    checkpoint: Checkpoint, tiles: Any
 ) -> None:
-    in_tiles = Bench(checkpoint, "bfloat16", 2, int8=True, in_tiles=True, in_blocks=True)
+    fast = Bench(checkpoint, "bfloat16", 2, int8=True, tiles=tiles, in_blocks=True)
     plain = Bench(checkpoint, "bfloat16", 2, int8=True)
-    (states, logits), (plain_states, plain_logits) = (
-        bench.fused(steps(n_rows)) for bench in (in_tiles, plain)
-    )
-    assert_close("states", states, plain_states, share=0.002)
-    assert_close("logits", logits, plain_logits, share=0.002)
+    for n_rows in (1, FEW_ROWS):
+        (states, logits), (plain_states, plain_logits) = (
+            bench.fused(steps(n_rows)) for bench in (fast, plain)
+        )
+        assert_close("states", states, plain_states, share=0.002)
+        assert_close("logits", logits, plain_logits, share=0.002)
 
 
 def test_a_row_of_nan_stays_one_and_leaves_others_alone(bench: Bench) -> None:

@@ -20,6 +20,7 @@ TILE_INPUTS = 32  # bfloat16 numbers in a row of a tile
 HEAD_DIM = 64  # of every published checkpoint: what attention by tiles is for
 N_TILES = 8
 CONFIG_BYTES = 64
+VECTORS = True  # in place of a configuration: multiply 8 bits by vectors, in the order of tiles
 
 
 def has_bfloat16_tiles() -> bool:
@@ -27,6 +28,16 @@ def has_bfloat16_tiles() -> bool:
     capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
     has_both = bool(capabilities.get("amx_bf16")) and bool(capabilities.get("amx_int8"))
     return has_both and bool(torch.cpu._init_amx())
+
+
+def products_for(*, bfloat16: bool, int8: bool) -> Any:
+    """How products of few rows are computed, over numbers stored so: by tiles, whose configuration
+    this is, by `VECTORS`, or, None, by plain loops.
+    """
+    if bfloat16 and has_bfloat16_tiles():
+        return tile_config()
+    capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()
+    return VECTORS if int8 and capabilities.get("avx512_vnni") else None
 
 
 def tile_config() -> Any:
