@@ -13,7 +13,14 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.common.kernels.cpu.tile_registers import TILE_ROW_BYTES, TILE_ROWS, VECTORS
+from cluster.common.kernels.cpu.tile_registers import (
+    BLOCK_OUTPUTS,
+    INPUTS_OF_GROUP,
+    TILE_ROW_BYTES,
+    TILE_ROWS,
+    TILES_OF_BLOCK,
+    VECTORS,
+)
 from cluster.common.model.dims import ModelDims
 from cluster.common.model.layers import Linear, quantize_rows
 
@@ -24,9 +31,6 @@ N_DIMS_IN_ROWS = 3  # of a product's weights of all layers; in blocks there are 
 PIECE = 128  # most positions that one unit attends to; a window has 12 such
 
 ROWS_OF_TILE = 8  # of x in one tile: each is a row of its upper and one of its lower halves
-TILES_OF_BLOCK = 4
-INPUTS_OF_GROUP = 4  # of 8 bits, which a tile multiplies at a time
-BLOCK_OUTPUTS = TILES_OF_BLOCK * TILE_ROWS  # that are computed at a time
 
 ROWS_AT_ONCE = 4096  # of the vocabulary that are converted, so that little memory is taken
 LEAST_EXACT = BLOCK_OUTPUTS  # tokens from end of text on, which one product computes

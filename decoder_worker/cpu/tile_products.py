@@ -33,13 +33,15 @@ from cluster.common.kernels.cpu.tile_instructions import (
     store_tile,
 )
 from cluster.common.kernels.cpu.tile_registers import (
+    BLOCK_OUTPUTS,
     N_TILES,
     TILE_BYTES,
     TILE_INPUTS,
     TILE_ROW_BYTES,
     TILE_ROWS,
+    TILES_OF_BLOCK,
 )
-from decoder_worker.cpu.arrays import BLOCK_OUTPUTS, ROWS_OF_TILE, TILES_OF_BLOCK
+from decoder_worker.cpu.arrays import ROWS_OF_TILE
 
 STEPS = 127  # of a row's largest value, on either side of zero
 FINER = 254  # steps of the second integer in one of the first

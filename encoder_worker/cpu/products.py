@@ -16,7 +16,14 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.common.kernels.cpu.background import as_array
-from cluster.common.kernels.cpu.tile_registers import HEAD_DIM, TILE_INPUTS, tile_config
+from cluster.common.kernels.cpu.tile_registers import (
+    BLOCK_OUTPUTS,
+    HEAD_DIM,
+    TILE_INPUTS,
+    TILE_ROWS,
+    TILES_OF_BLOCK,
+    tile_config,
+)
 from cluster.common.model.layers import DynamicInt8, LayerNorm, Projection
 from encoder_worker.model import AudioEncoder
 
@@ -174,6 +181,8 @@ Products = PlainProducts | Int8Products
 def make_attention(kernels: TeamKernels, dtype: torch.dtype, head_dim: int) -> Attention:
     if kernels.attend is not None and dtype == torch.bfloat16 and head_dim == HEAD_DIM:
         return TileAttention(kernels)
+    if kernels.vectors is not None and dtype == torch.float32 and head_dim == HEAD_DIM:
+        return VectorAttention(kernels)
     return ProductAttention(kernels)
 
 
@@ -185,7 +194,8 @@ class ProductAttention:
 
     key_multiple: memory has room for a multiple of so many keys, and zeros behind the last.
     values_by_dim: values lie as [H, Dh, T], and are given as a view of that. centres_keys: keys
-    come without their mean, which softmax does not see.
+    come without their mean, which softmax does not see. lay_out: what is made of a layer's keys
+    and values once all of them stand, and then given to each call.
     """
 
     key_multiple, values_by_dim, centres_keys = 1, False, True
@@ -193,7 +203,12 @@ class ProductAttention:
     def __init__(self, kernels: TeamKernels) -> None:
         self._kernels = kernels
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, n_keys: int) -> Tensor:
+    def lay_out(self, k: Tensor, v: Tensor, n_keys: int) -> Any:
+        return None
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, n_keys: int, laid_out: Any = None
+    ) -> Tensor:
         """Queries q [H, n, Dh], contiguous, over all of n_keys keys: [n, H * Dh] in their dtype.
 
         k, v: [H, T, Dh], T at least n_keys.
@@ -227,7 +242,12 @@ class TileAttention:
         self._attend: Any = kernels.attend
         self._config = tile_config()
 
-    def __call__(self, q: Tensor, k: Tensor, v: Tensor, n_keys: int) -> Tensor:
+    def lay_out(self, k: Tensor, v: Tensor, n_keys: int) -> Any:
+        return None
+
+    def __call__(
+        self, q: Tensor, k: Tensor, v: Tensor, n_keys: int, laid_out: Any = None
+    ) -> Tensor:
         n_head, n, head_dim = q.shape
         out = q.new_empty(n, n_head * head_dim)
         self._attend(
@@ -242,4 +262,31 @@ class TileAttention:
         return out
 
 
-Attention = ProductAttention | TileAttention
+class VectorAttention:
+    """By the CPU's vectors of 8 bits: keys and values are laid out once for all units."""
+
+    key_multiple, values_by_dim, centres_keys = 1, False, True
+
+    def __init__(self, kernels: TeamKernels) -> None:
+        assert kernels.vectors is not None
+        self._kernels = kernels.vectors
+
+    def lay_out(self, k: Tensor, v: Tensor, n_keys: int) -> Any:
+        """As `vector_attention.lay_out_heads` has it: of keys and of values, blocks and scales."""
+        n_head, n_blocks = len(k), -(-n_keys // BLOCK_OUTPUTS)
+        blocks = np.empty((2, n_head, n_blocks, TILES_OF_BLOCK, TILE_ROWS, TILE_ROWS), np.int32)
+        of_keys = np.empty((n_head, 2, n_blocks * BLOCK_OUTPUTS), np.float32)
+        of_values = np.empty((n_head, 2, HEAD_DIM), np.float32)
+        laid_out = (blocks[0], of_keys), (blocks[1], of_values)
+        self._kernels.lay_out(as_array(k), as_array(v), n_keys, *laid_out)
+        return laid_out
+
+    def __call__(self, q: Tensor, k: Tensor, v: Tensor, n_keys: int, laid_out: Any) -> Tensor:
+        n_head, n, head_dim = q.shape
+        out = q.new_empty(n, n_head * head_dim)
+        scale = np.float32(head_dim**-0.5 * LOG2_E)
+        self._kernels.attend(as_array(q), *laid_out, scale, as_array(out))
+        return out
+
+
+Attention = ProductAttention | TileAttention | VectorAttention

@@ -27,7 +27,7 @@ import torch
 from torch import Tensor
 
 from cluster.common.kernels.cpu.background import InBackground, as_array
-from cluster.common.kernels.cpu.tile_registers import has_bfloat16_tiles
+from cluster.common.kernels.cpu.tile_registers import VECTORS, has_bfloat16_tiles, products_for
 from cluster.common.priorities import PASSED_BY
 from encoder_worker.cpu.products import ROWS, Attention, make_attention, make_products
 from encoder_worker.model import AudioEncoder, positions_alike
@@ -38,7 +38,8 @@ if TYPE_CHECKING:
 DTYPES = (torch.float32, torch.bfloat16)  # that there are kernels for
 # The files that numba compiles, so that code of older ones is forgotten.
 KERNEL_SOURCES = tuple(
-    Path(__file__).with_name(name) for name in ("team_kernels.py", "rows.py", "tile_attention.py")
+    Path(__file__).with_name(name)
+    for name in ("team_kernels.py", "rows.py", "tile_attention.py", "vector_attention.py")
 )
 
 UNITS = 4  # of a window whose units hold at least so much each, where there are cores to share it
@@ -52,14 +53,18 @@ def team_kernels(dtype: torch.dtype, *, int8: bool = False) -> InBackground[Team
     """Those of an encoder that computes in `dtype`, one of DTYPES; begins to build them."""
     own = np.uint16 if dtype == torch.bfloat16 else np.float32
     tiles = dtype == torch.bfloat16 and has_bfloat16_tiles()
-    name = own.__name__ + (" tiles" if tiles else "") + (" int8" if int8 else "")
-    return InBackground("encoder", partial(_build, own, tiles, int8), KERNEL_SOURCES, name)
+    # Of bfloat16, which CPUs with it multiply twice as fast, nobody has compared the two.
+    in_8_bits = own is np.float32 and products_for(bfloat16=False, int8=int8) is VECTORS
+    ways = {"tiles": tiles, "int8": int8, "vectors": in_8_bits}
+    name = " ".join([own.__name__, *(way for way, has in ways.items() if has)])
+    build = partial(_build, own, tiles=tiles, int8=int8, in_8_bits=in_8_bits)
+    return InBackground("encoder", build, KERNEL_SOURCES, name)
 
 
-def _build(own: Any, tiles: bool, int8: bool) -> TeamKernels:
+def _build(own: Any, **ways: bool) -> TeamKernels:
     from encoder_worker.cpu.team_kernels import build
 
-    return build(own, tiles=tiles, int8=int8)
+    return build(own, **ways)
 
 
 class TeamEncoder:
@@ -168,9 +173,11 @@ class TeamEncoder:
             else:
                 window.future.set_result(None)
         elif stands:  # no other thread is at this window now
+            k, v = memory.k[window.layer % 2], memory.v[window.layer % 2]
             if self._attend.centres_keys:
                 mean = memory.key_sums[: len(memory.units)].sum(0) / np.float32(memory.n)
-                self._kernels.centre(as_array(memory.k[window.layer % 2]), 0, memory.n, mean)
+                self._kernels.centre(as_array(k), 0, memory.n, mean)
+            memory.laid_out = self._attend.lay_out(k, v, memory.n)
             with self._changed:
                 window.begin_layer(window.layer + 1)
                 self._changed.notify_all()
@@ -199,7 +206,7 @@ class TeamEncoder:
         begin, end = memory.units[unit]
         x = memory.x[begin:end]
         keys, values = memory.k[index % 2], memory.v[index % 2]
-        attended = self._attend(memory.q[unit], keys, values, memory.n)
+        attended = self._attend(memory.q[unit], keys, values, memory.n, memory.laid_out)
         if index + 1 < len(self._encoder.layers):
             normed = self._products.layer(index, x, attended)
             self._project(window, index + 1, unit, normed)
@@ -212,8 +219,8 @@ class _Memory:
 
     n: the window's positions, set by `lay_out` with what follows from it. units: begin and end. x:
     the residual stream, float32 [n, d]. q: of each unit [H, its rows, Dh]. k, v: keys and values of
-    two layers, [2, H, T, Dh], as the attention asks for them (T, and how v lies): while some attend
-    with one layer's, others write the next one's.
+    layers, [2, H, T, Dh], as the attention asks for them (T, and how v lies): while some attend
+    with one layer's, others write the next one's. laid_out: what the attention made of a layer's.
     """
 
     def __init__(
@@ -230,6 +237,7 @@ class _Memory:
         self._k, self._v = (torch.empty(room, dtype=dtype) for _ in range(2))
         n_units = len(units_of(most, self.d, n_threads, most_rows))
         self.key_sums = np.empty((n_units, self.d), dtype=np.float32)
+        self.laid_out: Any = None
         self.lay_out(most)
 
     def lay_out(self, n: int) -> None:

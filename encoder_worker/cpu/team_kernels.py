@@ -18,6 +18,7 @@ from cluster.common.kernels.cpu.rows import SUMS, add_norm
 from cluster.common.kernels.cpu.tile_registers import HEAD_DIM, tile_config
 from encoder_worker.cpu.rows import Int8Kernels, build_float8, build_int8, split, store_float8
 from encoder_worker.cpu.tile_attention import KEYS, attend
+from encoder_worker.cpu.vector_attention import VectorKernels, build_vectors
 
 
 @dataclass(frozen=True, slots=True)
@@ -35,6 +36,7 @@ class TeamKernels:
     attend: `tile_attention.attend`, where the CPU has tiles and own is bfloat16; else None. Then
         split's v may be a view of [H, Dh, T].
     int8: in place of add_norm and split where the encoder's products are of int8; else None.
+    vectors: what attends in 8 bits, where they are and own is float32, by a CPU's vectors; or None.
     store_float8: `rows.store_float8`, where own is bfloat16; else None.
     """
 
@@ -45,6 +47,7 @@ class TeamKernels:
     join: Callable[..., None]
     attend: Callable[..., None] | None = None
     int8: Int8Kernels | None = None
+    vectors: VectorKernels | None = None
     store_float8: Callable[[Tensor, Tensor], None] | None = None
 
 
@@ -89,10 +92,13 @@ def _join(mixed: Any, inverse_sums: Any, first_head: Any, out: Any) -> None:
                 out[r, first + c] = stored(number(mixed[h, r, c]) * inverse, out[r, first + c])
 
 
-def build(own: Any, *, tiles: bool = False, int8: bool = False) -> TeamKernels:
+def build(
+    own: Any, *, tiles: bool = False, int8: bool = False, in_8_bits: bool = False
+) -> TeamKernels:
     """Compile (or load) the kernels; `own` is uint16 or float32.
 
-    tiles: attend by the CPU's tiles, which needs uint16.
+    tiles: attend by the CPU's tiles, which needs uint16. in_8_bits: attend by vectors, which needs
+    float32.
     """
     plain, row = np.zeros(4, np.float32), np.zeros((1, 4), own)
     heads = np.zeros((1, 1, 4), own)
@@ -107,12 +113,17 @@ def build(own: Any, *, tiles: bool = False, int8: bool = False) -> TeamKernels:
         store = store_float8
     if tiles:
         _build_attend()
-        return TeamKernels(add_norm, split, _centre, _softmax, _join, attend, in_int8, store)
+        return TeamKernels(
+            add_norm, split, _centre, _softmax, _join, attend, in_int8, store_float8=store
+        )
     _centre(heads, 0, 1, plain)
     _join(heads, plain, 0, row)
     if own is np.uint16:
         _softmax(row, plain, np.float32(LOG2_E))
-    return TeamKernels(add_norm, split, _centre, _softmax, _join, None, in_int8, store)
+    attending = build_vectors() if in_8_bits else None
+    return TeamKernels(
+        add_norm, split, _centre, _softmax, _join, None, in_int8, attending, store_float8=store
+    )
 
 
 def _build_attend() -> None:

@@ -14,11 +14,16 @@ from torch import Tensor
 from torch.nn import functional as F
 
 from cluster.common.kernels.cpu.background import as_array
-from cluster.common.kernels.cpu.tile_registers import has_bfloat16_tiles
+from cluster.common.kernels.cpu.tile_registers import VECTORS, has_bfloat16_tiles, products_for
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.common.model.encoder_context import FULL
 from cluster.common.priorities import PASSED_BY
-from encoder_worker.cpu.products import Attention, ProductAttention, TileAttention
+from encoder_worker.cpu.products import (
+    Attention,
+    ProductAttention,
+    TileAttention,
+    VectorAttention,
+)
 from encoder_worker.cpu.team import TeamEncoder
 from encoder_worker.cpu.team_kernels import TeamKernels, build
 from encoder_worker.forward import WindowEncoder
@@ -164,6 +169,9 @@ def test_urgent_windows_go_first_and_the_others_are_not_passed_by_for_ever(
     team.close()
 
 
+VECTORS_OF_8_BITS = pytest.mark.skipif(
+    products_for(bfloat16=False, int8=True) is not VECTORS, reason="needs a CPU with AVX-512 VNNI"
+)
 TILES = pytest.mark.skipif(not has_bfloat16_tiles(), reason="needs a CPU with AMX's bfloat16")
 
 
@@ -192,12 +200,12 @@ def test_attention_is_as_good_as_torchs(
     k, v = F.pad(k, (0, 0, 0, room), value=100.0), F.pad(v, (0, 0, 0, room))
     if attend.values_by_dim:
         v = v.transpose(1, 2).contiguous().transpose(1, 2)
-    ours = attend(q[:, : n // 2].contiguous(), k, v, n)
+    ours = attend(q[:, : n // 2].contiguous(), k, v, n, attend.lay_out(k, v, n))
     assert ours.shape == (n // 2, 6 * 64)
 
     def off(x: Tensor) -> float:
         rows = expected[: n // 2]
-        return ((x[: n // 2].float() - rows).norm() / rows.norm()).item()
+        return float(((x[: n // 2].float() - rows).norm() / rows.norm()).item())
 
     assert off(ours) < max(0.01, 2.5 * off(theirs)), f"{off(ours)}, torch's own {off(theirs)}"
 
@@ -206,7 +214,7 @@ def attend_by_tiles(q: Tensor, k: Tensor, v: Tensor) -> Tensor:
     """Of q, k, v [H, n, 64], bfloat16, with n a multiple of what the tiles take."""
     attend = TileAttention(build(np.uint16, tiles=True))
     assert k.shape[1] % attend.key_multiple == 0
-    return attend(q, k, v.transpose(1, 2).contiguous().transpose(1, 2), k.shape[1])
+    return attend(q, k, v.transpose(1, 2).contiguous().transpose(1, 2), k.shape[1], None)
 
 
 @TILES
@@ -230,6 +238,34 @@ def test_attention_to_a_key_of_nan_is_nan() -> None:
     q, k, v = (torch.randn(1, 64, 64).bfloat16() for _ in range(3))
     k[0, 40] = torch.nan
     assert attend_by_tiles(q, k, v).isnan().all()
+
+
+@VECTORS_OF_8_BITS
+@pytest.mark.parametrize("n", [1, 63, 64, 65, 300])
+@pytest.mark.parametrize("loudness", [0.5, 3.0])
+def test_attention_in_8_bits_is_near_torchs(n: int, loudness: float) -> None:
+    """And each query's result is the same in whatever company."""
+    generator = torch.Generator().manual_seed(n)
+    q, k, v = (torch.randn(3, n, 64, generator=generator) for _ in range(3))
+    q, v = q * loudness, v + 2.0
+    k -= k.mean(1, keepdim=True)
+    k, v = (F.pad(x, (0, 0, 0, 20), value=100.0) for x in (k, v))  # of positions that are not there
+    expected = F.scaled_dot_product_attention(q, k[:, :n], v[:, :n]).transpose(0, 1).flatten(1)
+    attend = VectorAttention(build(np.float32, int8=True, in_8_bits=True))
+    laid_out = attend.lay_out(k, v, n)
+    ours = attend(q, k, v, n, laid_out)
+    assert ((ours - expected).norm() / expected.norm()).item() < 0.02
+    alone = attend(q[:, -1:].contiguous(), k, v, n, laid_out)
+    assert torch.equal(alone[0], ours[-1])
+
+
+@VECTORS_OF_8_BITS
+def test_attention_in_8_bits_to_a_position_of_nan_is_nan() -> None:
+    q, k, v = (torch.randn(1, 70, 64) for _ in range(3))
+    for each in (q, k, v):
+        each[0, 40] = torch.nan
+    attend = VectorAttention(build(np.float32, int8=True, in_8_bits=True))
+    assert attend(q, k, v, 70, attend.lay_out(k, v, 70)).isnan().all()
 
 
 def test_rows_of_nan_stay_nan() -> None:

@@ -19,6 +19,9 @@ TILE_BYTES = TILE_ROWS * TILE_ROW_BYTES
 TILE_INPUTS = 32  # bfloat16 numbers in a row of a tile
 HEAD_DIM = 64  # of every published checkpoint: what attention by tiles is for
 N_TILES = 8
+TILES_OF_BLOCK = 4  # of outputs that are computed at a time
+INPUTS_OF_GROUP = 4  # of 8 bits, which a tile multiplies at a time
+BLOCK_OUTPUTS = TILES_OF_BLOCK * TILE_ROWS
 CONFIG_BYTES = 64
 VECTORS = True  # in place of a configuration: multiply 8 bits by vectors, in the order of tiles
 

@@ -191,6 +191,23 @@ def store_in_8_bits(builder: Any, whole: Any, address: Any) -> None:
     builder.store(narrow, builder.inttoptr(address, _BYTES.as_pointer())).align = 1
 
 
+def bytes_of(builder: Any, parts: Sequence[Any]) -> Any:
+    """Four vectors of float32, 0 to below 256, without what is behind the point, as 64 bytes.
+
+    Of each vector by turns come four, so that its lanes 4 n to 4 n + 3 are bytes 16 n + 4 i.
+    """
+    whole = [builder.fptosi(part, INTS) for part in parts]
+    narrow = []
+    for pair in (whole[:2], whole[2:]):
+        signature = ir.FunctionType(_WORDS, [INTS] * 2)
+        name = "llvm.x86.avx512.packssdw.512"
+        narrow.append(builder.call(builder.module.declare_intrinsic(name, (), signature), pair))
+    found = ir.VectorType(ir.IntType(8), 4 * LANES)
+    signature = ir.FunctionType(found, [_WORDS] * 2)
+    name = "llvm.x86.avx512.packuswb.512"
+    return builder.call(builder.module.declare_intrinsic(name, (), signature), narrow)
+
+
 def highest_lane(builder: Any, integers: Any) -> Any:
     signature = ir.FunctionType(_INT, [INTS])
     reduce = builder.module.declare_intrinsic("llvm.vector.reduce.smax.v16i32", (), signature)
