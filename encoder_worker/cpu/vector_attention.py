@@ -213,68 +213,6 @@ def lay_out_heads(k: Any, v: Any, n: Any, keys: Any, values: Any) -> None:
 
 
 @njit(error_model="numpy", nogil=True, cache=True)
-def attend_in_8_bits(q: Any, keys: Any, values: Any, scale: Any, out: Any) -> None:
-    """out = softmax(scale * ln 2 * q k) v, float32 [n, H * HEAD_DIM].
-
-    q float32 [H, n, HEAD_DIM]. keys, values: as `lay_out_heads` leaves them.
-    """
-    n_head, n = q.shape[:2]
-    n_blocks = keys[0].shape[1]
-    rows, begins = np.zeros((QUERIES, HEAD_DIM), np.int8), np.zeros(QUERIES, np.int32)
-    nothing, steps = np.zeros(QUERIES, np.int32), np.zeros(QUERIES, np.float32)
-    sums = np.empty((TILES_OF_BLOCK, TILE_ROWS, TILE_ROWS), np.int32)
-    scores = np.empty((QUERIES, n_blocks * KEYS), np.float32)
-    highest = np.empty((QUERIES, TILE_ROWS), np.float32)
-    powers = np.zeros((n_blocks, TILE_ROWS, KEYS), np.uint8)
-    totals = np.empty((QUERIES, TILE_ROWS), np.float32)
-    dither = np.empty(KEYS, np.float32)
-    for key in range(KEYS):
-        dither[key] = np.float32((key * 37 % KEYS + 0.5) / KEYS)
-    # Addresses are taken once: Python's arrays would be counted in and out in each turn.
-    at, to, top = address(sums), address(scores), address(highest)
-    laid_out, before, counted = address(rows), address(begins), address(totals)
-    weighed, none, added = address(powers), address(nothing), address(dither)
-    row_bytes = scores.shape[1] * 4
-    for h in range(n_head):
-        blocks, scales, mixing = address(keys[0][h]), address(keys[1][h]), address(values[0][h])
-        columns = out[:, h * HEAD_DIM : (h + 1) * HEAD_DIM]
-        for first in range(0, n, QUERIES):
-            n_rows = min(QUERIES, n - first)
-            for r in range(n_rows):
-                steps[r] = _scale(q[h, first + r])
-                _quantize(q[h, first + r], steps[r], rows[r])
-                total = int32(0)
-                for c in range(HEAD_DIM):
-                    total += int32(rows[r, c])
-                begins[r] = -MORE * total
-            highest[:] = _NOTHING
-            for block in range(n_blocks):
-                key = block * _SCORES_BYTES
-                sum_16_rows(laid_out, blocks + block * _BLOCK_BYTES, 1, before, at)
-                for r in range(n_rows):
-                    _scale_scores(
-                        at + r * TILE_ROW_BYTES,
-                        scales + key,
-                        scales + row_bytes + key,
-                        to + r * row_bytes + key,
-                        top + r * TILE_ROW_BYTES,
-                    )
-            for r in range(n_rows):
-                factor = scale * steps[r]
-                _take_powers(
-                    to + r * row_bytes,
-                    n_blocks,
-                    factor,
-                    _MOST - highest[r].max() * factor,
-                    added,
-                    weighed + r * TILE_ROW_BYTES,
-                    counted + r * TILE_ROW_BYTES,
-                )
-            sum_16_unsigned_rows(weighed, mixing, n_blocks, none, at)
-            _finish(n_rows, sums, totals, values[1][h], columns[first:])
-
-
-@njit(error_model="numpy", nogil=True, cache=True)
 def _finish(n_rows: Any, sums: Any, totals: Any, scales: Any, out: Any) -> None:
     mean, own = scales
     for r in range(n_rows):
@@ -283,6 +221,90 @@ def _finish(n_rows: Any, sums: Any, totals: Any, scales: Any, out: Any) -> None:
             for c in range(TILE_ROWS):
                 at = tile * TILE_ROWS + c
                 out[r, at] = mean[at] + np.float32(sums[tile, r, c]) * inverse * own[at]
+
+
+@njit(error_model="numpy", nogil=True, cache=True)
+def _attend_head(
+    q: Any,
+    keys: Any,
+    key_scales: Any,
+    values: Any,
+    value_scales: Any,
+    scale: Any,
+    memory: Any,
+    out: Any,
+) -> None:
+    """One head's part of `attend_in_8_bits`; memory as it is made there."""
+    rows, begins, nothing, steps, sums, scores, highest, powers, totals, dither = memory
+    # Addresses are taken once: Python's arrays would be counted in and out in each turn. What they
+    # are of must be arguments: numba frees its own arrays behind the last use of their names.
+    at, to, top = address(sums), address(scores), address(highest)
+    laid_out, before, counted = address(rows), address(begins), address(totals)
+    weighed, none, added = address(powers), address(nothing), address(dither)
+    blocks, scales, mixing = address(keys), address(key_scales), address(values)
+    n, n_blocks = len(q), len(keys)
+    row_bytes = n_blocks * _SCORES_BYTES
+    for first in range(0, n, QUERIES):
+        n_rows = min(QUERIES, n - first)
+        for r in range(n_rows):
+            steps[r] = _scale(q[first + r])
+            _quantize(q[first + r], steps[r], rows[r])
+            total = int32(0)
+            for c in range(HEAD_DIM):
+                total += int32(rows[r, c])
+            begins[r] = -MORE * total
+        highest[:] = _NOTHING
+        for block in range(n_blocks):
+            key = block * _SCORES_BYTES
+            sum_16_rows(laid_out, blocks + block * _BLOCK_BYTES, 1, before, at)
+            for r in range(n_rows):
+                _scale_scores(
+                    at + r * TILE_ROW_BYTES,
+                    scales + key,
+                    scales + row_bytes + key,
+                    to + r * row_bytes + key,
+                    top + r * TILE_ROW_BYTES,
+                )
+        for r in range(n_rows):
+            factor = scale * steps[r]
+            _take_powers(
+                to + r * row_bytes,
+                n_blocks,
+                factor,
+                _MOST - highest[r].max() * factor,
+                added,
+                weighed + r * TILE_ROW_BYTES,
+                counted + r * TILE_ROW_BYTES,
+            )
+        sum_16_unsigned_rows(weighed, mixing, n_blocks, none, at)
+        _finish(n_rows, sums, totals, value_scales, out[first:])
+
+
+@njit(error_model="numpy", nogil=True, cache=True)
+def attend_in_8_bits(q: Any, keys: Any, values: Any, scale: Any, out: Any) -> None:
+    """out = softmax(scale * ln 2 * q k) v, float32 [n, H * HEAD_DIM].
+
+    q float32 [H, n, HEAD_DIM]. keys, values: as `lay_out_heads` leaves them.
+    """
+    n_blocks = keys[0].shape[1]
+    dither = np.empty(KEYS, np.float32)
+    for key in range(KEYS):
+        dither[key] = np.float32((key * 37 % KEYS + 0.5) / KEYS)
+    memory = (
+        np.zeros((QUERIES, HEAD_DIM), np.int8),
+        np.zeros(QUERIES, np.int32),
+        np.zeros(QUERIES, np.int32),
+        np.zeros(QUERIES, np.float32),
+        np.empty((TILES_OF_BLOCK, TILE_ROWS, TILE_ROWS), np.int32),
+        np.empty((QUERIES, n_blocks * KEYS), np.float32),
+        np.empty((QUERIES, TILE_ROWS), np.float32),
+        np.zeros((n_blocks, TILE_ROWS, KEYS), np.uint8),
+        np.empty((QUERIES, TILE_ROWS), np.float32),
+        dither,
+    )
+    for h in range(len(q)):
+        own = out[:, h * HEAD_DIM : (h + 1) * HEAD_DIM]
+        _attend_head(q[h], keys[0][h], keys[1][h], values[0][h], values[1][h], scale, memory, own)
 
 
 @dataclass(frozen=True, slots=True)

@@ -5,7 +5,7 @@ from __future__ import annotations
 import itertools
 import threading
 from collections.abc import Callable, Iterator
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -257,6 +257,18 @@ def test_attention_in_8_bits_is_near_torchs(n: int, loudness: float) -> None:
     assert ((ours - expected).norm() / expected.norm()).item() < 0.02
     alone = attend(q[:, -1:].contiguous(), k, v, n, laid_out)
     assert torch.equal(alone[0], ours[-1])
+
+
+@VECTORS_OF_8_BITS
+def test_threads_that_attend_in_8_bits_leave_each_other_alone() -> None:
+    generator = torch.Generator().manual_seed(3)
+    q, k, v = (torch.randn(6, 300, 64, generator=generator) for _ in range(3))
+    attend = VectorAttention(build(np.float32, int8=True, in_8_bits=True))
+    laid_out = attend.lay_out(k, v, 300)
+    expected = attend(q, k, v, 300, laid_out)
+    with ThreadPoolExecutor(4) as threads:
+        calls = [threads.submit(attend, q, k, v, 300, laid_out) for _ in range(100)]
+        assert all(torch.equal(call.result(PATIENCE_S), expected) for call in calls)
 
 
 @VECTORS_OF_8_BITS
