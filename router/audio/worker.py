@@ -88,8 +88,8 @@ class AudioWorker:
         model = limits.speaker_model
         self._network = None if model is None else SpeakerNetwork(Path(model))
         self._uploads: dict[int, Upload] = {}
-        # By path and channel.
-        self._heard: WeakValueDictionary[tuple[str, int | None], SharedStream]
+        # By file and channel; not by path, which is another file's once this one is closed.
+        self._heard: WeakValueDictionary[tuple[int, int, int | None], SharedStream]
         self._heard = WeakValueDictionary()
         self._step_count = 0
 
@@ -139,15 +139,24 @@ class AudioWorker:
             return survey(path, limits)
         if command.n_mels is not None:
             return transcode(path, limits, Pieces(), MelPeak(command.n_mels), command.channel)
-        audio = command.path, command.channel
-        if (shared := self._heard.get(audio)) is None:
-            shared = self._heard[audio] = SharedStream(self._detector)
+        shared = self._shared(path, command.channel)
         if command.speakers is not None:
             assert self._network is not None, "the router asks only where there is one"
             voices = Voices(self._detector, self._network, limits)
             return voices.turns_of(path, command.speakers, shared)
         cutter = make_cutter(self._detector, command.chunking, shared, early=command.early)
         return transcode(path, limits, cutter, channel=command.channel)
+
+    def _shared(self, path: Path, channel: int | None) -> SharedStream:
+        """The detector's pass over this audio, with whoever hears it already."""
+        try:
+            file = path.stat()
+        except OSError:  # it is told when the file is opened
+            return SharedStream(self._detector)
+        audio = file.st_dev, file.st_ino, channel
+        if (shared := self._heard.get(audio)) is None:
+            shared = self._heard[audio] = SharedStream(self._detector)
+        return shared
 
     def _step(self, upload: Upload) -> None:
         self._step_count += 1

@@ -194,6 +194,23 @@ async def test_a_slow_consumer_is_waited_for(pool: AudioPool, clip: Path, long_f
         await until(lambda: stream.n_received == CREDIT + 1)
 
 
+async def test_a_path_may_be_another_uploads_while_the_first_is_in_work(
+    long_file: Path, tmp_path: Path
+) -> None:
+    """As descriptors are: what was heard of the first one's speech is not the second one's."""
+    pcm = joined(silence(12.0), voice(20.0), silence(3.0), voice(20.0))
+    path, other = tmp_path / "upload", write_wav(tmp_path / "other", pcm)
+    path.symlink_to(long_file)
+    async with running() as pool, opened(pool, path) as first:
+        expected, _ = await read(pool, other)
+        await anext(first)
+        path.unlink()
+        path.symlink_to(other)
+        windows, _ = await read(pool, path)
+    assert spans(windows) == spans(expected)
+    assert [window.speech for window in windows] == [window.speech for window in expected]
+
+
 async def test_a_client_that_leaves_frees_its_worker(
     pool: AudioPool, clip: Path, long_file: Path
 ) -> None:
