@@ -31,6 +31,7 @@ SHARED_SOURCES = (  # what both roles' kernels are made of
     _FOLDER / "rows.py",
     _FOLDER / "tile_instructions.py",
     _FOLDER / "tile_registers.py",
+    _FOLDER / "vector_sums.py",
     _FOLDER / "vectors.py",
     _FOLDER.parents[1] / "model" / "layers.py",
 )
