@@ -148,7 +148,7 @@ class Int8Kernels:
 
 
 @njit(nogil=True, cache=True)
-def _scale(row: Any) -> Any:
+def scale_of(row: Any) -> Any:
     """What stands for 1 when the row's largest number is MOST; NaN where there is a NaN.
 
     Without their sign floats compare like integers, and NaN is the largest.
@@ -163,7 +163,7 @@ def _scale(row: Any) -> Any:
 @njit(error_model="numpy", nogil=True, cache=True)
 def _quantize_row(row: Any, quantized: Any) -> Any:
     """The same integers as `quantize_rows`, but above MIDDLE; the scale."""
-    scale = _scale(row)
+    scale = scale_of(row)
     inverse = _ONE / scale
     for c in range(len(quantized)):  # the product must be rounded before the sum is: no fastmath
         quantized[c] = uint8(as_bits(number(row[c]) * inverse + _WHOLE) & uint32(0xFF))

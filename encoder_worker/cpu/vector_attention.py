@@ -1,9 +1,10 @@
 """Some queries over all keys of a window by vectors of 8 bits, on the calling thread.
 
 For CPUs that have AVX-512 VNNI and compute in float32. Keys come without their mean, which softmax
-does not see, and have a scale each; so do queries, and values have one for each dimension. Powers
-are split into two integers, as rows are in the decoder's products: what is small beside a row's
-highest still counts, by many. Sums of products are exact, and scores and powers float32.
+does not see, and have a scale each; so do queries. Values come without theirs, too, which is added
+at the end, and have a scale for each dimension. Powers are float32, and whole steps of a 255th of a
+row's highest when values are mixed. What is added before the whole part is taken differs from key
+to key, so that of many powers that are small beside the highest a share counts, and not none.
 
 16 queries at a time go through all keys, in blocks of 64, and what they look for stays in the
 second nearest cache. Imports numba.
@@ -21,7 +22,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from cluster.common.kernels.cpu import vectors
-from cluster.common.kernels.cpu.arithmetic import as_bits, as_float
+from cluster.common.kernels.cpu.arithmetic import as_bits
 from cluster.common.kernels.cpu.rows import SUMS
 from cluster.common.kernels.cpu.tile_instructions import WORD, address, offset
 from cluster.common.kernels.cpu.tile_registers import (
@@ -34,8 +35,9 @@ from cluster.common.kernels.cpu.tile_registers import (
     TILES_OF_BLOCK,
 )
 from cluster.common.kernels.cpu.vector_sums import MORE, sum_16_rows, sum_16_unsigned_rows
+from encoder_worker.cpu.rows import scale_of
 
-KEYS = BLOCK_OUTPUTS  # of a block: memory holds a multiple of them
+KEYS = BLOCK_OUTPUTS  # of a block
 QUERIES = TILE_ROWS  # that are computed at a time
 _STEPS = np.float32(127)  # of the largest number
 _MOST = np.float32(np.log2(255))  # steps of the highest power
@@ -120,19 +122,6 @@ def _take_powers(
 
 
 @njit(error_model="numpy", nogil=True, cache=True)
-def _scale(row: Any) -> Any:
-    """What stands for 1 when the row's largest number is 127; NaN where there is a NaN.
-
-    Without their sign floats compare like integers, and NaN is the largest.
-    """
-    highest = int32(0)
-    for c in range(HEAD_DIM):
-        highest = max(highest, int32(as_bits(row[c]) & uint32(0x7FFFFFFF)))
-    largest = as_float(uint32(highest))
-    return _LEAST if largest < _LEAST else largest / _STEPS
-
-
-@njit(error_model="numpy", nogil=True, cache=True)
 def _quantize(row: Any, scale: Any, to: Any) -> None:
     inverse = np.float32(1) / scale
     for c in range(HEAD_DIM):
@@ -146,7 +135,7 @@ def _lay_out_keys(k: Any, n: Any, blocks: Any, scales: Any) -> None:
     for key in range(len(blocks) * KEYS):
         tile, column = blocks[key // KEYS, key // TILE_ROWS % TILES_OF_BLOCK], key % TILE_ROWS
         if key < n:
-            scales[0, key], scales[1, key] = _scale(k[key]), np.float32(0)
+            scales[0, key], scales[1, key] = scale_of(k[key]), np.float32(0)
             _quantize(k[key], scales[0, key], row)
         else:
             scales[0, key], scales[1, key] = np.float32(0), _NOTHING
@@ -247,7 +236,7 @@ def _attend_head(
     for first in range(0, n, QUERIES):
         n_rows = min(QUERIES, n - first)
         for r in range(n_rows):
-            steps[r] = _scale(q[first + r])
+            steps[r] = scale_of(q[first + r])
             _quantize(q[first + r], steps[r], rows[r])
             total = int32(0)
             for c in range(HEAD_DIM):
