@@ -40,6 +40,9 @@ ABOUT_AS_FREE = 0.5
 # The same limit for the encoder where this process had the same audio encoded. If the KV is still
 # kept there, the window does not wait; if it is not, it is encoded so much later, this once.
 LIKELY_KEPT = 2.0
+# The same limit within which they are equals, among which chance decides: what a window takes is
+# measured, so that of equal encoders one would always seem to be the first.
+AS_SOON = 0.1
 FEW = 8  # workers that are all compared
 N_SAMPLED = 4  # of more, beside those that the window prefers
 N_NEAR = 2  # decoders on the node of the KV, and as many in its domain
@@ -160,13 +163,16 @@ def ranked(
 def _encoders_ranked(
     request: EncodeRequest, workers: list[Candidate], kept_at: Hashable
 ) -> list[Candidate]:
-    """By when they are done; of those that are done about first, the audio's own before them."""
+    """By when they are done; of those that are done about first, the audio's own before them.
+
+    Equals stay in the order that they come in.
+    """
     usual_s = _usual(worker.load.window_s for worker in workers)
     cost_s = {worker.key: _encoder_cost(worker, request.work, usual_s) for worker in workers}
-    workers = sorted(workers, key=lambda worker: cost_s[worker.key])
+    first = min(workers, key=lambda worker: cost_s[worker.key])
+    first_s, one_s = cost_s[first.key], request.work * (first.load.window_s or usual_s)
+    workers = sorted(workers, key=lambda one: max(cost_s[one.key], first_s + AS_SOON * one_s))
     if kv_key := shared_key(request):
-        first_s = cost_s[workers[0].key]
-        one_s = request.work * (workers[0].load.window_s or usual_s)
         free = [one for one in workers if cost_s[one.key] < first_s + ABOUT_AS_FREE * one_s]
         own = free[int(np.argmax(_affinity(kv_key, _points([one.key for one in free]))))]
         if cost_s.get(kept_at, math.inf) <= first_s + LIKELY_KEPT * one_s:

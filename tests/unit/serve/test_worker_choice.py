@@ -64,10 +64,12 @@ def test_a_slow_encoder_gets_less() -> None:
     assert ranked(encode_request(), [slow, fast], CHANCE) == ["slow", "fast"]
 
 
-def test_equal_workers_share_the_work() -> None:
-    workers = [encoder(name, 0, 0.1) for name in "abc"]
+@pytest.mark.parametrize("measured_s", [(0.1, 0.1, 0.1), (0.1, 0.104, 0.097)])
+def test_equal_workers_share_the_work(measured_s: tuple[float, ...]) -> None:
+    """However little one was measured to be quicker."""
+    workers = [encoder(name, 0, time_s) for name, time_s in zip("abc", measured_s, strict=True)]
     firsts = Counter(ranked(encode_request(), workers, CHANCE)[0] for _ in range(300))
-    assert set(firsts) == set("abc")
+    assert all(firsts[name] > 60 for name in "abc")
 
 
 def preferred(workers: list[Candidate], audio: int, **options: bool) -> Hashable:
