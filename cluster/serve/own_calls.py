@@ -1,9 +1,9 @@
 """What this process knows of the workers of all pools, from its own calls and their answers.
 
 Of each worker: what was sent there and is not answered, what others have there according to its
-last answer, and how its last calls ended. Of each window: where it failed, and where its KV was
-made. The more routers there are, the less each of them hears of a worker, so what others have there
-is forgotten by and by.
+last answer, and how its last calls ended. Of each window: where it failed or was given up, and
+where its KV was made. The more routers there are, the less each of them hears of a worker, so what
+others have there is forgotten by and by.
 
 A window that failed may be poison. But once others did it, whoever had a part before is wrong: a
 worker, the encoder of the KV, the link between the two. Several requests in a row that prove one
@@ -129,9 +129,15 @@ class OwnCalls:
             if may_be_kv and encoder in self._workers:
                 at_fault |= {encoder, link}
                 self._workers.setdefault(link, _Worker())
-            _remember(self._failed, _window(call), self.failed_at(call) | at_fault)
+            self._suspect(call, at_fault)
             if known := self._workers.get(worker if is_worker_s_fault else link):
                 self._note_end(known, failed=True)
+
+    def given_up(self, call: Hashable) -> None:
+        """Nobody waits for its answer. If its window is sent again, that came too late."""
+        with self._lock:
+            if (worker := self._sent.get(call, _Sent()).worker) in self._workers:
+                self._suspect(call, {worker})
 
     def end(self, call: Hashable) -> None:
         with self._lock:
@@ -207,6 +213,9 @@ class OwnCalls:
             same.remove(call)
             if not same:
                 del self._same[sent.kv_key]
+
+    def _suspect(self, call: Hashable, at_fault: set[Hashable]) -> None:
+        _remember(self._failed, _window(call), self.failed_at(call) | at_fault)
 
     def _note_done(self, call: Hashable, worker: Hashable) -> None:
         """Whoever had a part in it is well, and who had one when it failed is wrong."""

@@ -109,6 +109,9 @@ class ServePool:
             may_be_kv = is_kv or isinstance(error, SequenceFailedError)
             self._calls.failed(key, is_worker_s_fault=not is_kv, may_be_kv=may_be_kv)
             raise
+        except asyncio.CancelledError:
+            self._calls.given_up(key)
+            raise
         finally:
             self._calls.end(key)
 

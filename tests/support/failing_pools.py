@@ -1,4 +1,4 @@
-"""Pools of which some workers, or some links, fail whatever comes, on a virtual clock.
+"""Pools of which some workers, or some links, fail or lose whatever comes, on a virtual clock.
 
 Real but for Serve's handle: `Pipeline`, `ServePool`, `Members` and `OwnCalls`.
 """
@@ -39,11 +39,16 @@ from router.pipeline import Pipeline, RequestRun, WindowAudio
 ENCODE_S, DECODE_S = 0.05, 0.4
 ROWS = 8  # windows that a decoder has at once; an encoder has one
 FAILS_IN_S = 0.02
+NEVER_S = 1e9
 PATIENCE_S = 60.0
 SETTINGS: RouterSettings = load_settings(environ={}).router
 POISON = 7  # what the samples of a window are that every worker fails
 
 Fault = Callable[[Hashable, Any], Exception | None]  # (worker, request) -> what to raise
+
+
+class LostCallError(SplitscribeError):
+    """Nobody sees it: the call is lost."""
 
 
 class Workers:
@@ -71,7 +76,7 @@ class Workers:
         if request.unwell:
             self.told.append((worker, request.unwell))
         if (error := self._fault(worker, request)) is not None:
-            await asyncio.sleep(FAILS_IN_S)
+            await asyncio.sleep(NEVER_S if isinstance(error, LostCallError) else FAILS_IN_S)
             raise error
         self._there[worker] += 1
         async with self._free[worker]:

@@ -20,7 +20,15 @@ from cluster.common.tracing import NO_TRACER
 from cluster.planning.virtual_time import run_virtually
 from cluster.serve.own_calls import ASIDE_S, N_WRONG
 from cluster.serve.replicas.workers import PoolWorker
-from tests.support.failing_pools import DECODE_S, ENCODE_S, POISON, ROWS, FailingPools, Fault
+from tests.support.failing_pools import (
+    DECODE_S,
+    ENCODE_S,
+    POISON,
+    ROWS,
+    FailingPools,
+    Fault,
+    LostCallError,
+)
 
 USED = 0.4  # of what the workers that are well can do
 
@@ -113,6 +121,27 @@ def test_it_is_found_out_where_requests_come_one_by_one(role: str) -> None:
     assert (f"{role}-0", f"{role}-0") in workers.told, "it has not heard so"
     assert workers.asked[f"{role}-0"] < 8
     assert not pools.errors
+
+
+@pytest.mark.parametrize("role", ["encoder", "decoder"])
+def test_one_that_answers_nothing_is_found_out_though_it_seems_well(role: str) -> None:
+    """And is the emptiest, once its calls were given up."""
+
+    async def load(pools: FailingPools) -> None:
+        nonlocal well, answers
+        await pools.load(8.0, 20)
+        well, answers = getattr(pools, f"{role}s").asked[f"{role}-0"], False
+        for _ in range(60):
+            await pools.send(seconds=1000.0)
+
+    def fault(worker: Hashable, _: Any) -> Exception | None:
+        return None if answers or worker != f"{role}-0" else LostCallError("")
+
+    well, answers = 0, True
+    pools = played(2, 2, fault, load)
+    assert not pools.errors
+    assert {name for _, name in (*pools.encoders.told, *pools.decoders.told)} == {f"{role}-0"}
+    assert getattr(pools, f"{role}s").asked[f"{role}-0"] - well < 8
 
 
 def test_a_worker_that_reads_that_it_is_unwell_asks_to_be_replaced() -> None:
