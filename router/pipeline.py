@@ -125,6 +125,7 @@ class WindowRun:
     attempt: int = 0  # its last encode's number among all of the request's
     encoded: EncodeReply | None = None  # while its KV may still be there
     failures: int = 0
+    limit: asyncio.Timeout = field(init=False)  # of its try
     is_late: bool = False  # one try was given up since no answer came
     audio_key: bytes = b""  # made with the first encode
     is_lost: bool = False  # its KV could not be decoded: it is encoded anew, kept or not
@@ -209,7 +210,7 @@ class Pipeline:
         request, full_s = window.request, FIRST_PAUSE_S
         while True:
             try:
-                async with asyncio.timeout(request.remaining_s()):
+                async with asyncio.timeout(request.remaining_s()) as window.limit:
                     if not self._deadly.goes_alone(id(window)):
                         return await self._try(window)
                     async with self._deadly.one_by_one:
@@ -218,7 +219,8 @@ class Pipeline:
                 request.remaining_s()  # raises, unless windows have ended meanwhile
                 reason = "full" if isinstance(error, OverloadedError) else "draining"
                 if not isinstance(error, WAITED_FOR):
-                    window.encoded, reason, window.is_late = None, "late", True
+                    window.encoded, reason = None, "late"
+                    window.is_late = window.is_late or not window.limit.expired()
                 self._note_retry(window, reason)
                 pause_s, full_s = full_s, min(2 * full_s, LAST_PAUSE_S)
             except (*RETRIED, WorkerGoneError) as error:
@@ -272,6 +274,8 @@ class Pipeline:
         turn.work = work_of(window.context)
         turn.kv_key = b"" if window.is_lost else kept_key(window.audio_key, window.context)
         timings.waited(audio.index, await self._queue.wait(turn, request.remaining_s()))
+        # While it waited, others ended: the request's time has grown.
+        window.limit.reschedule(asyncio.get_running_loop().time() + request.remaining_s())
         called_s = self._clock.monotonic()
         try:
             with self._call("encoder", window) as call:

@@ -31,6 +31,7 @@ from cluster.planning.virtual_time import virtual_clock
 from router.deadly_audio import REFUSED_S
 from router.interface import Progress, RequestContext
 from router.pipeline import RequestRun, WindowAudio
+from router.pools import Room
 from router.transcriber import RequestTranscriber
 from tests.support.played_pools import (
     DIMS,
@@ -235,6 +236,17 @@ async def test_it_lives_while_it_waits_for_others_whose_windows_end(pools: Playe
         await asyncio.sleep(100.0)
         patient_request(progress=context.progress).window_ended(1.0)
     assert await waiting == "word0"
+
+
+async def test_what_waits_for_its_turn_has_all_of_its_time_at_the_workers(
+    pools: PlayedPools, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """The time of the request grows meanwhile, as others end."""
+    monkeypatch.setattr(pools, "room", lambda: Room(1, 1.0))
+    pools.delay_s = lambda window: 400.0
+    await run(pools, 4, context=patient_request())
+    assert pools.decodes == dict.fromkeys(range(4), 1)
+    assert pools.cancelled == 0
 
 
 async def test_the_time_that_a_client_gives_ends_a_request_whose_windows_end(
