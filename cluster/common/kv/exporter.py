@@ -271,8 +271,6 @@ class KVExporter:
                     self._n_unknown += 1
 
     def _handle(self, lease: _Lease, request_id: str, window: int, attempt: int) -> CrossKVHandle:
-        if len(self._leases) == 1:
-            self._woken.set()  # ends the idle wait, since releases are to come
         pages = lease.window.pages
         unsigned = CrossKVHandle(
             request_id=request_id,
@@ -319,6 +317,8 @@ class KVExporter:
         generation, deadline = int(self.counters[window.pages[0]]), self._clock() + self.lease_s
         lease = _Lease(f"{self._randbits(128):032x}", window, generation, deadline)
         self._leases[lease.id] = lease
+        if len(self._leases) == 1:
+            self._woken.set()  # ends the idle wait, since releases are to come
         return lease
 
     def _end(self, lease: _Lease) -> None:

@@ -4,7 +4,9 @@ from __future__ import annotations
 
 import threading
 from collections.abc import Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from types import SimpleNamespace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -13,6 +15,7 @@ from numpy.typing import NDArray
 from cluster.common.errors import ConfigurationError, WorkerDrainingError
 from cluster.common.kv import exporter as exporter_module
 from cluster.common.kv.exporter import KVExporter
+from cluster.common.kv.handles import release_message
 from cluster.common.kv.layout import PageLayout
 from cluster.common.kv.memory_wire import MemoryWire
 from cluster.common.kv.pool import PagePool
@@ -105,6 +108,26 @@ def test_leases_run_on_the_clock_that_it_is_given() -> None:
     now[0] += 1.0
     wait_until(lambda: exporter.n_expired == 1)
     assert exporter.n_leases == 0
+    exporter.close()
+
+
+def test_leases_that_begin_together_end_the_idle_wait(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Else releases of a transport that must be polled would be seen when it is over."""
+    monkeypatch.setattr(exporter_module, "IDLE_POLL_S", 60.0)
+    exporter, both = MemoryExporter(LAYOUT, 6, cluster_key=KEY), threading.Barrier(2)
+    make_handle = exporter._handle
+
+    def make_late(*args: Any) -> CrossKVHandle:
+        both.wait(20.0)
+        return make_handle(*args)
+
+    monkeypatch.setattr(exporter, "_handle", make_late)
+    with ThreadPoolExecutor(2) as threads:
+        handles = list(threads.map(publish, [exporter] * 2, [reserve(exporter) for _ in range(2)]))
+    exporter.memory.on_notification = lambda: None
+    for handle in handles:
+        exporter.memory._receive(release_message(handle.lease))
+    wait_until(lambda: exporter.n_leases == 0)
     exporter.close()
 
 
