@@ -74,8 +74,8 @@ class Peer:
 
     agent: str
     renew_s: float
-    next_renewal: float
     last_used: float
+    next_renewal: float = math.inf
     leases: dict[str, Fetch | None] = field(default_factory=dict)
     is_connected: bool = False
     in_flight: int = 0
@@ -137,17 +137,18 @@ class Reader:
         now = self._clock()
         try:
             peer = self._peer_of(handle.agent, now)
+            if not peer.leases:
+                peer.next_renewal = math.inf  # it may be long past
             peer.leases.setdefault(handle.lease, None)
+            # Its exporter may lease for less time than we suppose.
+            of_lease = max(FIRST_RENEWAL_S, handle.remaining_s / RENEWALS_PER_LEASE)
+            peer.renew_s = min(peer.renew_s, of_lease)
+            peer.next_renewal = min(peer.next_renewal, now + FIRST_RENEWAL_S)
+            self._next_renewal = min(self._next_renewal, peer.next_renewal)
             self._connect(peer, handle)
         except WorkerError as error:  # the fetch will meet it again and report it
             fields = log_fields(handle.request_id, window=handle.window, peer=handle.agent)
             logger.warning("cannot connect to %s: %s", handle.agent, error, extra=fields)
-            return
-        # Its exporter may lease for less time than we suppose.
-        of_lease = max(FIRST_RENEWAL_S, handle.remaining_s / RENEWALS_PER_LEASE)
-        peer.renew_s = min(peer.renew_s, of_lease)
-        peer.next_renewal = min(peer.next_renewal, now + FIRST_RENEWAL_S)
-        self._next_renewal = min(self._next_renewal, peer.next_renewal)
 
     def drop(self, handle: CrossKVHandle) -> None:
         """Release the lease, where it is held."""
@@ -323,7 +324,7 @@ class Reader:
             self.check(agent)
             if len(self._peers) >= MAX_PEERS:
                 self._make_room()
-            peer = Peer(agent, self._renew_s, next_renewal=now + self._renew_s, last_used=now)
+            peer = Peer(agent, self._renew_s, last_used=now)
             self._peers[agent] = peer
         return peer
 

@@ -230,6 +230,9 @@ def test_a_connection_that_fails_is_tried_again_by_the_fetch(
         lost = bench.begin(make_handle(2))
         assert isinstance(lost.future.exception(0), PeerLostError)
         bench.accept(make_handle(3, "encoder-1"))
+    bench.now += FIRST_RENEWAL_S
+    bench.begin(make_handle(2)).future.result(0)
+    assert bench.renewed() == [renewal_of(1)], "it may wait for long"
     bench.begin(make_handle(1)).future.result(0)
     assert bench.wire.connected == ["encoder-0"]
     monkeypatch.setattr(bench.wire, "poll", fail)
@@ -265,8 +268,10 @@ def test_leases_are_renewed_by_the_clock(bench: Bench) -> None:
     bench.now += FIRST_RENEWAL_S
     assert bench.renewed() == []
     assert bench.reader.wait_s() is None
+    bench.now += RENEW_S
     bench.accept(make_handle(2))
     bench.accept(make_handle(3, "encoder-1"))
+    assert bench.renewed() == [], "most are fetched before it"
     bench.now += FIRST_RENEWAL_S
     assert sorted(bench.renewed()) == [renewal_of(2), renewal_of(3)]
     assert bench.reader.wait_s() == RENEW_S
