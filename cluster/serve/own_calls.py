@@ -150,8 +150,9 @@ class OwnCalls:
             return next((self._sent[one].worker for one in same), None)
 
     def kept_at(self, kv_key: bytes) -> Hashable:
-        """Where it was made last, as far as this process remembers; None: unknown."""
-        return self._kept.get(kv_key)
+        """Where it was made last, as far as this process remembers; None: unknown, or gone."""
+        worker = self._kept.get(kv_key)
+        return worker if worker in self._workers else None
 
     def failed_at(self, call: Hashable) -> set[Hashable]:
         return self._failed.get(_window(call), set())

@@ -210,9 +210,11 @@ def test_it_is_remembered_where_audio_was_encoded_last() -> None:
 def test_a_worker_that_is_gone_leaves_nothing() -> None:
     calls = make_calls(1)
     calls.send("a", 1, 1.0)
-    calls.answered(1, WorkerLoad(7.0))
+    calls.answered(1, WorkerLoad(7.0), b"k")
     calls.failed(1, is_worker_s_fault=True)
+    assert calls.kept_at(b"k") == "a"
     calls.forget("a")
+    assert calls.kept_at(b"k") is None, "its KV went with it"
     assert calls.trouble("a") == 0.0
     assert counted(calls, "a") == [0.0]
     calls.end(1)
