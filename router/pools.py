@@ -8,6 +8,7 @@ from collections.abc import Callable
 from concurrent.futures import Future
 from typing import Any, NamedTuple, Protocol
 
+from cluster.common.errors import WorkerDrainingError, WorkerError
 from cluster.common.messages import (
     DecodeRequest,
     DecodeResult,
@@ -59,7 +60,10 @@ class Unbounded:
 
 
 class EnginePool(Unbounded):
-    """One engine in this process; implements both protocols through its `submit`."""
+    """One engine in this process; implements both protocols through its `submit`.
+
+    Once it takes nothing more, WorkerError says why: no other engine will come in its place.
+    """
 
     def __init__(
         self, submit: Callable[..., Future[Any]], status: Callable[[], WorkerStatus]
@@ -68,19 +72,25 @@ class EnginePool(Unbounded):
         self._status = status
 
     async def encode(self, request: EncodeRequest) -> EncodeReply:
-        reply: EncodeReply = await asyncio.wrap_future(self._submit(request))
+        reply: EncodeReply = await self._answer(request)
         return reply
 
     async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
+        result: DecodeResult
         if on_token is None:
-            submitted = self._submit(request)
+            result = await self._answer(request)
         else:
             loop = asyncio.get_running_loop()
-            submitted = self._submit(
+            result = await self._answer(
                 request, lambda token: loop.call_soon_threadsafe(on_token, token)
             )
-        result: DecodeResult = await asyncio.wrap_future(submitted)
         return result
+
+    async def _answer(self, *arguments: Any) -> Any:
+        try:
+            return await asyncio.wrap_future(self._submit(*arguments))
+        except WorkerDrainingError as error:
+            raise WorkerError(error.message) from error
 
     async def status(self) -> list[WorkerStatus]:
         return [self._status()]

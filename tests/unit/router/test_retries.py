@@ -24,6 +24,7 @@ from cluster.common.errors import (
     WindowRefusedError,
     WorkerDiedError,
     WorkerDrainingError,
+    WorkerError,
     WorkerGoneError,
 )
 from cluster.common.messages import DecodeOptions
@@ -31,7 +32,7 @@ from cluster.planning.virtual_time import virtual_clock
 from router.deadly_audio import REFUSED_S
 from router.interface import Progress, RequestContext
 from router.pipeline import RequestRun, WindowAudio
-from router.pools import Room
+from router.pools import EnginePool, Room
 from router.transcriber import RequestTranscriber
 from tests.support.played_pools import (
     DIMS,
@@ -100,6 +101,26 @@ async def test_what_does_not_pass_ends_the_request(
     if isinstance(failure.value, OverloadedError):
         assert failure.value.retry_after_s
     assert tries in (None, getattr(pools, f"{stage}s")[0])
+
+
+@pytest.mark.parametrize("dead", ["encoder", "decoder"])
+async def test_an_engine_of_this_process_that_died_ends_what_it_is_asked(
+    pools: PlayedPools, dead: str
+) -> None:
+    """Elsewhere another worker comes in its place, which these windows would wait for."""
+
+    def submit(*_: Any) -> Any:
+        raise WorkerDrainingError("the device is lost")
+
+    engine: Any = EnginePool(submit, lambda: None)  # type: ignore[arg-type, return-value]
+    both: Any = (engine, pools) if dead == "encoder" else (pools, engine)
+    audio: Any = PlayedAudio(1)
+    transcriber = RequestTranscriber(
+        audio, *both, pools.tokenizer, SETTINGS, dims=DIMS, clock=virtual_clock()
+    )
+    with pytest.raises(WorkerError, match="the device is lost") as failure:
+        await transcriber.transcribe(Path("none"), PARAMS, request_of(3600.0))
+    assert type(failure.value) is WorkerError
 
 
 async def test_lost_kv_is_encoded_again(pools: PlayedPools) -> None:
