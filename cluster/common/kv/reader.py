@@ -287,6 +287,8 @@ class Reader:
         then: Callable[[], None],
     ) -> None:
         """Post a read and poll it once: a short one is done when it is posted."""
+        if peer.lost:  # by another read, so that it may be disconnected
+            raise PeerLostError(f"encoder {peer.agent} is gone")
         token = self._ask(peer, operation)
         peer.in_flight += 1
         peer.last_used = self._clock()

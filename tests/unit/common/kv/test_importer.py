@@ -10,6 +10,7 @@ from dataclasses import dataclass, field, replace
 import pytest
 
 from cluster.common.errors import (
+    HandleRefusedError,
     KVLostError,
     PeerLostError,
     TransferTimeoutError,
@@ -198,6 +199,30 @@ def test_a_read_is_overdue_by_the_clock_that_it_is_given(bench: Bench) -> None:
     bench.reader.step()
     bench.pool.check_integrity()
     bench.accept(make_handle(2))
+
+
+def test_what_was_read_of_a_peer_that_another_read_lost_is_lost_with_it(
+    bench: Bench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its counter is not asked for by a wire that knows the peer no more, and would refuse it."""
+    bench.wire.done = False
+    fetches = [bench.begin(make_handle(n)) for n in (1, 2)]
+    answers: Iterator[Exception | bool] = iter((True, PeerLostError("gone"), True))
+
+    def poll(_: object) -> bool:
+        if isinstance(answer := next(answers), Exception):
+            raise answer
+        return answer
+
+    def refuse(agent: str, *_: object) -> object:
+        assert agent in bench.wire.disconnected
+        raise HandleRefusedError("no such memory")
+
+    monkeypatch.setattr(bench.wire, "poll", poll)
+    monkeypatch.setattr(bench.wire, "read_counter", refuse)
+    bench.reader.step()
+    assert bench.wire.disconnected == ["encoder-0"]
+    assert [type(one.future.exception(0)) for one in fetches] == [PeerLostError] * 2
 
 
 def test_a_lost_peer_may_come_back_after_a_while(bench: Bench) -> None:
