@@ -136,7 +136,7 @@ def _of_manifest(place: Place) -> Iterator[Item]:
 
         table = pq.ParquetFile(io.BytesIO(content))
         column = _column(table.schema_arrow.names, place.name)
-        rows: Iterable[Any] = table.read(columns=[column]).column(0).to_pylist()
+        rows: Iterable[Any] = table.read(columns=[column]).to_pylist()
     else:
         rows = io.StringIO(content.decode("utf-8-sig"))
         rows = csv.DictReader(rows) if kind == "csv" else rows

@@ -126,8 +126,12 @@ def test_manifests_that_match_a_glob_are_read(folder: Path) -> None:
     assert named(listed([f"{folder}/part-*.parquet"])) == ["c.flac", "a.mp3"]
 
 
-def test_audio_inside_of_parquet_is_refused_with_the_way_that_takes_it(folder: Path) -> None:
-    pq.write_table(pa.table({"audio": [b"1"]}), folder / "set.parquet")
+@pytest.mark.parametrize("audio", [b"1", {"bytes": b"1", "path": "a.mp3"}])
+def test_audio_inside_of_parquet_is_refused_with_the_way_that_takes_it(
+    audio: bytes | dict[str, Any], folder: Path
+) -> None:
+    """Hugging Face's data sets have both, and the path is of nothing that is here."""
+    pq.write_table(pa.table({"audio": [audio]}), folder / "set.parquet")
     with pytest.raises(InvalidRequestError, match="Ray Data"):
         listed([str(folder / "set.parquet")])
 
