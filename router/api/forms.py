@@ -246,8 +246,10 @@ def _answer_conflicts(params: TranscriptionParams, sent: Collection[str]) -> Con
 NOT_BESIDE_SPEAKERS = ("prompt", "include", "timestamp_granularities")  # OpenAI's rule
 
 
-def _speaker_conflicts(params: TranscriptionParams, sent: Collection[str]) -> Conflicts:
+def _speaker_conflicts(params: TranscriptionParams, sent: Mapping[str, Any]) -> Conflicts:
     asked, known = params.speakers, ("known_speaker_names", "known_speaker_references")
+    if asked.by == "channel" and sent.get("diarize"):
+        yield "diarize", "'diarize' is by voice, and channels=separate by channel; send one of them"
     for name in sent:
         by = "channel" if name == "channel_names" else "voice"
         if FIELDS[name].attribute.startswith("speakers.") and asked.by != by:

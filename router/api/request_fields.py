@@ -177,7 +177,8 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
             "diarize",
             Boolean(),
             "Tell speakers apart by their voices, as `diarized_json` does anyway. They stand in "
-            "`verbose_json`, `vtt` and `srt`, and before each turn of a text.",
+            "`verbose_json`, `vtt` and `srt`, and before each turn of a text. Not beside "
+            "`channels=separate`.",
             "Mistral",
             sets=NO_ATTRIBUTE,
         ),

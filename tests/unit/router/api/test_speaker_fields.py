@@ -47,7 +47,7 @@ def test_a_translations_segments_have_speakers() -> None:
 
 
 def test_channels_need_no_voices() -> None:
-    for fields in ([CHANNELS], [CHANNELS, DIARIZED], [CHANNELS, DIARIZE]):
+    for fields in ([CHANNELS], [CHANNELS, DIARIZED], [CHANNELS, ("diarize", "false")]):
         assert parse(*fields).speakers == SpeakerOptions("channel")
         assert not parse(*fields).aligns
     named = parse(CHANNELS, ("channel_names[]", " Agent "), ("channel_names[]", "Caller"))
@@ -87,6 +87,7 @@ def test_a_reference_has_a_limit() -> None:
         ([("min_speakers", "2")], "min_speakers"),
         ([CHANNELS, ("num_speakers", "2")], "num_speakers"),
         ([CHANNELS, *known("Ann")], "known_speaker_names"),
+        ([CHANNELS, DIARIZE], "diarize"),
         (known("Ann"), "known_speaker_names"),
         ([("channel_names[]", "Ann")], "channel_names"),
         ([DIARIZED, ("channel_names[]", "Ann")], "channel_names"),
