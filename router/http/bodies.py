@@ -67,6 +67,7 @@ class FormReader:
         self._max_upload_bytes = max_upload_bytes
         self._read_bytes = self._reference_bytes = 0
         self._fields: list[tuple[str, str]] = []
+        self._names: set[str] = set()
         self._has_file = False
         self._ended = False
         self._header_name, self._header_value = bytearray(), bytearray()
@@ -99,7 +100,10 @@ class FormReader:
             raise InvalidRequestError(f"the multipart body is malformed: {error}") from error
         others = self._read_bytes - self._sink.size_bytes - self._reference_bytes
         if others > MAX_FRAMING_BYTES or self._reference_bytes > MAX_REFERENCES_BYTES:
-            raise too_large(self._max_upload_bytes, self._read_bytes)
+            raise PayloadTooLargeError(
+                f"a form has at most {MAX_FRAMING_BYTES} bytes beside its file and '{REFERENCES}', "
+                f"and {MAX_REFERENCES_BYTES} bytes of those"
+            )
 
     def finish(self) -> tuple[tuple[str, str], ...]:
         """Returns its fields, if the form is whole."""
@@ -151,7 +155,8 @@ class FormReader:
     def _part_end(self) -> None:
         if self._in_file:
             return
-        if len(self._fields) >= MAX_FIELDS:
+        self._names.add(self._name.partition("[")[0])  # a list has as many items as there is room
+        if len(self._names) > MAX_FIELDS:
             raise InvalidRequestError(f"the form has more than {MAX_FIELDS} fields")
         self._fields.append((self._name, _text(bytes(self._value), f"field {self._name[:64]!r}")))
 
@@ -212,16 +217,14 @@ GROWTH = 1.5  # bytes of a body per byte of audio at most: base64, with some cha
 DATA = f"{AUDIO_FIELD}.{DATA_PART}"  # as error messages name it
 
 
-def read_document(content: bytes, max_upload_bytes: int) -> tuple[tuple[tuple[str, str], ...], str]:
+def read_document(content: bytes) -> tuple[tuple[tuple[str, str], ...], str]:
     """The fields of a body, and the text that holds its audio. Raises SplitscribeError."""
     try:
         document = read_json(content, MAX_FRAMING_BYTES, (AUDIO_FIELD, DATA_PART))
     except PayloadTooLargeError:
-        if len(content) > max_upload_bytes:
-            raise too_large(max_upload_bytes, len(content)) from None
         raise PayloadTooLargeError(
             f"a JSON body has at most {MAX_FRAMING_BYTES} bytes beside '{DATA}'; send longer "
-            "'known_speaker_references' in a form"
+            f"'{REFERENCES}' in a form"
         ) from None
     except InvalidRequestError as error:
         if error.param == DATA_PART:

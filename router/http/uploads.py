@@ -126,7 +126,7 @@ async def _receive_json(
         content += chunk
         if len(content) > limit:
             raise too_large(max_upload_bytes, len(content))
-    fields, text = await asyncio.to_thread(read_document, bytes(content), max_upload_bytes)
+    fields, text = await asyncio.to_thread(read_document, bytes(content))
     pieces = decoded(text, DATA)
     while piece := await asyncio.to_thread(next, pieces, b""):
         spool.append(piece)

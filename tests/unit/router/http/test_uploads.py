@@ -26,6 +26,7 @@ from router.http.bodies import (
     MAX_FIELDS,
     MAX_FRAMING_BYTES,
     MAX_REFERENCE_BYTES,
+    MAX_REFERENCES_BYTES,
     REFERENCES,
 )
 from router.http.uploads import (
@@ -186,7 +187,7 @@ async def test_an_empty_file_is_too_short(tmp_path: Path) -> None:
         [(FILE_NAME, b"a"), ("form-data", b"m")],
         [(FILE_NAME, b"a"), ('form-data; name="prompt"', b"\xff\xfe")],
         [(FILE_NAME, b"a"), ('form-data; name="prompt"', b"x" * (MAX_FIELD_BYTES + 1))],
-        [(FILE_NAME, b"a"), *[MODEL_PART] * (MAX_FIELDS + 1)],
+        [(FILE_NAME, b"a"), *[(f'form-data; name="f{i}"', b"") for i in range(MAX_FIELDS + 1)]],
     ],
     ids=["two files", "file as field", "no name", "not UTF-8", "long field", "many fields"],
 )
@@ -220,8 +221,15 @@ async def test_references_have_limits_of_their_own(tmp_path: Path) -> None:
     error = await refusal(body_of((part, bytes(MAX_REFERENCE_BYTES + 1))), tmp_path)
     assert error.param == f"{REFERENCES}[]"
     many = body_of(*5 * [(part, b"x" * MAX_REFERENCE_BYTES)], (FILE_NAME, b"a"))
-    with pytest.raises(PayloadTooLargeError):
+    with pytest.raises(PayloadTooLargeError, match=f"{MAX_REFERENCES_BYTES} bytes of those"):
         await read(Channel(many), tmp_path)
+
+
+async def test_a_list_has_more_items_than_a_form_has_fields(tmp_path: Path) -> None:
+    """A text to align has hundreds of lines."""
+    lines = [('form-data; name="lines[]"', b"So it goes.")] * (5 * MAX_FIELDS)
+    form, _ = await read(Channel(body_of((FILE_NAME, b"a"), *lines)), tmp_path)
+    assert len(form.fields) == len(lines)
 
 
 async def test_endless_preambles_are_cut_off(tmp_path: Path) -> None:
