@@ -83,6 +83,7 @@ async def _run(
     for fault in scenario.faults:
         loop.call_at(fault.at_s, pools[fault.role].kill, fault.count)
     keeping = asyncio.create_task(_keep(cell, pools, routers, on_progress))
+    await asyncio.sleep(0)  # it looks once where no request comes, too
     async with asyncio.TaskGroup() as requests:
         for request in arrivals(scenario.load, load_chance, rows):
             if (wait_s := request.at_s - loop.time()) > 0:

@@ -63,6 +63,12 @@ def test_a_seed_gives_the_same_figures_and_another_one_does_not() -> None:
     assert figures[0]["classes"] != figures[2]["classes"]
 
 
+def test_a_load_in_which_no_request_comes_has_its_figures() -> None:
+    _, figures = run({"load": {"seconds": 10.0}}, rows=[])
+    assert (figures["requests"], figures["classes"]) == (0, {})
+    assert figures["utilisation"]["encoder_busy"] == 0.0
+
+
 def test_one_request_takes_what_its_parts_take() -> None:
     _, figures = run({"load": {"rate_per_s": 0.2, "seconds": 30.0}})
     tokens = 2 + 16  # timestamps, and 5 s at 3.2 tokens a second
