@@ -6,6 +6,7 @@ is what the engines count, and the fastest of some rounds counts here.
 
 from __future__ import annotations
 
+import asyncio
 import os
 import platform
 import re
@@ -68,6 +69,7 @@ async def measure(name: str, settings: Settings, rounds: int, tell: Tell) -> Pro
         ):
             for _ in range(1 + rounds):
                 bench.run(n, positions, dims.n_audio_ctx)
+                await asyncio.sleep(0)  # where Ctrl-C ends it
             prompt_s, step_s = (bench.fastest[one, n, positions] for one in ("prompts", "step"))
             tell(
                 f"{n} windows of {positions} positions: prompts in {1000 * prompt_s:.2f} ms, "

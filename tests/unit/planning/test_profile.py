@@ -2,11 +2,19 @@
 
 from __future__ import annotations
 
+import asyncio
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
 from cluster.common.errors import ConfigurationError
+from cluster.common.model.checkpoint import open_checkpoint
+from cluster.common.settings import BUNDLED_MODEL, Settings
+from cluster.planning.measure import Bench, measure
 from cluster.planning.profile import Point, Surface, load_profile, shipped_profiles
 
 GPUS = ("a100", "a10g", "h100", "l4", "l40s", "t4")
@@ -44,3 +52,29 @@ def test_seconds_lie_on_the_lines_between_points_and_never_below_the_least() -> 
     assert found.at(8, 1500) == pytest.approx(0.26), "beyond the points the line goes on"
     assert found.at(1, 1) == pytest.approx(0.01)
     assert surface((1, 1500, 0.5)).at(7, 20) == 0.5, "one point is the same everywhere"
+
+
+async def test_a_measurement_that_is_cancelled_ends_behind_its_round(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """As Ctrl-C does it; all rounds take a minute or more."""
+    rounds = []
+
+    @asynccontextmanager
+    async def engines(settings: Settings, *_: object) -> AsyncIterator[Any]:
+        checkpoint = open_checkpoint(BUNDLED_MODEL, weights=False)
+        yield SimpleNamespace(settings=settings, checkpoint=checkpoint)
+
+    def run(bench: Bench, n: int, positions: int, _: int) -> None:
+        rounds.append(positions)
+        bench.fastest |= {(what, n, positions): 1.0 for what in ("prompts", "step")}
+        task = asyncio.current_task()
+        assert task is not None
+        task.cancel()
+
+    monkeypatch.setattr("cluster.planning.measure.local_engines", engines)
+    monkeypatch.setattr(Bench, "run", run)
+    sizes = {"encoder": {"export_windows": 1}, "decoder": {"max_batch": 1}}
+    with pytest.raises(asyncio.CancelledError):
+        await measure("own", Settings.model_validate(sizes), 3, lambda _: None)
+    assert len(rounds) == 1
