@@ -103,11 +103,13 @@ class Place:
             with open(self.path, "rb"):  # before a worker is asked
                 yield Path(self.path)
             return
-        with tempfile.NamedTemporaryFile(prefix="splitscribe-bulk-") as copy:
+        from router.audio.protocol import path_of  # late, for the command line to start quickly
+
+        with tempfile.TemporaryFile() as copy:  # without a name that a kill would leave
             with self.files.open_input_stream(self.path) as content:
                 shutil.copyfileobj(content, copy, CHUNK_BYTES)
             copy.flush()
-            yield Path(copy.name)
+            yield path_of(copy.fileno())
 
     def write_whole(self, content: bytes) -> None:
         """Write so that a reader finds all of it or what was there before."""

@@ -14,6 +14,8 @@ import mmap
 import os
 import tempfile
 import time
+from collections.abc import Iterator
+from contextlib import contextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -85,6 +87,18 @@ class AudioLimits:
 def path_of(descriptor: int) -> Path:
     """By which a worker opens a file that has no name, as long as it is open here."""
     return Path(f"/proc/{os.getpid()}/fd/{descriptor}")
+
+
+@contextmanager
+def as_file(content: bytes) -> Iterator[Path]:
+    """For a worker, a file without a name: nothing is left behind where this process is killed.
+
+    Raises OSError.
+    """
+    with tempfile.TemporaryFile() as file:
+        file.write(content)
+        file.flush()
+        yield path_of(file.fileno())
 
 
 def too_large(limit_bytes: int, read_bytes: int) -> PayloadTooLargeError:

@@ -8,10 +8,9 @@ from __future__ import annotations
 
 import asyncio
 import logging
-import tempfile
 from collections.abc import Awaitable, Callable
+from contextlib import ExitStack
 from dataclasses import dataclass
-from pathlib import Path
 
 import numpy as np
 from numpy.typing import NDArray
@@ -20,7 +19,7 @@ from cluster.common.errors import SplitscribeError
 from cluster.common.messages import SAMPLE_RATE, Pcm
 from router.audio.containers import wav_head
 from router.audio.pool import AudioPool
-from router.audio.protocol import SpeakerSearch
+from router.audio.protocol import SpeakerSearch, as_file
 from router.interface import RequestContext
 from router.speakers.voices import name_of
 
@@ -43,13 +42,14 @@ Hear = Callable[[Pcm], Awaitable[Voice | None]]
 
 async def hear(audio: AudioPool, pcm: Pcm) -> Voice | None:
     """The voice of a piece of speech; None where nobody is heard, or no worker has time."""
-    with tempfile.NamedTemporaryFile(buffering=0) as file:
-        await asyncio.to_thread(file.write, wav_head() + pcm.tobytes())
+    with ExitStack() as files:
         try:
             async with asyncio.timeout(HEAR_TIME_S):
                 context = RequestContext.unlimited("live", HEAR_TIME_S)
-                heard = await audio.survey(Path(file.name), context, SpeakerSearch(is_one=True))
-        except (SplitscribeError, TimeoutError) as error:
+                piece = as_file(wav_head() + pcm.tobytes())
+                path = await asyncio.to_thread(files.enter_context, piece)
+                heard = await audio.survey(path, context, SpeakerSearch(is_one=True))
+        except (SplitscribeError, OSError) as error:  # TimeoutError, and a full disk's, too
             logger.warning("a piece of a live session has no speaker: %s", error)
             return None
     if heard.result.voice is None:

@@ -7,7 +7,6 @@ speaker. Recordings of known voices are in files while the search lasts.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import ExitStack
 from dataclasses import replace
@@ -19,7 +18,7 @@ from cluster.common.errors import InvalidRequestError
 from cluster.common.messages import SAMPLE_RATE
 from router.api.params import SpeakerOptions
 from router.audio.pool import AudioPool
-from router.audio.protocol import SpeakerSearch, path_of
+from router.audio.protocol import SpeakerSearch, as_file
 from router.interface import RequestContext, Update
 from router.pipeline import RequestRun
 from router.speakers.attribution import Attribution, SpeakerTurn, SpokenText
@@ -96,7 +95,8 @@ async def find_turns(
             code="array_above_max_length",
         )
     with ExitStack() as files:
-        paths = await asyncio.to_thread(_written, files, options.references)
+        opened = map(as_file, options.references)
+        paths = await asyncio.to_thread(lambda: [str(files.enter_context(one)) for one in opened])
         least, most = options.min_speakers or 1, options.max_speakers
         if options.num_speakers is not None:
             least = most = options.num_speakers
@@ -109,17 +109,6 @@ async def find_turns(
         SpeakerTurn(start / SAMPLE_RATE, end / SAMPLE_RATE, name_of(number, options.names))
         for start, end, number in heard.result.turns
     ]
-
-
-def _written(files: ExitStack, references: Sequence[bytes]) -> list[str]:
-    """The references as files without names; the paths by which workers open them."""
-    paths = []
-    for content in references:
-        file = files.enter_context(tempfile.TemporaryFile())  # noqa: SIM115 - closed by `files`
-        file.write(content)
-        file.flush()
-        paths.append(str(path_of(file.fileno())))
-    return paths
 
 
 def name_of(number: int, known: Sequence[str]) -> str:

@@ -7,10 +7,9 @@ as it takes. Any process of the Ray cluster may hold one.
 from __future__ import annotations
 
 import asyncio
-import tempfile
 import uuid
-from collections.abc import AsyncIterator, Callable, Iterable, Iterator, Mapping
-from contextlib import asynccontextmanager, contextmanager
+from collections.abc import AsyncIterator, Callable, Iterable, Mapping
+from contextlib import asynccontextmanager, nullcontext
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -29,6 +28,7 @@ from router.api.formats import answer_of
 from router.api.forms import parse_transcription, requested_model
 from router.api.params import Operation, TranscriptionParams
 from router.audio.pool import AudioPool
+from router.audio.protocol import as_file
 from router.http.models import ModelRegistry
 from router.interface import RequestContext, StageTimings, TranscriptionResult
 from router.pools import DecoderClient, EncoderClient
@@ -144,21 +144,10 @@ class BulkEngine:
         if params.logprobs:
             context.on_update = lambda update: logprobs.extend(update.logprobs)
         transcriber = self.models.find(params.model).transcriber
-        with _as_file(upload) as path:
+        file = nullcontext(upload) if isinstance(upload, Path) else as_file(upload)
+        with file as path:
             result: TranscriptionResult = await transcriber.transcribe(path, params, context)
         return BulkResult(result.transcript, result.timings, tuple(logprobs), params)
-
-
-@contextmanager
-def _as_file(upload: Path | bytes) -> Iterator[Path]:
-    """The path of a file with these bytes, which is gone afterwards."""
-    if isinstance(upload, Path):
-        yield upload
-        return
-    with tempfile.NamedTemporaryFile(prefix="splitscribe-bulk-") as file:
-        file.write(upload)
-        file.flush()
-        yield Path(file.name)
 
 
 @asynccontextmanager

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import json
 import os
+import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
@@ -95,6 +96,19 @@ def test_a_file_url_is_a_path(folder: Path) -> None:
     (folder / "with space.mp3").write_bytes(b"x")
     for url in (f"file://{folder}/with space.mp3", f"file://{folder}/with%20space.mp3"):
         assert [item.path for item in listed([url])] == [str(folder / "with space.mp3")]
+
+
+def test_a_copy_of_an_object_has_no_name_that_a_killed_run_would_leave(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    import fsspec
+
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+    with fsspec.open("memory://copied/a.mp3", "wb") as file:
+        file.write(b"abc")
+    with Place.of("memory://copied/a.mp3").as_local_file() as audio:
+        assert not list(tmp_path.iterdir())
+        assert subprocess.check_output(["cat", audio]) == b"abc"
 
 
 def test_names_in_a_bucket_may_have_any_signs() -> None:

@@ -21,6 +21,7 @@ from cluster.common.errors import (
     OverloadedError,
     PayloadTooLargeError,
 )
+from router.audio.protocol import as_file
 from router.http.bodies import (
     MAX_FIELD_BYTES,
     MAX_FIELDS,
@@ -34,7 +35,6 @@ from router.http.uploads import (
     check_content_length,
     receive_form,
 )
-from router.speakers.voices import _written
 from tests.support.router_fakes import open_files
 
 LIMIT = 3_000_000
@@ -279,7 +279,7 @@ async def test_what_a_worker_opens_has_no_name_that_a_killed_router_could_leave(
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     channel = Channel(body_of((FILE_NAME, b"abc")))
     with ExitStack() as files:
-        paths = _written(files, [b"one", b"two"])
+        paths = [files.enter_context(as_file(content)) for content in (b"one", b"two")]
         async with receive_form(
             HEADERS, chunks_of(channel.receive), max_upload_bytes=LIMIT, spool_dir=tmp_path
         ) as form:

@@ -2,7 +2,10 @@
 
 from __future__ import annotations
 
+import errno
+import tempfile
 from pathlib import Path
+from typing import Any
 
 import numpy as np
 import pytest
@@ -49,6 +52,18 @@ async def test_a_new_voice_has_no_name_before_it_spoke_long_enough() -> None:
         None,
         None,
     ]
+
+
+async def test_a_session_goes_on_without_speakers_where_the_disk_is_full(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    def full(*_: object, **__: object) -> None:
+        raise OSError(errno.ENOSPC, "No space left on device")
+
+    for make in ("TemporaryFile", "NamedTemporaryFile"):
+        monkeypatch.setattr(tempfile, make, full)
+    pool: Any = None  # is not asked
+    assert await hear(pool, silence(2.0)) is None
 
 
 @pytest.mark.slow
