@@ -46,7 +46,8 @@ logger = logging.getLogger(__name__)
 MAX_UPLOADS = 64  # in one worker; more wait in the router
 MAX_LONG = 48  # of them, so that clips need not wait for the end of long files
 LONG_BYTES = 1_000_000  # 30 s of WAV
-STALLED_LOOKS = 5  # checks in a row, a second apart, at which a worker with work does none
+LOOK_S = 1.0  # between two looks after the workers
+STALLED_LOOKS = 5  # in a row at which a worker with work does none
 MOST_ENDED, ENDED_S = 10, 300.0  # workers that a client's uploads may end within so long
 MAX_MOVES = 3  # times an upload may lose its worker where nobody is known to be at fault
 READY_TIMEOUT_S = 60.0
@@ -71,7 +72,6 @@ class AudioPool:
         when_idle: bool = False,
     ) -> None:
         """when_idle: as in `AudioLimits`. speakers: as of `Settings.speaker_network`."""
-        self._settings = settings
         self._limits = AudioLimits(
             max_upload_bytes=settings.max_upload_bytes,
             max_audio_s=settings.max_audio_s,
@@ -296,7 +296,7 @@ class AudioPool:
     def _reassign(self, worker: AudioProcess) -> None:
         """Blame the upload that a dead worker was on, and let others do its other uploads."""
         code = worker.process.returncode
-        blamed, _ = worker.slot.get()
+        blamed = worker.slot.get()
         worker.slot.close()
         logger.warning("an audio worker ended (exit code %s) and is replaced", code)
         culprit = worker.streams.get(blamed, worker.left)
@@ -321,26 +321,20 @@ class AudioPool:
         self._assign()
 
     def _blame(self, worker: AudioProcess, code: int) -> SplitscribeError:
-        if worker.timed_out or -code == signal.SIGPROF:  # the timer of a step
+        if -code == signal.SIGPROF:  # the timer of a step
             return self._limits.too_slow()
         if -code in CRASHES:
             return InvalidAudioError("The audio crashed its decoder.", param="file")
         return WorkerError(f"the audio worker died on this upload (exit code {code})")
 
     async def _watch(self) -> None:
-        """Kill a worker that does not come back from a step, and one that stands still.
-
-        The first is the fault of the upload that it is on, the second of none.
+        """Kill a worker that stands still, which is the fault of none of its uploads. One that does
+        not come back from a step ends by the step's own timer.
         """
-        limit_s = self._settings.audio_timeout_s
         while True:
-            await SYSTEM_CLOCK.sleep(min(1.0, limit_s / 4))
+            await SYSTEM_CLOCK.sleep(LOOK_S)
             for worker in self._workers:
-                upload_id, busy_s = worker.slot.get()
-                if upload_id and busy_s > limit_s:
-                    worker.timed_out = True
-                    worker.process.kill()
-                elif worker.is_able and worker.n_still() >= STALLED_LOOKS:
+                if worker.is_able and worker.n_still() >= STALLED_LOOKS:
                     logger.error("an audio worker stands still")
                     worker.stalled = True
                     worker.process.kill()

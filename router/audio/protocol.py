@@ -13,7 +13,6 @@ import json
 import mmap
 import os
 import tempfile
-import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import asdict, dataclass
@@ -263,9 +262,8 @@ class UploadSlot:
 
     def __init__(self, fd: int) -> None:
         self._map = mmap.mmap(fd, mmap.PAGESIZE)
-        # Words, each written at once, so that the other process never sees half of one.
-        self._upload = memoryview(self._map)[:8].cast("Q")
-        self._since = memoryview(self._map)[8:16].cast("d")  # the step's begin, monotonic
+        # A word is written at once, so that the other process never sees half of it.
+        self._upload = memoryview(self._map).cast("Q")
 
     @staticmethod
     def make_file() -> int:
@@ -274,18 +272,12 @@ class UploadSlot:
             return os.dup(file.fileno())
 
     def set(self, upload_id: int) -> None:
-        self._since[0] = time.monotonic()  # first: who reads in between must not see an older one
+        """0 is none."""
         self._upload[0] = upload_id
 
-    def clear(self) -> None:
-        self._upload[0] = 0
-
-    def get(self) -> tuple[int, float]:
-        """(upload, seconds on it); upload 0 is none."""
-        upload_id = self._upload[0]
-        return upload_id, time.monotonic() - self._since[0] if upload_id else 0.0
+    def get(self) -> int:
+        return self._upload[0]
 
     def close(self) -> None:
         self._upload.release()
-        self._since.release()
         self._map.close()

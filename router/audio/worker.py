@@ -74,7 +74,8 @@ class Upload:
     steps: Steps
     credit: int  # windows that the router will still take
     skip: int = 0  # windows that it has from a worker that died
-    max_busy_s: float = math.inf  # and then steps have no timer either
+    max_busy_s: float = math.inf
+    max_step_s: float = MAX_STEP_S
     busy_s: float = 0.0  # processor time so far
     last_step: int = 0
 
@@ -123,11 +124,13 @@ class AudioWorker:
     def _obey(self, command: Command) -> None:
         match command:
             case OpenUpload(upload_id):
+                upload = Upload(upload_id, self._steps_of(command), command.credit, command.skip)
+                self._uploads[upload_id] = upload
+                upload.max_step_s = self._limits.max_busy_s
                 # Only the request's own deadline ends a search: a large network may take hours.
-                limit_s = math.inf if command.speakers else self._limits.max_busy_s
-                self._uploads[upload_id] = Upload(
-                    upload_id, self._steps_of(command), command.credit, command.skip, limit_s
-                )
+                if command.speakers is None:
+                    upload.max_busy_s = self._limits.max_busy_s
+                    upload.max_step_s = min(MAX_STEP_S, upload.max_busy_s)
             case Order("credit", upload_id) if upload_id in self._uploads:
                 self._uploads[upload_id].credit += 1
             case Order("cancel", upload_id) if upload_id in self._uploads:
@@ -162,8 +165,8 @@ class AudioWorker:
         self._step_count += 1
         upload.last_step = self._step_count
         self._slot.set(upload.id)
-        if upload.max_busy_s < math.inf:  # else the system ends this process, and names the signal
-            signal.setitimer(signal.ITIMER_PROF, MAX_STEP_S)
+        # By which the system ends this process, and names the signal.
+        signal.setitimer(signal.ITIMER_PROF, upload.max_step_s)
         began_s = time.thread_time()
         result: Opened | Window | Finished | Failed | None
         try:
@@ -179,7 +182,7 @@ class AudioWorker:
             result = Failed.of(WorkerError(message))
         upload.busy_s += time.thread_time() - began_s
         signal.setitimer(signal.ITIMER_PROF, 0.0)
-        self._slot.clear()
+        self._slot.set(0)
         if not isinstance(result, Failed) and upload.busy_s > upload.max_busy_s:
             result = Failed.of(self._limits.too_slow())
         if isinstance(result, Window):

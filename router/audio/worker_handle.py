@@ -45,7 +45,6 @@ class AudioProcess:
         self.left: AudioStream | None = None  # the last one that was taken away in a step on it
         self.ready = asyncio.Event()
         self.alive = True
-        self.timed_out = False
         self.stalled = False
         self._n_still = 0  # looks in a row at which it had work and had not worked
         self._cpu_s = (0.0, 0.0)
@@ -117,12 +116,16 @@ class AudioProcess:
         return await self._reader.readexactly(n_bytes)
 
     def n_still(self) -> int:
-        """At how many looks in a row, with this one, it has work and takes no processor time."""
+        """At how many looks in a row, with this one, it has work, and neither takes processor time
+        nor waits for a core.
+        """
         try:
-            cpu_s = psutil.Process(self.process.pid).cpu_times()[:2]
+            process = psutil.Process(self.process.pid)
+            cpu_s, is_ready = process.cpu_times()[:2], process.status() == psutil.STATUS_RUNNING
         except psutil.Error:  # it has ended, as its socket tells
             return 0
-        stands = cpu_s == self._cpu_s and any(s.wants_work for s in self.streams.values())
+        has_work = any(stream.wants_work for stream in self.streams.values())
+        stands = has_work and cpu_s == self._cpu_s and not is_ready
         self._n_still = self._n_still + 1 if stands else 0
         self._cpu_s = cpu_s
         return self._n_still
@@ -136,7 +139,7 @@ class AudioProcess:
         if self.streams.pop(stream.upload_id, None) is None:
             return
         stream.add_credit = None
-        if self.slot.get()[0] == stream.upload_id:
+        if self.slot.get() == stream.upload_id:
             self.left = stream
         if not stream.finished:
             self.send(Order("cancel", stream.upload_id))

@@ -49,10 +49,10 @@ async def freeze_on(pool: AudioPool, stream: AudioStream) -> int:
     worker = worker_of(pool, stream)
     deadline_s = time.monotonic() + PATIENCE_S
     while time.monotonic() < deadline_s:
-        if worker.slot.get()[0] == stream.upload_id:
+        if worker.slot.get() == stream.upload_id:
             os.kill(worker.process.pid, signal.SIGSTOP)
             await asyncio.sleep(0.02)
-            if worker.slot.get()[0] == stream.upload_id:
+            if worker.slot.get() == stream.upload_id:
                 return worker.process.pid
             os.kill(worker.process.pid, signal.SIGCONT)
         await asyncio.sleep(0)

@@ -19,12 +19,14 @@ from typing import Any
 import psutil
 import pytest
 
-from cluster.common.errors import ConfigurationError
-from cluster.common.settings import RouterSettings
+from cluster.common.errors import ConfigurationError, InvalidAudioError
+from cluster.common.settings import RouterSettings, SpeakerSettings
 from router.audio.pool import AudioPool
-from router.audio.protocol import MAX_MESSAGE_BYTES
+from router.audio.protocol import MAX_MESSAGE_BYTES, SpeakerSearch
+from router.audio.worker_handle import BOOT
 from tests.support.audio.audio_pools import freeze_on, pids, request, running, until
 from tests.support.audio.sounds import voice, write_wav
+from tests.support.speaker_networks import write_network
 
 # Both hang up at once. One then ends by itself, the other only when it is killed.
 HANGS_UP = "import os, sys; os.close(int(sys.argv[2]))"
@@ -230,3 +232,34 @@ async def test_a_worker_at_work_is_not_taken_for_a_frozen_one(tmp_path: Path) ->
                 worker.n_still()
         assert worker.n_still() == 0
         assert pids(pool) == before
+
+
+async def test_a_worker_that_waits_for_a_core_is_not_taken_for_a_frozen_one(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Bulk work has a core while nobody else wants it: on a busy machine for 3 ms of a second."""
+    told: Any = types.SimpleNamespace(cpu_times=lambda: (1.0, 1.0))
+    async with running() as pool:
+        (worker,) = pool._workers
+        async with pool.open(write_wav(tmp_path / "long", voice(100.0)), request()) as stream:
+            assert stream.wants_work
+            with monkeypatch.context() as patched:
+                patched.setattr(psutil, "Process", lambda _: told)
+                told.status = lambda: psutil.STATUS_RUNNING
+                assert [worker.n_still() for _ in range(3)] == [0, 0, 0]
+                told.status = lambda: psutil.STATUS_SLEEPING
+                assert [worker.n_still() for _ in range(3)] == [1, 2, 3]
+
+
+async def test_a_search_has_hours_and_a_step_of_it_has_not(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    spin = "import router.audio.voices as v; v.find_turns = lambda *_: any(iter(int, 1))"
+    boot = BOOT.replace("main()", f"{spin}; main()")
+    monkeypatch.setattr("router.audio.worker_handle.BOOT", boot)
+    speakers = SpeakerSettings(model=str(write_network(tmp_path / "voices.onnx")))
+    pool = AudioPool(RouterSettings(audio_workers=1, audio_timeout_s=2.0), speakers=speakers)
+    await pool.start()
+    with pytest.raises(InvalidAudioError, match="longer than 2 s"):
+        await pool.survey(write_wav(tmp_path / "clip", voice(2.0)), request(), SpeakerSearch())
+    await pool.close()

@@ -117,7 +117,7 @@ async def test_a_client_that_leaves_frees_worker_and_file(pool: AudioPool, long_
         await task
     (worker,) = pool._workers
     assert worker.streams == {}
-    await until(lambda: worker.slot.get()[0] == 0)
+    await until(lambda: worker.slot.get() == 0)
     assert is_gone(opened[0])
     assert pids(pool) == workers
 
