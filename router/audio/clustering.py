@@ -13,14 +13,13 @@ import itertools
 from collections.abc import Generator, Iterator, Sequence
 from dataclasses import dataclass
 from itertools import pairwise
-from typing import Any
 
 import numpy as np
 from numpy.typing import NDArray
 from scipy.cluster.hierarchy import linkage
 from scipy.optimize import linear_sum_assignment
 
-from router.audio.embedding import Vectors
+from router.audio.embedding import Vectors, directions
 from router.audio.protocol import SpeakerSearch
 
 MOST_AT_ONCE = 800  # of which a linkage takes 20 ms; all of 10 hours would need 9 GB
@@ -53,7 +52,7 @@ def find_voices(vectors: Vectors, search: SpeakerSearch) -> Generator[None, None
             found.append(_part(piece, np.ones(piece.shape[0]), any_number))
             yield None
         sums, sizes = (np.concatenate(each) for each in zip(*found, strict=True))
-    return _directions(_part(sums, sizes, search)[0])
+    return directions(_part(sums, sizes, search)[0])
 
 
 def _part(sums: Vectors, sizes: Sizes, search: SpeakerSearch) -> tuple[Vectors, Sizes]:
@@ -64,7 +63,7 @@ def _part(sums: Vectors, sizes: Sizes, search: SpeakerSearch) -> tuple[Vectors, 
     n = sums.shape[0]
     if n < 2:
         return sums, sizes
-    tree = linkage(_directions(sums), "ward")
+    tree = linkage(directions(sums), "ward")
     sums = np.concatenate((sums, np.zeros((n - 1, sums.shape[1]))))
     sizes = np.concatenate((sizes, np.zeros(n - 1)))
     sides = [(int(left), int(right)) for left, right in tree[:, :2]]
@@ -105,13 +104,7 @@ def _means(vectors: Vectors, labels: Labels) -> Vectors:
     """The direction of each voice, [n_voices, size]."""
     sums = np.zeros((int(labels.max()) + 1, vectors.shape[1]), np.float32)
     np.add.at(sums, labels, vectors)
-    return _directions(sums)
-
-
-def _directions(sums: NDArray[Any]) -> Vectors:
-    """Each of length 1."""
-    found: Vectors = sums / np.maximum(1e-9, np.linalg.norm(sums, axis=1, keepdims=True))
-    return found
+    return directions(sums)
 
 
 Turn = tuple[int, int, int]  # first sample, end, number of the speaker
@@ -134,7 +127,7 @@ def find_turns(
     owners = np.repeat(np.arange(len(stretches)), n_windows)
     begins = np.diff(owners, prepend=-1) > 0  # of a stretch: what is before is no neighbour
     smoothed = _with_neighbours(vectors, begins)
-    first = yield from find_voices(_directions(smoothed), search)
+    first = yield from find_voices(directions(smoothed), search)
     scores, voices = settle(vectors, first, begins, search)
     yield None
     turns: list[Turn] = []

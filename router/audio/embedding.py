@@ -96,6 +96,12 @@ def windows_of(pcm: Pcm) -> list[tuple[int, Features]]:
     return [(at * FRAME_HOP + middle, features[at : at + FRAMES]) for at in starts]
 
 
+def directions(sums: NDArray[Any]) -> Vectors:
+    """Of vectors, or of their sums, [n, size]."""
+    found: Vectors = sums / np.maximum(1e-9, np.linalg.norm(sums, axis=1, keepdims=True))
+    return found
+
+
 def fingerprint(file: Path) -> str:
     """The first 12 digits of the file's SHA-256.
 
@@ -147,5 +153,4 @@ class SpeakerNetwork:
         features -= features.mean(axis=1, keepdims=True)
         (name,) = (one.name for one in self._session.get_inputs())
         (vectors,) = self._session.run(None, {name: features})
-        found: Vectors = vectors / np.maximum(1e-9, np.linalg.norm(vectors, axis=1, keepdims=True))
-        return found
+        return directions(vectors)

@@ -23,6 +23,7 @@ from router.audio.embedding import (
     Features,
     SpeakerNetwork,
     Vectors,
+    directions,
     windows_of,
 )
 from router.audio.protocol import AudioLimits, Finished, Opened, SpeakerSearch
@@ -178,7 +179,7 @@ class Voices:
         vectors = yield from heard.finish()
         if not vectors.shape[0]:
             raise _refused(name, "has no speech in it")
-        return mean_of(vectors)
+        return _direction(vectors)
 
 
 def _voice_of(
@@ -188,13 +189,13 @@ def _voice_of(
     if not vectors.shape[0]:
         return None
     n_speech = sum(stretch.end - stretch.start for stretch in stretches)
-    return tuple(np.round(mean_of(vectors), 5).tolist()), n_speech
+    return tuple(np.round(_direction(vectors), 5).tolist()), n_speech
 
 
-def mean_of(vectors: Vectors) -> Vectors:
-    """Their direction, [size], of length 1."""
-    voice: Vectors = vectors.mean(axis=0)
-    return voice / np.linalg.norm(voice)
+def _direction(vectors: Vectors) -> Vectors:
+    """Of all together, [size], of length 1."""
+    voice: Vectors = directions(vectors.sum(axis=0, keepdims=True))[0]
+    return voice
 
 
 def _refused(name: str, why: str) -> InvalidAudioError:
