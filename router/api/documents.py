@@ -24,6 +24,7 @@ MAX_DEPTH = 16
 MAX_VALUES = 10_000
 PIECE = 1 << 20  # letters of base64 that are decoded at once
 _MAX_QUOTES = 2 * MAX_VALUES
+_BLANKS = b" \t\r\n"
 # To the end where the last quote is missing: a search from each quote in it would take for ever.
 _STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _NO_BRACKETS = bytes(code for code in range(256) if chr(code) not in "[]{}")
@@ -77,13 +78,22 @@ def _longest(content: bytes) -> tuple[int, int]:
     return 0, 0
 
 
-def base64_pieces(letters: str) -> Iterator[bytes]:
-    """A piece at a time: one call would keep Python's lock for 100 ms. Raises ValueError."""
-    for at in range(0, len(letters), PIECE):
-        piece = letters[at : at + PIECE].encode("ascii")
-        if at + PIECE < len(letters) and b"=" in piece[-2:]:
+def base64_pieces(text: str, start: int = 0) -> Iterator[bytes]:
+    """What base64, which may be in lines, holds from `start` on: a piece at a time, since one call
+    would keep Python's lock for 100 ms. None is empty. Raises ValueError.
+    """
+    letters, is_padded = b"", False
+    for at in range(start, len(text), PIECE):
+        letters += text[at : at + PIECE].encode("ascii").translate(None, _BLANKS)
+        if is_padded and letters:
             raise ValueError("something follows its padding")
-        yield binascii.a2b_base64(piece, strict_mode=True)
+        n_whole = len(letters) & ~3
+        if n_whole:
+            is_padded = letters[n_whole - 1 : n_whole] == b"="
+            yield binascii.a2b_base64(letters[:n_whole], strict_mode=True)
+        letters = letters[n_whole:]
+    if letters:
+        raise ValueError("its length is no multiple of four: the end is missing")
 
 
 def parse_document(model: type[Body], content: bytes) -> Body:
@@ -213,11 +223,8 @@ def decoded(text: str, name: str) -> Iterator[bytes]:
     start = text.find(",", 0, MAX_URL) + 1 if is_data_url(text) else 0
     if is_data_url(text) and not text[:start].lower().endswith(";base64,"):
         raise InvalidRequestError(f"the data URL in '{name}' must be one with base64", param=name)
-    letters = "".join(text[start:].split())
     try:
-        if len(letters) % 4:
-            raise ValueError("its length is no multiple of four: the end is missing")
-        yield from base64_pieces(letters)
+        yield from base64_pieces(text, start)
     except ValueError as error:
         raise InvalidRequestError(f"'{name}' is not base64: {error}", param=name) from None
 

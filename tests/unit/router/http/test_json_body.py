@@ -18,7 +18,14 @@ from cluster.common.errors import (
     InvalidRequestError,
     PayloadTooLargeError,
 )
-from router.api.documents import MAX_DEPTH, MAX_VALUES, base64_pieces, decoded, read_json
+from router.api.documents import (
+    MAX_DEPTH,
+    MAX_VALUES,
+    PIECE,
+    base64_pieces,
+    decoded,
+    read_json,
+)
 from router.http.bodies import (
     MAX_FIELD_BYTES,
     MAX_FIELDS,
@@ -123,6 +130,20 @@ def test_a_long_text_is_copied_a_few_times_at_most(letters: bytes) -> None:
         tracemalloc.stop()
     assert pieces == len(document["audio"]) // 4 * 3
     assert most_bytes < (1.5 if letters == b"A" else 3.5) * len(content)
+
+
+@pytest.mark.parametrize("between", ["", " ", "\r\n" * 100])
+def test_base64_in_lines_of_any_length_is_read_a_piece_at_a_time(between: str) -> None:
+    """Each line would else become an object of its own: 20 bytes of memory of each that came."""
+    text = between.join(["AA"] * 500_000)
+    tracemalloc.start()
+    try:
+        n_bytes = sum(map(len, decoded(text, "file_url")))
+        _, most_bytes = tracemalloc.get_traced_memory()
+    finally:
+        tracemalloc.stop()
+    assert n_bytes == 750_000
+    assert most_bytes < 4 * PIECE
 
 
 def test_a_length_that_no_body_within_the_limit_has_is_refused_before_it_is_read() -> None:
