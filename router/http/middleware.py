@@ -122,7 +122,8 @@ class RequestMiddleware:
 
     def _span(self, scope: Scope, request_id: str) -> Span:
         """The span of the whole answer, its stream included; only for requests that do work."""
-        if self._tracer is NO_TRACER or not scope["path"].startswith(TRACED_PREFIXES):
+        is_traced = scope["type"] == "http" and scope["path"].startswith(TRACED_PREFIXES)
+        if self._tracer is NO_TRACER or not is_traced:
             return NO_SPAN
         return self._tracer.root(
             f"{scope['method']} {scope['path']}",

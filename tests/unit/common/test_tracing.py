@@ -9,6 +9,7 @@ from typing import Any
 
 import httpx
 import pytest
+from starlette.types import Message
 
 from cluster.common.errors import WorkerGoneError
 from cluster.common.messages import DecodeOptions, DecodeRequest, EncodeRequest
@@ -125,6 +126,24 @@ async def test_a_refused_request_tells_its_code(traced: Traced) -> None:
         await post(client, model="nobody")
     attributes = dict(traced.spans()["POST /v1/audio/transcriptions"].attributes or {})
     assert attributes["splitscribe.error"] == "model_not_found"
+
+
+async def test_an_upgrade_where_requests_are_traced_is_refused_as_elsewhere(
+    traced: Traced,
+) -> None:
+    app = create_app(make_registry(FakeTranscriber()), make_settings(), tracer=traced.tracer)
+    sent: list[Message] = []
+
+    async def send(message: Message) -> None:
+        sent.append(message)
+
+    async def receive() -> Message:
+        return {"type": "websocket.connect"}
+
+    scope = {"type": "websocket", "path": "/v1/audio/transcriptions", "query_string": b""}
+    await app({**scope, "headers": [(b"host", b"localhost")]}, receive, send)
+    assert [message["type"] for message in sent] == ["websocket.close"]
+    assert not traced.spans()
 
 
 @pytest.mark.usefixtures("as_replica")
