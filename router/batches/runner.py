@@ -17,7 +17,6 @@ from typing import Any, Literal
 
 from cluster.common.errors import InsufficientStorageError
 from router.api.batch_bodies import BatchError, FileObject, Status
-from router.batches.database import new_id
 from router.batches.line_work import LineWork
 from router.batches.lines import CheckedInput, Models, check_input, file_lines
 from router.batches.owned import Owned
@@ -219,11 +218,11 @@ class BatchRunner:
         self._note_end(batch, batch.ends_as)
 
     async def _write(self, batch: OpenBatch, outcome: Outcome) -> FileObject:
-        """A file of all results of one kind."""
-        file_id = new_id("file-")
+        """A file of all results of one kind; it takes the place of what an earlier try wrote."""
+        kind = "output" if outcome == "completed" else "error"
+        file_id = f"{batch.id.replace('batch_', 'file-')}-{kind}"
         lines = file_lines(batch, self._owned.queue.results(batch.id, outcome))
         size_bytes = await asyncio.to_thread(self._owned.blobs.write, file_id, lines)
-        kind = "output" if outcome == "completed" else "error"
         name = f"{batch.id}_{kind}.jsonl"
         kept_s = batch.output_expires_after_s or self._owned.settings.retention_s
         return self._owned.store.new_file(file_id, "batch_output", name, size_bytes, kept_s)

@@ -18,6 +18,7 @@ from cluster.common.errors import (
 from router.api.batch_bodies import UploadFields
 from router.batches import runner
 from router.batches.blobs import READERS_GRACE_S
+from router.batches.database import disk_full
 from router.batches.line_work import MAX_CLAIMS
 from router.interface import TranscriptionResult
 from tests.support.batches import (
@@ -114,6 +115,29 @@ async def test_a_full_disk_pauses_and_loses_nothing(
         at.service._owned.blobs._min_free_bytes = 0
         batch = await at.ended(batch_id)
         assert (outcome(batch), batch.paused) == (("completed", 5, 0), None)
+
+
+async def test_result_files_that_are_written_again_take_the_place_of_the_first(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Else each try on a full disk would leave one more file, which nobody knows of."""
+    monkeypatch.setattr(runner, "ROOM_S", 0.01)
+    async with desk(tmp_path) as at:
+        store, left = at.service._owned.store, [disk_full()] * 3
+        real_end = store.end
+
+        def end(*values: Any) -> None:
+            if left:
+                raise left.pop()
+            real_end(*values)
+
+        monkeypatch.setattr(store, "end", end)
+        input_id = await at.upload(line("a", **AUDIO) + line("b", file_id="file-none"))
+        batch = await at.ended(await at.create(input_id))
+        assert not left
+        assert outcome(batch) == ("completed", 1, 1)
+        kept = {one.name for one in (tmp_path / "files").iterdir()}
+        assert kept == {input_id, batch.output_file_id, batch.error_file_id}
 
 
 async def test_what_is_kept_goes_when_its_time_is_over(tmp_path: Path) -> None:
