@@ -1,6 +1,6 @@
 """What is kept of files and of batches. All runs by `Database.call`.
 
-The bytes of files are in `router.batches.blobs`, lines and webhooks in `router.batches.work_queue`.
+The bytes of files are in `router.batches.blobs`, lines of batches in `router.batches.work_queue`.
 A deleted file's row stays until its bytes are gone, so that a download that runs can end. Batches:
 
     validating -> failed
@@ -281,9 +281,11 @@ class Store:
             self._end(batch, batch.ends_as)
 
     def forget_batches(self, kept_s: int) -> None:
+        """Also those whose webhook has been due as long: none is made any more."""
+        ended_at = "json_extract(document, '$.' || status || '_at')"
         self.database.run(
-            f"DELETE FROM batches WHERE status NOT IN {OPEN} AND webhook_due_at IS NULL"
-            " AND json_extract(document, '$.' || status || '_at') < ?",
+            f"DELETE FROM batches WHERE status NOT IN {OPEN}"
+            f" AND coalesce(webhook_due_at, {ended_at}) < ?",
             self.now - kept_s,
         )
 

@@ -11,10 +11,18 @@ from typing import Any
 import openai
 import pytest
 
-from cluster.common.errors import InvalidRequestError
+from cluster.common.errors import InvalidRequestError, NotFoundError
 from router.batches.hosts import Destination
 from router.batches.outbound import DELAYS_S
-from tests.support.batches import AUDIO, Hands, desk, eventually, line, make_batch_settings
+from tests.support.batches import (
+    AUDIO,
+    HOUR_S,
+    Hands,
+    desk,
+    eventually,
+    line,
+    make_batch_settings,
+)
 from tests.support.http_host import Answer, Came, Host, http_host
 
 SECRET = "whsec_" + base64.b64encode(b"0123456789abcdef01234567").decode()
@@ -74,6 +82,37 @@ async def test_a_batch_that_fails_is_told_too_and_tries_go_on(tmp_path: Path) ->
     ids = {came.headers["webhook-id"] for came in host.came}
     assert len(ids) == 1, "the receiver can tell that it is the same event"
     assert len({came.headers["webhook-timestamp"] for came in host.came}) == 3
+
+
+@pytest.mark.parametrize("is_turned_off", [True, False])
+async def test_a_batch_is_kept_for_its_webhook_unless_none_is_made(
+    tmp_path: Path, is_turned_off: bool
+) -> None:
+    hands = Hands()
+    with http_host(lambda came, host: Answer(500)) as host:
+        async with desk(tmp_path, hands=hands, **allowing(host)) as at:
+            batch_id = await at.create(await at.upload(b"{"), webhook_url=host.url)
+            await at.ended(batch_id)
+            for n, delay_s in enumerate(DELAYS_S[:-1], start=1):
+                await eventually(lambda n=n: len(host.came) == n)
+                await eventually(lambda: not at.service._webhooks._running)
+                hands.pass_s(delay_s)
+                await at.service._webhooks.deliver_due()
+            await eventually(lambda: len(host.came) == len(DELAYS_S))
+            await eventually(lambda: not at.service._webhooks._running)
+        ended_s = hands.wall_s - sum(DELAYS_S[:-1])
+        own = {} if is_turned_off else allowing(host)
+        async with desk(tmp_path, hands=hands, retention_s=HOUR_S, **own) as at:
+            await at.service.clean()
+            assert (await at.state(batch_id)).failed_at == ended_s, "it is due in eight hours"
+            hands.pass_s(DELAYS_S[-1])
+            await at.service._webhooks.deliver_due()
+            await eventually(lambda: not at.service._webhooks._running)
+            hands.pass_s(HOUR_S + 1)
+            await at.service.clean()
+            with pytest.raises(NotFoundError):
+                await at.state(batch_id)
+        assert len(host.came) == len(DELAYS_S) + (not is_turned_off)
 
 
 async def test_a_host_that_hangs_delays_nothing(tmp_path: Path) -> None:
