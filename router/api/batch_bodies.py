@@ -10,14 +10,7 @@ import json
 from collections.abc import Iterable
 from typing import Annotated, Any, Literal
 
-from pydantic import (
-    BaseModel,
-    BeforeValidator,
-    ConfigDict,
-    Field,
-    StringConstraints,
-    ValidationError,
-)
+from pydantic import BaseModel, ConfigDict, Field, StringConstraints, ValidationError
 
 from cluster.common.errors import InvalidRequestError
 from router.api.documents import refusal, repeated
@@ -44,14 +37,6 @@ Status = Literal[
     "cancelling",
     "cancelled",
 ]
-
-
-def _readable(value: Any) -> Any:
-    return value.encode(errors="backslashreplace").decode() if isinstance(value, str) else value
-
-
-# What quotes an input; halves of surrogate pairs, which no answer can hold, are written as escapes.
-Readable = Annotated[str, BeforeValidator(_readable)]
 
 
 class ExpiresAfter(BaseModel):
@@ -132,8 +117,8 @@ class BatchError(BaseModel):
     """A mistake in a batch's input. line: of the file, from 1; None: it is in all of it."""
 
     code: str
-    message: Readable
-    param: Readable | None = None
+    message: str
+    param: str | None = None
     line: int | None = None
 
 

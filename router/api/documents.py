@@ -120,9 +120,8 @@ def refusal(error: ValidationError) -> InvalidRequestError:
 
 
 def repeated(name: str) -> InvalidRequestError:
-    return InvalidRequestError(
-        f"'{name[:64]}' was sent more than once; send it once", param=name[:64]
-    )
+    name = name[:64].encode(errors="backslashreplace").decode()  # JSON spells half characters, too
+    return InvalidRequestError(f"'{name}' was sent more than once; send it once", param=name)
 
 
 def _loaded(content: bytes) -> Any:

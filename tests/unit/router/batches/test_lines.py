@@ -62,6 +62,7 @@ def test_each_line_is_found_where_it_stands(tmp_path: Path) -> None:
         (line("a", file_id="f", model="\ud83d"), "invalid_json_line"),
         (line("a", file_id="f", **{"\ud83d": 1}), "invalid_json_line"),
         (line("a", file_id="f", model="nobody \U0001f600 \\ud800"), "model_not_found"),
+        (b'{"\\ud800":1,"\\ud800":2}\n', "invalid_json_line"),
         (line("a", file_id=7), "invalid_type"),
         (line("a", file_id="f", **{"known_speaker_references[]": ["x"]}), "unsupported_value"),
         (line("a", file_id="f", url="u"), "invalid_audio_source"),

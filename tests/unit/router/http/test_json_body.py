@@ -180,6 +180,7 @@ def test_a_length_that_no_body_within_the_limit_has_is_refused_before_it_is_read
         ({"input_audio": {"data": "AAAA", "format": "pcm16"}}, "input_audio.format", "wav"),
         (b'{"input_audio":{"data":"AAAA","data":"AAAA"}}', "input_audio.data", "more than once"),
         (b'{"model":"a","model":"b","input_audio":{"data":"AAAA"}}', "model", "more than once"),
+        (b'{"\\ud800":1,"\\ud800":2,"input_audio":{"data":"AAAA"}}', "\\ud800", "more than once"),
         ({**DOCUMENT, "prompt": ["a"]}, "prompt", "must be one value"),
         ({**DOCUMENT, "language": {"a": 1}}, "language", "must be one value"),
     ],
