@@ -84,13 +84,14 @@ class BatchRunner:
                     await self._changed.wait()
 
     async def _look(self) -> None:
+        in_step = set(self._steps)  # what is read of these may be over before it is looked at
         batches = await self._call(self._owned.store.open_batches)
         running = [batch for batch in batches if batch.status == "in_progress"]
         self.n_open = len(batches)
         self.n_unfinished = sum(batch.unfinished for batch in running)
         unchecked = []
         for batch in batches:
-            if batch.id in self._steps:
+            if batch.id in in_step:
                 continue
             if batch.ends_as is not None:
                 await self._stop_lines(batch)

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import json
 import threading
 from pathlib import Path
@@ -15,11 +16,13 @@ from cluster.common.errors import (
     OverloadedError,
     RateLimitError,
 )
-from router.api.batch_bodies import UploadFields
+from router.api.batch_bodies import FileObject, UploadFields
 from router.batches import runner
 from router.batches.blobs import READERS_GRACE_S
 from router.batches.database import disk_full
 from router.batches.line_work import MAX_CLAIMS
+from router.batches.store import OpenBatch
+from router.batches.work_queue import Outcome
 from router.interface import TranscriptionResult
 from tests.support.batches import (
     AUDIO,
@@ -138,6 +141,36 @@ async def test_result_files_that_are_written_again_take_the_place_of_the_first(
         assert outcome(batch) == ("completed", 1, 1)
         kept = {one.name for one in (tmp_path / "files").iterdir()}
         assert kept == {input_id, batch.output_file_id, batch.error_file_id}
+
+
+async def test_a_batch_that_ends_while_it_is_looked_at_is_not_finished_again(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
+    async with desk(tmp_path) as at:
+        batch_runner, store, may_end = at.service._runner, at.service._owned.store, asyncio.Event()
+        real_call, real_write, n_stale = batch_runner._call, batch_runner._write, 0
+
+        async def write(batch: OpenBatch, outcome: Outcome) -> FileObject:
+            await may_end.wait()
+            return await real_write(batch, outcome)
+
+        async def call(work: Any, *values: Any) -> Any:
+            nonlocal n_stale
+            found = await real_call(work, *values)
+            is_open = work == store.open_batches and any(one.ends_as for one in found)
+            if is_open and batch_runner._steps:
+                n_stale += 1
+                may_end.set()
+                await eventually(lambda: not batch_runner._steps)
+            return found
+
+        monkeypatch.setattr(batch_runner, "_write", write)
+        monkeypatch.setattr(batch_runner, "_call", call)
+        batch = await at.run(line("a", **AUDIO))
+        assert n_stale
+        await eventually(lambda: batch_runner.n_open == 0)
+        assert outcome(batch) == ("completed", 1, 0)
+    assert "cannot go on" not in caplog.text
 
 
 async def test_what_is_kept_goes_when_its_time_is_over(tmp_path: Path) -> None:
