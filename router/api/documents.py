@@ -187,11 +187,16 @@ AUDIO_SCHEMA: Schema = {
 def audio_of(document: Mapping[str, Any]) -> str:
     """The text of the audio in `input_audio`. Raises InvalidRequestError."""
     audio = document.get(AUDIO_FIELD)
-    if not isinstance(audio, dict) or not isinstance(audio.get(DATA_PART), str):
+    parts = f"'{DATA_PART}', the file's bytes in base64, and '{FORMAT_PART}'"
+    if audio is not None and not isinstance(audio, dict):
         raise InvalidRequestError(
-            f"no audio was sent: send '{AUDIO_FIELD}' with '{DATA_PART}', the file's bytes in "
-            f"base64, and '{FORMAT_PART}'",
+            f"'{AUDIO_FIELD}' must be an object of {parts}, not {shown(audio)}",
             param=AUDIO_FIELD,
+            code="invalid_type",
+        )
+    if audio is None or not isinstance(audio.get(DATA_PART), str):
+        raise InvalidRequestError(
+            f"no audio was sent: send '{AUDIO_FIELD}' with {parts}", param=AUDIO_FIELD
         )
     if unknown := audio.keys() - {DATA_PART, FORMAT_PART}:
         name = f"{AUDIO_FIELD}.{min(unknown)}"[:64]

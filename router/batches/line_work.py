@@ -11,25 +11,17 @@ from contextlib import asynccontextmanager
 from pathlib import Path
 from typing import Any, Protocol
 
-from cluster.common.errors import (
-    InsufficientStorageError,
-    InvalidRequestError,
-    NotFoundError,
-    SplitscribeError,
-)
+from cluster.common.errors import InsufficientStorageError, NotFoundError, SplitscribeError
 from cluster.common.logs import request_scope
 from router.api.batch_bodies import ENDPOINTS
 from router.api.documents import (
     AUDIO_FIELD,
-    DATA_PART,
-    FORMAT_PART,
     MAX_URL,
     audio_of,
     decoded,
     is_data_url,
     pairs_of,
 )
-from router.api.kinds import shown
 from router.api.params import Operation, TranscriptionParams
 from router.api.responses import error_body
 from router.audio.protocol import too_large
@@ -140,7 +132,7 @@ class LineWork:
             if source == FILE_ID:
                 await self._link(claim, value, path)
             elif source == AUDIO_FIELD or is_data_url(value):
-                text = _data_of(value) if source == AUDIO_FIELD else value
+                text = audio_of({source: value}) if source == AUDIO_FIELD else value
                 await asyncio.to_thread(self._decode, text, path, source)
                 del text
             else:
@@ -169,15 +161,3 @@ class LineWork:
             file.writelines(decoded(text, source))
         if (n_bytes := path.stat().st_size) > most:
             raise too_large(most, n_bytes)
-
-
-def _data_of(value: object) -> str:
-    """What an `input_audio` has as its base64. Raises InvalidRequestError for another shape."""
-    if not isinstance(value, dict):
-        raise InvalidRequestError(
-            f"'{AUDIO_FIELD}' must be an object of '{DATA_PART}', the file's bytes in base64, and "
-            f"'{FORMAT_PART}', not {shown(value)}",
-            param=AUDIO_FIELD,
-            code="invalid_type",
-        )
-    return audio_of({AUDIO_FIELD: value})
