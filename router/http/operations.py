@@ -26,12 +26,11 @@ from prometheus_client import (
 from prometheus_client.core import GaugeMetricFamily
 from prometheus_client.exposition import choose_encoder
 
-from cluster.common.metrics import MetricSpec, Recorder
-from cluster.common.settings import RouterSettings
+from cluster.common.metrics import MetricSpec
 from router.http.access import METRICS
 from router.http.admission import Admission
-from router.http.models import ModelRegistry
 from router.http.realtime.service import RealtimeService
+from router.http.shared import Shared
 
 WORKER_GAUGES = {
     "healthy": "1 while a worker is healthy, else 0",
@@ -43,11 +42,7 @@ WORKER_GAUGES = {
 
 
 def add_probes(
-    app: FastAPI,
-    registry: ModelRegistry,
-    admission: Admission,
-    realtime: RealtimeService,
-    settings: RouterSettings,
+    app: FastAPI, shared: Shared, admission: Admission, realtime: RealtimeService
 ) -> None:
     probes = APIRouter(tags=["operations"])
 
@@ -65,7 +60,7 @@ def add_probes(
         """200 once all pools are ready, 503 before, and when the router stops."""
         if realtime.is_draining:
             return PlainTextResponse("stopping", 503)
-        status = (await registry.health())["status"]
+        status = (await shared.registry.health())["status"]
         return PlainTextResponse(status, 200 if status == "ready" else 503)
 
     @probes.get("/version", summary="The version of splitscribe")
@@ -80,34 +75,32 @@ def add_probes(
     )
     async def health() -> JSONResponse:
         """200 once all pools are ready, 503 before; every model and worker either way."""
-        body = await registry.health()
+        body = await shared.registry.health()
         body["router"] = {
             "requests": admission.requests,
             "pending_audio_s": round(admission.pending_audio_s, 1),
             "realtime_sessions": realtime.sessions,
-            "max_upload_bytes": settings.max_upload_bytes,
+            "max_upload_bytes": shared.settings.max_upload_bytes,
         }
         return JSONResponse(body, 200 if body["status"] == "ready" else 503)
 
     app.include_router(probes)
 
 
-def add_metrics(
-    app: FastAPI, registry: ModelRegistry, recorder: Recorder, guards: Sequence[Depends]
-) -> None:
-    """Add the path to `app`. From now on `recorder` tells it, too, what it is told."""
+def add_metrics(app: FastAPI, shared: Shared, guards: Sequence[Depends]) -> None:
+    """Add the path to `app`. From now on the recorder tells it, too, what it is told."""
     disable_created_metrics()  # type: ignore[no-untyped-call]
     collected = CollectorRegistry()
     ProcessCollector(registry=collected)
     Info("splitscribe", "This router", registry=collected).info({"version": version("splitscribe")})
     pools = _Pools()
     collected.register(pools)
-    recorder.tell_also(lambda spec: _Metric(spec, collected))
+    shared.recorder.tell_also(lambda spec: _Metric(spec, collected))
     operations = APIRouter(tags=["operations"], dependencies=guards)
 
     @operations.get(METRICS, summary="Metrics for Prometheus", response_class=Response)
     async def metrics(request: Request) -> Response:
-        pools.known = await registry.health()
+        pools.known = await shared.registry.health()
         encode, media_type = choose_encoder(request.headers.get("accept", ""))
         return Response(encode(collected), headers={"content-type": media_type})
 

@@ -148,9 +148,9 @@ def create_app(
     app.include_router(api)
     if settings.asr_webservice:
         add_asr_routes(app, service, keys)
-    add_probes(app, registry, service.admission, realtime, settings)
+    add_probes(app, shared, service.admission, realtime)
     if settings.metrics != "off":
-        add_metrics(app, registry, recorder, schemes if settings.metrics == "auto" else [])
+        add_metrics(app, shared, schemes if settings.metrics == "auto" else [])
     if settings.shows_page:
         add_page(app)
     if not len(keys):  # a browser that shows it could send none
