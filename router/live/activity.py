@@ -16,6 +16,7 @@ from router.audio.vad import FRAME_SAMPLES, Probabilities, SpeechDetector, Speec
 logger = logging.getLogger(__name__)
 
 TICK_S = 0.05  # from one tick to the next; at most so much is added to the delay of words
+FRAME_BYTES = 2 * FRAME_SAMPLES
 MAX_FRAMES = 96  # of one stream in a tick, 3 s: a file sent at once does not delay the others
 
 OnProbabilities = Callable[[Probabilities], None]
@@ -25,30 +26,24 @@ Run = Callable[[Callable[[], None]], Awaitable[None]]  # runs a function, perhap
 class VadStream:
     """One session's audio that waits for the network."""
 
-    __slots__ = ("_pieces", "deliver", "n_samples", "network")
+    __slots__ = ("deliver", "network", "waiting")
 
     def __init__(self, deliver: OnProbabilities) -> None:
         self.deliver = deliver
         self.network: SpeechStream | None = None  # opened by the first tick that has a frame
-        self.n_samples = 0  # in all pieces
-        self._pieces: list[Pcm] = []
+        self.waiting = bytearray()  # int16; its beginning is taken without a copy of the rest
 
     @property
     def is_due(self) -> bool:
         """Whether a complete frame waits."""
-        return self.n_samples >= FRAME_SAMPLES
-
-    def add(self, pcm: Pcm) -> None:
-        self._pieces.append(pcm)
-        self.n_samples += len(pcm)
+        return len(self.waiting) >= FRAME_BYTES
 
     def take(self) -> Pcm:
-        """The frames of one tick, int16 [n_frames, FRAME_SAMPLES]; at least one must wait."""
-        waiting = np.concatenate(self._pieces)
-        n_taken = min(self.n_samples // FRAME_SAMPLES, MAX_FRAMES) * FRAME_SAMPLES
-        self._pieces = [waiting[n_taken:].copy()]  # a view would keep all of it
-        self.n_samples -= n_taken
-        return waiting[:n_taken].reshape(-1, FRAME_SAMPLES)
+        """The frames of one tick, int16 [n_frames, FRAME_SAMPLES]."""
+        n_bytes = min(len(self.waiting) // FRAME_BYTES, MAX_FRAMES) * FRAME_BYTES
+        taken = np.frombuffer(self.waiting[:n_bytes], np.int16)
+        del self.waiting[:n_bytes]
+        return taken.reshape(-1, FRAME_SAMPLES)
 
 
 class VoiceActivity:
@@ -76,13 +71,13 @@ class VoiceActivity:
         return stream
 
     def feed(self, stream: VadStream, pcm: Pcm) -> None:
-        stream.add(pcm)
+        stream.waiting += pcm.tobytes()
         if stream.is_due:
             self._fed.set()
 
     def close_stream(self, stream: VadStream) -> None:
         self._streams.discard(stream)
-        stream._pieces.clear()
+        stream.waiting.clear()
 
     async def close(self) -> None:
         if self._ticking is not None:

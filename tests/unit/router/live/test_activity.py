@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import asyncio
+import tracemalloc
 from collections.abc import Callable
 
 import numpy as np
@@ -58,6 +59,24 @@ def test_streams_have_the_probabilities_of_each_alone() -> None:
         )
         assert probabilities.shape == expected.shape
         assert float(np.abs(probabilities - expected).max()) == 0.0
+
+
+def test_a_tick_copies_only_what_it_takes() -> None:
+    """Of minutes that wait: the loop of all sessions does it."""
+
+    async def run() -> int:
+        activity = VoiceActivity(LoudIsSpeech, run=at_once)
+        stream = activity.open_stream(lambda probabilities: None)
+        activity.feed(stream, np.ones(100 * MAX_FRAMES * FRAME_SAMPLES, np.int16))
+        tracemalloc.start()
+        for _ in range(3):
+            assert stream.take().shape == (MAX_FRAMES, FRAME_SAMPLES)
+        _, most_bytes = tracemalloc.get_traced_memory()
+        tracemalloc.stop()
+        await activity.close()
+        return most_bytes
+
+    assert run_virtually(run()) < 10 * MAX_FRAMES * FRAME_SAMPLES * 2
 
 
 def test_a_pushed_file_leaves_room_for_others() -> None:
