@@ -6,6 +6,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import sqlite3
 import time
 from collections.abc import Callable
 from contextlib import suppress
@@ -222,7 +223,7 @@ async def open_service(
             with suppress(PermissionError):  # a volume that is another user's
                 folder.chmod(0o700)
         database = await asyncio.to_thread(Database, folder, owned_s)
-    except OSError as error:
+    except (OSError, sqlite3.Error) as error:
         raise ConfigurationError(f"batches.folder {folder} cannot be used: {error}") from error
     try:
         store, queue = Store(database, unix_time), WorkQueue(database, unix_time)

@@ -43,7 +43,6 @@ WINDOW_S = 24 * 3600  # completion_window, of which OpenAI has one
 OPEN = "('validating', 'in_progress', 'finalizing', 'cancelling')"
 EXISTS = "NOT deleted AND (expires_at IS NULL OR expires_at > ?)"
 
-BatchModel = TypeVar("BatchModel", bound=Batch)
 PageModel = TypeVar("PageModel", bound=Page)
 
 

@@ -71,6 +71,13 @@ async def test_a_second_service_on_the_folder_is_refused(tmp_path: Path) -> None
         pass
 
 
+async def test_a_damaged_database_is_told_by_its_folder(tmp_path: Path) -> None:
+    (tmp_path / "batches.sqlite").write_bytes(b"damaged" * 1000)
+    with pytest.raises(ConfigurationError, match=f"{tmp_path} cannot be used: file is not a"):
+        async with desk(tmp_path):
+            pass
+
+
 @pytest.mark.parametrize(("version", "age"), [(VERSION + 1, "newer"), (VERSION - 1, "older")])
 def test_what_another_version_wrote_is_left_alone(tmp_path: Path, version: int, age: str) -> None:
     Database(tmp_path).close()
