@@ -80,9 +80,11 @@ class Transcriber:
             )
         rows = self._portal.call(self._transcribe_all, table.select(named).to_pylist())
         found = pa.Table.from_pylist(rows, result_schema())
-        own = table.select([n for n in table.column_names if n not in found.column_names])
-        columns, names = own.columns + found.columns, own.column_names + found.column_names
-        return pa.Table.from_arrays(columns, names)
+        replaced = [name for name in found.column_names if name in table.column_names]
+        table = table.drop_columns(replaced)
+        for field, column in zip(found.schema, found.columns, strict=True):
+            table = table.append_column(field, column)
+        return table
 
     def close(self) -> None:
         """End the engine and its audio workers; what is being transcribed is given up."""

@@ -42,6 +42,18 @@ def test_a_batch_keeps_its_columns_and_gets_transcripts(two_at_once: Transcriber
     assert table["words"][0].as_py()[0]["word"] == " one"
 
 
+def test_what_a_batch_says_of_its_columns_stays(two_at_once: Transcriber) -> None:
+    """As data sets of pandas and Hugging Face do; a column of ours is replaced."""
+    schema = pa.schema(
+        [pa.field("bytes", pa.binary(), nullable=False), pa.field("text", pa.string())],
+        metadata={"huggingface": "{}"},
+    )
+    table = two_at_once(pa.table({"bytes": [b"one"], "text": ["said"]}, schema))
+    assert table.schema.metadata == {b"huggingface": b"{}"}
+    assert not table.schema.field("bytes").nullable
+    assert table["text"].to_pylist() == ["one"]
+
+
 def test_paths_are_read_where_there_are_no_bytes(two_at_once: Transcriber, tmp_path: Path) -> None:
     (tmp_path / "a.mp3").write_text("of a path")
     paths = [str(tmp_path / "a.mp3"), str(tmp_path / "none.mp3"), None]
