@@ -38,6 +38,8 @@ _LARGEST = 2**40  # no count and no length comes near to it, and sums stay exact
 
 Count = Annotated[int, Field(ge=0, le=_LARGEST)]
 Component = Annotated[float, Field(ge=-1.01, le=1.01, allow_inf_nan=False)]
+# A vector of length 1, and of how many samples of speech it is.
+Voice = tuple[Annotated[tuple[Component, ...], Field(max_length=MAX_VECTOR)], Count]
 Seconds = Annotated[float, Field(ge=0, le=_LARGEST, allow_inf_nan=False)]
 
 
@@ -185,17 +187,15 @@ class Finished:
     """The upload is decoded to its end.
 
     log_max: of a whole one. channels: as of `ChannelSurvey.finish`. turns: first sample, end, and
-    number of the speaker, the references' first, then as they appear. voice: the vector of the one
-    who is heard, of length 1, and of how many samples of speech it is.
+    number of the speaker, the references' first, then as they appear. voice: of the one who is
+    heard.
     """
 
     n_samples: Count
     log_max: Annotated[float, Field(ge=-20, le=20)] = 0.0
     channels: tuple[Count | None, ...] = ()
     turns: tuple[tuple[Count, Count, Count], ...] = ()
-    voice: tuple[Annotated[tuple[Component, ...], Field(max_length=MAX_VECTOR)], Count] | None = (
-        None
-    )
+    voice: Voice | None = None
     kind: Literal["finished"] = "finished"
 
 

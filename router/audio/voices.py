@@ -26,7 +26,7 @@ from router.audio.embedding import (
     directions,
     windows_of,
 )
-from router.audio.protocol import AudioLimits, Finished, Opened, SpeakerSearch
+from router.audio.protocol import AudioLimits, Finished, Opened, SpeakerSearch, Voice
 from router.audio.vad import (
     BLOCK_SAMPLES,
     FRAME_SAMPLES,
@@ -182,10 +182,7 @@ class Voices:
         return _direction(vectors)
 
 
-def _voice_of(
-    vectors: Vectors, stretches: Iterable[Stretch]
-) -> tuple[tuple[float, ...], int] | None:
-    """As of `Finished.voice`."""
+def _voice_of(vectors: Vectors, stretches: Iterable[Stretch]) -> Voice | None:
     if not vectors.shape[0]:
         return None
     n_speech = sum(stretch.end - stretch.start for stretch in stretches)

@@ -10,7 +10,6 @@ import asyncio
 import logging
 from collections.abc import Awaitable, Callable
 from contextlib import ExitStack
-from dataclasses import dataclass
 
 import numpy as np
 from numpy.typing import NDArray
@@ -19,7 +18,7 @@ from cluster.common.errors import SplitscribeError
 from cluster.common.messages import SAMPLE_RATE, Pcm
 from router.audio.containers import wav_head
 from router.audio.pool import AudioPool
-from router.audio.protocol import SpeakerSearch, as_file
+from router.audio.protocol import SpeakerSearch, Voice, as_file
 from router.interface import RequestContext
 from router.speakers.voices import name_of
 
@@ -27,15 +26,6 @@ logger = logging.getLogger(__name__)
 
 LEAST_S = 1.5  # of speech, from which on a voice that is not known yet is a new one
 HEAR_TIME_S = 5.0  # after which a piece has no speaker
-
-
-@dataclass(frozen=True, slots=True)
-class Voice:
-    """vector: float32 [size], of length 1. speech_s: seconds that it was heard for."""
-
-    vector: NDArray[np.float32]
-    speech_s: float
-
 
 Hear = Callable[[Pcm], Awaitable[Voice | None]]
 
@@ -52,10 +42,7 @@ async def hear(audio: AudioPool, pcm: Pcm) -> Voice | None:
         except (SplitscribeError, OSError) as error:  # TimeoutError, and a full disk's, too
             logger.warning("a piece of a live session has no speaker: %s", error)
             return None
-    if heard.result.voice is None:
-        return None
-    vector, n_samples = heard.result.voice
-    return Voice(np.array(vector, np.float32), n_samples / SAMPLE_RATE)
+    return heard.result.voice
 
 
 class SessionVoices:
@@ -72,12 +59,13 @@ class SessionVoices:
         voice = await self._hear(pcm)
         if voice is None:
             return None
-        cosines = [float(one @ voice.vector / np.linalg.norm(one)) for one in self._sums]
+        vector, speech_s = np.array(voice[0], np.float32), voice[1] / SAMPLE_RATE
+        cosines = [float(one @ vector / np.linalg.norm(one)) for one in self._sums]
         number = int(np.argmax(cosines)) if cosines else 0
         if not cosines or cosines[number] < self._least_cosine:
-            if voice.speech_s < LEAST_S:
+            if speech_s < LEAST_S:
                 return None
             number = len(self._sums)
-            self._sums.append(np.zeros_like(voice.vector))
-        self._sums[number] += np.float32(voice.speech_s) * voice.vector
+            self._sums.append(np.zeros_like(vector))
+        self._sums[number] += np.float32(speech_s) * vector
         return name_of(number, ())

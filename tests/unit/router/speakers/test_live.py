@@ -13,7 +13,8 @@ import pytest
 from cluster.common.messages import SAMPLE_RATE, Pcm
 from cluster.common.settings import RouterSettings, SpeakerSettings
 from router.audio.pool import AudioPool
-from router.speakers.live import SessionVoices, Voice, hear
+from router.audio.protocol import Voice
+from router.speakers.live import SessionVoices, hear
 from tests.support.audio.sounds import silence
 from tests.support.audio.speech import pcm_of
 from tests.support.speaker_networks import write_network
@@ -24,7 +25,8 @@ async def played(pcm: Pcm) -> Voice | None:
     if not pcm[0]:
         return None
     voice = np.eye(4, dtype=np.float32)[pcm[0]] + np.float32(0.1)
-    return Voice(voice / np.linalg.norm(voice), pcm.shape[0] / 10)
+    n_samples = round(pcm.shape[0] * SAMPLE_RATE / 10)
+    return tuple((voice / np.linalg.norm(voice)).tolist()), n_samples
 
 
 async def told(*pieces: tuple[int, float], threshold: float = 0.15) -> list[str | None]:
@@ -75,9 +77,10 @@ async def test_an_audio_worker_gives_the_voice_of_a_piece(tmp_path: Path) -> Non
     try:
         voice = await hear(pool, pcm_of("medium")[: 4 * SAMPLE_RATE])
         assert voice is not None
-        assert 2 < voice.speech_s <= 4
-        assert voice.vector.shape == (16,)
-        assert np.linalg.norm(voice.vector) == pytest.approx(1, abs=1e-3)
+        vector, n_samples = voice
+        assert 2 * SAMPLE_RATE < n_samples <= 4 * SAMPLE_RATE
+        assert len(vector) == 16
+        assert np.linalg.norm(vector) == pytest.approx(1, abs=1e-3)
         for nothing in (silence(2.0), pcm_of("medium")[:10]):
             assert await hear(pool, nothing) is None
     finally:
