@@ -166,7 +166,7 @@ class _Spool:
                     await writing
                 raise
             except OSError as error:
-                logger.exception("the upload cannot be stored")
+                logger.exception("the upload cannot be stored in %s", self.path.readlink().parent)
                 raise OverloadedError(
                     "The server has no room for the upload now. Please try again shortly.",
                     retry_after_s=RETRY_AFTER_S,

@@ -262,7 +262,9 @@ async def test_a_cancelled_upload_leaves_nothing(tmp_path: Path) -> None:
 
 
 @pytest.mark.skipif(not Path("/dev/full").exists(), reason="needs /dev/full")
-async def test_a_full_disk_is_an_overload(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+async def test_a_full_disk_is_an_overload(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch, caplog: pytest.LogCaptureFixture
+) -> None:
     def full(**_: object) -> io.FileIO:
         return io.FileIO("/dev/full", "w")
 
@@ -270,6 +272,7 @@ async def test_a_full_disk_is_an_overload(tmp_path: Path, monkeypatch: pytest.Mo
     with pytest.raises(OverloadedError) as caught:
         await read(Channel(body_of((FILE_NAME, b"abc"))), tmp_path)
     assert caught.value.retry_after_s is not None
+    assert "cannot be stored in /dev" in caplog.text, "an operator reads which disk is full"
 
 
 async def test_what_a_worker_opens_has_no_name_that_a_killed_router_could_leave(
