@@ -11,7 +11,7 @@ import time
 from collections.abc import Callable
 from contextlib import suppress
 
-from cluster.common.errors import ConfigurationError
+from cluster.common.errors import ConfigurationError, InsufficientStorageError
 from cluster.common.metrics import BATCH_METRICS, Recorder, silent_recorder
 from cluster.common.settings import BatchSettings
 from router.api.batch_bodies import (
@@ -101,7 +101,11 @@ class BatchService:
         await asyncio.to_thread(self._owned.blobs.keep, upload_id, size_bytes)
         kept_s = expiry_s(fields.expires_after) or self._owned.settings.retention_s
         file = self._store.new_file(upload_id, fields.purpose, filename, size_bytes, kept_s)
-        added = await self._call(self._store.add_file, owner, file)
+        try:
+            added = await self._call(self._store.add_file, owner, file)
+        except InsufficientStorageError:
+            await asyncio.to_thread(self._owned.blobs.path(upload_id).unlink, missing_ok=True)
+            raise
         self._quota.release(upload_id)
         return added
 

@@ -12,8 +12,9 @@ import psutil
 import pytest
 
 from cluster.common.errors import ConfigurationError, InsufficientStorageError
+from router.api.batch_bodies import FileObject
 from router.batches.blobs import ABANDONED_S, READERS_GRACE_S, Blobs
-from router.batches.database import VERSION, Database
+from router.batches.database import VERSION, Database, disk_full
 from tests.support.batches import AUDIO, Hands, desk, line
 
 
@@ -105,6 +106,20 @@ async def test_a_full_disk_leaves_the_database_as_it_was(tmp_path: Path) -> None
         await database.call(fill)
     assert database.run("SELECT count(*) FROM lines").fetchone() == (0,)
     database.close()
+
+
+async def test_an_upload_that_the_database_has_no_room_for_leaves_no_bytes(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    async with desk(tmp_path) as at:
+
+        def add(owner: str, file: FileObject) -> FileObject:
+            raise disk_full()
+
+        monkeypatch.setattr(at.service._store, "add_file", add)
+        with pytest.raises(InsufficientStorageError):
+            await at.upload(b"content")
+        assert not [*(tmp_path / "uploads").iterdir(), *(tmp_path / "files").iterdir()]
 
 
 def test_bytes_go_when_nobody_reads_them_any_more(tmp_path: Path) -> None:
