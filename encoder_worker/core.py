@@ -36,6 +36,7 @@ from encoder_worker.loop import EncodeLoop
 from encoder_worker.publisher import Counts, Publisher
 
 UNKNOWN_WINDOW_S = 0.2  # before the first
+SHUTTING_DOWN = "this encoder worker is shutting down"
 
 
 @dataclass(slots=True, kw_only=True)
@@ -127,7 +128,7 @@ class EncoderCore:
         """
         check_request(request, self._n_audio_ctx)
         if self._draining or self._closing:
-            raise WorkerDrainingError("this encoder worker is shutting down")
+            raise WorkerDrainingError(SHUTTING_DOWN)
         if reason := self.healthy():
             raise WorkerDrainingError(reason)  # another one can take it
         self._backlogs.hear(request)
@@ -140,8 +141,8 @@ class EncoderCore:
         self._will_queue(loop)
         window = loop.batcher.put(request, future, key)
         future.add_done_callback(partial(_drop_cancelled, loop.batcher, ref(window)))
-        if self._closing:  # `close` may have emptied the queue between the check and the put
-            loop.fail_queued(WorkerDrainingError("this encoder worker is shutting down"))
+        if self._closing or self._failure:  # the queue may have been emptied since the check
+            loop.fail_queued(WorkerDrainingError(self._failure or SHUTTING_DOWN))
         return future
 
     def revoke(self, handle: CrossKVHandle) -> bool:

@@ -29,7 +29,7 @@ from cluster.common.model.encoder_context import (
 from cluster.common.priorities import run_when_idle
 from cluster.common.settings import EncoderSettings
 from encoder_worker.batcher import Batcher
-from encoder_worker.core import EncoderCore
+from encoder_worker.core import SHUTTING_DOWN, EncoderCore
 from encoder_worker.forward import WindowEncoder
 from encoder_worker.loop import EncodeLoop
 from encoder_worker.publisher import Publisher
@@ -142,7 +142,7 @@ class EncoderEngine(EncoderCore):
             thread.join()
         for loop in self._loops:
             loop.forward.close()
-            loop.fail_queued(WorkerDrainingError("this encoder worker is shutting down"))
+            loop.fail_queued(WorkerDrainingError(SHUTTING_DOWN))
 
     def healthy(self) -> str | None:
         """Not of a CPU's lane of bulk windows, which stands still while others work."""

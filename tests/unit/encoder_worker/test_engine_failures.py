@@ -148,3 +148,20 @@ def test_a_death_in_the_middle_of_a_batch_fails_its_windows_too(
         with pytest.raises(WorkerError, match="no more counting"):
             future.result(PATIENCE_S)
     assert "no more counting" in (b.engine.healthy() or "")
+
+
+def test_a_window_that_comes_as_the_thread_dies_is_failed_too(
+    bench: MakeBench, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Behind the look at whether it lives, and before the queue that was emptied then."""
+    b = bench()
+    held = b.hold()
+    monkeypatch.setattr(
+        b.engine, "_will_queue", lambda _: monkeypatch.setattr(b.engine, "_failure", "it died")
+    )
+    late = b.submit(make_pcm(0.1), "late")
+    assert late.done()
+    with pytest.raises(WorkerDrainingError, match="it died"):
+        late.result(0)
+    b.gate.set()
+    b.engine.revoke(held.result(PATIENCE_S).handle)
