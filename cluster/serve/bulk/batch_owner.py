@@ -31,24 +31,20 @@ class BatchOwner:
         encoders: Mapping[str, Any],
         decoders: Mapping[str, Any],
     ) -> None:
+        self._opened = AsyncExitStack()  # closed by `__del__`, also where a later step here fails
         _, recorder = start_replica("batches", settings, build, (*ROUTER_METRICS, *BATCH_METRICS))
         own = settings.batches
-        self._stack = AsyncExitStack()
-        try:
-            engine = await self._stack.enter_async_context(
-                BulkEngine.over_pools(
-                    settings,
-                    pools_of(encoders, decoders),
-                    recorder=recorder,
-                    max_upload_bytes=own.max_file_bytes,
-                    audio_workers=own.audio_workers,
-                )
+        engine = await self._opened.enter_async_context(
+            BulkEngine.over_pools(
+                settings,
+                pools_of(encoders, decoders),
+                recorder=recorder,
+                max_upload_bytes=own.max_file_bytes,
+                audio_workers=own.audio_workers,
             )
-            self._service = await open_service(own, engine, recorder)
-        except BaseException:
-            await self._stack.aclose()
-            raise
-        self._stack.push_async_callback(self._service.close)
+        )
+        self._service = await open_service(own, engine, recorder)
+        self._opened.push_async_callback(self._service.close)
         logger.info("files and batches are kept in %s", own.folder)
 
     async def call(self, method: str, *values: Any) -> Any:
@@ -60,5 +56,4 @@ class BatchOwner:
             raise WorkerError("the owner of batches has stopped looking after them")
 
     async def __del__(self) -> None:
-        if hasattr(self, "_stack"):
-            await self._stack.aclose()
+        await self._opened.aclose()
