@@ -4,7 +4,7 @@ For tests, offline transcription, platforms without NIXL, and workers with both 
 copied once: 246 MB for a window of large-v3, 0.11 ms at an H200's bandwidth beside some 12 ms of
 encode and decode. Reading it in place would keep the encoder's pages until the window is decoded;
 and since one call of the attention kernels takes one pool, all KV of other workers would have to
-land in the encoder's pool. `freeze` and `close` act as a peer's process that was stopped or killed.
+land in the encoder's pool. `close` acts as a peer's process that was killed.
 """
 
 from __future__ import annotations
@@ -42,7 +42,6 @@ class MemoryWire:
         self.metadata = b""
         self.on_notification: Callable[[], object] = lambda: None
         self._is_open = False
-        self._is_frozen = False
         self._notifications: deque[bytes] = deque()  # peers' threads append to it
         self._peers: dict[str, MemoryWire] = {}
 
@@ -54,16 +53,7 @@ class MemoryWire:
         with _open_wires_lock:
             _open_wires[self.agent] = self
 
-    def freeze(self) -> None:
-        """Answer nothing from now on, as a process after SIGSTOP."""
-        self._is_frozen = True
-
-    def thaw(self) -> None:
-        self._is_frozen = False
-
     def drain(self) -> Sequence[bytes]:
-        if self._is_frozen:
-            return ()
         return [self._notifications.popleft() for _ in range(len(self._notifications))]
 
     def connect(self, agent: str, metadata: bytes) -> None:
@@ -88,8 +78,6 @@ class MemoryWire:
         assert isinstance(read, _Copy)
         if not read.peer._is_open:
             raise PeerLostError(f"exporter {read.peer.agent} is gone")
-        if read.peer._is_frozen:
-            return False
         read.copy()
         if read.notification:
             read.peer._receive(read.notification)

@@ -26,6 +26,7 @@ from cluster.common.kv.importer import KVImporter
 from cluster.common.kv.layout import PageLayout, window_bytes
 from cluster.common.kv.wire import TransferConfig
 from cluster.common.messages import CrossKVHandle
+from tests.support.kv.ends import StoppableWire
 
 KEY = b"the cluster's key"
 LAYOUTS: dict[str, PageLayout] = {
@@ -94,7 +95,11 @@ def make_importer(
     transport: str, layout: PageLayout, n_windows: int, cluster_key: bytes = KEY, **options: Any
 ) -> KVImporter:
     config = TransferConfig(cluster_key, "decoder", transport, device(), **options)  # type: ignore[arg-type]
-    return KVImporter(layout, n_windows * layout.pages_per_window, config, make_wire(config))
+    return KVImporter(layout, n_windows * layout.pages_per_window, config, _wire(config))
+
+
+def _wire(config: TransferConfig) -> Any:
+    return StoppableWire(config) if config.transport == "memory" else make_wire(config)
 
 
 class ExporterService:
@@ -102,7 +107,7 @@ class ExporterService:
         self._layout = layout = LAYOUTS[payload]
         self._window = layout.pages_per_window
         config = TransferConfig(KEY, "encoder", transport, device(), lease_s=lease_s)  # type: ignore[arg-type]
-        self.wire: Any = make_wire(config)
+        self.wire: Any = _wire(config)
         self.exporter = KVExporter(layout, n_windows * self._window, config, self.wire)
 
     def publish(self, seed: int, key: bytes = b"", frames: int = 1500) -> CrossKVHandle:
@@ -184,10 +189,10 @@ class ReaderService:
 
 class LocalHost(ExporterService):
     def freeze(self) -> None:
-        self.wire.freeze()
+        self.wire.is_frozen = True
 
     def thaw(self) -> None:
-        self.wire.thaw()
+        self.wire.is_frozen = False
 
     def kill(self) -> None:
         self.wire.close()
