@@ -65,7 +65,7 @@ class Blobs:
 
     def keep(self, upload_id: str, size_bytes: int) -> None:
         """Make a file of an upload; once more does no harm. Raises OverloadedError: bytes are
-        missing.
+        missing; InsufficientStorageError.
         """
         upload, path = self._path(self._uploads, upload_id), self.path(upload_id)
         if not upload.exists() and path.exists():
@@ -74,9 +74,10 @@ class Blobs:
             upload.touch()
         if not upload.exists() or upload.stat().st_size != size_bytes:
             raise OverloadedError("The upload was lost on the way. Please try again.")
-        _sync(upload)
-        upload.rename(path)
-        _sync(self._files)
+        with telling_full_disk():
+            _sync(upload)
+            upload.rename(path)
+            _sync(self._files)
 
     def abort(self, upload_id: str) -> None:
         self._path(self._uploads, upload_id).unlink(missing_ok=True)
@@ -86,14 +87,13 @@ class Blobs:
         upload = self._path(self._uploads, file_id)
         size_bytes = 0
         try:
-            with telling_full_disk():
-                with upload.open("wb") as file:
-                    for i, line in enumerate(lines):
-                        size_bytes += file.write(line)
-                        if i % LINES_PER_LOOK == 0:
-                            self.check_room()
-                self.check_room()
-                self.keep(file_id, size_bytes)
+            with telling_full_disk(), upload.open("wb") as file:
+                for i, line in enumerate(lines):
+                    size_bytes += file.write(line)
+                    if i % LINES_PER_LOOK == 0:
+                        self.check_room()
+            self.check_room()
+            self.keep(file_id, size_bytes)
         except BaseException:
             upload.unlink(missing_ok=True)
             raise

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import errno
 import os
 import sqlite3
 from contextlib import closing
@@ -134,6 +135,21 @@ def test_bytes_go_when_nobody_reads_them_any_more(tmp_path: Path) -> None:
     hands.pass_s(READERS_GRACE_S + 1)
     assert blobs.remove(["file-a"]) == ["file-a"]
     assert not list((tmp_path / "files").iterdir())
+
+
+def test_an_upload_that_no_disk_has_room_for_in_the_end_is_told_so(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Some file systems find room only when they are asked to write."""
+
+    def sync(path: Path) -> None:
+        raise OSError(errno.EDQUOT, "Disk quota exceeded")
+
+    monkeypatch.setattr("router.batches.blobs._sync", sync)
+    blobs = Blobs(tmp_path)
+    blobs.append("file-a", 0, b"01")
+    with pytest.raises(InsufficientStorageError):
+        blobs.keep("file-a", 2)
 
 
 def test_an_upload_may_come_twice_and_ends_whole(tmp_path: Path) -> None:
