@@ -164,8 +164,8 @@ class BatchRunner:
                 self._owned.settings.max_lines,
             )
         if found.errors:
-            await self._call(store.refuse, batch.id, found.errors)
-            self._note_end(batch, "failed")
+            if await self._call(store.refuse, batch.id, found.errors):
+                self._note_end(batch, "failed")
         else:
             await self._call(store.begin, batch.id, found.lines, found.model)
             logger.info("batch %s has %d lines", batch.id, len(found.lines))

@@ -241,11 +241,13 @@ class Store:
         with self._changing(batch_id) as batch:
             batch.checks -= not counts
 
-    def refuse(self, batch_id: str, errors: Sequence[BatchError]) -> None:
+    def refuse(self, batch_id: str, errors: Sequence[BatchError]) -> bool:
+        """Let it fail, unless it was cancelled meanwhile. Returns whether it has failed."""
         with self._changing(batch_id) as batch:
             if batch.status == "validating":
                 batch.errors = BatchErrors(data=list(errors))
                 self._end(batch, "failed")
+        return batch.status == "failed"
 
     def begin(self, batch_id: str, lines: Collection[NewLine], model: str | None) -> None:
         """Its lines may be run, unless it was cancelled meanwhile."""

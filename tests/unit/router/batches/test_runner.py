@@ -300,6 +300,29 @@ async def test_inputs_are_checked_one_at_a_time_and_keys_take_turns(
     assert checked == [made[i][1] for i in (0, 3, 1, 2)]
 
 
+async def test_what_was_cancelled_while_it_was_checked_counts_as_cancelled_alone(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    real, begun, go_on = runner.check_input, threading.Event(), threading.Event()
+
+    def check(*rules: Any) -> Any:
+        begun.set()
+        go_on.wait(DEADLINE_S)
+        return real(*rules)
+
+    monkeypatch.setattr(runner, "check_input", check)
+    async with desk(tmp_path) as at:
+        ends = list[str]()
+        monkeypatch.setattr(at.service._runner, "_note_end", lambda _, status: ends.append(status))
+        batch_id = await at.create(await at.upload(b"{"))
+        await eventually(begun.is_set)
+        await at.service.cancel_batch("", batch_id)
+        go_on.set()
+        assert (await at.ended(batch_id)).status == "cancelled"
+        await eventually(lambda: bool(ends))
+    assert ends == ["cancelled"]
+
+
 async def test_repeated_calls_do_no_harm(tmp_path: Path) -> None:
     """A router that got no answer asks again."""
     async with desk(tmp_path) as at:
