@@ -263,10 +263,12 @@ class Store:
             )
 
     def wind_up(self, batch_id: str, ends_as: Status) -> None:
-        """No line of it will be run any more: its files are to be written."""
+        """No line of it will be run any more: its files are to be written. A batch that was
+        cancelled meanwhile stays so.
+        """
         with self._changing(batch_id) as batch:
-            batch.ends_as = ends_as
             if batch.status != "cancelling":
+                batch.ends_as = ends_as
                 self._come_into(batch, "finalizing")
 
     def end(self, batch_id: str, output: FileObject | None, errors: FileObject | None) -> None:

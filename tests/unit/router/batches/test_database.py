@@ -13,10 +13,11 @@ import psutil
 import pytest
 
 from cluster.common.errors import ConfigurationError, InsufficientStorageError
-from router.api.batch_bodies import FileObject
+from router.api.batch_bodies import CreateBatchRequest, FileObject
 from router.batches.blobs import ABANDONED_S, READERS_GRACE_S, Blobs
 from router.batches.database import VERSION, Database, disk_full
-from tests.support.batches import AUDIO, Hands, desk, line
+from router.batches.store import Store
+from tests.support.batches import AUDIO, ENDPOINT, Hands, desk, line
 
 
 async def test_a_network_file_system_is_refused_by_name(
@@ -121,6 +122,20 @@ async def test_an_upload_that_the_database_has_no_room_for_leaves_no_bytes(
         with pytest.raises(InsufficientStorageError):
             await at.upload(b"content")
         assert not [*(tmp_path / "uploads").iterdir(), *(tmp_path / "files").iterdir()]
+
+
+def test_a_batch_that_was_cancelled_with_its_last_line_ends_as_cancelled(tmp_path: Path) -> None:
+    database = Database(tmp_path)
+    store = Store(database, lambda: 1.0)
+    store.add_file("", store.new_file("file-a", "batch", "a", 1, None))
+    asked = CreateBatchRequest(input_file_id="file-a", endpoint=ENDPOINT, completion_window="24h")
+    store.add_batch("", "batch_a", asked, 1)
+    store.begin("batch_a", [], None)
+    store.cancel("", "batch_a")
+    store.wind_up("batch_a", "completed")
+    [batch] = store.open_batches()
+    assert (batch.status, batch.ends_as) == ("cancelling", "cancelled")
+    database.close()
 
 
 def test_bytes_go_when_nobody_reads_them_any_more(tmp_path: Path) -> None:
