@@ -223,6 +223,8 @@ class UtteranceTranscriber:
         pieces = [held(at + samples(one.start_s), at + samples(one.end_s)) for one in segments]
         for one, pcm in zip(segments, pieces, strict=True):
             speaker = "" if voices is None else await voices.speaker_of(pcm)
+            if turn.is_cleared:  # while its voice was heard
+                return
             self._events.emit(replace(one, speaker=speaker))
 
     def _emit_text(

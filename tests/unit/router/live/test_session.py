@@ -27,6 +27,7 @@ from router.live.interface import (
 )
 from router.live.partial_transcript import Policy
 from router.live.session import LiveSession
+from router.speakers.live import SessionVoices
 from tests.support.live.played_speech import Floats, LoudIsSpeech, pcm_of_words, spoken
 from tests.support.live.virtual_sessions import (
     GAP_S,
@@ -168,6 +169,27 @@ def test_what_a_clear_forgets_is_not_told() -> None:
     told, _ = play("one two (3.0) three four", client=clear)
     last = max(event.turn for _, event in told.events)
     assert plain(told.texts[last]) == ["three", "four"]
+
+
+def test_a_turn_that_is_cleared_while_its_voice_is_heard_has_no_more_segments() -> None:
+    hearing = asyncio.Event()
+
+    async def hear(_: Pcm) -> None:
+        hearing.set()
+        await asyncio.sleep(1.0)
+
+    async def clear(session: LiveSession, pcm: Pcm, played: PlayedEngine) -> None:
+        speaking = asyncio.ensure_future(speak(session, pcm, played.clock))
+        await hearing.wait()
+        session.clear()
+        await speaking
+        session.commit()
+
+    def prepare(played: PlayedEngine) -> None:
+        played.engine.voices = lambda: SessionVoices(hear, 0.15)
+
+    told, _ = play(TALK, replace(MANUAL, diarize=True), clear, prepare=prepare)
+    assert all(one.turn != told.of(TurnCompleted)[0].turn for one in told.of(TurnSegment))
 
 
 def test_sessions_share_a_detector_and_do_not_mix() -> None:
