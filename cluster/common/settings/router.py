@@ -191,7 +191,7 @@ class RouterSettings(FrozenModel):
         "the first start only when there are more uploads than processes",
     )
     audio_timeout_s: float = Field(
-        120.0, gt=0, description="longest time to decode one upload, in seconds"
+        120.0, gt=0, description="most processor time to decode one upload, in seconds"
     )
     audio_memory_mb: int = Field(1024, ge=128, description="most memory of one audio worker, in MB")
     max_windows_in_flight: int = Field(
