@@ -29,7 +29,6 @@ UNSURE = 0.7  # by which, times the root of the sum of 1 / windows of both sides
 ROUNDS = 3  # of the second pass
 NEIGHBOUR = 0.5  # weight of a window's neighbours in its own stretch of speech
 
-Labels = NDArray[np.int64]  # [n], from 0
 Sizes = NDArray[np.float64]
 
 
@@ -98,13 +97,6 @@ def _part(sums: Vectors, sizes: Sizes, search: SpeakerSearch) -> tuple[Vectors, 
             break
     nodes = [node for _, node in found]
     return sums[nodes], sizes[nodes]
-
-
-def _means(vectors: Vectors, labels: Labels) -> Vectors:
-    """The direction of each voice, [n_voices, size]."""
-    sums = np.zeros((int(labels.max()) + 1, vectors.shape[1]), np.float32)
-    np.add.at(sums, labels, vectors)
-    return directions(sums)
 
 
 Turn = tuple[int, int, int]  # first sample, end, number of the speaker
@@ -182,7 +174,9 @@ def settle(
         kept = np.flatnonzero(sizes >= min(LEAST_WINDOWS, sizes.max()))
         if kept.shape[0] < min(first.shape[0], search.least):  # so many there must be
             return vectors @ first.T, first
-        voices = _means(vectors, nearest)[kept]
+        sums = np.zeros((sizes.shape[0], vectors.shape[1]), np.float32)
+        np.add.at(sums, nearest, vectors)
+        voices = directions(sums[kept])
     return _with_neighbours(vectors @ voices.T, begins), voices
 
 
