@@ -45,9 +45,13 @@ async def transcribe_voices(
     context, text = run.context, SpokenText()
     waiting: list[Segment] = []
     done: list[Segment] = []
-    listener, attribution = context.on_update, None
+    listener = context.on_update
+    attribution: Attribution | None = None
 
-    def release(attribution: Attribution) -> None:
+    def take(update: Update) -> None:
+        waiting.extend(update.segments)
+        if attribution is None:
+            return
         segments = attribution.add(waiting)
         waiting.clear()
         if not words:
@@ -57,15 +61,10 @@ async def transcribe_voices(
         if listener is not None and segments:
             listener(told)
 
-    def take(update: Update) -> None:
-        waiting.extend(update.segments)
-        if attribution is not None:
-            release(attribution)
-
     async def label() -> None:
         nonlocal attribution
         attribution = Attribution(await turns)
-        release(attribution)
+        take(Update())  # what waits
 
     context.on_update = take
     try:
