@@ -45,7 +45,9 @@ SIZED = frozenset((Container.FLAC, Container.MOV, Container.MATROSKA, Container.
 MIN_RATE, MAX_RATE = 4_000, 384_000  # Hz; a forged rate would stretch seconds to days
 MAX_CHANNELS = 32
 MAX_VALUES_PER_S = 48_000 * 2  # decoded samples of all channels, per second of the longest audio
-LENGTH_SLACK_S = 0.1  # by which a whole file may differ from its declared length
+# By which a file may exceed the limit, as encoders pad, and a whole one differ from its declared
+# length.
+LENGTH_SLACK_S = 0.1
 BAD_PACKETS, BAD_SHARE = 8, 0.1  # tolerated: a few, and then a tenth of all
 READ_BYTES = 65_536
 
@@ -85,28 +87,21 @@ class AudioFile:
         self._file.close()
 
     def blocks(self, channel: int | None = None) -> Iterator[Pcm]:
-        """Yield int16 [n_samples] pieces of about half a second at 16 kHz. Raises as `frames`, and
-        what a limit on seconds says. channel: None: their mix.
+        """Yield int16 [n_samples] pieces of about half a second at 16 kHz. Raises as `frames`.
+        channel: None: their mix.
         """
-        n_samples, limits = 0, self._limits
         converter = Converter(channel)
         for frame in self.frames():
-            for pcm in converter.convert(frame):
-                n_samples += pcm.shape[0]
-                if n_samples > limits.max_audio_s * SAMPLE_RATE:
-                    raise limits.too_long()
-                yield pcm
-        for pcm in converter.flush():
-            n_samples += pcm.shape[0]
-            yield pcm
-        if n_samples < limits.min_audio_s * SAMPLE_RATE:
-            raise limits.too_short()
+            yield from converter.convert(frame)
+        yield from converter.flush()
 
     def frames(self) -> Iterator[AudioFrame]:
-        """Decode, without damaged packets, as players do. Raises InvalidAudioError."""
+        """Decode, without damaged packets, as players do.
+
+        Raises InvalidAudioError, and what a limit on seconds says.
+        """
         packets = bad = values = 0
-        decoded_s = 0.0
-        max_values = self._limits.max_audio_s * MAX_VALUES_PER_S
+        decoded_s, limits = 0.0, self._limits
         cut = False
         for packet in self._packets():
             packets += 1
@@ -124,16 +119,19 @@ class AudioFile:
             for frame in frames:
                 _check_frame(frame)
                 values += frame.samples * frame.layout.nb_channels
-                if values > max_values:
-                    raise self._limits.too_long()
                 decoded_s += frame.samples / frame.sample_rate
+                is_long = decoded_s > limits.max_audio_s + LENGTH_SLACK_S
+                if is_long or values > limits.max_audio_s * MAX_VALUES_PER_S:
+                    raise limits.too_long()
                 yield frame
         if decoded_s == 0.0:
-            raise _unsupported() if bad else self._limits.too_short()
+            raise _unsupported() if bad else limits.too_short()
         if cut:
             raise _truncated("its last packet is incomplete")
         if self._kind is Container.FLAC and (self.declared_s or 0) > decoded_s + LENGTH_SLACK_S:
             raise _truncated(f"it states {self.declared_s:.1f} s and holds {decoded_s:.1f} s")
+        if round(decoded_s, 6) < limits.min_audio_s:
+            raise limits.too_short()
 
     def _packets(self) -> Iterator[Packet[AudioStream]]:
         assert self._container is not None

@@ -15,7 +15,6 @@ from av.audio.frame import AudioFrame
 from numpy.typing import NDArray
 
 from cluster.common.errors import InvalidAudioError, InvalidRequestError
-from router.audio.protocol import AudioLimits
 
 CHANNELS_FIELD = "channels"
 BLOCK_S = 0.5
@@ -97,16 +96,10 @@ class ChannelSurvey:
         self._close()
         return True
 
-    def finish(self, limits: AudioLimits) -> tuple[int | None, ...]:
-        """For each channel the first one that sounds like it, or its own number; None: silence.
-
-        Raises:
-            AudioTooShortError: the file is shorter than allowed.
-        """
+    def finish(self) -> tuple[int | None, ...]:
+        """For each channel the first one that sounds like it, or its own number; None: silence."""
         if self._block:
             self._close()
-        if self.seconds < limits.min_audio_s:
-            raise limits.too_short()
         heard = self._peaks > SILENT_PEAK
         least = np.clip(LOUD_SHARE * self._loudest, LEAST_LOUD, MOST_LOUD)
         tells = self._unlike > least[:, None]

@@ -237,9 +237,7 @@ def survey(path: Path, limits: AudioLimits) -> Steps:
         for frame in file.frames():
             if found.feed(frame):
                 yield None
-            if found.seconds > limits.max_audio_s:
-                raise limits.too_long()
-        channels = found.finish(limits)
+        channels = found.finish()
         yield Finished(round(found.seconds * SAMPLE_RATE), channels=channels)
 
 
