@@ -181,7 +181,7 @@ Products = PlainProducts | Int8Products
 def make_attention(kernels: TeamKernels, dtype: torch.dtype, head_dim: int) -> Attention:
     if kernels.attend is not None and dtype == torch.bfloat16 and head_dim == HEAD_DIM:
         return TileAttention(kernels)
-    if kernels.vectors is not None and dtype == torch.float32 and head_dim == HEAD_DIM:
+    if kernels.vectors is not None and head_dim == HEAD_DIM:
         return VectorAttention(kernels)
     return ProductAttention(kernels)
 

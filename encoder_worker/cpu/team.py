@@ -53,8 +53,7 @@ def team_kernels(dtype: torch.dtype, *, int8: bool = False) -> InBackground[Team
     """Those of an encoder that computes in `dtype`, one of DTYPES; begins to build them."""
     own = np.uint16 if dtype == torch.bfloat16 else np.float32
     tiles = dtype == torch.bfloat16 and has_bfloat16_tiles()
-    # Of bfloat16, which CPUs with it multiply twice as fast, nobody has compared the two.
-    in_8_bits = own is np.float32 and products_for(bfloat16=False, int8=int8) is VECTORS
+    in_8_bits = products_for(bfloat16=dtype == torch.bfloat16, int8=int8) is VECTORS
     ways = {"tiles": tiles, "int8": int8, "vectors": in_8_bits}
     name = " ".join([own.__name__, *(way for way, has in ways.items() if has)])
     build = partial(_build, own, tiles=tiles, int8=int8, in_8_bits=in_8_bits)

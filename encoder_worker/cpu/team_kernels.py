@@ -36,7 +36,7 @@ class TeamKernels:
     attend: `tile_attention.attend`, where the CPU has tiles and own is bfloat16; else None. Then
         split's v may be a view of [H, Dh, T].
     int8: in place of add_norm and split where the encoder's products are of int8; else None.
-    vectors: what attends in 8 bits, where they are and own is float32, by a CPU's vectors; or None.
+    vectors: what attends in 8 bits by a CPU's vectors, where products are of int8 too; or None.
     store_float8: `rows.store_float8`, where own is bfloat16; else None.
     """
 
@@ -97,8 +97,7 @@ def build(
 ) -> TeamKernels:
     """Compile (or load) the kernels; `own` is uint16 or float32.
 
-    tiles: attend by the CPU's tiles, which needs uint16. in_8_bits: attend by vectors, which needs
-    float32.
+    tiles: attend by the CPU's tiles, which needs uint16. in_8_bits: attend by its vectors.
     """
     plain, row = np.zeros(4, np.float32), np.zeros((1, 4), own)
     heads = np.zeros((1, 1, 4), own)
@@ -120,7 +119,7 @@ def build(
     _join(heads, plain, 0, row)
     if own is np.uint16:
         _softmax(row, plain, np.float32(LOG2_E))
-    attending = build_vectors() if in_8_bits else None
+    attending = build_vectors(own) if in_8_bits else None
     return TeamKernels(
         add_norm, split, _centre, _softmax, _join, None, in_int8, attending, store_float8=store
     )

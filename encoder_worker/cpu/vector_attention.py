@@ -1,6 +1,6 @@
 """Some queries over all keys of a window by vectors of 8 bits, on the calling thread.
 
-For CPUs that have AVX-512 VNNI and compute in float32. Keys come without their mean, which softmax
+For CPUs that have AVX-512 VNNI and no tiles. Keys come without their mean, which softmax
 does not see, and have a scale each; so do queries. Values come without theirs, too, which is added
 at the end, and have a scale for each dimension. Powers are float32, and whole steps of a 255th of a
 row's highest when values are mixed. What is added before the whole part is taken differs from key
@@ -22,7 +22,7 @@ from numba.core import cgutils
 from numba.extending import intrinsic
 
 from cluster.common.kernels.cpu import vectors
-from cluster.common.kernels.cpu.arithmetic import as_bits
+from cluster.common.kernels.cpu.arithmetic import as_bits, number, stored
 from cluster.common.kernels.cpu.rows import SUMS
 from cluster.common.kernels.cpu.tile_instructions import WORD, address, offset
 from cluster.common.kernels.cpu.tile_registers import (
@@ -125,7 +125,7 @@ def _take_powers(
 def _quantize(row: Any, scale: Any, to: Any) -> None:
     inverse = np.float32(1) / scale
     for c in range(HEAD_DIM):
-        to[c] = np.int8(as_bits(row[c] * inverse + _WHOLE) & uint32(0xFF))
+        to[c] = np.int8(as_bits(number(row[c]) * inverse + _WHOLE) & uint32(0xFF))
 
 
 @njit(error_model="numpy", nogil=True, cache=True)
@@ -150,11 +150,11 @@ def _find_scales(v: Any, n: Any, mean: Any, scales: Any) -> None:
     mean[:], scales[:] = np.float32(0), np.float32(0)
     for key in range(n):
         for c in range(HEAD_DIM):
-            mean[c] += v[key, c] * share
+            mean[c] += number(v[key, c]) * share
     largest = scales.view(np.int32)
     for key in range(n):
         for c in range(HEAD_DIM):
-            size = int32(as_bits(v[key, c] - mean[c]) & uint32(0x7FFFFFFF))
+            size = int32(as_bits(number(v[key, c]) - mean[c]) & uint32(0x7FFFFFFF))
             largest[c] = max(largest[c], size)
     for c in range(HEAD_DIM):
         scales[c] = _LEAST if scales[c] < _LEAST else scales[c] / _STEPS
@@ -165,7 +165,7 @@ def _add_bytes(value: Any, mean: Any, inverse: Any, place: Any, words: Any) -> N
     """A value's numbers in 8 bits, to one of the four places in a word each."""
     shift = uint32(8 * place)
     for c in range(HEAD_DIM):
-        byte = as_bits((value[c] - mean[c]) * inverse[c] + _WHOLE) & uint32(0xFF)
+        byte = as_bits((number(value[c]) - mean[c]) * inverse[c] + _WHOLE) & uint32(0xFF)
         words[c] |= uint32(byte << shift)
 
 
@@ -190,7 +190,7 @@ def _lay_out_values(v: Any, n: Any, blocks: Any, scales: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def lay_out_heads(k: Any, v: Any, n: Any, keys: Any, values: Any) -> None:
-    """The first n keys and values, float32 [H, n or more, HEAD_DIM], as weights of 8 bits lie.
+    """The first n keys and values, [H, n or more, HEAD_DIM], as weights of 8 bits lie.
 
     keys, values: arrays of blocks, int32 [H, T / KEYS, TILES_OF_BLOCK, 16, 16], T from n on; and of
     scales, float32: of keys [H, 2, T], theirs and what is added to their scores; of values
@@ -209,7 +209,8 @@ def _finish(n_rows: Any, sums: Any, totals: Any, scales: Any, out: Any) -> None:
         for tile in range(TILES_OF_BLOCK):
             for c in range(TILE_ROWS):
                 at = tile * TILE_ROWS + c
-                out[r, at] = mean[at] + np.float32(sums[tile, r, c]) * inverse * own[at]
+                mixed = mean[at] + np.float32(sums[tile, r, c]) * inverse * own[at]
+                out[r, at] = stored(mixed, out[r, at])
 
 
 @njit(error_model="numpy", nogil=True, cache=True)
@@ -271,9 +272,9 @@ def _attend_head(
 
 @njit(error_model="numpy", nogil=True, cache=True)
 def attend_in_8_bits(q: Any, keys: Any, values: Any, scale: Any, out: Any) -> None:
-    """out = softmax(scale * ln 2 * q k) v, float32 [n, H * HEAD_DIM].
+    """out = softmax(scale * ln 2 * q k) v, [n, H * HEAD_DIM], of queries q [H, n, HEAD_DIM].
 
-    q float32 [H, n, HEAD_DIM]. keys, values: as `lay_out_heads` leaves them.
+    keys, values: as `lay_out_heads` leaves them.
     """
     n_blocks = keys[0].shape[1]
     dither = np.empty(KEYS, np.float32)
@@ -298,15 +299,18 @@ def attend_in_8_bits(q: Any, keys: Any, values: Any, scale: Any, out: Any) -> No
 
 @dataclass(frozen=True, slots=True)
 class VectorKernels:
-    """`lay_out_heads` and `attend_in_8_bits`."""
+    """`lay_out_heads` and `attend_in_8_bits`; queries, keys, values and what they give are `own`."""
 
     lay_out: Callable[..., None]
     attend: Callable[..., None]
 
 
-def build_vectors() -> VectorKernels:
-    """Compile (or load) them; all arrays are contiguous but out, whose rows may lie apart."""
-    q = np.zeros((1, 1, HEAD_DIM), np.float32)
+def build_vectors(own: Any) -> VectorKernels:
+    """Compile (or load) them; `own` is uint16, which stands for bfloat16, or float32.
+
+    All arrays are contiguous but out, whose rows may lie apart.
+    """
+    q = np.zeros((1, 1, HEAD_DIM), own)
     blocks = np.zeros((1, 1, TILES_OF_BLOCK, TILE_ROWS, TILE_ROWS), np.int32)
     scales = np.zeros((1, 2, KEYS), np.float32)
     keys, values = (blocks, scales), (blocks.copy(), scales.copy())

@@ -240,10 +240,16 @@ def test_attention_to_a_key_of_nan_is_nan() -> None:
     assert attend_by_tiles(q, k, v).isnan().all()
 
 
+def attention_in_8_bits(dtype: torch.dtype = torch.float32) -> VectorAttention:
+    own = np.uint16 if dtype == torch.bfloat16 else np.float32
+    return VectorAttention(build(own, int8=True, in_8_bits=True))
+
+
 @VECTORS_OF_8_BITS
+@pytest.mark.parametrize("dtype", [torch.float32, torch.bfloat16])
 @pytest.mark.parametrize("n", [1, 63, 64, 65, 300])
 @pytest.mark.parametrize("loudness", [0.5, 3.0])
-def test_attention_in_8_bits_is_near_torchs(n: int, loudness: float) -> None:
+def test_attention_in_8_bits_is_near_torchs(dtype: torch.dtype, n: int, loudness: float) -> None:
     """And each query's result is the same in whatever company."""
     generator = torch.Generator().manual_seed(n)
     q, k, v = (torch.randn(3, n, 64, generator=generator) for _ in range(3))
@@ -251,9 +257,11 @@ def test_attention_in_8_bits_is_near_torchs(n: int, loudness: float) -> None:
     k -= k.mean(1, keepdim=True)
     k, v = (F.pad(x, (0, 0, 0, 20), value=100.0) for x in (k, v))  # of positions that are not there
     expected = F.scaled_dot_product_attention(q, k[:, :n], v[:, :n]).transpose(0, 1).flatten(1)
-    attend = VectorAttention(build(np.float32, int8=True, in_8_bits=True))
+    attend = attention_in_8_bits(dtype)
+    q, k, v = (x.to(dtype) for x in (q, k, v))
     laid_out = attend.lay_out(k, v, n)
     ours = attend(q, k, v, n, laid_out)
+    assert ours.dtype == dtype
     assert ((ours - expected).norm() / expected.norm()).item() < 0.02
     alone = attend(q[:, -1:].contiguous(), k, v, n, laid_out)
     assert torch.equal(alone[0], ours[-1])
@@ -263,7 +271,7 @@ def test_attention_in_8_bits_is_near_torchs(n: int, loudness: float) -> None:
 def test_threads_that_attend_in_8_bits_leave_each_other_alone() -> None:
     """More than the system's allocator has arenas for: memory that was freed is soon another's."""
     generator = torch.Generator().manual_seed(3)
-    attend = VectorAttention(build(np.float32, int8=True, in_8_bits=True))
+    attend = attention_in_8_bits()
     calls = []
     for n in (30, 300, 700, 1500):
         q, k, v = (torch.randn(2, n, 64, generator=generator) for _ in range(3))
@@ -282,7 +290,7 @@ def test_attention_in_8_bits_to_a_position_of_nan_is_nan() -> None:
     q, k, v = (torch.randn(1, 70, 64) for _ in range(3))
     for each in (q, k, v):
         each[0, 40] = torch.nan
-    attend = VectorAttention(build(np.float32, int8=True, in_8_bits=True))
+    attend = attention_in_8_bits()
     assert attend(q, k, v, 70, attend.lay_out(k, v, 70)).isnan().all()
 
 
