@@ -86,10 +86,10 @@ def running_cluster(
     from cluster.serve.start.ray_session import ray_session, run_folder
 
     with run_folder() as folder:
-        models = ", ".join(one.model for one in settings.by_model().values())
-        say(f"starting {models}: {placement}" if placement else f"joining Ray at {address}")
         # Nothing of a cluster that is joined may be killed, so from there it is taken down.
         stop.leave = partial(_leave, folder)
+        models = ", ".join(one.model for one in settings.by_model().values())
+        say(f"starting {models}: {placement}" if placement else f"joining Ray at {address}")
         check_stop(stop)
         with ray_session(address, settings.ray_dashboard, worker_lines) as context:
             if address is not None:
