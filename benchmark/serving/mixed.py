@@ -5,6 +5,7 @@
 
 - alone: clips of 5 s over HTTP, then live turns of 3 s over WebSocket, for `--seconds` each.
 - files: both beside files of ten minutes that are posted at once.
+- speakers: the same where the files ask for speakers by voice.
 - archive: clips beside `splitscribe batch` with all its files at once.
 - ways: the archive's files by the command from its start to its end, and over HTTP, alone.
 
@@ -47,14 +48,14 @@ from benchmark.shared.speech.wav import wav_bytes
 from cluster.common.messages import SAMPLE_RATE
 from cluster.demo.samples import SAMPLES, sample_path
 
-PARTS = ("alone", "files", "archive", "ways")
+PARTS = ("alone", "files", "speakers", "archive", "ways")
 FORM = {"model": "whisper-1", "language": "en"}
 CLIP_S, TURN_S = 5.0, 3.0
 CLIP_EVERY_S = 0.7
 SESSIONS = 3  # each speaks one turn behind the other
 WARM = 10  # clips
 PAUSE_S = 0.3  # before and behind each sentence
-SETTLE_S = {"files": 3.0, "archive": 7.0}  # until the load is there
+SETTLE_S = {"files": 3.0, "speakers": 3.0, "archive": 7.0}  # until the load is there
 PATIENCE_S = 900.0
 
 Waits = dict[str, list[float]]  # by kind
@@ -81,8 +82,8 @@ class Speech:
             n, i = n + len(one), i + 1
         return taken
 
-    def upload(self, seconds: float) -> Upload:
-        return Upload.of(wav_bytes(self.take(seconds)), "speech.wav", FORM)
+    def upload(self, seconds: float, **fields: str) -> Upload:
+        return Upload.of(wav_bytes(self.take(seconds)), "speech.wav", FORM | fields)
 
 
 @dataclass
@@ -126,11 +127,15 @@ class Load:
         await self._beside(pause(self._args.seconds), 0.0, clips="clip alone")
         await self._beside(pause(self._args.seconds), 0.0, turns="turn alone")
 
-    async def _files(self) -> None:
-        uploads = [self._speech.upload(60 * self._args.minutes) for _ in range(self._args.files)]
-        posted = self._timed("files", send_all(self._client, uploads, len(uploads)))
-        names = {"clips": "clip beside files", "turns": "turn beside files"}
-        await self._beside(posted, SETTLE_S["files"], **names)
+    async def _files(self, name: str = "files", **fields: str) -> None:
+        seconds = 60 * self._args.minutes
+        uploads = [self._speech.upload(seconds, **fields) for _ in range(self._args.files)]
+        posted = self._timed(name, send_all(self._client, uploads, len(uploads)))
+        names = {"clips": f"clip beside {name}", "turns": f"turn beside {name}"}
+        await self._beside(posted, SETTLE_S[name], **names)
+
+    async def _speakers(self) -> None:
+        await self._files("speakers", diarize="true")
 
     async def _archive(self) -> None:
         with self._talks() as folder:
