@@ -22,10 +22,11 @@ from cluster.common.kernels.cpu.vector_sums import (
     sum_2_rows,
     sum_4_rows,
     sum_8_rows,
-    sum_16_rows,
 )
 from decoder_worker.cpu.arrays import ROWS_OF_TILE
 from decoder_worker.cpu.tile_products import scale_block, split_in_8_bits
+
+_HALF_OF_TILE = TILE_ROWS // 2
 
 
 @njit(nogil=True, cache=True)
@@ -63,6 +64,8 @@ def int8_vector_product(
                 sum_4_rows(x, at, n_tiles, where, to)
             elif n_rows <= 4:
                 sum_8_rows(x, at, n_tiles, where, to)
-            else:
-                sum_16_rows(x, at, n_tiles, where, to)
+            else:  # the weights are in cache when they are read again
+                sum_8_rows(x, at, n_tiles, where, to)
+                more = _HALF_OF_TILE * TILE_ROW_BYTES
+                sum_8_rows(x + more, at, n_tiles, where + 4 * _HALF_OF_TILE, to + more)
             scale_block(sums, group, steps, scale, begin, last, out)

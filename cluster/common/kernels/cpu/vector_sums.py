@@ -7,7 +7,8 @@ begin at what that adds. Imports numba.
 
 from __future__ import annotations
 
-from itertools import product
+from collections.abc import Iterator
+from contextlib import contextmanager
 from typing import Any
 
 from llvmlite import ir
@@ -25,7 +26,6 @@ from cluster.common.kernels.cpu.tile_registers import (
 from cluster.common.kernels.cpu.vectors import INTS, LANES
 
 _intrinsic: Any = intrinsic
-_SUMS = 16  # vectors of sums at a time: half of the registers
 MORE = 128  # of each weight, as it is multiplied
 _FLIPPED = ir.Constant(INTS, [-0x7F7F7F80] * LANES)  # 0x80 in each byte: adds 128 to an int8
 
@@ -40,7 +40,7 @@ def _number(builder: Any, at: Any) -> Any:
     return builder.shuffle_vector(first, ir.Constant(INTS, ir.Undefined), lanes)
 
 
-def _weights(builder: Any, at: Any) -> Any:
+def _vector(builder: Any, at: Any) -> Any:
     loaded = builder.load(builder.inttoptr(at, INTS.as_pointer()))
     loaded.align = 4
     return loaded
@@ -61,51 +61,76 @@ def _summing(n_rows: int, *, signed: bool = True) -> Any:
     either; begins, int32 [TILE_ROWS], where each row's sums begin: of signed ones at -MORE times
     the sum of its inputs; to, int32 [TILES_OF_BLOCK, TILE_ROWS, 16].
     """
-    parts = range(n_rows)
-    at_once = min(TILES_OF_BLOCK, _SUMS // len(parts))
+    rows = [TILE_ROW_BYTES * part for part in range(n_rows)]
 
-    def add_tiles(
-        builder: Any, tiles: range, x: Any, weight: Any, n_tiles: Any, begins: Any, to: Any
+    def add(builder: Any, sums: list[Any], x: Any, weight: Any) -> list[Any]:
+        """One tile of weights times one of x."""
+        for group in range(TILE_ROWS):
+            weights = _vector(builder, offset(builder, weight, group * TILE_ROW_BYTES))
+            if signed:
+                weights = builder.xor(weights, _FLIPPED)
+            for part, row in enumerate(rows):
+                inputs = _number(builder, offset(builder, x, row + group * INPUTS_OF_GROUP))
+                both = (weights, inputs) if signed else (inputs, weights)
+                sums[part] = _add_products(builder, sums[part], *both)
+        return sums
+
+    def load(builder: Any, at: Any) -> list[Any]:
+        return [_vector(builder, offset(builder, at, row)) for row in rows]
+
+    def store(builder: Any, sums: list[Any], to: Any) -> None:
+        for row, own in zip(rows, sums, strict=True):
+            at = offset(builder, to, row)
+            builder.store(own, builder.inttoptr(at, INTS.as_pointer())).align = 4
+
+    def from_first_to_last(
+        builder: Any, x: Any, weight: Any, n_tiles: Any, begin: list[Any], to: Any
     ) -> None:
-        # They become registers.
+        """Weights as they lie: what is limited by memory takes a third to a half of the time."""
+        for tile in range(TILES_OF_BLOCK):
+            store(builder, begin, offset(builder, to, tile * TILE_BYTES))
+        with _turns(builder, n_tiles, TILE_BYTES) as own:
+            block = builder.mul(own, WORD(TILES_OF_BLOCK))
+            with _turns(builder, WORD(TILES_OF_BLOCK), TILE_BYTES) as tile:
+                sums, at = builder.add(to, tile), builder.add(builder.add(weight, block), tile)
+                added = add(builder, load(builder, sums), builder.add(x, own), at)
+                store(builder, added, sums)
+
+    def by_outputs(
+        builder: Any, x: Any, weight: Any, n_tiles: Any, begin: list[Any], to: Any
+    ) -> None:
+        """16 outputs after 16, whose sums stay in registers: what is limited by instructions."""
         room: Any = cgutils.alloca_once
-        places = {which: room(builder, INTS) for which in product(tiles, parts)}
-        for (_, part), place in places.items():
-            builder.store(_number(builder, offset(builder, begins, 4 * part)), place)
-        with cgutils.for_range(builder, n_tiles, intp=WORD) as loop:
-            own = builder.add(x, builder.mul(loop.index, WORD(TILE_BYTES)))
-            block = builder.mul(loop.index, WORD(TILE_BYTES * TILES_OF_BLOCK))
-            at = builder.add(weight, block)
-            sums = {which: builder.load(place) for which, place in places.items()}
-            for group in range(TILE_ROWS):
-                weights = {}
-                for tile in tiles:
-                    place = offset(builder, at, tile * TILE_BYTES + group * TILE_ROW_BYTES)
-                    weights[tile] = _weights(builder, place)
-                    if signed:
-                        weights[tile] = builder.xor(weights[tile], _FLIPPED)
-                for part in parts:
-                    place = offset(builder, own, part * TILE_ROW_BYTES + group * INPUTS_OF_GROUP)
-                    inputs = _number(builder, place)
-                    for tile in tiles:
-                        before = sums[tile, part]
-                        both = (weights[tile], inputs) if signed else (inputs, weights[tile])
-                        sums[tile, part] = _add_products(builder, before, *both)
-            for which, place in places.items():
-                builder.store(sums[which], place)
-        for (tile, part), place in places.items():
-            at = offset(builder, to, tile * TILE_BYTES + part * TILE_ROW_BYTES)
-            builder.store(builder.load(place), builder.inttoptr(at, INTS.as_pointer())).align = 4
+        places = [room(builder, INTS) for _ in rows]  # they become registers
+        with _turns(builder, WORD(TILES_OF_BLOCK), TILE_BYTES) as tile:
+            for place, one in zip(places, begin, strict=True):
+                builder.store(one, place)
+            with _turns(builder, n_tiles, TILE_BYTES) as own:
+                block = builder.mul(own, WORD(TILES_OF_BLOCK))
+                at = builder.add(builder.add(weight, block), tile)
+                sums = [builder.load(place) for place in places]
+                added = add(builder, sums, builder.add(x, own), at)
+                for place, one in zip(places, added, strict=True):
+                    builder.store(one, place)
+            store(builder, [builder.load(place) for place in places], builder.add(to, tile))
 
     @_intrinsic  # type: ignore[untyped-decorator]
-    def add(_context: Any, _x: Any, _weight: Any, _n_tiles: Any, _begins: Any, _to: Any) -> Any:
-        def write(builder: Any, *args: Any) -> None:
-            for first in range(0, TILES_OF_BLOCK, at_once):
-                add_tiles(builder, range(first, first + at_once), *args)
+    def add_all(_context: Any, _x: Any, _weight: Any, _n_tiles: Any, _begins: Any, _to: Any) -> Any:
+        def write(builder: Any, x: Any, weight: Any, n_tiles: Any, begins: Any, to: Any) -> None:
+            begin = [_number(builder, offset(builder, begins, 4 * part)) for part in range(n_rows)]
+            way = by_outputs if n_rows == TILE_ROWS else from_first_to_last
+            way(builder, x, weight, n_tiles, begin, to)
 
         return procedure(write, 5)
 
-    return add
+    return add_all
+
+
+@contextmanager
+def _turns(builder: Any, n: Any, n_bytes: int) -> Iterator[Any]:
+    """A loop of n turns, with how many bytes lie before each one's."""
+    with cgutils.for_range(builder, n, intp=WORD) as loop:
+        yield builder.mul(loop.index, WORD(n_bytes))
 
 
 sum_2_rows, sum_4_rows, sum_8_rows, sum_16_rows = map(_summing, (2, 4, 8, TILE_ROWS))
