@@ -299,7 +299,7 @@ def attend_in_8_bits(q: Any, keys: Any, values: Any, scale: Any, out: Any) -> No
 
 @dataclass(frozen=True, slots=True)
 class VectorKernels:
-    """`lay_out_heads` and `attend_in_8_bits`; queries, keys, values and what they give are `own`."""
+    """`lay_out_heads` and `attend_in_8_bits`; their numbers are `own`."""
 
     lay_out: Callable[..., None]
     attend: Callable[..., None]
