@@ -9,12 +9,13 @@ codec and no model, so that the router stays light.
 
 from __future__ import annotations
 
+import asyncio
 import json
 import mmap
 import os
 import tempfile
-from collections.abc import Iterator
-from contextlib import contextmanager
+from collections.abc import AsyncIterator
+from contextlib import asynccontextmanager
 from dataclasses import asdict, dataclass
 from pathlib import Path
 from typing import Annotated, Literal
@@ -90,15 +91,15 @@ def path_of(descriptor: int) -> Path:
     return Path(f"/proc/{os.getpid()}/fd/{descriptor}")
 
 
-@contextmanager
-def as_file(content: bytes) -> Iterator[Path]:
+@asynccontextmanager
+async def as_file(content: bytes) -> AsyncIterator[Path]:
     """For a worker, a file without a name: nothing is left behind where this process is killed.
 
     Raises OSError.
     """
     with tempfile.TemporaryFile() as file:
-        file.write(content)
-        file.flush()
+        await asyncio.to_thread(file.write, content)
+        await asyncio.to_thread(file.flush)
         yield path_of(file.fileno())
 
 

@@ -9,7 +9,6 @@ from __future__ import annotations
 import asyncio
 import logging
 from collections.abc import Awaitable, Callable
-from contextlib import ExitStack
 
 import numpy as np
 from numpy.typing import NDArray
@@ -32,17 +31,14 @@ Hear = Callable[[Pcm], Awaitable[Voice | None]]
 
 async def hear(audio: AudioPool, pcm: Pcm) -> Voice | None:
     """The voice of a piece of speech; None where nobody is heard, or no worker has time."""
-    with ExitStack() as files:
-        try:
-            async with asyncio.timeout(HEAR_TIME_S):
-                context = RequestContext.unlimited("live", HEAR_TIME_S)
-                piece = as_file(wav_head() + pcm.tobytes())
-                path = await asyncio.to_thread(files.enter_context, piece)
-                heard = await audio.survey(path, context, SpeakerSearch(is_one=True))
-        except (SplitscribeError, OSError) as error:  # TimeoutError, and a full disk's, too
-            logger.warning("a piece of a live session has no speaker: %s", error)
-            return None
-    return heard.result.voice
+    try:
+        async with asyncio.timeout(HEAR_TIME_S), as_file(wav_head() + pcm.tobytes()) as path:
+            context = RequestContext.unlimited("live", HEAR_TIME_S)
+            heard = await audio.survey(path, context, SpeakerSearch(is_one=True))
+            return heard.result.voice
+    except (SplitscribeError, OSError) as error:  # TimeoutError, and a full disk's, too
+        logger.warning("a piece of a live session has no speaker: %s", error)
+        return None
 
 
 class SessionVoices:

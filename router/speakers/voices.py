@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import Awaitable, Callable, Sequence
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
@@ -93,9 +93,9 @@ async def find_turns(
             param="known_speaker_names",
             code="array_above_max_length",
         )
-    with ExitStack() as files:
+    async with AsyncExitStack() as files:
         opened = map(as_file, options.references)
-        paths = await asyncio.to_thread(lambda: [str(files.enter_context(one)) for one in opened])
+        paths = [str(await files.enter_async_context(one)) for one in opened]
         least, most = options.min_speakers or 1, options.max_speakers
         if options.num_speakers is not None:
             least = most = options.num_speakers

@@ -9,7 +9,7 @@ from __future__ import annotations
 import asyncio
 import uuid
 from collections.abc import AsyncIterator, Callable, Iterable, Mapping
-from contextlib import asynccontextmanager, nullcontext
+from contextlib import AsyncExitStack, asynccontextmanager
 from dataclasses import dataclass
 from pathlib import Path
 from typing import Any
@@ -144,9 +144,10 @@ class BulkEngine:
         if params.logprobs:
             context.on_update = lambda update: logprobs.extend(update.logprobs)
         transcriber = self.models.find(params.model).transcriber
-        file = nullcontext(upload) if isinstance(upload, Path) else as_file(upload)
-        with file as path:
-            result: TranscriptionResult = await transcriber.transcribe(path, params, context)
+        async with AsyncExitStack() as files:
+            if not isinstance(upload, Path):
+                upload = await files.enter_async_context(as_file(upload))
+            result: TranscriptionResult = await transcriber.transcribe(upload, params, context)
         return BulkResult(result.transcript, result.timings, tuple(logprobs), params)
 
 

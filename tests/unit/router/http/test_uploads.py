@@ -7,7 +7,7 @@ import io
 import os
 import subprocess
 from collections.abc import AsyncIterator, Iterator
-from contextlib import ExitStack
+from contextlib import AsyncExitStack
 from pathlib import Path
 from typing import Any
 
@@ -281,8 +281,8 @@ async def test_what_a_worker_opens_has_no_name_that_a_killed_router_could_leave(
     """Neither an upload nor the recordings of voices; another process reads both."""
     monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     channel = Channel(body_of((FILE_NAME, b"abc")))
-    with ExitStack() as files:
-        paths = [files.enter_context(as_file(content)) for content in (b"one", b"two")]
+    async with AsyncExitStack() as files:
+        paths = [await files.enter_async_context(as_file(one)) for one in (b"one", b"two")]
         async with receive_form(
             HEADERS, chunks_of(channel.receive), max_upload_bytes=LIMIT, spool_dir=tmp_path
         ) as form:
