@@ -221,10 +221,10 @@ class UtteranceTranscriber:
         voices = self._voices if wants_speakers(turn.config) else None
         at, held = turn.start, self._audio.held  # now: audio may go while a piece is heard
         pieces = [held(at + samples(one.start_s), at + samples(one.end_s)) for one in segments]
-        for one, pcm in zip(segments, pieces, strict=True):
-            speaker = "" if voices is None else await voices.speaker_of(pcm)
-            if turn.is_cleared:  # while its voice was heard
-                return
+        speakers = [""] * len(pieces) if voices is None else await voices.speakers_of(pieces)
+        if turn.is_cleared:  # while its voices were heard
+            return
+        for one, speaker in zip(segments, speakers, strict=True):
             self._events.emit(replace(one, speaker=speaker))
 
     def _emit_text(

@@ -8,7 +8,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Awaitable, Callable
+from collections.abc import Awaitable, Callable, Iterable
 
 import numpy as np
 from numpy.typing import NDArray
@@ -50,9 +50,11 @@ class SessionVoices:
         self._least_cosine = SpeakerSearch(threshold=threshold).least_cosine
         self._sums: list[NDArray[np.float32]] = []  # of each voice's vectors, by their seconds
 
-    async def speaker_of(self, pcm: Pcm) -> str | None:
+    async def speakers_of(self, pieces: Iterable[Pcm]) -> list[str | None]:
         """A, B, C and so on, as they appear; None where it is not certain yet."""
-        voice = await self._hear(pcm)
+        return [self._named(voice) for voice in await asyncio.gather(*map(self._hear, pieces))]
+
+    def _named(self, voice: Voice | None) -> str | None:
         if voice is None:
             return None
         vector, speech_s = np.array(voice[0], np.float32), voice[1] / SAMPLE_RATE

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import asyncio
 import errno
 import tempfile
 from pathlib import Path
@@ -31,14 +32,26 @@ async def played(pcm: Pcm) -> Voice | None:
 
 async def told(*pieces: tuple[int, float], threshold: float = 0.15) -> list[str | None]:
     session = SessionVoices(played, threshold)
-    return [
-        await session.speaker_of(np.full(round(10 * long), voice, np.int16))
-        for voice, long in pieces
-    ]
+    return await session.speakers_of(
+        np.full(round(10 * long), voice, np.int16) for voice, long in pieces
+    )
 
 
 async def test_voices_have_letters_as_they_appear() -> None:
     assert await told((2, 2.0), (1, 3.0), (2, 9.0), (3, 1.5), (1, 2.0)) == list("ABACB")
+
+
+async def test_pieces_are_heard_at_the_same_time() -> None:
+    """Where audio workers are busy each takes seconds, in which no words come."""
+    both = asyncio.Barrier(2)
+
+    async def hear(pcm: Pcm) -> Voice | None:
+        await both.wait()
+        return await played(pcm)
+
+    pieces = [np.full(20, voice, np.int16) for voice in (1, 2)]
+    async with asyncio.timeout(10):
+        assert await SessionVoices(hear, 0.15).speakers_of(pieces) == ["A", "B"]
 
 
 async def test_a_larger_threshold_takes_other_voices_for_one() -> None:
