@@ -322,8 +322,8 @@ def attend(q: Any, k: Any, v: Any, n_keys: Any, scale: Any, config: Any, out: An
         for first in range(0, q.shape[1], QUERIES):
             _lay_out_queries(q[h], first, queries)
             _attend_block(queries, k[h], v[h], n_keys, scale, memory)
-            inverse = np.float32(1) / total
-            pair_up(address(mixed), address(inverse), address(pairs))
+            highest[:] = np.float32(1) / total  # an array of its own would be freed at once
+            pair_up(address(mixed), address(highest), address(pairs))
             for column in range(min(QUERIES, len(columns) - first)):
                 for pair in range(PAIRS):
                     columns[first + column, pair] = pairs[pair, column]
