@@ -156,30 +156,38 @@ class TeamEncoder:
 
     def _finish(self, window: _Window) -> None:
         """A unit is done. The last of a layer begins the next one, or ends the window."""
-        memory = window.memory
         with self._changed:
             window.n_running -= 1
-            stands = not window.n_running and (window.error or window.n_left == 0)
-            n_layers = len(self._encoder.layers)
-            ends = stands and (window.error is not None or window.layer == n_layers)
-            if ends:
-                self._windows.remove(window)
-                self._idle.append(memory)
-                self._changed.notify_all()
-        if ends:
-            if window.error is not None:
-                window.future.set_exception(window.error)
+            if window.n_running or (window.n_left and window.error is None):
+                return
+        # No other thread is at this window now.
+        if window.error is None and window.layer < len(self._encoder.layers):
+            try:
+                self._lay_out(window)
+            except BaseException as error:
+                window.error = error
             else:
-                window.future.set_result(None)
-        elif stands:  # no other thread is at this window now
-            k, v = memory.k[window.layer % 2], memory.v[window.layer % 2]
-            if self._attend.centres_keys:
-                mean = memory.key_sums[: len(memory.units)].sum(0) / np.float32(memory.n)
-                self._kernels.centre(as_array(k), 0, memory.n, mean)
-            memory.laid_out = self._attend.lay_out(k, v, memory.n)
-            with self._changed:
-                window.begin_layer(window.layer + 1)
-                self._changed.notify_all()
+                with self._changed:
+                    window.begin_layer(window.layer + 1)
+                    self._changed.notify_all()
+                return
+        with self._changed:
+            self._windows.remove(window)
+            self._idle.append(window.memory)
+            self._changed.notify_all()
+        if window.error is not None:
+            window.future.set_exception(window.error)
+        else:
+            window.future.set_result(None)
+
+    def _lay_out(self, window: _Window) -> None:
+        """A layer's keys and values, which all stand now, as the attention takes them."""
+        memory = window.memory
+        k, v = memory.k[window.layer % 2], memory.v[window.layer % 2]
+        if self._attend.centres_keys:
+            mean = memory.key_sums[: len(memory.units)].sum(0) / np.float32(memory.n)
+            self._kernels.centre(as_array(k), 0, memory.n, mean)
+        memory.laid_out = self._attend.lay_out(k, v, memory.n)
 
     def _run(self, window: _Window, unit: int) -> None:
         if window.layer:

@@ -6,6 +6,8 @@ import itertools
 import threading
 from collections.abc import Callable, Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
+from dataclasses import replace
+from typing import Any
 
 import numpy as np
 import pytest
@@ -120,11 +122,19 @@ def test_short_contexts_give_the_plain_encoders_states(
 
 @torch.inference_mode()
 def test_a_thread_that_fails_ends_the_window_and_nothing_else(checkpoint: Checkpoint) -> None:
-    encoder = AudioEncoder(checkpoint)
-    team = TeamEncoder(encoder, build(np.float32), 3)
+    encoder, kernels = AudioEncoder(checkpoint), build(np.float32)
+    calls, layers = itertools.count(), itertools.count()
+
+    def centre(*args: Any) -> None:
+        if next(layers) == checkpoint.dims.n_audio_layer + 1:  # within the second window
+            raise MemoryError
+        kernels.centre(*args)
+
+    team = TeamEncoder(encoder, replace(kernels, centre=centre), 3)
     mel = LogMel(checkpoint.dims.n_mels)(PCM[:1])
     before = encode(encoder, team, mel)
-    calls = itertools.count()
+    with pytest.raises(MemoryError):  # between two layers
+        encode(encoder, team, mel)
 
     def sink(rows: Tensor, begin: int) -> None:
         if next(calls) == 1:
