@@ -136,7 +136,7 @@ PARTS = {
     "small": Part(
         (
             *(CPU, "--shapes", "small", "--recording", "medium", "--tokens", "64"),
-            *("--rounds", "1", "--files", "8", *CLIPS[4:]),
+            *("--rounds", "1", "--files", "16", *CLIPS[4:]),  # 8 at once would be a burst alone
         ),
         ENGINES,
         of_engines,
