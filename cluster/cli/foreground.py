@@ -88,7 +88,12 @@ def _serve(
                     markup=False,
                 )
             console.print(f"  try  {curl_line(cluster.url, cluster.settings)}", markup=False)
-            stop.wait()
+            from cluster.serve.start.ray_session import end_without_ray, ray_watch
+
+            if ray_watch(stop)():
+                say(f"Ray has ended, and all workers with it; look into {RAY_LOGS}")
+                time.sleep(WRITTEN_S)
+                end_without_ray(GAVE_UP)
     except Exception:
         # A start also fails where Ctrl-C, which a terminal sends to Ray's processes too, ended one.
         if is_ready or not stop.is_set():
@@ -112,7 +117,9 @@ SIGNALS = (signal.SIGINT, signal.SIGTERM)
 PATIENCE_S = 10.0  # of a person at a terminal, before the start tells how far it is
 STOP_LIMIT_S = 90.0  # replicas get 60 s for the windows that they have begun
 CLOSED = 0  # the byte that ends the reading thread: no signal has this number
-GAVE_UP = 1  # the exit status where stopping took too long
+GAVE_UP = 1  # the exit status where stopping took too long, or Ray has ended
+RAY_LOGS = "/tmp/ray/session_latest/logs"
+WRITTEN_S = 0.5  # until a line is, where another thread writes it as JSON
 STOPPED = "stopped before it was ready"
 
 

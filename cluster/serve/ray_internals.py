@@ -10,6 +10,8 @@ import copy
 import logging
 import math
 import os
+import socket
+import sys
 import time
 from collections.abc import Callable, Iterator, Mapping, Sequence
 from contextlib import contextmanager, suppress
@@ -191,11 +193,14 @@ def take_worker_lines(take: Callable[[object, list[str]], None]) -> None:
     dispatcher.add_handler(name, lambda data: take((data["ip"], data["pid"]), data["lines"]))
 
 
-def raylet_socket() -> str:
+def raylet_pid() -> int:
     from ray._private.worker import global_worker
 
     node: Any = global_worker.node
-    return str(node.raylet_socket_name)
+    with socket.socket(socket.AF_UNIX) as connection:
+        connection.connect(node.raylet_socket_name)
+        listener = connection.getsockopt(socket.SOL_SOCKET, socket.SO_PEERCRED, 12)
+    return int.from_bytes(listener[:4], sys.byteorder)
 
 
 def kill_own_ray() -> None:

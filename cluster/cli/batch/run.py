@@ -7,14 +7,12 @@ import json
 import logging
 import os
 import signal
-import sys
 import threading
 import time
 from collections import deque
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager, suppress
 from dataclasses import replace
-from functools import partial
 from itertools import chain
 from pathlib import Path
 
@@ -33,19 +31,13 @@ from cluster.serve.distribution import build_id
 from cluster.serve.ray_environment import joining_environment
 from cluster.serve.ray_internals import (
     KEEP_SIGNALS,
-    kill_own_ray,
     ray_addresses_here,
-    raylet_socket,
 )
-from cluster.serve.start.readiness import Say, answers, check_ray_answers
+from cluster.serve.start.readiness import Say, check_ray_answers
 from router.http.models import ALIAS
 
 NO_CLUSTER = "none"
 ALL_DONE, ENDED, SOME_FAILED = 0, 1, 3  # exit status; ENDED: as after other errors
-LOOK_S = 0.5  # between two looks after the cluster
-# The cluster's head may be away for a while and come back; with its part on this machine gone too,
-# it does not.
-GONE_S, AWAY_S = 1.0, 30.0
 DYING_S = 5.0  # in which a cluster that begins to end is gone
 
 
@@ -224,10 +216,10 @@ def cluster_watched(progress: RunProgress) -> Iterator[None]:
     Ray waits a minute for a cluster that does not answer, and then ends the process with lines of
     its own. What is done has its sidecar by then.
     """
-    import ray
+    from cluster.serve.start.ray_session import end_without_ray, ray_watch
 
     over = threading.Event()
-    gone = partial(has_ended, ray.get_runtime_context().gcs_address, raylet_socket(), over)
+    gone = ray_watch(over)
 
     def watch() -> None:
         if not gone():
@@ -237,26 +229,10 @@ def cluster_watched(progress: RunProgress) -> Iterator[None]:
             f"the Ray cluster has ended: {progress.n_before + progress.n_done} files are done "
             "and kept; the same command goes on from here"
         )
-        kill_own_ray()
-        sys.stdout.flush()
-        sys.stderr.flush()
-        os._exit(ENDED)
+        end_without_ray(ENDED)
 
     threading.Thread(target=watch, daemon=True, name="cluster-watch").start()
     try:
         yield
     finally:
         over.set()
-
-
-def has_ended(head: str, raylet: str, over: threading.Event) -> bool:
-    """Wait until a Ray cluster has ended; False: `over` was set before. head, raylet: addresses as
-    of `answers`.
-    """
-    answered_s = time.monotonic()
-    while not over.wait(LOOK_S):
-        if answers(head):
-            answered_s = time.monotonic()
-        elif time.monotonic() - answered_s >= (AWAY_S if answers(raylet) else GONE_S):
-            return not over.is_set()
-    return False

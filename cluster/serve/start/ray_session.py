@@ -9,8 +9,10 @@ import logging
 import os
 import sys
 import tempfile
+import threading
 from collections.abc import Callable, Iterator
 from contextlib import AbstractContextManager, chdir, contextmanager, nullcontext, suppress
+from functools import partial
 from pathlib import Path
 from typing import Any
 
@@ -22,10 +24,13 @@ from cluster.serve.distribution import package_root
 from cluster.serve.ray_environment import APP_NAME, ONE_MACHINE_ENVIRONMENT
 from cluster.serve.ray_internals import (
     DASHBOARD_PARTS,
+    kill_own_ray,
     ray_on_loopback,
+    raylet_pid,
     small_ray_head,
     take_worker_lines,
 )
+from cluster.serve.start.readiness import has_ended
 
 TakeLines = Callable[[object, list[str]], None]  # what one process has printed
 OBJECT_STORE_BYTES = 256 * 1024 * 1024  # audio and KV do not pass through it
@@ -102,6 +107,20 @@ def _head(dashboard: RayDashboard) -> AbstractContextManager[None]:
     if dashboard == "all":
         return nullcontext()
     return small_ray_head(DASHBOARD_PARTS if dashboard == "serve" else ())
+
+
+def ray_watch(over: threading.Event) -> Callable[[], bool]:
+    """`has_ended` of the cluster that this process is in."""
+    head = ray.get_runtime_context().gcs_address
+    return partial(has_ended, head, os.pidfd_open(raylet_pid()), over)
+
+
+def end_without_ray(status: int) -> None:
+    """End the process when its cluster has ended: Ray's own shutdown would wait for it."""
+    kill_own_ray()
+    sys.stdout.flush()
+    sys.stderr.flush()
+    os._exit(status)
 
 
 def stop_application(owns_ray: bool, *, has_proxies: bool) -> None:

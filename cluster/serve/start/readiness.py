@@ -6,6 +6,7 @@ Every wait ends at once with `StartCancelled` when the cluster is asked to stop.
 from __future__ import annotations
 
 import re
+import select
 import socket
 import threading
 import time
@@ -21,6 +22,8 @@ Say = Callable[[str], None]
 POLL_S = 0.2
 SOON_S = 0.1  # once all replicas run
 CONNECT_S = 2.0
+LOOK_S = 0.5  # between two looks after the cluster
+GONE_S, AWAY_S = 1.0, 30.0
 SERVE_LOGS = "/tmp/ray/session_latest/logs/serve"
 
 
@@ -149,18 +152,29 @@ def check_ray_answers(address: str) -> None:
 
 
 def answers(address: str) -> bool:
-    """Whether somebody takes a connection at HOST:PORT, or at a socket's absolute path."""
+    """Whether somebody takes a connection at HOST:PORT."""
     try:
-        if address.startswith("/"):
-            with socket.socket(socket.AF_UNIX) as connection:
-                connection.settimeout(CONNECT_S)
-                connection.connect(address)
-        else:
-            host, _, port = address.rpartition(":")
-            socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
+        host, _, port = address.rpartition(":")
+        socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
     except (OSError, OverflowError):  # a port of six digits
         return False
     return True
+
+
+def has_ended(head: str, raylet: int, over: threading.Event) -> bool:
+    """Wait until a Ray cluster has ended; False: `over` was set before.
+
+    head: an address as of `answers`. raylet: a descriptor of this machine's, as of `pidfd_open`.
+    A head may be away for a while and come back; the raylet does not.
+    """
+    answered_s = time.monotonic()
+    while not over.wait(LOOK_S):
+        is_here = not select.select([raylet], [], [], 0)[0]
+        if is_here and answers(head):
+            answered_s = time.monotonic()
+        elif time.monotonic() - answered_s >= (AWAY_S if is_here else GONE_S):
+            return not over.is_set()
+    return False
 
 
 def check_stop(stop: threading.Event) -> None:

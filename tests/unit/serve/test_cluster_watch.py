@@ -1,48 +1,47 @@
-"""`splitscribe batch` ends soon after its Ray cluster, and not because the head was away."""
+"""A process ends soon after its Ray cluster, and not because the head was away."""
 
 from __future__ import annotations
 
+import os
 import socket
+import subprocess
 import threading
 from collections.abc import Iterator
-from pathlib import Path
 
 import pytest
 
-from cluster.cli.batch.run import LOOK_S, has_ended
+from cluster.serve.start.readiness import LOOK_S, has_ended
 
 PATIENCE_S = 30.0
 
 
 class Cluster:
-    """Sockets in place of a head and of its part on this machine, and a thread that watches."""
+    """A socket in place of a head, a process in place of a raylet, and a thread that watches."""
 
-    def __init__(self, folder: Path) -> None:
+    def __init__(self) -> None:
         self.head = socket.create_server(("127.0.0.1", 0))
-        self.raylet = socket.socket(socket.AF_UNIX)
-        self.raylet.bind(str(folder / "raylet"))
-        self.raylet.listen()
+        self.raylet = subprocess.Popen(["sleep", "600"])
         self.ended, self.over = threading.Event(), threading.Event()
-        host, port = self.head.getsockname()
-        addresses = (f"{host}:{port}", self.raylet.getsockname())
-        self.watch = threading.Thread(target=self._watch, args=addresses, daemon=True)
+        self.watch = threading.Thread(target=self._watch, daemon=True)
         self.watch.start()
 
-    def _watch(self, head: str, raylet: str) -> None:
-        if has_ended(head, raylet, self.over):
+    def _watch(self) -> None:
+        host, port = self.head.getsockname()
+        if has_ended(f"{host}:{port}", os.pidfd_open(self.raylet.pid), self.over):
             self.ended.set()
 
     def close(self) -> None:
         self.head.close()
-        self.raylet.close()
+        self.raylet.kill()
 
 
 @pytest.fixture
-def cluster(tmp_path: Path) -> Iterator[Cluster]:
-    made = Cluster(tmp_path)
+def cluster() -> Iterator[Cluster]:
+    made = Cluster()
     yield made
     made.over.set()
     made.close()
+    made.raylet.wait()
 
 
 def test_the_end_of_a_cluster_is_told(cluster: Cluster) -> None:
@@ -56,7 +55,12 @@ def test_a_head_that_is_away_for_a_while_ends_nothing(
 ) -> None:
     cluster.head.close()
     assert not cluster.ended.wait(5 * LOOK_S)
-    monkeypatch.setattr("cluster.cli.batch.run.AWAY_S", 1.0)
+    monkeypatch.setattr("cluster.serve.start.readiness.AWAY_S", 1.0)
+    assert cluster.ended.wait(PATIENCE_S)
+
+
+def test_a_head_alone_is_no_cluster(cluster: Cluster) -> None:
+    cluster.raylet.kill()
     assert cluster.ended.wait(PATIENCE_S)
 
 
