@@ -38,6 +38,10 @@ SYSTEMS = (
     *("=splitscribe int8", f"=splitscribe {NATIVE}", "=splitscribe int8 trimmed"),
     *("faster-whisper int8", f"transformers {NATIVE}", "openai-whisper"),
 )
+KINDS_BESIDE = (
+    *("clip beside files", "turn beside files"),
+    *("clip beside speakers", "turn beside speakers", "clip beside archive"),
+)
 LIBRARIES = ("faster-whisper", "transformers", "openai-whisper")
 
 Figures = dict[str, Any]
@@ -90,7 +94,7 @@ def of_errors(figures: Figures) -> Iterable[Line]:
 def of_mixed(figures: Figures) -> Iterable[Line]:
     (found,) = figures["commands"].values()
     p95 = {kind: f"{np.percentile(waits, 95):.2f} s" for kind, waits in found["waits_s"].items()}
-    for kind in ("clip beside files", "turn beside files", "clip beside archive"):
+    for kind in KINDS_BESIDE:
         yield line(f"{kind}, p95", p95[kind], f"{p95[f'{kind[:4]} alone']} alone")
     spans = {name: float(np.median(seconds)) for name, seconds in found["spans_s"].items()}
     if "archive alone" in spans:
@@ -149,9 +153,7 @@ PARTS = {
         ENGINES,
         of_errors,
     ),
-    "mixed": Part(
-        ("benchmark.serving.mixed", "--only", "alone", "files", "archive", "ways"), SERVER, of_mixed
-    ),
+    "mixed": Part(("benchmark.serving.mixed",), SERVER, of_mixed),
     "live": Part(("benchmark.serving.live", "--sessions", "4", "20"), SERVER, of_live),
     "transfer": Part(("benchmark.transfer.kv_transfer",), ("cluster/common/kv",), of_transfer),
     "rest": Part(("benchmark.serving.at_rest",), SERVER, of_rest),
