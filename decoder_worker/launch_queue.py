@@ -15,7 +15,7 @@ from collections.abc import Callable, Sequence
 from dataclasses import dataclass
 from enum import Enum
 
-from cluster.common.failed_batches import run_alone
+from cluster.common.failed_batches import DeviceLostError, run_alone
 from decoder_worker.model_runner import ModelRunner
 from decoder_worker.sampling.search import Search, StepOutput
 from decoder_worker.scheduling.sequence import DecodeSequence
@@ -50,8 +50,9 @@ class _InFlight:
 class LaunchQueue:
     """Launches and collects. For the loop's thread.
 
-    take: gets a sequence's outputs. fail: gets one whose forward raised though it ran alone.
-    retire: gets one that has its answer, once nothing of it is in flight.
+    take: gets a sequence's outputs. fail: gets one whose forward raised though it ran alone, or
+    whose outputs could not be taken. retire: gets one that has its answer, once nothing of it is in
+    flight.
     """
 
     def __init__(
@@ -150,9 +151,18 @@ class LaunchQueue:
     ) -> None:
         for sequence, search, rows in zip(sequences, searches, outputs, strict=True):
             if sequence.search is search and not sequence.resolved:
-                self._take(kind, sequence, rows)
+                self._take_or_fail(kind, sequence, rows)
             if sequence.resolved:
                 self._retire_if_done(sequence)
+
+    def _take_or_fail(self, kind: Kind, sequence: DecodeSequence, rows: list[StepOutput]) -> None:
+        """What its outputs lead to may raise, as what its caller does with a token may."""
+        try:
+            self._take(kind, sequence, rows)
+        except DeviceLostError:
+            raise
+        except Exception as error:
+            self._fail(sequence, error)
 
     def abandon(self) -> None:
         """Wait for all that was launched, and take none of it."""
@@ -185,7 +195,7 @@ class LaunchQueue:
                 self._retire_if_done(sequence)
         steppable = [s for s in sequences if s.can_step or s.lacks_language]
         for sequence, (kind, outputs) in run_alone(error, steppable, self._step_alone, self._fail):
-            self._take(kind, sequence, outputs)
+            self._take_or_fail(kind, sequence, outputs)
 
     def _step_alone(self, sequence: DecodeSequence) -> tuple[Kind, list[StepOutput]]:
         """One forward of one sequence, from what the host knows of it."""

@@ -284,11 +284,7 @@ class DecodeLoop:
         if sequence.on_token is not None and outputs[0].token != self._prompts.eot:
             first = outputs[0]
             token = SampledToken(first.token, first.logprob, sequence.no_speech_prob)
-            try:
-                sequence.on_token(token)
-            except Exception as error:  # its caller's, such as of an event loop that is closed
-                self._fail(sequence, error)
-                return
+            sequence.on_token(token)
         copies = search.take(outputs)
         if search.done:
             self._end_attempt(sequence)

@@ -10,6 +10,7 @@ from dataclasses import replace
 from typing import Any
 
 import pytest
+import torch
 
 import decoder_worker.engine
 from cluster.common.errors import (
@@ -244,3 +245,20 @@ def test_a_caller_that_cannot_take_its_tokens_ends_its_own_sequence_alone(stand:
     with pytest.raises(SequenceFailedError, match="event loop is closed"):
         stand.engine.submit(stand.request(0), refuse).result(ANSWER_S)
     assert stand.engine.submit(stand.request(1)).result(ANSWER_S).tokens
+
+
+def test_a_beam_that_cannot_be_moved_ends_its_own_sequence_alone(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def broken(*args: Any) -> None:
+        raise torch.OutOfMemoryError("no room for a copy")
+
+    expected = stand.decode(1)
+    monkeypatch.setattr(stand.engine._loop._runner, "copy_kv", broken)
+    beams, other = (
+        stand.engine.submit(stand.request(seed, beam_size=size)) for seed, size in ((0, 2), (1, 1))
+    )
+    with pytest.raises(SequenceFailedError, match="no room for a copy"):
+        beams.result(ANSWER_S)
+    assert other.result(ANSWER_S).tokens == expected.tokens
+    assert stand.engine.healthy() is None
