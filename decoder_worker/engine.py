@@ -374,8 +374,12 @@ class DecoderEngine(DecoderCore):
         """
         until = self._clock() + CLOSE_S
         while self._n_live and self._clock() < until:
-            self._take_calls()
-            self._loop.fail_all(error)
+            try:
+                self._take_calls()
+                self._loop.fail_all(error)
+            except Exception:  # a lost device is told by each that waited for it
+                logger.exception("while the decoder ended")
+                continue
             if self._n_live:
                 self._sleep(IDLE_S)
         self._beside.shutdown(cancel_futures=True)

@@ -73,10 +73,12 @@ class Landing:
             self._settle()
 
     def wait(self) -> None:
-        """Wait for the oldest projection in flight, where there is one."""
+        """Wait for the oldest projection in flight, where there is one, whatever became of it."""
         if self._in_flight:
-            self._in_flight[0][1].wait()
-            self._settle()
+            try:
+                self._in_flight[0][1].wait()
+            finally:
+                self._settle()
 
     def finish(self) -> None:
         while self._in_flight:

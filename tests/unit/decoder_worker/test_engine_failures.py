@@ -5,7 +5,7 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator
 from concurrent.futures import Future
-from contextlib import AbstractContextManager
+from contextlib import AbstractContextManager, contextmanager
 from dataclasses import replace
 from typing import Any
 
@@ -25,6 +25,7 @@ from cluster.common.errors import (
 )
 from cluster.common.messages import DecodeResult, SampledToken
 from decoder_worker.scheduling.sequence import SequenceState
+from decoder_worker.states import Projected
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.workers.decoder_engines import ANSWER_S, Stand, make_stand, wait_until
 
@@ -262,3 +263,47 @@ def test_a_beam_that_cannot_be_moved_ends_its_own_sequence_alone(
         beams.result(ANSWER_S)
     assert other.result(ANSWER_S).tokens == expected.tokens
     assert stand.engine.healthy() is None
+
+
+# A lost device is told by everything that waited for it, and all sequences are answered still.
+
+
+def lose_device(*args: Any) -> None:
+    raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
+
+
+@contextmanager
+def between_turns(stand: Stand) -> Iterator[None]:
+    """While open, the engine waits for what is asked of it next."""
+    may_go_on = threading.Event()
+
+    def hold() -> None:
+        assert may_go_on.wait(ANSWER_S)
+
+    stand.engine._post(hold)
+    yield
+    may_go_on.set()
+
+
+def test_a_device_that_is_told_lost_more_than_once() -> None:
+    """As by the words of several windows, which another thread looks for."""
+    with make_stand(cached_checkpoint()) as stand:
+        with between_turns(stand):
+            future = stand.engine.submit(stand.request(0))
+            for _ in range(3):
+                stand.engine._post(lose_device)
+        with pytest.raises(WorkerDiedError, match="illegal memory access"):
+            future.result(ANSWER_S)
+        stand.assert_all_returned()
+
+
+def test_a_device_that_is_lost_with_projections_in_flight(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Projected, "is_done", lambda _: False)
+    monkeypatch.setattr(Projected, "wait", lose_device)
+    with make_stand(cached_checkpoint(), reads_states=True) as stand:
+        with between_turns(stand):
+            futures = [stand.engine.submit(stand.request(seed)) for seed in range(2)]
+        for future in futures:
+            with pytest.raises(WorkerDiedError, match="illegal memory access"):
+                future.result(ANSWER_S)
+        stand.assert_all_returned()
