@@ -201,16 +201,16 @@ class Buckets:
         rows = [row for own in windows for row in (*own, *[inert] * (form.n_sharing - len(own)))]
         slots = tuple(row.slot for row in rows)
         if slots != bucket.slots:
-            bucket.slots = slots
             self._put(bucket.index, slots)
+            bucket.slots = slots  # once they are there: what raises before leaves the old ones
         if form.n_tokens:
             self._put_prompts(bucket.prompts, rows)
         now = [(own[0].cross_pages, own[0].n_frames) for own in windows]
         if bucket.cross_kv is None or now != bucket.windows:
-            bucket.windows = now
             counts = [(form.n_tokens or 1) * form.n_sharing] * len(windows)
             pages, frames = zip(*now, strict=True)
             bucket.cross_kv = PagedKV.make(counts, pages, frames, page_frames)
+            bucket.windows = now
         self_kv = PagedKV.make(
             [form.n_tokens or 1] * len(rows),
             [row.self_pages for row in rows],

@@ -17,7 +17,7 @@ from safetensors.torch import load_file, save_file
 
 from cluster.common.errors import SequenceFailedError, WorkerDiedError
 from cluster.common.messages import DecodeResult, SampledToken
-from decoder_worker.gpu.graphs import bucket_sizes, few_sizes
+from decoder_worker.gpu.graphs import Buckets, bucket_sizes, few_sizes
 from tests.support.checkpoints import make_checkpoint
 from tests.support.workers.decoder_engines import (
     ANSWER_S,
@@ -179,3 +179,23 @@ def test_sizes_of_buckets() -> None:
     assert few_sizes(16, 4) == [1, 4, 16]
     assert few_sizes(12, 4) == [1, 4, 12]
     assert few_sizes(1, 2) == [1]
+
+
+def test_slots_that_did_not_reach_a_bucket_are_brought_again(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """A device without room for them leaves the bucket's graph with older rows'."""
+    options = [{"seed": seed, "max_new_tokens": 40} for seed in range(2)]
+    expected = [stand.decode(**each) for each in options]
+    put, failed = Buckets._put, list[tuple[int, ...]]()
+
+    def without_room(self: Buckets, buffer: torch.Tensor, values: tuple[int, ...]) -> None:
+        if not failed and not self.form.n_tokens and len(values) == len(options):
+            failed.append(values)
+            raise torch.OutOfMemoryError("no room for slots")
+        put(self, buffer, values)
+
+    monkeypatch.setattr(Buckets, "_put", without_room)
+    for result, alone in zip(stand.decode_all(options), expected, strict=True):
+        assert_same(result, alone)
+    assert failed
