@@ -20,6 +20,8 @@ from cluster.common.priorities import let_encoder_go_first
 # Counters that a team shares, int64: places, each in a cache line of its own.
 CLAIMED, DONE, WAITED = 0, 16, 32  # units; and phases whose end the leader waited long for
 N_COUNTERS = 48
+# As many units claimed and done leave none to claim and none to wait for, in any job.
+ALL_UNITS = 1 << 62
 # How long helpers are not asked after they were slow: a load that ends is over soon, and to ask in
 # vain costs the leader what is left of another thread's turn on the core, a few milliseconds.
 LEAST_REST_S, MOST_REST_S = 0.02, 0.2
@@ -43,6 +45,8 @@ class StepTeam:
 
     def _begin_anew(self) -> None:
         _end(self._helpers)
+        for helper in self._helpers:
+            helper.thread.join()
         self._counters = new_counters()
         self._next_unit = 0
         self._rest_s, self._rests_until = LEAST_REST_S, 0.0
@@ -56,7 +60,7 @@ class StepTeam:
     def run(self, job: Job, n_units: int) -> None:
         """Do a job of `n_units`; all of it is done on return, and no helper is within it.
 
-        What the job raises on this thread ends it half done; helpers may be within it a while yet.
+        What the job raises, on any of the threads, ends it half done, and is raised here.
         """
         thread = threading.get_ident()
         self._leader = self._leader or thread
@@ -79,20 +83,29 @@ class StepTeam:
             for helper in helpers:
                 helper.post(job, begin)
             job(self._counters, begin, True)
+            for helper in self._helpers:  # one that came late to the job before may have failed
+                if helper.error is not None:
+                    raise helper.error
         except BaseException:
-            self._begin_anew()  # the old counters would wait for what nobody does any more
+            leave_nothing(self._counters)
+            self._begin_anew()
             raise
 
 
 class _Helper:
-    """A thread that does the job that was posted last, as far as something is left of it."""
+    """A thread that does the job that was posted last, as far as something is left of it.
+
+    error: what a job raised here, perhaps within a unit that others would wait for.
+    """
 
     def __init__(self, counters: Any) -> None:
         self._counters = counters
+        self.error: Exception | None = None
         self._job: tuple[Job, int] | None = None
         self._posted = threading.Lock()  # open while there is a job that was not seen
         self._posted.acquire()
-        threading.Thread(target=self._main, name="decoder-helper", daemon=True).start()
+        self.thread = threading.Thread(target=self._main, name="decoder-helper", daemon=True)
+        self.thread.start()
 
     def post(self, job: Job | None, begin: int) -> None:
         """None ends the thread."""
@@ -107,13 +120,23 @@ class _Helper:
             if (posted := self._job) is None:
                 return
             job, begin = posted
-            job(self._counters, begin, False)
+            try:
+                job(self._counters, begin, False)
+            except Exception as error:  # such as of memory that ran out
+                self.error = error
+                leave_nothing(self._counters)
             del posted, job
 
 
 def _end(helpers: list[_Helper]) -> None:
     for helper in helpers:
         helper.post(None, 0)
+
+
+def leave_nothing(counters: Any) -> None:
+    """Have all threads come to the end of their job, the leader too, whatever was done of it."""
+    counters[CLAIMED] = ALL_UNITS  # first, so that no phase begins behind one that is not done
+    counters[DONE] = ALL_UNITS
 
 
 def new_counters() -> Any:

@@ -25,6 +25,7 @@ from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.cpu.arrays import stack_layers
 from decoder_worker.cpu.fused import FusedDecoder, fits_layers
 from decoder_worker.cpu.step_team import CLAIMED, LEAST_REST_S, WAITED, StepTeam
+from decoder_worker.cpu.work_sharing import claim, finish, wait
 from decoder_worker.model import DecoderTensors, TextDecoder, TorchDecoder
 from tests.support.checkpoints import ModelShape, make_checkpoint
 from tests.support.references.hugging_face import assert_close
@@ -304,6 +305,53 @@ def test_a_job_that_fails_is_told_and_the_next_one_is_done() -> None:
         team.run(fail, 5)
     team.run(work, 3)
     assert done == [0, 0]
+
+
+def test_a_helper_that_fails_within_a_unit_fails_the_job_and_holds_nobody() -> None:
+    """A unit that is claimed and never done would have its leader wait for ever."""
+    team, has_unit, outcomes = StepTeam(2), threading.Event(), list[str]()
+
+    def job(counters: Any, begin: int, leads: bool) -> None:
+        if leads:
+            assert has_unit.wait(BUILD_S)
+        while claim(counters, begin + 2) >= 0:
+            if not leads and not has_unit.is_set():
+                has_unit.set()
+                raise MemoryError("no room")
+            finish(counters)
+        wait(counters, begin + 2, leads)
+
+    def lead() -> None:
+        for _ in range(2):
+            try:
+                team.run(job, 2)
+                outcomes.append("done")
+            except MemoryError as error:
+                outcomes.append(str(error))
+
+    leader = threading.Thread(target=lead, daemon=True)
+    leader.start()
+    leader.join(BUILD_S)
+    assert outcomes == ["no room", "done"]
+
+
+def test_no_helper_is_within_a_job_whose_failure_was_told() -> None:
+    """What it writes there may be what the next job computes with."""
+    team, entered, may_end = StepTeam(1), threading.Event(), threading.Event()
+    left: list[int] = []
+
+    def job(counters: Any, begin: int, leads: bool) -> None:
+        if leads:
+            assert entered.wait(BUILD_S)
+            threading.Timer(0.1, may_end.set).start()
+            raise MemoryError("no room")
+        entered.set()
+        assert may_end.wait(BUILD_S)
+        left.append(begin)
+
+    with pytest.raises(MemoryError):
+        team.run(job, 1)
+    assert left == [0]
 
 
 def test_helpers_end_with_their_team() -> None:
