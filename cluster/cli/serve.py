@@ -9,7 +9,7 @@ import typer
 from rich.console import Console
 
 from cluster.common.settings import Device, DType, LogLevel, PlacementName, Settings, Transport
-from cluster.common.settings_sources import load_settings
+from cluster.common.settings_sources import SECRETS, load_settings
 
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -112,7 +112,7 @@ def as_yaml(settings: Settings) -> str:
             for name, one in settings.models.items()
         }
     for secret in (fields, fields["router"], fields["batches"]):
-        for name in ("cluster_key", "api_key", "webhook_secret"):
+        for name in SECRETS:
             if secret.get(name):
                 secret[name] = "********"
     return yaml.safe_dump(fields, sort_keys=False)

@@ -6,6 +6,7 @@ the only module that reads the environment for them.
 
 from __future__ import annotations
 
+import json
 import os
 import re
 from collections.abc import Iterator, Mapping
@@ -23,8 +24,9 @@ from cluster.common.settings.router import named_key
 Fields = tuple[str, ...]  # that lead to a setting, such as ("router", "port")
 
 ENV_PREFIX = "SPLITSCRIBE_"
-LIST_VARIABLES = (  # texts with commas
+LIST_VARIABLES = (  # texts with commas between, or a list in JSON
     "served_model_names",
+    "aliases",
     "api_key",
     "cors_origins",
     "hosts",
@@ -85,7 +87,8 @@ def read_yaml(file: Path, what: str, remedy: str = "") -> Any:
     Raises ConfigurationError where it cannot be read, or is not YAML.
     """
     try:
-        return yaml.safe_load(file.read_text())
+        with file.open("rb") as stream:  # of a text the message would quote lines, which hold keys
+            return yaml.safe_load(stream)
     except OSError as error:
         raise ConfigurationError(f"cannot read {what} {file}: {error.strerror}{remedy}") from error
     except yaml.YAMLError as error:
@@ -110,7 +113,9 @@ def _is_of_service(name: str, text: str) -> bool:
 
 
 def _from_variables(variables: Mapping[Fields, tuple[str, str]]) -> dict[str, Any]:
-    """Raises ConfigurationError where one sets a part of what another one sets as a whole."""
+    """Raises ConfigurationError where one sets a part of what another one sets as a whole, or is no
+    list.
+    """
     nested: dict[str, Any] = {}
     for path, (name, text) in sorted(variables.items()):  # what sets a whole comes before its parts
         node = nested
@@ -121,11 +126,21 @@ def _from_variables(variables: Mapping[Fields, tuple[str, str]]) -> dict[str, An
                 raise ConfigurationError(
                     f"the variable {name} sets a part of what {whole} sets as a whole; unset one"
                 )
-        texts = tuple(part.strip() for part in text.split(",") if part.strip())
-        if path[-1] == "api_key" and not texts:
-            texts = ("",)  # which is refused: nobody means to serve everyone by it
-        node[path[-1]] = texts if path[-1] in LIST_VARIABLES else text
+        node[path[-1]] = _listed(name, text) if path[-1] in LIST_VARIABLES else text
+        if path[-1] == "api_key" and not node["api_key"]:
+            node["api_key"] = ("",)  # which is refused: nobody means to serve everyone by it
     return nested
+
+
+def _listed(name: str, text: str) -> tuple[Any, ...]:
+    if not text.strip().startswith("["):
+        return tuple(part.strip() for part in text.split(",") if part.strip())
+    try:
+        return tuple(json.loads(text))
+    except ValueError:  # whose words would show keys
+        raise ConfigurationError(
+            f"the variable {name} is no list in JSON: write its values with commas between them"
+        ) from None
 
 
 def _sets(given: Mapping[str, Any], path: Fields) -> bool:
@@ -166,8 +181,8 @@ def _explain(error: ValidationError, variables: Mapping[Fields, str]) -> str:
             continue
         whence = f" (from the variable {names[0]})" if names else ""
         came = item.get("input")
-        # A mapping may hold keys, which must not end up in a log.
-        hides = isinstance(came, Mapping | BaseModel) or SECRETS & set(path)
+        # All but a single value may hold keys, which must not end up in a log.
+        hides = not isinstance(came, str | int | float | None) or SECRETS & set(path)
         got = "" if hides else f" (got {came!r})"
         message = item["msg"].removeprefix("Value error, ")
         lines.append(f"{where}{whence}: {message}{got}" if where else f"{message}{got}")

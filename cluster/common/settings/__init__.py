@@ -92,8 +92,8 @@ class Settings(FrozenModel):
     )
     models: Mapping[str, ModelSettings] = Field(
         {},
-        description="several models in place of one: NAME: {model, aliases, kv_dtype, encoder, "
-        "decoder}",
+        description="several models in place of one: NAME: {model, aliases, live_policy, kv_dtype, "
+        "encoder, decoder}",
     )
     placement: PlacementName = Field(
         "auto",

@@ -41,13 +41,32 @@ def test_flags_win_over_environment_over_file(tmp_path: Path) -> None:
         ("encoder:\n  max_batch: -1\n", "encoder.max_batch"),
         ("[1, 2]", "mapping"),
         ("a: [", "not YAML"),
+        ("a: \xe9", "not YAML"),
     ],
 )
 def test_what_does_not_fit_is_named(tmp_path: Path, text: str, named: str) -> None:
     file = tmp_path / "settings.yaml"
-    file.write_text(text)
+    file.write_text(text, encoding="latin-1")
     with pytest.raises(ConfigurationError, match=re.escape(named)):
         load_settings(file, environ={})
+
+
+@pytest.mark.parametrize(
+    ("text", "where"),
+    [
+        ("router:\n  api_key: s3cret: x\n", "line 2"),
+        ("router: {api_key: s3cret: x}", "line 1"),
+        ("router: [api_key: s3cret]", "router"),
+    ],
+)
+def test_a_file_that_is_wrong_around_a_key_is_refused_without_it(
+    tmp_path: Path, text: str, where: str
+) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text(text)
+    with pytest.raises(ConfigurationError, match=where) as refused:
+        load_settings(file, environ={})
+    assert "s3cret" not in str(refused.value)
 
 
 def test_a_missing_file_is_one_line(tmp_path: Path) -> None:
@@ -131,7 +150,19 @@ def test_keys_come_as_a_text_a_list_or_a_variable_with_commas() -> None:
         assert load_settings(flags={"router": {"api_key": nothing}}, environ={}) == Settings()
 
 
-@pytest.mark.parametrize("text", ["", " ", ",", " , "])
+def test_a_list_in_a_variable_has_commas_or_is_json() -> None:
+    for text in ("a.example, *.b.example", '["a.example", "*.b.example"]'):
+        settings = load_settings(environ={"SPLITSCRIBE_ROUTER__HOSTS": text})
+        assert settings.router.hosts == ("a.example", "*.b.example")
+    environ = {"SPLITSCRIBE_MODELS__X__MODEL": "demo", "SPLITSCRIBE_MODELS__X__ALIASES": "a,b"}
+    assert load_settings(environ=environ).aliases_of("x") == ("a", "b")
+    for wrong in ("['s3cret']", "[s3cret", "[] s3cret"):
+        with pytest.raises(ConfigurationError, match="API_KEY is no list in JSON") as refused:
+            load_settings(environ={"SPLITSCRIBE_ROUTER__API_KEY": wrong})
+        assert "s3cret" not in str(refused.value)
+
+
+@pytest.mark.parametrize("text", ["", " ", ",", " , ", "[]"])
 def test_an_empty_key_in_a_variable_does_not_open_the_server(text: str) -> None:
     with pytest.raises(ConfigurationError, match=r"SPLITSCRIBE_ROUTER__API_KEY.*empty"):
         load_settings(environ={"SPLITSCRIBE_ROUTER__API_KEY": text})
