@@ -27,7 +27,7 @@ def demo(
 
     Needs no download: the model and the recordings are part of the package.
     """
-    from openai import OpenAI
+    from openai import DefaultHttpxClient, OpenAI
 
     out = Console(highlight=False, soft_wrap=True)
     err = Console(stderr=True, highlight=False, soft_wrap=True)
@@ -51,7 +51,8 @@ def demo(
 
         with running_cluster(settings, say=say) as cluster:
             say(f"ready at {cluster.url}")
-            client = OpenAI(base_url=f"{cluster.url}/v1", api_key="none")
+            direct = DefaultHttpxClient(trust_env=False)  # through no proxy
+            client = OpenAI(base_url=f"{cluster.url}/v1", api_key="none", http_client=direct)
             rows = []
             for name in SAMPLES:
                 status.update(f"transcribing {sample_path(name).name}")

@@ -124,7 +124,9 @@ def reach(file: ClusterFile | None, address: str | None) -> Iterator[Dashboard]:
             address = stack.enter_context(_tunnel(file))
         url = address or os.environ.get("RAY_DASHBOARD_ADDRESS") or f"http://127.0.0.1:{PORT}"
         headers = {"Authorization": f"Bearer {token}"} if (token := read_token()) else {}
-        client = httpx.Client(base_url=url, headers=headers, timeout=30.0)
+        # No proxy of the environment leads to this machine's own end of a tunnel.
+        is_here = url.startswith("http://127.0.0.1:")
+        client = httpx.Client(base_url=url, headers=headers, timeout=30.0, trust_env=not is_here)
         yield Dashboard(stack.enter_context(client))
 
 
@@ -170,7 +172,8 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], file: ClusterFile) -> 
     is_there = False
     while True:
         try:
-            if not httpx.get(f"{url}/api/version", timeout=5.0).is_server_error:
+            answer = httpx.get(f"{url}/api/version", timeout=5.0, trust_env=False)
+            if not answer.is_server_error:
                 return
             is_connected = True
         except httpx.HTTPError as error:  # ssh also connects while nothing listens at its other end

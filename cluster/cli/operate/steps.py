@@ -1,10 +1,4 @@
-"""What `splitscribe up
-
-deploy
-
-status
-
-down` do, step by step.
+"""What `splitscribe up`, `deploy`, `status` and `down` do, step by step.
 
 Ray's own commands do the work; here is what they leave out: what is waited for, when it is ready,
 at which URL, and Ray on machines of one's own, where `ray down` leaves it running. Each failure is

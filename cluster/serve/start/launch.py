@@ -176,4 +176,7 @@ def _serve_level(settings: Settings) -> str:
 
 
 def _client_host(host: str) -> str:
-    return "127.0.0.1" if host in ("0.0.0.0", "::", "") else host
+    """The address in a URL by which this machine reaches what listens on `host`."""
+    if ":" in host:
+        return "[::1]" if host == "::" else f"[{host}]"
+    return "127.0.0.1" if host in ("0.0.0.0", "") else host

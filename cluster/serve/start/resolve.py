@@ -22,8 +22,7 @@ def resolve_settings(settings: Settings, address: str | None = None) -> Settings
 
     Raises ConfigurationError: the port is taken, or routers on many machines are to listen.
     """
-    port = settings.router.port or _free_port(settings.router.host)
-    _check_port(settings.router.host, port)
+    port = _usable_port(settings.router.host, settings.router.port)
     if address is not None and settings.router.api_key_file is not None:
         keys = (*settings.router.api_key, *read_api_keys(settings.router.api_key_file))
         router = settings.router.model_copy(update={"api_key": keys, "api_key_file": None})
@@ -87,18 +86,14 @@ def _absolute_path(folder: Path | None) -> Path | None:
     return None if folder is None else folder.expanduser().absolute()
 
 
-def _free_port(host: str) -> int:
-    with socket.socket() as probe:
-        probe.bind((host or "127.0.0.1", 0))
-        return int(probe.getsockname()[1])
-
-
-def _check_port(host: str, port: int) -> None:
-    with socket.socket() as probe:
+def _usable_port(host: str, port: int) -> int:
+    """`port`, or a free one for 0. Raises ConfigurationError: nobody may listen there."""
+    with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
             probe.bind((host, port))
         except OSError as error:
             raise ConfigurationError(
-                f"cannot listen on {host}:{port}: {error.strerror}; choose another with --port"
+                f"cannot listen on {host}:{port}: {error.strerror}; choose another --port or --host"
             ) from error
+        return int(probe.getsockname()[1])

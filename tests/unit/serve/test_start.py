@@ -1,0 +1,74 @@
+"""The address that a start is to listen on, and whether the server answers there."""
+
+from __future__ import annotations
+
+import socket
+import threading
+from collections.abc import Iterator
+from contextlib import contextmanager
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
+
+import pytest
+
+from cluster.cli.operate.dashboard import reach
+from cluster.common.errors import ConfigurationError
+from cluster.common.settings import RouterSettings, Settings
+from cluster.serve.start.launch import _client_host
+from cluster.serve.start.readiness import health_line
+from cluster.serve.start.resolve import resolve_settings
+
+
+def at(host: str, port: int) -> Settings:
+    return Settings(router=RouterSettings(host=host, port=port))
+
+
+@contextmanager
+def answering() -> Iterator[str]:
+    """The URL of a server that answers everything by 200 and an empty object."""
+
+    class Handler(BaseHTTPRequestHandler):
+        def do_GET(self) -> None:
+            self.send_response(200)
+            self.end_headers()
+            self.wfile.write(b"{}")
+
+    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
+        threading.Thread(target=server.serve_forever, daemon=True).start()
+        yield f"http://127.0.0.1:{server.server_port}"
+        server.shutdown()
+
+
+@pytest.mark.parametrize("host", ["127.0.0.1", "::1", "::"])
+def test_addresses_of_both_kinds_can_be_listened_on(host: str) -> None:
+    try:
+        port = resolve_settings(at(host, 0)).router.port
+    except ConfigurationError as error:
+        if ":" in host and "Cannot assign" in str(error):
+            pytest.skip("this machine has no IPv6")
+        raise
+    assert port > 0
+
+
+def test_a_port_that_is_taken_is_told_with_what_to_do() -> None:
+    with socket.create_server(("127.0.0.1", 0)) as taken:
+        port = taken.getsockname()[1]
+        with pytest.raises(ConfigurationError, match=rf"127\.0\.0\.1:{port}: .*another --port"):
+            resolve_settings(at("127.0.0.1", port))
+
+
+def test_where_clients_of_this_machine_find_the_server() -> None:
+    found = {host: _client_host(host) for host in ("0.0.0.0", "10.0.0.1", "::", "::1", "fd00::1")}
+    assert list(found.values()) == ["127.0.0.1", "10.0.0.1", "[::1]", "[::1]", "[fd00::1]"]
+
+
+def test_proxies_of_the_environment_are_not_asked_for_our_own_machines(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    for name in ("HTTP_PROXY", "http_proxy", "ALL_PROXY"):
+        monkeypatch.setenv(name, "http://127.0.0.1:9")
+    for name in ("NO_PROXY", "no_proxy"):
+        monkeypatch.delenv(name, raising=False)
+    with answering() as url:
+        assert health_line(url)[0]
+        with reach(None, url) as dashboard:
+            assert dashboard.serve() == {}
