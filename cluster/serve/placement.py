@@ -70,7 +70,10 @@ def place(settings: Settings, machine: Machine) -> Placement:
     models = list(settings.by_model().values())
     devices = [one.encoder.device for one in models] + [one.decoder.device for one in models]
     n_gpus = machine.n_gpus if "cuda" in devices or "auto" in devices else 0
-    several = max(max(one.encoder.most, one.decoder.most) for one in models) > 1
+    # More than one worker of a role, or none at times.
+    several = any(
+        (role.fewest, role.most) != (1, 1) for one in models for role in (one.encoder, one.decoder)
+    )
     # Where "nixl" was asked for and does not load, the worker says so, with the remedy.
     in_memory = settings.transport == "memory" or (
         settings.transport == "auto" and not machine.has_nixl
@@ -80,8 +83,8 @@ def place(settings: Settings, machine: Machine) -> Placement:
         if settings.placement == "split" or several:
             raise ConfigurationError(
                 "the 'memory' transport keeps encoder and decoder in one process, so there can be "
-                "one of each, colocated; several, or split ones, need NIXL, which has wheels for "
-                "Linux"
+                "one of each at all times, colocated; other numbers, or split ones, need NIXL, "
+                "which has wheels for Linux"
             )
         kind, reason = "colocated", "KV moves in memory"
     if kind == "colocated":
@@ -108,8 +111,9 @@ def _kind(
 def _check_colocated(settings: Settings, several: bool) -> None:
     if several:
         raise ConfigurationError(
-            "placement 'colocated' has one worker for each model, which is encoder and decoder: "
-            "set both replicas to 1, or placement to 'split'"
+            "placement 'colocated' has one worker for each model, which is encoder and decoder, at "
+            "all times: set replicas, min_replicas and max_replicas of both to 1, or placement to "
+            "'split'"
         )
     if settings.transport == "nixl":
         raise ConfigurationError(

@@ -16,6 +16,7 @@ ONE_GPU = Machine(1, True)
 EIGHT_GPUS = Machine(8, True)
 NO_NIXL = Machine(0, False)
 TWO_ENCODERS = {"encoder": {"replicas": 2}}
+MAY_SLEEP = {role: {"min_replicas": 0} for role in ("encoder", "decoder")}
 
 
 @pytest.mark.parametrize(
@@ -28,6 +29,7 @@ TWO_ENCODERS = {"encoder": {"replicas": 2}}
         (ONE_GPU, {}, "colocated", 1),
         (ONE_GPU, {"placement": "split"}, "split", 0.5),
         (ONE_GPU, TWO_ENCODERS, "split", 0.3333),
+        (ONE_GPU, MAY_SLEEP, "split", 0.5),
         (ONE_GPU, {"transport": "nixl"}, "split", 0.5),
         (ONE_GPU, {"encoder": {"device": "cpu"}, "decoder": {"device": "cpu"}}, "split", 0),
         (EIGHT_GPUS, {}, "split", 1),
@@ -48,7 +50,8 @@ def test_the_rules(machine: Machine, flags: dict[str, Any], kind: str, gpus: flo
 @pytest.mark.parametrize(
     ("machine", "flags", "named"),
     [
-        (CPU, {"placement": "colocated", **TWO_ENCODERS}, "set both replicas to 1"),
+        (CPU, {"placement": "colocated", **TWO_ENCODERS}, "of both to 1"),
+        (CPU, {"placement": "colocated", **MAY_SLEEP}, "min_replicas"),
         (CPU, {"placement": "colocated", "transport": "nixl"}, "leave transport"),
         (CPU, {"placement": "colocated", "encoder": {"device": "cpu"}}, "one device"),
         (CPU, {"placement": "split", "transport": "memory"}, "need NIXL"),
