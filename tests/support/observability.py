@@ -76,7 +76,7 @@ class Query:
 
     def names(self) -> set[str]:
         bare = re.sub(r'"[^"]*"', "", self.expr)
-        bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\bby \([^)]*\)|\boffset \w+", " ", bare)
+        bare = re.sub(r"\{[^}]*\}|\[[^\]]*\]|\b(?:by|on) \([^)]*\)|\boffset \w+", " ", bare)
         found = re.findall(r"(?<![\w.])[a-zA-Z_:][a-zA-Z0-9_:]*(?![a-zA-Z0-9_:]*\s*\()", bare)
         return {name for name in found if name not in _WORDS}
 
