@@ -6,7 +6,7 @@
 #
 # The volume keeps what was downloaded. docker/compose is the same as a file. One container serves
 # by itself; on Kubernetes the same image is every node (splitscribe config show kuberay). Shared
-# memory of 64 MB, Docker's default, is too small for Ray and for KV.
+# memory of 64 MB, Docker's default, is too small for Ray.
 FROM python:3.12-slim-bookworm
 
 # The CPU build of torch; pip takes everything else from PyPI.
@@ -49,5 +49,5 @@ ENV RAY_SERVE_THROUGHPUT_OPTIMIZED=1 \
     RAY_USAGE_STATS_ENABLED=0 \
     TOKENIZERS_PARALLELISM=false
 EXPOSE 8000
-HEALTHCHECK --start-period=900s --interval=10s CMD wget -q -O /dev/null http://127.0.0.1:8000/readyz
+HEALTHCHECK --start-period=900s --interval=10s CMD wget -q --no-proxy -O /dev/null http://127.0.0.1:8000/readyz
 CMD ["splitscribe", "serve", "--host", "0.0.0.0"]

@@ -48,5 +48,5 @@ ENV RAY_SERVE_THROUGHPUT_OPTIMIZED=1 \
     RAY_USAGE_STATS_ENABLED=0 \
     TOKENIZERS_PARALLELISM=false
 EXPOSE 8000
-HEALTHCHECK --start-period=900s --interval=10s CMD wget -q -O /dev/null http://127.0.0.1:8000/readyz
+HEALTHCHECK --start-period=900s --interval=10s CMD wget -q --no-proxy -O /dev/null http://127.0.0.1:8000/readyz
 CMD ["splitscribe", "serve", "--host", "0.0.0.0"]

@@ -97,7 +97,7 @@ initContainers:
 volumes:
   - name: tmp # Ray's folder, and uploads while they arrive
     emptyDir: {}
-  - name: shm # Ray's objects, and KV between workers of one node
+  - name: shm # Ray's objects, and what UCX shares between processes
     emptyDir: {medium: Memory, sizeLimit: {{ .pod.shm }}}
   - name: cache # kernels
     emptyDir: {}

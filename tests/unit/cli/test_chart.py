@@ -84,6 +84,14 @@ def test_a_manifest_is_of_todays_chart(name: str) -> None:
     assert f"# chart: {chart_digest()}" in text, "make manifests renders it again"
 
 
+@pytest.mark.parametrize(("name", "port"), [("kubernetes", 8000), ("kuberay", 8080)])
+def test_prometheus_may_reach_the_metrics(name: str, port: int) -> None:
+    """Also where `networkPolicy.from` names who may reach HTTP."""
+    ingress = shipped(name, "NetworkPolicy")["spec"]["ingress"]
+    (rule,) = [one for one in ingress if "prometheus" in str(one)]
+    assert rule["ports"] == [{"port": port}]
+
+
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_a_pod_has_no_privileges_and_may_write_where_it_must(name: str) -> None:
     for pod in pods(name).values():
