@@ -17,7 +17,7 @@ from cluster.common.settings import Settings
 HEADER = """\
 # Every setting with its default. Copy what you change into a file of your own:
 #   splitscribe serve --config FILE
-# A variable overrides it (SPLITSCRIBE_ROUTER__PORT=9000), a flag overrides both.
+# A variable overrides it (SPLITSCRIBE_ROUTER__PORT=9000; lists have commas), a flag overrides both.
 """
 
 
