@@ -143,10 +143,9 @@ class WindowCutter:
         return pauses[0] if pauses else None
 
     def _cut_silence(self, start: int, end: int) -> Window:
-        options = self._options
+        options, limit = self._options, self._start + WINDOW_SAMPLES
         if end - start < samples(options.drop_s):
-            return self._cut((start + end) // 2)
-        limit = self._start + WINDOW_SAMPLES
+            return self._cut(min((start + end) // 2, limit))
         window = self._cut(min(start + samples(options.pad_after_s), limit))
         self._move_start(max(self._start, end - samples(options.pad_before_s)))
         return window

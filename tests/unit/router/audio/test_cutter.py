@@ -176,6 +176,18 @@ def test_an_early_cut_is_in_the_first_good_pause_behind_six_seconds() -> None:
     assert len(cut(clip_pcm, LoudnessDetector(), options=EARLY_CUTS)) == 1
 
 
+@pytest.mark.parametrize("speech_s", [29.3, 29.6, 29.9])
+@pytest.mark.parametrize("pause_s", [0.4, 0.8, 1.5])
+def test_an_early_cut_in_a_pause_at_the_end_of_a_window_is_no_later(
+    speech_s: float, pause_s: float
+) -> None:
+    frames = round(speech_s / FRAME_S), round(pause_s / FRAME_S)
+    pcm = make_pcm([(True, frames[0]), (False, frames[1]), (True, 200)])
+    windows = cut(pcm, LoudnessDetector(), options=EARLY_CUTS)
+    check(windows, pcm)
+    assert speech_s - FRAME_S < windows[0].end_s <= min(30.0, speech_s + pause_s)
+
+
 def test_without_a_good_pause_early_windows_are_as_full_as_others() -> None:
     pcm = make_pcm([(True, round(40 / FRAME_S))])
     usual, early = cut(pcm, LoudnessDetector()), cut(pcm, LoudnessDetector(), options=EARLY_CUTS)
