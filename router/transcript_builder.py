@@ -7,6 +7,7 @@ The splitting rule and the silence rule are openai/whisper's (`common.model.text
 from __future__ import annotations
 
 import codecs
+import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
 
@@ -135,8 +136,10 @@ class TranscriptBuilder:
         while (ready := self._windows.pop(self._next, None)) is not None:
             self._sampled.pop(self._next, None)
             self._next += 1
-            for part in ready:
-                self._settle(part, self._next - 1)
+            # A part's last words may seem to be said where the next part has its first.
+            ends_s = [*(part.offset_s for part in ready[1:]), math.inf]
+            for part, end_s in zip(ready, ends_s, strict=True):
+                self._settle(part, self._next - 1, end_s)
         closed = tuple(self._segments[first:])
         if self._next > first_window:
             self._text.close(closed)
@@ -161,7 +164,7 @@ class TranscriptBuilder:
             segments=tuple(self._segments),
         )
 
-    def _settle(self, part: WindowTranscript, window: int) -> None:
+    def _settle(self, part: WindowTranscript, window: int, end_s: float) -> None:
         segments: Sequence[Segment] = part.segments
         if part.alignment is not None:
             segments = add_words(
@@ -179,10 +182,11 @@ class TranscriptBuilder:
         for segment in segments:
             kept = within(segment, part.offset_s, limit_s, len(self._segments))
             if (kept.start < kept.end or part.is_sent) and kept.text.strip():
+                kept = within(kept, part.offset_s, end_s, kept.id)
                 self._segments.append(kept)
                 self._spoken_s[part.language] += kept.end - kept.start
-        if (end_s := end_of_speech(segments)) is not None:
-            self._last_speech_s = end_s
+        if (speech_end_s := end_of_speech(segments)) is not None:
+            self._last_speech_s = speech_end_s
 
     def _sampled_text(self) -> str:
         """Text of the next window as far as it was sampled, up to its last whole character."""

@@ -4,12 +4,13 @@ from __future__ import annotations
 
 import random
 from collections.abc import Sequence
+from itertools import pairwise
 from types import SimpleNamespace
 from typing import Any
 
 import pytest
 
-from cluster.common.messages import DecodeResult, DecodeTimings, QualityGates
+from cluster.common.messages import DecodeResult, DecodeTimings, QualityGates, TokenAlignment
 from router.transcript import Segment, Transcript, WindowTranscript
 from router.transcript_builder import CertainText, TranscriptBuilder, gather_window, token_logprobs
 
@@ -22,7 +23,7 @@ WORDS = {1: " one", 2: " two", 3: " three", 4: " "}
 class Words:
     """A tokenizer of three words."""
 
-    special = SimpleNamespace(timestamp_begin=T0)
+    special = SimpleNamespace(timestamp_begin=T0, eot=T0 - 1)
     timestamp_step_s = 0.02
 
     def is_timestamp(self, token: int) -> bool:
@@ -198,6 +199,23 @@ def test_what_is_told_in_any_order_of_arrival_is_the_transcript_piece_by_piece()
 def make_window(language: str, spoken_s: float, offset_s: float) -> WindowTranscript:
     tokens = (t(0.0), 1, t(spoken_s)) if spoken_s else ()
     return gather(*tokens, language=language, offset_s=offset_s)
+
+
+@pytest.mark.parametrize("times_s", [(0.0, 1.9, 4.3), (0.0, 4.1, 4.9)], ids=["half", "all"])
+def test_no_word_of_a_part_is_said_behind_the_first_of_the_next_part(
+    times_s: tuple[float, ...],
+) -> None:
+    """Alignment spreads a part's text over all of its audio, that of the next part included."""
+    spread = TokenAlignment((1, 2), times_s, (0.9, 0.9))
+    rest = TokenAlignment((3,), (0.05, 0.6), (0.9,))
+    builder = TranscriptBuilder(TOKENIZER)
+    closed = t(0.0), 1, t(2.0), t(2.0), 2, t(4.0)
+    first = gather(*closed, t(4.0), 3, alignment=spread)
+    builder.add(0, [first, gather(t(0.0), 3, t(1.0), offset_s=4.0, alignment=rest)])
+    transcript = builder.finish(duration_s=30.0)
+    assert transcript.text == "one two three"
+    for spans in (transcript.words, transcript.segments):
+        assert all(before.end <= span.start for before, span in pairwise(spans)), spans
 
 
 def test_the_language_is_the_one_with_most_speech() -> None:
