@@ -102,10 +102,8 @@ class AudioFile:
         """
         packets = bad = values = 0
         decoded_s, limits = 0.0, self._limits
-        cut = False
         for packet in self._packets():
             packets += 1
-            cut = packet.is_corrupt
             try:
                 frames = self._stream.decode(packet)
             except av.error.FFmpegError as error:
@@ -126,8 +124,6 @@ class AudioFile:
                 yield frame
         if decoded_s == 0.0:
             raise _unsupported() if bad else limits.too_short()
-        if cut:
-            raise _truncated("its last packet is incomplete")
         if self._kind is Container.FLAC and (self.declared_s or 0) > decoded_s + LENGTH_SLACK_S:
             raise _truncated(f"it states {self.declared_s:.1f} s and holds {decoded_s:.1f} s")
         if round(decoded_s, 6) < limits.min_audio_s:
