@@ -209,7 +209,7 @@ class AudioPool:
             if able:
                 self._waiting.remove(stream)
                 if not stream.ended:
-                    others = [w for w in able if w.hears(stream.path)]
+                    others = [w for w in able if w.hears(stream)]
                     min(others or able, key=lambda worker: worker.load).add(stream)
         n_uploads = len(self._waiting) + sum(len(worker.streams) for worker in self._workers)
         n_started = self._n_workers - self._n_reserve

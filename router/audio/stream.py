@@ -48,6 +48,7 @@ class AudioStream:
         self.result = Finished(0)
         self.n_received = 0  # windows
         self.path = Path(upload.path)
+        self.audio = upload.path, upload.channel
         self.is_long = False  # set by the pool
         self.moves = 0  # from workers that it may have ended
         self.add_credit: Callable[[], None] | None = None  # set by the worker that has the upload

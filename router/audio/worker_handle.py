@@ -11,7 +11,6 @@ import socket
 import subprocess
 import sys
 from functools import partial
-from pathlib import Path
 
 import psutil
 
@@ -85,9 +84,9 @@ class AudioProcess:
     def load(self) -> tuple[int, int]:
         return sum(s.wants_work for s in self.streams.values()), len(self.streams)
 
-    def hears(self, path: Path) -> bool:
-        """Whether it works on this file already: the voice detector need not hear it twice."""
-        return any(stream.path == path for stream in self.streams.values())
+    def hears(self, stream: AudioStream) -> bool:
+        """Whether it works on this audio already: the voice detector need not hear it twice."""
+        return any(stream.audio == one.audio for one in self.streams.values())
 
     @property
     def n_long(self) -> int:

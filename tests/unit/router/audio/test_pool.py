@@ -135,6 +135,22 @@ async def test_a_worker_is_started_when_there_are_more_uploads_than_workers(
         assert len(pids(pool)) == 3
 
 
+async def test_only_who_hears_the_same_channel_has_to_share_a_worker(
+    clip: Path, tmp_path: Path
+) -> None:
+    call = encode(tmp_path / "call", voice(100.0), "wav", "pcm_s16le", 16_000, "stereo")
+    async with running(audio_workers=2) as pool:
+        await asyncio.gather(*(read(pool, clip) for _ in range(3)))
+        await until(lambda: [w.is_able for w in pool._workers] == [True, True])
+        async with (
+            opened(pool, call, channel=0) as left,
+            opened(pool, call, channel=1) as right,
+            opened(pool, call, channel=0) as again,
+        ):
+            assert worker_of(pool, left) is worker_of(pool, again)
+            assert worker_of(pool, left) is not worker_of(pool, right)
+
+
 async def test_short_clips_pass_a_long_file(pool: AudioPool, clip: Path, long_file: Path) -> None:
     async with opened(pool, long_file) as stream:
         work = asyncio.create_task(drain(stream))
