@@ -20,7 +20,6 @@ from cluster.common.clock import SYSTEM_CLOCK
 from cluster.common.cores import audio_workers_of
 from cluster.common.errors import (
     ConfigurationError,
-    DeadlineExceededError,
     InvalidAudioError,
     RateLimitError,
     SplitscribeError,
@@ -185,11 +184,7 @@ class AudioPool:
         self._waiting.append(stream)
         self._assign()
         try:
-            try:
-                async with asyncio.timeout(stream.context.remaining_s()):
-                    await stream.until_open()
-            except TimeoutError as error:
-                raise DeadlineExceededError("no audio worker was free in time") from error
+            await stream.until_open()
             yield stream
         finally:
             self._release(stream)

@@ -14,7 +14,7 @@ from typing import Self
 
 import numpy as np
 
-from cluster.common.errors import OverloadedError, SplitscribeError
+from cluster.common.errors import DeadlineExceededError, OverloadedError, SplitscribeError
 from cluster.common.messages import SAMPLE_RATE, Pcm
 from router.audio.protocol import (
     Failed,
@@ -82,8 +82,14 @@ class AudioStream:
         await self._changed.wait()
 
     async def until_open(self) -> None:
+        """Raises as `__anext__`, and DeadlineExceededError: no worker has opened it in time."""
         while not self._opened and self._error is None:
-            await self._change()
+            try:
+                async with asyncio.timeout(self.context.remaining_s()):
+                    await self._change()
+            except TimeoutError as error:
+                if self.context.remaining_s() <= 0:  # else windows have ended meanwhile
+                    raise DeadlineExceededError("no audio worker was free in time") from error
         if self._error is not None:
             raise self._error
 

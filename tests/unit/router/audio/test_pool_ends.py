@@ -9,6 +9,7 @@ from __future__ import annotations
 import asyncio
 import contextlib
 import itertools
+import math
 import os
 import signal
 import types
@@ -20,10 +21,12 @@ import psutil
 import pytest
 
 from cluster.common.errors import ConfigurationError, InvalidAudioError
+from cluster.common.messages import SAMPLE_RATE
 from cluster.common.settings import RouterSettings, SpeakerSettings
 from router.audio.pool import AudioPool
 from router.audio.protocol import MAX_MESSAGE_BYTES, SpeakerSearch
 from router.audio.worker_handle import BOOT
+from router.interface import Progress, RequestContext
 from tests.support.audio.audio_pools import freeze_on, pids, request, running, until
 from tests.support.audio.sounds import voice, write_wav
 from tests.support.speaker_networks import write_network
@@ -221,6 +224,18 @@ async def test_an_upload_goes_on_where_its_frozen_worker_stopped(tmp_path: Path)
 
 
 @pytest.mark.usefixtures("hasty")
+async def test_a_frozen_worker_is_waited_for_while_windows_of_others_end(tmp_path: Path) -> None:
+    """They may be what keeps it: the request has as long from the last of them on."""
+    path = write_wav(tmp_path / "upload", voice(1.0))
+    context = RequestContext("r", None, stall_s=0.01, progress=Progress(ended_s=math.inf))
+    async with running() as pool:
+        (frozen,) = pids(pool)
+        os.kill(frozen, signal.SIGSTOP)
+        asyncio.get_running_loop().call_later(0.2, os.kill, frozen, signal.SIGCONT)
+        async with pool.open(path, context) as stream:
+            assert [window.n_samples async for window in stream] == [SAMPLE_RATE]
+
+
 async def test_a_worker_at_work_is_not_taken_for_a_frozen_one(tmp_path: Path) -> None:
     """Looked at as often as can be, while it decodes and while it is idle."""
     path = write_wav(tmp_path / "long", voice(100.0))
