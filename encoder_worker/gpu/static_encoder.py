@@ -8,7 +8,6 @@ are compared with the plain way's.
 
 from __future__ import annotations
 
-import logging
 from collections.abc import Callable, Sequence
 from functools import partial
 from typing import Any, NamedTuple
@@ -34,8 +33,6 @@ from cluster.common.model.streams import (
 from encoder_worker.gpu.encoder import Encoder
 from encoder_worker.gpu.staging import Staging
 from encoder_worker.mel import ROW_SAMPLES, FixedLogMel, LogMel
-
-logger = logging.getLogger(__name__)
 
 # Fastest first on Hopper (cuDNN's fused attention, then FlashAttention 2). None is excluded: the
 # choice is the whole process's, and a decoder beside us may need another.
