@@ -15,6 +15,7 @@ import math
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
+from itertools import accumulate
 
 from cluster.common.errors import (
     DeadlineExceededError,
@@ -28,12 +29,13 @@ from cluster.common.kv.importer import KVImporter
 from cluster.common.kv.wire import FetchStats
 from cluster.common.messages import DecodeResult, SampledToken, TokenAlignment
 from cluster.common.model.text.quality import compression_ratio
-from cluster.common.priorities import URGENT
+from cluster.common.priorities import URGENCY, URGENT
 from decoder_worker.alignment import PendingAlignment
 from decoder_worker.build import EngineParts
 from decoder_worker.launch_queue import Kind, LaunchQueue
 from decoder_worker.prompts import PromptBuilder
 from decoder_worker.sampling.search import StepOutput
+from decoder_worker.scheduling.scheduler import TOKENS_AT_ONCE
 from decoder_worker.scheduling.sequence import (
     Attempt,
     DecodeSequence,
@@ -118,9 +120,8 @@ class DecodeLoop:
             self._launches.collect()
             if not started:
                 self._landing.wait()
-        if unaligned := self._unaligned:
-            self._unaligned = []
-            self._align([s for s in unaligned if s.state is SequenceState.RUNNING])
+        if unaligned := self._take_unaligned():
+            self._align(unaligned)
         return bool(started or running or unaligned or self._told or was_landing)
 
     def is_hurried(self) -> bool:
@@ -236,6 +237,15 @@ class DecodeLoop:
 
     def _fail(self, sequence: DecodeSequence, error: Exception) -> None:
         self._end(sequence, _as_failure("decoding failed", error))
+
+    def _take_unaligned(self) -> list[DecodeSequence]:
+        """The most urgent, whose texts are fed now, one at least: the steps of all others wait."""
+        waiting = [s for s in self._unaligned if s.state is SequenceState.RUNNING]
+        waiting.sort(key=lambda s: URGENCY[s.priority])
+        n_tokens = accumulate(len(s.attempts[-1].hypothesis.tokens) for s in waiting)
+        n = max(1, sum(total <= TOKENS_AT_ONCE for total in n_tokens))
+        self._unaligned = waiting[n:]
+        return waiting[:n]
 
     def _align(self, finished: list[DecodeSequence]) -> None:
         """Find where finished sequences looked, and answer those that want no words."""

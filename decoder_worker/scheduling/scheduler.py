@@ -19,7 +19,7 @@ from cluster.common.priorities import PASSED_BY, SHARES, URGENCY, Turns, leaves_
 from decoder_worker.sampling.search import Row
 from decoder_worker.scheduling.sequence import DecodeSequence, SequenceState
 
-PREFILL_TOKENS = 512  # prompt tokens in one step, so that long prompts do not stall the batch
+TOKENS_AT_ONCE = 512  # of prompts, or known texts, in one step, so that long ones stall no batch
 READ_AHEAD = 0.5  # of the batch: sequences whose KV may be read before there are rows for them
 
 
@@ -202,7 +202,7 @@ class Scheduler:
         while (sequence := self._next_ready(classes)) is not None:
             options = sequence.options
             n_tokens += len(options.prompt_tokens) + len(options.prefix_tokens) + 1
-            if started and n_tokens > PREFILL_TOKENS:
+            if started and n_tokens > TOKENS_AT_ONCE:
                 break
             del self._loading[sequence]
             if not sequence.rows:

@@ -3,8 +3,10 @@
 from __future__ import annotations
 
 import threading
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from types import SimpleNamespace
+from typing import Any
 
 import pytest
 
@@ -13,8 +15,10 @@ from cluster.common.errors import (
     UnsupportedValueError,
     WorkerDrainingError,
 )
-from cluster.common.messages import DecodeResult, TokenAlignment
+from cluster.common.messages import DecodeResult, Priority, TokenAlignment
+from decoder_worker import loop
 from decoder_worker.alignment import PendingAlignment
+from decoder_worker.scheduling.sequence import DecodeSequence, SequenceState, given_attempt
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.workers.decoder_engines import (
     ANSWER_S,
@@ -73,6 +77,44 @@ def test_others_step_on_and_have_its_rows(stand: Stand, monkeypatch: pytest.Monk
     held.may_end.set()
     assert_same(future.result(ANSWER_S), expected)
     assert expected.alignment is not None
+
+
+def test_texts_that_end_together_are_fed_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
+    """All of them at once would hold up every step, for a minute with a large model on a CPU."""
+    n_texts, text, fed = 5, tuple(range(300, 312)), list[int]()
+    monkeypatch.setattr(loop, "TOKENS_AT_ONCE", 2 * len(text))
+    with make_stand(cached_checkpoint(), max_batch=n_texts, kv_windows=n_texts) as stand:
+        scheduler, runner = stand.engine._loop.scheduler, stand.engine._loop._runner
+        start, align = scheduler.start_running, runner.align
+
+        def start_together() -> list[DecodeSequence]:
+            return start() if len(scheduler._ready()) == n_texts else []
+
+        def count(sequences: Sequence[DecodeSequence]) -> list[PendingAlignment | None]:
+            fed.append(len(sequences))
+            return align(sequences)
+
+        monkeypatch.setattr(scheduler, "start_running", start_together)
+        monkeypatch.setattr(runner, "align", count)
+        asked = {"words": True, "known_text": text}
+        for result in stand.decode_all([{"seed": seed, **asked} for seed in range(n_texts)]):
+            assert result.alignment is not None
+            assert result.alignment.tokens == text
+        assert fed == [2, 2, 1]
+        stand.assert_all_returned()
+
+
+def test_the_most_urgent_text_is_fed_first() -> None:
+    def ended(priority: Priority, n_tokens: int) -> Any:
+        attempts = [given_attempt((300,) * n_tokens)]
+        return SimpleNamespace(state=SequenceState.RUNNING, priority=priority, attempts=attempts)
+
+    texts = [ended("bulk", 200), ended("later", 400), ended("live", 30), ended("later", 600)]
+    gone = SimpleNamespace(state=SequenceState.FINISHED)
+    waiting: Any = SimpleNamespace(_unaligned=[*texts, gone])
+    order = [texts[2], texts[1], texts[3], texts[0]]
+    for turn in (order[:2], order[2:3], order[3:], []):
+        assert loop.DecodeLoop._take_unaligned(waiting) == turn
 
 
 def test_a_text_that_is_known_is_aligned_as_if_it_had_been_sampled(stand: Stand) -> None:

@@ -16,7 +16,7 @@ from cluster.common.kv.pool import PagePool
 from cluster.common.kv.wire import FetchStats
 from cluster.common.messages import CrossKVHandle, DecodeOptions, DecodeRequest, Priority
 from cluster.common.priorities import PASSED_BY, URGENCY
-from decoder_worker.scheduling.scheduler import ALONE, PREFILL_TOKENS, STEPS, Scheduler
+from decoder_worker.scheduling.scheduler import ALONE, STEPS, TOKENS_AT_ONCE, Scheduler
 from decoder_worker.scheduling.sequence import DecodeSequence, SequenceState
 
 FETCHED = FetchStats(1, 0.0, "none")
@@ -123,7 +123,7 @@ def test_who_needs_many_rows_is_not_passed_by_for_ever() -> None:
 
 def test_long_prompts_begin_in_several_steps() -> None:
     scheduler = make_scheduler(windows=3, max_batch=3)
-    add(scheduler, *(make_sequence(n_prompt=PREFILL_TOKENS // 2) for _ in range(3)))
+    add(scheduler, *(make_sequence(n_prompt=TOKENS_AT_ONCE // 2) for _ in range(3)))
     fetch(*scheduler.admit())
     assert [len(scheduler.start_running()) for _ in range(4)] == [1, 1, 1, 0]
 
