@@ -190,10 +190,9 @@ class DecodeLoop:
 
         These come with the results of a later forward, so that nobody waits for them.
         """
-        begun = self._clock()
+        now = self._clock()
         for sequence in started:
-            sequence.prefill_started = sequence.prefill_started or begun
-        self.counters.prefill_s += self._clock() - begun  # launches count their own time
+            sequence.prefill_started = sequence.prefill_started or now
         known = [sequence for sequence in started if sequence.language is not None]
         self._launches.launch(Kind.LANGUAGE, [s for s in started if s.lacks_language])
         known, self._told = [*known, *self._told], []

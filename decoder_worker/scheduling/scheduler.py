@@ -70,10 +70,6 @@ class Scheduler:
         self._none_late_before = math.inf  # of all, as far as is known without a look at each
 
     @property
-    def running(self) -> list[DecodeSequence]:
-        return list(self._running)
-
-    @property
     def is_mixed(self) -> bool:
         """Whether sequences run, or are about to, of which some may have to wait for others."""
         return sum(n > 0 for n in self._n_in_order.values()) > 1
