@@ -20,7 +20,7 @@ RUN apt-get update \
 
 COPY dist/splitscribe-*.whl dist/constraints.txt /tmp/wheel/
 RUN pip install --no-cache-dir --extra-index-url "$TORCH_INDEX" \
-        -c /tmp/wheel/constraints.txt "$(ls /tmp/wheel/splitscribe-*.whl)[bulk]" \
+        -c /tmp/wheel/constraints.txt "$(ls /tmp/wheel/splitscribe-*.whl)[bulk,otel]" \
     && rm -rf /tmp/wheel
 # The kernels, for the processor that builds; on another kind a first start compiles them (20 s).
 RUN su ray -c "splitscribe check --compile"

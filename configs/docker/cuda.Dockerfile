@@ -1,13 +1,13 @@
 # splitscribe on NVIDIA GPUs. Build where the wheel is:
 #
 #   make image IMAGE=cuda
-#   docker run --rm --gpus all --shm-size=8g -p 8000:8000 -v models:/home/ray/.cache/huggingface \
+#   docker run --rm --gpus all --shm-size=4g -p 8000:8000 -v models:/home/ray/.cache/huggingface \
 #       splitscribe:cuda splitscribe serve openai/whisper-large-v3 --host 0.0.0.0
 #
-# The volume keeps what was downloaded. docker/compose is the same as a file. The host brings the
-# driver (NVIDIA's container toolkit), torch's wheel the CUDA libraries, the image the compiler that
-# flashinfer needs for kernels that it has not built yet. For RDMA also: --network host
-# --ulimit memlock=-1 --device /dev/infiniband
+# The volume keeps what was downloaded. docker/compose-cuda is the same as a file. The host brings
+# the driver (580 or newer, with NVIDIA's container toolkit), torch's wheel the CUDA libraries, the
+# image the compiler that flashinfer needs for kernels that it has not built yet. For RDMA also:
+# --network host --ulimit memlock=-1 --device /dev/infiniband
 FROM nvidia/cuda:13.0.1-devel-ubuntu24.04
 
 RUN apt-get update \
@@ -21,7 +21,7 @@ RUN apt-get update \
 ENV PATH=/opt/splitscribe/bin:$PATH
 COPY dist/splitscribe-*.whl dist/constraints.txt /tmp/wheel/
 RUN pip install --no-cache-dir -c /tmp/wheel/constraints.txt \
-        "$(ls /tmp/wheel/splitscribe-*.whl)[bulk,gpu]" \
+        "$(ls /tmp/wheel/splitscribe-*.whl)[bulk,gpu,otel]" \
     && rm -rf /tmp/wheel
 
 USER ray

@@ -111,6 +111,7 @@ def test_a_dockerfile_sets_the_environment_and_copies_what_make_wheel_leaves(nam
     (environment,) = (line for line in instructions if line.startswith("ENV RAY"))
     assert dict(part.split("=", 1) for part in environment.split()[1:]) == ENVIRONMENT
     assert "COPY dist/splitscribe-*.whl dist/constraints.txt /tmp/wheel/" in instructions
+    assert re.search(r"\.whl\)\[bulk,(gpu,)?otel\]", text), "a container installs nothing later"
     user = next(i for i, line in enumerate(instructions) if line == "USER ray")
     assert instructions[-1].startswith("CMD")
     assert not any(line.startswith(("RUN", "COPY")) for line in instructions[user:])
