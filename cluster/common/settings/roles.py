@@ -31,6 +31,11 @@ Metrics = Literal["auto", "on", "off"]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 
+def none_if_empty(value: Any) -> Any:
+    """An empty variable, as compose files make of one that is not set, names no folder."""
+    return None if value == "" else value
+
+
 def as_tuple(value: Any) -> Any:
     """Let one text stand for a list of one, and an empty one for none."""
     if value is None or value == "":
@@ -51,7 +56,7 @@ class FrozenModel(BaseModel):
 class BatchSettings(FrozenModel):
     """Files and batches (/v1/files, /v1/batches): where they are kept, and their limits."""
 
-    folder: Path | None = Field(
+    folder: Annotated[Path | None, BeforeValidator(none_if_empty)] = Field(
         None,
         description="folder on a local disk (never on NFS) that holds files, batches and results; "
         "unset: no /v1/files and /v1/batches",

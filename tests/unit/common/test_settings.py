@@ -320,6 +320,10 @@ def test_the_printed_settings_can_be_read_again_and_hide_keys(tmp_path: Path) ->
     assert load_settings(file, keys, environ={}) == settings
 
 
+def test_an_empty_variable_names_no_folder_for_batches() -> None:
+    assert load_settings(environ={"SPLITSCRIBE_BATCHES__FOLDER": ""}) == Settings()
+
+
 def test_webhooks_need_a_secret_that_can_sign() -> None:
     hosts = {"SPLITSCRIBE_BATCHES__WEBHOOK_HOSTS": "a.example, b.example:8443"}
     secret = {"SPLITSCRIBE_BATCHES__WEBHOOK_SECRET": f"whsec_{'A' * 32}"}
