@@ -150,10 +150,9 @@ def _transport() -> list[Row]:
 
 
 def _placement() -> list[Row]:
-    from cluster.common.settings import Settings
     from cluster.serve.placement import place, this_machine
 
-    return [("placement", str(place(Settings(), this_machine())), True)]
+    return [("placement", str(place(load_settings(), this_machine())), True)]
 
 
 def _model() -> list[Row]:

@@ -10,6 +10,7 @@ from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
+from cluster.cli import check
 from cluster.cli.operate.dashboard import reach
 from cluster.common.errors import ConfigurationError
 from cluster.common.settings import RouterSettings, Settings
@@ -59,6 +60,14 @@ def test_a_port_that_is_taken_is_told_with_what_to_do() -> None:
 def test_where_clients_of_this_machine_find_the_server() -> None:
     found = {host: _client_host(host) for host in ("0.0.0.0", "10.0.0.1", "::", "::1", "fd00::1")}
     assert list(found.values()) == ["127.0.0.1", "10.0.0.1", "[::1]", "[::1]", "[fd00::1]"]
+
+
+def test_check_tells_where_the_roles_would_run_by_the_settings(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    monkeypatch.setenv("SPLITSCRIBE_PLACEMENT", "colocated")
+    ((_, placement, _),) = check._placement()
+    assert placement.startswith("colocated (as set")
 
 
 def test_proxies_of_the_environment_are_not_asked_for_our_own_machines(
