@@ -8,7 +8,6 @@ from __future__ import annotations
 
 import asyncio
 import importlib.util
-import os
 import platform
 import time
 from collections.abc import Callable, Iterator
@@ -22,6 +21,7 @@ import typer
 from rich.console import Console
 from rich.table import Table
 
+from cluster.common.cores import usable_cores
 from cluster.common.errors import SplitscribeError
 from cluster.common.extras import install_command
 from cluster.common.settings import DType
@@ -77,7 +77,7 @@ def _system() -> list[Row]:
     python = platform.python_version()
     return [
         ("system", f"{platform.system()} {platform.machine()}, Python {python}", True),
-        ("cores", f"{os.cpu_count()}", True),
+        ("cores", f"{usable_cores()}", True),
     ]
 
 

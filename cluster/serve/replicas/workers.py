@@ -17,6 +17,7 @@ from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
+from cluster.common.cores import usable_cores
 from cluster.common.errors import WorkerError
 from cluster.common.heap import give_memory_back
 from cluster.common.logs import log_fields, request_scope
@@ -72,7 +73,7 @@ class PoolWorker:
         """Call before torch is imported. Raises ConfigurationError, as `start_replica` does."""
         # Ray says 1 where a worker claims no core. To say otherwise to Ray, as a runtime
         # environment, would keep the replica out of the processes that Ray has started ahead.
-        os.environ["OMP_NUM_THREADS"] = str(os.cpu_count() or 1)
+        os.environ["OMP_NUM_THREADS"] = str(usable_cores())
         self._name, self._recorder = start_replica(self.ROLE, settings, build, self.METRICS)
         self._is_unwell = False
         from cluster.common.kv.pool import gpu_budget

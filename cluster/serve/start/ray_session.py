@@ -18,6 +18,7 @@ from typing import Any
 
 import ray
 
+from cluster.common.cores import usable_cores
 from cluster.common.errors import ConfigurationError
 from cluster.common.settings import RayDashboard
 from cluster.serve.distribution import package_root
@@ -85,7 +86,7 @@ def _start(address: str | None, dashboard: RayDashboard, *, log_to_driver: bool)
             with ray_on_loopback() if _is_loopback(address) else nullcontext():
                 return ray.init(address=address, **common)
         # glibc's heaps: eight for each core by default, each with what its threads have freed.
-        heaps = {"MALLOC_ARENA_MAX": str(max(2, os.cpu_count() or 1))}
+        heaps = {"MALLOC_ARENA_MAX": str(max(2, usable_cores()))}
         for name, value in (ONE_MACHINE_ENVIRONMENT | heaps).items():
             os.environ.setdefault(name, value)
         with ray_on_loopback(), _head(dashboard):

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import os
 import socket
 import threading
 from collections.abc import Iterator
@@ -14,6 +15,7 @@ from cluster.cli import check
 from cluster.cli.operate.dashboard import reach
 from cluster.common.errors import ConfigurationError
 from cluster.common.settings import RouterSettings, Settings
+from cluster.serve.replicas import workers
 from cluster.serve.start.launch import _client_host
 from cluster.serve.start.readiness import health_line
 from cluster.serve.start.resolve import resolve_settings
@@ -68,6 +70,24 @@ def test_check_tells_where_the_roles_would_run_by_the_settings(
     monkeypatch.setenv("SPLITSCRIBE_PLACEMENT", "colocated")
     ((_, placement, _),) = check._placement()
     assert placement.startswith("colocated (as set")
+
+
+def test_a_container_s_limit_on_cores_is_that_of_its_workers_too(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """A machine's cores may be many more: so many threads would wait for one another's time."""
+    monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
+    monkeypatch.setattr(os, "cpu_count", lambda: 64)
+    monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as Ray has it, and so that it is put back
+    assert ("cores", "1", True) in check._system()
+
+    def started(*options: object) -> None:
+        raise KeyboardInterrupt
+
+    monkeypatch.setattr(workers, "start_replica", started)
+    with pytest.raises(KeyboardInterrupt):
+        workers.EncoderWorker(Settings(), "build")
+    assert os.environ["OMP_NUM_THREADS"] == "1"
 
 
 def test_proxies_of_the_environment_are_not_asked_for_our_own_machines(
