@@ -26,8 +26,6 @@ Listener = Literal["auto", "router", "serve"]
 Context = Literal["auto", "full", "trimmed"]
 LivePolicy = Literal["auto", "attention_peak", "local_agreement"]
 RayDashboard = Literal["none", "serve", "all"]
-Page = Literal["auto", "on", "off"]
-Metrics = Literal["auto", "on", "off"]
 LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 
@@ -43,6 +41,12 @@ def as_tuple(value: Any) -> Any:
     return (value,) if isinstance(value, str) else value
 
 
+def in_words(value: Any) -> Any:
+    """YAML takes a bare `on` or `off` for true or false."""
+    return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
+
+
+Switch = Annotated[Literal["auto", "on", "off"], BeforeValidator(in_words)]
 Texts = Annotated[tuple[str, ...], BeforeValidator(as_tuple)]
 Labels = Mapping[str, str]
 

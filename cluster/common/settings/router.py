@@ -13,8 +13,7 @@ from cluster.common.settings.roles import (
     Labels,
     Listener,
     LivePolicy,
-    Metrics,
-    Page,
+    Switch,
     Texts,
     as_tuple,
 )
@@ -160,12 +159,12 @@ class RouterSettings(FrozenModel):
         False,
         description="also answer /asr and /detect-language, as whisper-asr-webservice does",
     )
-    page: Page = Field(
+    page: Switch = Field(
         "auto",
         description="the web page at GET / to try the server: on, off, or auto (on without API "
         "keys); with API keys and on, the page's files are public, and it asks for a key",
     )
-    metrics: Metrics = Field(
+    metrics: Switch = Field(
         "auto",
         description="GET /metrics for Prometheus: on, off, or auto (on, and needs a key where "
         "there are API keys)",

@@ -324,6 +324,15 @@ def test_an_empty_variable_names_no_folder_for_batches() -> None:
     assert load_settings(environ={"SPLITSCRIBE_BATCHES__FOLDER": ""}) == Settings()
 
 
+def test_what_is_on_or_off_needs_no_quotes_in_a_file(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("router: {page: on, metrics: off}")
+    settings = load_settings(file, environ={})
+    assert (settings.router.page, settings.router.metrics) == ("on", "off")
+    file.write_text(as_yaml(settings))
+    assert load_settings(file, environ={}) == settings
+
+
 def test_webhooks_need_a_secret_that_can_sign() -> None:
     hosts = {"SPLITSCRIBE_BATCHES__WEBHOOK_HOSTS": "a.example, b.example:8443"}
     secret = {"SPLITSCRIBE_BATCHES__WEBHOOK_SECRET": f"whsec_{'A' * 32}"}
