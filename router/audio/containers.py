@@ -139,10 +139,12 @@ def _missing_wav(file: BinaryIO, size: int, _: int) -> int:
 
 def _wav_chunks(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
     """(name, where the body begins, its length)."""
-    position = 12
+    form, position = _read(file, 0, 4), 12
     while head := _read(file, position, 8):
         name, length = struct.unpack("<4sI", head)
         yield name, position + 8, length
+        if (form, name, length) == (b"RIFF", b"data", 0):
+            return  # to libav, all that follows is audio
         position += 8 + length + length % 2
 
 
