@@ -24,8 +24,10 @@ MEDIAN_LIMIT_S = 0.7  # no word is thought to be longer than that as a rule
 EDGE_S = 0.5  # by which a word may reach over its segment's edge before it gives way
 DIGITS = 2  # of seconds: the alignment counts in 20 ms
 SENTENCE_ENDS = ".。!！?？"
+ENDS = (*SENTENCE_ENDS, *"…।۔؟")  # in all scripts
 PREPENDED = "\"'“¿([{-"  # belongs to the word behind it
 APPENDED = "\"'.。,，!！?？:：”)]}、"  # belongs to the word before it
+CLOSING = "\"'”’)]}»』」 "  # may follow the end of a sentence
 
 
 @dataclass(slots=True)
@@ -41,6 +43,10 @@ class _Timing:
     @property
     def length(self) -> float:
         return self.end - self.start
+
+
+def ends_sentence(text: str) -> bool:
+    return text.rstrip(CLOSING).endswith(ENDS)
 
 
 def add_words(

@@ -20,14 +20,14 @@ from cluster.common.messages import SAMPLE_RATE, Pcm
 from cluster.common.model.dims import ModelDims
 from cluster.common.model.encoder_context import SAMPLES_PER_POSITION
 from cluster.common.model.text.tokenizer import WhisperTokenizer
-from cluster.common.model.text.words import split_tokens
+from cluster.common.model.text.words import UNSPACED, split_tokens
 from cluster.common.settings import LivePolicy
 from router.live.interface import TurnSegment
-from router.live.turns import Token, Utterance, ends_sentence, quietest, seconds
+from router.live.turns import Token, Utterance, quietest, seconds
+from router.words import ends_sentence
 
 POSITIONS_PER_S = SAMPLE_RATE // SAMPLES_PER_POSITION  # 50
 REWIND = 2 * POSITIONS_PER_S  # positions by which a peak may lie before the latest one
-SPACELESS = frozenset(("zh", "ja", "th", "lo", "my", "yue"))  # as openai/whisper splits words
 MOST_LOOKED_AT = 16  # boundaries; of the last ones, the quietest is taken
 LATEST_FIRST_STAMP = 50  # positions, 1.0 s: Whisper's rules let no text begin later
 
@@ -106,7 +106,7 @@ def whole_words(tokenizer: WhisperTokenizer, tokens: Sequence[Token], n: int, la
 def _ends_word(tokenizer: WhisperTokenizer, pieces: Sequence[bytes], n: int, language: str) -> bool:
     if not _is_wordy(pieces[n - 1]):
         return False
-    if language in SPACELESS:
+    if language in UNSPACED:
         try:
             b"".join(pieces[:n]).decode()
         except UnicodeDecodeError:

@@ -21,7 +21,8 @@ from router.live.interface import (
     TurnCommitted,
     TurnDetection,
 )
-from router.live.turns import SessionEvents, Turn, Utterance, ends_sentence, milliseconds
+from router.live.turns import SessionEvents, Turn, Utterance, milliseconds
+from router.words import ends_sentence
 
 CUT_PAUSE = samples(0.5)  # a pause within a turn that ends an utterance
 # Silence after the speech that still belongs to the utterance. More could hold the beginning of a

@@ -25,8 +25,6 @@ from router.live.interface import LiveConfig, LiveEvent, TextDelta, TurnComplete
 from router.transcript import TokenLogprob
 
 QUIET_SAMPLES = SAMPLE_RATE * 3 // 50  # 60 ms, over which loudness is measured
-SENTENCE_ENDS = tuple(".?!…。?!।۔")
-_QUOTES = "\"'”’»)]}』」"  # may follow the end of a sentence
 
 
 def seconds(n_samples: int) -> float:
@@ -137,10 +135,6 @@ class Turn:
         logprobs, self._waiting = tuple(self._waiting), []
         self.logprobs += logprobs
         return TextDelta(self.number, shown, logprobs)
-
-
-def ends_sentence(text: str) -> bool:
-    return text.rstrip().rstrip(_QUOTES).endswith(SENTENCE_ENDS)
 
 
 @dataclass(eq=False, slots=True)

@@ -13,12 +13,11 @@ from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
 
 from router.transcript import Segment, Word
+from router.words import ends_sentence
 
 NEAREST_S = 1.0  # from a word to the turn that it may still belong to
 PAUSE_S = 1.0  # between two words: ends a sentence
 LEAST_WORDS, LEAST_S = 2, 0.5  # of another speaker inside a sentence
-SENTENCE_ENDS = tuple(".。!！?？…")
-CLOSING = "\"'”’)]}» "
 DIGITS = 6  # of seconds that are compared
 
 
@@ -89,9 +88,8 @@ def _sentences(spans: Sequence[Segment | Word]) -> Iterator[tuple[int, int]]:
     first = 0
     for i, (span, following) in enumerate(pairwise(spans), start=1):
         text = span.word if isinstance(span, Word) else ""
-        is_end = text.rstrip(CLOSING).endswith(SENTENCE_ENDS)
         has_pause = following.start - span.end > PAUSE_S
-        if is_end or has_pause or not text or isinstance(following, Segment):
+        if ends_sentence(text) or has_pause or not text or isinstance(following, Segment):
             yield first, i
             first = i
     if spans:

@@ -15,7 +15,7 @@ from whisper import timing
 
 from cluster.common.messages import TokenAlignment
 from router.transcript import Segment
-from router.words import add_words
+from router.words import add_words, ends_sentence
 from tests.support.references.openai_vocabulary import openai_tokenizer, with_openai_vocabulary
 
 FRAME_S = 0.02
@@ -131,6 +131,15 @@ def cases(draw: st.DrawFn) -> Case:
 @given(cases())
 def test_words_and_edges_of_any_alignment_are_the_references(case: Case) -> None:
     assert_equal(case)
+
+
+@pytest.mark.parametrize(
+    "text", ["Yes.", "Yes!) ", "好吗？", "「好！」", "है।", "ہے۔", "نعم؟", "So…"]
+)
+def test_a_sentence_ends_in_any_script(text: str) -> None:
+    assert ends_sentence(text)
+    assert not ends_sentence(f"{text} and")
+    assert not ends_sentence(text[:2])
 
 
 def frames(*marks: int) -> list[float]:

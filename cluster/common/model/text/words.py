@@ -18,7 +18,7 @@ if TYPE_CHECKING:
     from cluster.common.model.text.tokenizer import WhisperTokenizer
 
 # Written without spaces between words.
-_UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
+UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
 
 
 @dataclass(frozen=True, slots=True)
@@ -38,7 +38,7 @@ def split_words(
     those stay together; openai/whisper loses its place there, and with it the words behind.
     """
     characters = _split_characters(tokens, tokenizer)
-    return characters if language in _UNSPACED else _join_at_spaces(characters)
+    return characters if language in UNSPACED else _join_at_spaces(characters)
 
 
 def _split_characters(tokens: Sequence[int], tokenizer: WhisperTokenizer) -> list[WordTokens]:

@@ -93,9 +93,11 @@ def test_two_words_and_half_a_second_inside_a_sentence_do(step: float, speakers:
     assert [one.speaker for one in found] == speakers
 
 
-def test_a_short_answer_is_a_sentence_of_its_own() -> None:
+@pytest.mark.parametrize("marks", ["?.", "؟۔", "？。", "।।"])
+def test_a_short_answer_is_a_sentence_of_its_own(marks: str) -> None:
+    asks, tells = marks
     found = attribute(
-        [segment("Are you there? Yes. Good, then we begin.", 0.0)],
+        [segment(f"Are you there{asks} Yes{tells} Good, then we begin{tells}", 0.0)],
         turns((0.0, 1.2, "A"), (1.2, 1.6, "B"), (1.6, 9.0, "A")),
     )
     assert [one.speaker for one in found] == ["A", "B", "A"]
