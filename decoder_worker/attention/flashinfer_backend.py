@@ -105,17 +105,13 @@ class StepAttention(_OverTables):
     Rows that share a window are queries of one entry, so that its pages are read once.
     """
 
-    def __init__(self, own: Table, cross: Table, n_rows: int) -> None:
+    def __init__(self, own: StepTable, cross: Table, n_rows: int) -> None:
         rows = torch.arange(n_rows, dtype=torch.int32, device=own.device)
         super().__init__(own, cross, rows, torch.zeros_like(rows))
-        # Positions before a row's last planned page, less one: what its position is counted from.
-        self._before = torch.zeros_like(rows)
+        self._before = own.before  # what a row's position is counted from
 
     def plan(self, batch: AttentionBatch) -> None:
-        self_kv = batch.self_kv
-        if self._self.plan(self_kv, same_pages):
-            before = (self_kv.kv_indptr.diff() - 1) * self._self.page_size - 1
-            self._before.copy_(on_device(before.int(), self._before.device), non_blocking=True)
+        self._self.plan(batch.self_kv, same_pages)
         self._cross.plan(batch.cross_kv, same)
 
     def begin(self, positions: Tensor) -> None:

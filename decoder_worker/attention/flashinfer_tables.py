@@ -94,19 +94,20 @@ class Table:
         self.indices = torch.zeros(n_rows * n_pages, dtype=torch.int32, device=self.device)
         self.last_page_len = torch.ones(n_rows, dtype=torch.int32, device=self.device)
 
-    def plan(self, kv: PagedKV, is_same: Callable[[PagedKV, PagedKV], bool] | None = None) -> bool:
-        """Plan, and bring the table to the device; False when the last one will do."""
+    def plan(self, kv: PagedKV, is_same: Callable[[PagedKV, PagedKV], bool] | None = None) -> None:
+        """Plan, and bring the table to the device, unless the last one will do."""
         if self._kv is not None and is_same is not None and is_same(self._kv, kv):
-            return False
-        self._plans.plan(self._wrapper, partial(self._plan, kv))
+            return
+        is_first, self._kv = self._kv is None, None  # of a plan that raises nothing will do
+        self._plans.plan(self._wrapper, partial(self._plan, kv, is_first=is_first))
         self._kv = kv
-        return True
 
     def _planned(self, wrapper: Any) -> Planned:
         self._plans.take_from(wrapper)
         return Planned(wrapper.run)
 
-    def _plan(self, kv: PagedKV) -> None:
+    def _plan(self, kv: PagedKV, *, is_first: bool) -> None:
+        """is_first: no plan of this table stands."""
         raise NotImplementedError
 
     def append(self, layer: int, k: Tensor, v: Tensor, entries: Tensor, positions: Tensor) -> None:
@@ -168,7 +169,7 @@ class PrefillTable(Table):
         self._is_fixed = n_rows > 0
         self._options = {"causal": is_own, "uniform_q_len": n_queries, **self._dtypes}
 
-    def _plan(self, kv: PagedKV) -> None:
+    def _plan(self, kv: PagedKV, *, is_first: bool) -> None:
         # From the host, a plan would wait for the device.
         indices = on_device(kv.kv_indices, self.device)
         if not self._is_fixed:
@@ -185,6 +186,8 @@ class PrefillTable(Table):
 
 
 class StepTable(Table):
+    """before: positions before a row's last planned page, less one; int32 [n_rows], stays there."""
+
     def __init__(
         self,
         pool: Tensor,
@@ -195,6 +198,7 @@ class StepTable(Table):
     ) -> None:
         super().__init__(pool, dtype, workspace, plans)
         self._make_buffers(n_rows, len(self._pool))
+        self.before = torch.zeros_like(self.last_page_len)
         self._wrapper = BatchDecodeWithPagedKVCacheWrapper(
             workspace,
             "NHD",
@@ -206,8 +210,10 @@ class StepTable(Table):
         )
         self._planned_run = self._planned(self._wrapper)
 
-    def _plan(self, kv: PagedKV) -> None:
-        if self._kv is None:  # loads the kernels, which the fast way needs
+    def _plan(self, kv: PagedKV, *, is_first: bool) -> None:
+        before = (kv.kv_indptr.diff() - 1) * self.page_size - 1
+        self.before.copy_(on_device(before.int(), self.device), non_blocking=True)
+        if is_first:  # loads the kernels, which the fast way needs
             self._wrapper.plan(
                 kv.kv_indptr, kv.kv_indices, kv.kv_last_page_len, *self._sizes, **self._dtypes
             )

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import sys
 from collections.abc import Iterator
 from contextlib import contextmanager, nullcontext
 from functools import partial
@@ -79,6 +80,39 @@ def test_steps_follow_positions_and_plan_only_what_changed(backend: ModuleType) 
     # Pages begin at steps 4 and 8, for the third row at 9, when the first one goes.
     assert [own for own, _ in plans] == [1, 1, 1, 1, 2, 3, 3, 3, 4, 5, 5, 5]
     assert [cross for _, cross in plans] == [1, 1, 1, 1, 1, 2, 2, 2, 2, 3, 3, 3]
+
+
+@pytest.mark.parametrize("part", ["on_device", "fast_decode_plan"])
+@pytest.mark.parametrize("goes_on", [True, False])
+def test_a_plan_that_raised_is_made_anew(
+    part: str, goes_on: bool, backend: ModuleType, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """For the same rows, or those before, as where the device has no room for what it brings."""
+    own, cross = make_pools(4, 20)
+    own.normal_()
+    steps, reference = backend.FlashInfer(own, cross).fixed(2, 1), TorchAttention(own, cross)
+    windows = PagedKV.make([1, 1], [[0, 1, 2], [5, 4, 3]], [FRAMES, 43], 20)
+
+    def batch(*lengths: int) -> AttentionBatch:
+        return AttentionBatch(PagedKV.make([1, 1], [[0, 1], [2, 3]], lengths, 4), windows)
+
+    def without_room(*args: object, **named: object) -> None:
+        raise torch.OutOfMemoryError("no room")
+
+    steps.plan(batch(3, 4))
+    with monkeypatch.context() as patched:
+        for name in ("flashinfer_backend", "flashinfer_tables"):
+            module = sys.modules[f"decoder_worker.attention.{name}"]
+            patched.setattr(module, part, without_room, raising=False)
+        with pytest.raises(torch.OutOfMemoryError):
+            steps.plan(batch(4, 5))
+    lengths = (4, 5) if goes_on else (4, 4)
+    steps.plan(batch(*lengths))
+    steps.begin(torch.tensor(lengths) - 1)
+    reference.plan(batch(*lengths))
+    q, k, v = torch.randn(3, 2, N_HEAD, HEAD_DIM)
+    expected = reference.self_attention(0, q, k, v)
+    torch.testing.assert_close(steps.self_attention(0, q, k, v), expected)
 
 
 def test_prompts_are_planned_for_their_length_and_only_for_other_pages(backend: ModuleType) -> None:
