@@ -229,7 +229,10 @@ class PartialTranscript:
         return ends_sentence(text) and self._begins_word(index)
 
     def _begins_word(self, index: int) -> bool:
-        return self._tokenizer.decode_bytes([self._tokens[index].id]).startswith(b" ")
+        piece = self._tokenizer.decode_bytes([self._tokens[index].id])
+        if self.utterance.turn.language in UNSPACED:
+            return _is_wordy(piece) and not 0x80 <= piece[0] < 0xC0  # the first byte of a character
+        return piece.startswith(b" ")
 
     def _move(self, at: int, kept: Sequence[Token]) -> None:
         """The utterance starts `at` positions later, with tokens `kept`, and with a timestamp."""

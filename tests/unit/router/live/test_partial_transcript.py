@@ -3,20 +3,26 @@
 from __future__ import annotations
 
 from collections.abc import Sequence
+from dataclasses import replace
 
+import numpy as np
 import pytest
 
+from cluster.common.messages import SAMPLE_RATE
 from cluster.common.model.dims import ModelDims
 from cluster.common.model.text.tokenizer import WhisperTokenizer
+from cluster.common.tracing import NO_SPAN
+from router.live.interface import LiveConfig
 from router.live.partial_transcript import (
     AttentionPeak,
     Hypothesis,
     LocalAgreement,
+    PartialTranscript,
     Policy,
     chosen_policy,
     whole_words,
 )
-from router.live.turns import Token
+from router.live.turns import Token, Turn, Utterance
 from tests.support.live.virtual_sessions import micro_tokenizer
 
 END = 200  # positions of the audio: 4 s
@@ -130,3 +136,24 @@ def test_the_policy_follows_setting_and_checkpoint(
         n_text_layer=layers[1], n_text_ffn=256,
     )  # fmt: skip
     assert chosen_policy(choice, dims) == expected  # type: ignore[arg-type]
+
+
+@pytest.mark.parametrize(
+    ("text", "anywhere", "first"),
+    [
+        (" One two. Three. Four", False, "One two. Three."),
+        ("はい。そうです。また", False, "はい。そうです。"),
+        ("はい！そうですまた", False, "はい！"),
+        ("はい", False, None),
+        ("はい", True, "は"),
+    ],
+)
+def test_long_speech_is_cut_at_the_last_sentence_or_else_in_a_quiet_place(
+    text: str, anywhere: bool, first: str | None, tokenizer: WhisperTokenizer
+) -> None:
+    turn = Turn(0, 0, LiveConfig(), NO_SPAN, language="en" if text.isascii() else "ja")
+    partial = PartialTranscript(Utterance(turn, 0), AttentionPeak(), tokenizer)
+    stamp, *said = heard(tokenizer, text).tokens
+    partial.add_final(Hypothesis((replace(stamp, peak=None), *said), END, turn.language or ""))
+    segments = partial.cut(np.zeros(4 * SAMPLE_RATE, np.int16), anywhere=anywhere)
+    assert [segment.text for segment in segments] == ([] if first is None else [first])
