@@ -186,7 +186,7 @@ class RequestContext:
         if self.clock.monotonic() - self.started_s < self.timeout_s:
             return DeadlineExceededError(f"no window was finished for {self.stall_s:.0f} s")
         return DeadlineExceededError(
-            f"the request did not finish within its {self.timeout_s:.0f} s"
+            f"the request did not finish within its {self.timeout_s:g} s", code="timeout_exceeded"
         )
 
 

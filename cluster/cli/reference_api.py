@@ -42,8 +42,8 @@ that is not `input_audio` may have 1 MiB, known speakers' recordings too, which 
 4 MB each.
 
 The header `x-splitscribe-timeout` gives a request so many seconds from the end of its upload on;
-when they are over it ends with a 504. Where the file says how long it is, and they would not
-suffice at the speed that the workers had lately, it is refused at once with a 400
+when they are over it ends with a 504 (`timeout_exceeded`). Where the file says how long it is, and
+they would not suffice at the speed that the workers had lately, it is refused at once with a 400
 (`timeout_too_short`). Without the header it may take its time while windows are finished.
 
 The lines of a batch take the same fields in their `body`; [BATCHES.md](BATCHES.md) says how they

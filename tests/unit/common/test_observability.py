@@ -109,6 +109,7 @@ BUSY = {
 BROKEN = {
     'ray_splitscribe_requests_total{status="200"}': "0+100x20",
     'ray_splitscribe_errors_total{status="504",code="deadline_exceeded"}': "0+1x20",
+    'ray_splitscribe_errors_total{status="504",code="timeout_exceeded"}': "0+10x20",
     'ray_splitscribe_errors_total{status="429",code="insufficient_quota"}': "0+10x20",
     "ray_splitscribe_windows_total": "0+100x20",
     'ray_splitscribe_window_retries_total{reason="WorkerGoneError"}': "0+10x20",

@@ -159,7 +159,8 @@ async def test_a_client_may_say_how_long_its_request_may_take(
     form: dict[str, Any] = {"data": MODEL_FORM, "files": {"file": AUDIO}}
     transcriber.hold = True
     answer = await client.post(URL, **form, headers={"x-splitscribe-timeout": "0.05"})
-    assert (answer.status_code, error_of(answer)["code"]) == (504, "deadline_exceeded")
+    assert (answer.status_code, error_of(answer)["code"]) == (504, "timeout_exceeded")
+    assert "within its 0.05 s" in error_of(answer)["message"]
     assert transcriber.cancelled.is_set()
     for wrong in ("soon", "0", "-1", "nan"):
         answer = await client.post(URL, **form, headers={"x-splitscribe-timeout": wrong})
