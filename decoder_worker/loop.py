@@ -86,6 +86,8 @@ class DecodeLoop:
         self._post = post
         self._beside = beside
         self._unaligned: list[DecodeSequence] = []  # decoded; peaks or words to be found
+        # Their texts were fed. This thread appends, the one beside it takes out.
+        self._wordless: list[tuple[DecodeSequence, PendingAlignment]] = []
         self._told: list[DecodeSequence] = []  # their languages were found, their prompts not run
         self._on_leave = on_leave
         self._clock = clock
@@ -261,10 +263,14 @@ class DecodeLoop:
                 continue
             if not sequence.n_in_flight:
                 self.scheduler.release_rows(sequence)
-            self._beside(partial(self._find_words, sequence, pending))
+            self._wordless.append((sequence, pending))
+            self._beside(self._find_words)
 
-    def _find_words(self, sequence: DecodeSequence, pending: PendingAlignment) -> None:
-        """Runs on the thread beside this one."""
+    def _find_words(self) -> None:
+        """Those of the most urgent text. Runs on the thread beside this one, once for each."""
+        first = min(self._wordless, key=lambda one: URGENCY[one[0].priority])
+        self._wordless.remove(first)
+        sequence, pending = first
         found: TokenAlignment | Exception
         try:
             found = pending.find()

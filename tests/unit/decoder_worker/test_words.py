@@ -5,6 +5,8 @@ from __future__ import annotations
 import threading
 from collections.abc import Iterator, Sequence
 from concurrent.futures import Future
+from dataclasses import replace
+from functools import partial
 from types import SimpleNamespace
 from typing import Any
 
@@ -136,6 +138,32 @@ def test_a_text_that_is_known_is_aligned_as_if_it_had_been_sampled(stand: Stand)
     for wrong in (longest[:444], (50_257,)):
         with pytest.raises(UnsupportedValueError, match="text"):
             stand.decode(0, **known | {"known_text": wrong})
+
+
+def test_words_of_the_most_urgent_text_are_found_first(
+    stand: Stand, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """However many of a long file, or of bulk work, wait for theirs."""
+    held, ended = Held(monkeypatch), list[str]()
+
+    def note(priority: Priority, _: Future[DecodeResult]) -> None:
+        ended.append(priority)
+
+    def is_fed(n_before: int) -> bool:
+        return len(stand.engine._loop._wordless) == n_before
+
+    priorities: tuple[Priority, ...] = ("bulk", "bulk", "later", "interactive")
+    futures = []
+    for n_before, priority in enumerate(priorities):
+        request = replace(stand.request(0, words=True), priority=priority)
+        futures.append(stand.engine.submit(request))
+        futures[-1].add_done_callback(partial(note, priority))
+        assert held.entered.wait(ANSWER_S)
+        wait_until(partial(is_fed, n_before), "its text was not fed")
+    held.may_end.set()
+    for future in futures:
+        assert future.result(ANSWER_S).alignment is not None
+    assert ended == ["bulk", "interactive", "later", "bulk"]
 
 
 def test_an_alignment_that_raises_fails_its_sequence_alone(
