@@ -1,7 +1,7 @@
 # splitscribe on CPUs. Build where the wheel is:
 #
 #   make image
-#   docker run --rm --shm-size=2g -p 8000:8000 -v models:/home/ray/.cache/huggingface \
+#   docker run --rm --shm-size=2g --stop-timeout=95 -p 8000:8000 -v models:/home/ray/.cache/huggingface \
 #       splitscribe:cpu splitscribe serve turbo --host 0.0.0.0
 #
 # The volume keeps what was downloaded. docker/compose is the same as a file. One container serves

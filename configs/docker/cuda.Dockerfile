@@ -1,7 +1,7 @@
 # splitscribe on NVIDIA GPUs. Build where the wheel is:
 #
 #   make image IMAGE=cuda
-#   docker run --rm --gpus all --shm-size=4g -p 8000:8000 -v models:/home/ray/.cache/huggingface \
+#   docker run --rm --gpus all --shm-size=4g --stop-timeout=95 -p 8000:8000 -v models:/home/ray/.cache/huggingface \
 #       splitscribe:cuda splitscribe serve openai/whisper-large-v3 --host 0.0.0.0
 #
 # The volume keeps what was downloaded. docker/compose-cuda is the same as a file. The host brings
