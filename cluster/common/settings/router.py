@@ -54,6 +54,11 @@ def _as_keys(value: Any) -> Any:
 ApiKeys = Annotated[tuple[str, ...], BeforeValidator(_as_keys), AfterValidator(_checked_keys)]
 
 
+def _as_sent(origins: tuple[str, ...]) -> tuple[str, ...]:
+    """Browsers send an origin without the slash that an address bar shows behind it."""
+    return tuple(origin.rstrip("/") for origin in origins)
+
+
 class LiveSettings(FrozenModel):
     """Realtime sessions: their number, their length, how much audio may wait, and their updates."""
 
@@ -146,7 +151,7 @@ class RouterSettings(FrozenModel):
         description="hours of audio of one API key in a day (UTC), per router since its start; "
         "then 429; 0: no limit",
     )
-    cors_origins: Texts = Field(
+    cors_origins: Annotated[Texts, AfterValidator(_as_sent)] = Field(
         (), description="web origins whose pages may call the API, or '*'; empty: none"
     )
     hosts: Texts = Field(

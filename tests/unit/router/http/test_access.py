@@ -295,6 +295,7 @@ FRIENDLY: tuple[tuple[dict[str, Any], dict[str, str]], ...] = (
     ({}, {"origin": "http://localhost"}),  # to addresses browsers send no more
     ({}, {"origin": "https://speech.example", "sec-fetch-site": "same-origin"}),  # a proxy's name
     ({"cors_origins": "https://app.example"}, {"origin": "https://app.example"}),
+    ({"cors_origins": "https://app.example/"}, {"origin": "https://app.example"}),
     ({"cors_origins": "*"}, {"origin": "null", "sec-fetch-site": "cross-site"}),
     ({"api_key": "one"}, {"origin": "https://app.example", "authorization": "Bearer one"}),
 )
