@@ -7,10 +7,11 @@ stands, unless another has two words and half a second there. Knows nothing of h
 
 from __future__ import annotations
 
-from bisect import bisect_left
+from bisect import bisect_left, bisect_right
 from collections.abc import Iterable, Iterator, Sequence
 from dataclasses import dataclass, replace
 from itertools import groupby, pairwise
+from operator import attrgetter
 
 from router.transcript import Segment, Word
 from router.words import ends_sentence
@@ -65,11 +66,10 @@ class Attribution:
 
     def _speaker_of(self, start: float, end: float) -> str | None:
         first = bisect_left(self._ends, start - NEAREST_S)
+        last = bisect_right(self._turns, end + NEAREST_S, first, key=attrgetter("start"))
         overlaps: dict[str, float] = {}
         nearness: dict[str, float] = {}  # seconds to the nearest turn, negative
-        for turn in self._turns[first:]:
-            if turn.start > end + NEAREST_S:
-                break
+        for turn in self._turns[first:last]:
             shared_s = round(min(end, turn.end) - max(start, turn.start), DIGITS)
             if shared_s > 0:
                 overlaps[turn.speaker] = overlaps.get(turn.speaker, 0.0) + shared_s
