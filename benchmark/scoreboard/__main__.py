@@ -75,9 +75,12 @@ def of_engines(figures: Figures) -> Iterable[Line]:
             if not names:
                 continue
             name = max(names, key=ours.__getitem__)
-            beside = (
+            beside = [
                 f"{rate:.2f} {of} (x {ours[name] / rate:.2f})" for of, rate in best.items() if rate
-            )
+            ]
+            if not is_trimmed:
+                of, ceiling = max(figures["ceilings"].items(), key=lambda item: float(item[1]))
+                beside.append(f"ceiling {ceiling:.2f} by products in {of.split()[1]}")
             shape, n_tokens = figures["rows"][0]["shape"], figures["rows"][0]["n_tokens"]
             what = f"files/s, {shape}'s shape, {n_tokens} tokens, {in_flight} in flight"
             what += ", computing only the audio" if is_trimmed else ""
