@@ -4,6 +4,7 @@
     python -m benchmark.serving.mixed --splitscribe OLD/bin/splitscribe NEW/bin/splitscribe
 
 - alone: clips of 5 s over HTTP, then live turns of 3 s over WebSocket, for `--seconds` each.
+- hour: a file of an hour, alone.
 - files: both beside files of ten minutes that are posted at once.
 - speakers: the same where the files ask for speakers by voice.
 - archive: clips beside `splitscribe batch` with all its files at once.
@@ -48,7 +49,7 @@ from benchmark.shared.speech.wav import wav_bytes
 from cluster.common.messages import SAMPLE_RATE
 from cluster.demo.samples import SAMPLES, sample_path
 
-PARTS = ("alone", "files", "speakers", "archive", "ways")
+PARTS = ("alone", "hour", "files", "speakers", "archive", "ways")
 FORM = {"model": "whisper-1", "language": "en"}
 CLIP_S, TURN_S = 5.0, 3.0
 CLIP_EVERY_S = 0.7
@@ -126,6 +127,10 @@ class Load:
         pause = asyncio.sleep
         await self._beside(pause(self._args.seconds), 0.0, clips="clip alone")
         await self._beside(pause(self._args.seconds), 0.0, turns="turn alone")
+
+    async def _hour(self) -> None:
+        upload = await asyncio.to_thread(self._speech.upload, 3600.0)
+        await self._timed("an hour's file", send_all(self._client, [upload], 1))
 
     async def _files(self, name: str = "files", **fields: str) -> None:
         seconds = 60 * self._args.minutes
