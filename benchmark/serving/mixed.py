@@ -58,6 +58,7 @@ WARM = 10  # clips
 PAUSE_S = 0.3  # before and behind each sentence
 SETTLE_S = {"files": 3.0, "speakers": 3.0, "archive": 7.0}  # until the load is there
 PATIENCE_S = 900.0
+LARGE_UPLOADS = {"SPLITSCRIBE_ROUTER__MAX_UPLOAD_BYTES": str(1 << 27)}  # an hour is 115 MB
 
 Waits = dict[str, list[float]]  # by kind
 
@@ -257,7 +258,7 @@ def main() -> None:
     for _ in range(args.rounds):
         for command, figures in found.items():
             flags = ("--served-model-name", "whisper-1", "--log-level", "WARNING")
-            with serving(*flags, command=(command, "serve")) as server:
+            with serving(*flags, env=LARGE_UPLOADS, command=(command, "serve")) as server:
                 load = Load(server, command, figures, args)
                 asyncio.run(load.run([part for part in PARTS if part in args.only]))
             print(f"{command}: others took {figures.cores_of_others[-1]:.2f} cores")
