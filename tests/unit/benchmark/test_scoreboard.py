@@ -18,7 +18,10 @@ def test_ratios_are_those_of_the_medians_beside_them() -> None:
     assert [line["what"] for line in lines if "8 in flight" in line["what"]]
     for line in lines:
         ours = float(line["splitscribe"].split()[0])
-        for beside in line["beside it"].split("; "):
+        *rivals, ceiling = line["beside it"].split("; ")
+        assert ceiling == "ceiling 7.98 by products in bfloat16"
+        assert len(rivals) == len(scoreboard.LIBRARIES)
+        for beside in rivals:
             rate, ratio = float(beside.split()[0]), float(beside.rpartition("x ")[2].rstrip(")"))
             assert ratio == pytest.approx(ours / rate, abs=0.006)
 
