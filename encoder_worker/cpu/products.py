@@ -36,7 +36,6 @@ ROWS = 250  # most of a unit: its hidden rows (1 MB for base) stay in cache betw
 # of its products, and so many rows read them once: four fifths of the time of ROWS in a model 512
 # wide. Wider ones have fewer, since what must wait for bulk work waits for a unit.
 INT8_VALUES = 750 * 512  # rows times width
-SCORES_BYTES = 1 << 22  # of the heads that a unit attends with at a time
 LOG2_E = math.log2(math.e)
 
 
@@ -183,14 +182,13 @@ def make_attention(kernels: TeamKernels, dtype: torch.dtype, head_dim: int) -> A
         return TileAttention(kernels)
     if kernels.vectors is not None and head_dim == HEAD_DIM:
         return VectorAttention(kernels)
-    return ProductAttention(kernels)
+    return TorchAttention()
 
 
-class ProductAttention:
-    """By torch's own kernel, or in bfloat16 by oneDNN's products.
+class TorchAttention:
+    """By torch's own kernel: in float32, and where nothing else is made for the CPU or the heads.
 
-    Torch's own takes no bfloat16 instructions without AMX. Of bfloat16 scores are rounded between
-    the two products, so keys come centred: what is rounded is smaller. For many threads at a time.
+    For many threads at a time.
 
     key_multiple: memory has room for a multiple of so many keys, and zeros behind the last.
     values_by_dim: values lie as [H, Dh, T], and are given as a view of that. centres_keys: keys
@@ -198,10 +196,7 @@ class ProductAttention:
     and values once all of them stand, and then given to each call.
     """
 
-    key_multiple, values_by_dim, centres_keys = 1, False, True
-
-    def __init__(self, kernels: TeamKernels) -> None:
-        self._kernels = kernels
+    key_multiple, values_by_dim, centres_keys = 1, False, False
 
     def lay_out(self, k: Tensor, v: Tensor, n_keys: int) -> Any:
         return None
@@ -213,23 +208,9 @@ class ProductAttention:
 
         k, v: [H, T, Dh], T at least n_keys.
         """
-        if q.dtype == torch.float32:
-            # With a batch in front: without one torch takes its slow way, through all scores.
-            mixed = F.scaled_dot_product_attention(q[None], k[None], v[None])[0]
-            return mixed.transpose(0, 1).flatten(1)
-        n_head, n, head_dim = q.shape
-        most = max(1, SCORES_BYTES // (n * n_keys * q.itemsize))
-        step = next(n_heads for n_heads in range(most, 0, -1) if n_head % n_heads == 0)
-        scores, out = q.new_empty(step, n, n_keys), q.new_empty(n, n_head * head_dim)
-        sums = np.empty(step * n, dtype=np.float32)
-        flat, columns, keys = as_array(scores.flatten(0, 1)), as_array(out), k.transpose(1, 2)
-        for first in range(0, n_head, step):
-            heads = slice(first, first + step)
-            torch.bmm(q[heads], keys[heads], out=scores)
-            self._kernels.softmax(flat, sums, np.float32(head_dim**-0.5 * LOG2_E))
-            mixed = torch.bmm(scores, v[heads])
-            self._kernels.join(as_array(mixed), sums, first, columns)
-        return out
+        # With a batch in front: without one torch takes its slow way, through all scores.
+        mixed = F.scaled_dot_product_attention(q[None], k[None], v[None])[0]
+        return mixed.transpose(0, 1).flatten(1)
 
 
 class TileAttention:
@@ -289,4 +270,4 @@ class VectorAttention:
         return out
 
 
-Attention = ProductAttention | TileAttention | VectorAttention
+Attention = TorchAttention | TileAttention | VectorAttention

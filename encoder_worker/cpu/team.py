@@ -52,8 +52,9 @@ Sink = Callable[[Tensor, int], None]  # takes states [n, d] of rows from an inde
 def team_kernels(dtype: torch.dtype, *, int8: bool = False) -> InBackground[TeamKernels]:
     """Those of an encoder that computes in `dtype`, one of DTYPES; begins to build them."""
     own = np.uint16 if dtype == torch.bfloat16 else np.float32
-    tiles = dtype == torch.bfloat16 and has_bfloat16_tiles()
-    in_8_bits = products_for(bfloat16=dtype == torch.bfloat16, int8=int8) is VECTORS
+    is_bfloat16 = dtype == torch.bfloat16
+    tiles = is_bfloat16 and has_bfloat16_tiles()
+    in_8_bits = products_for(bfloat16=is_bfloat16, int8=int8 or is_bfloat16) is VECTORS
     ways = {"tiles": tiles, "int8": int8, "vectors": in_8_bits}
     name = " ".join([own.__name__, *(way for way, has in ways.items() if has)])
     build = partial(_build, own, tiles=tiles, int8=int8, in_8_bits=in_8_bits)

@@ -10,10 +10,10 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-from numba import int32, njit
+from numba import njit
 from torch import Tensor
 
-from cluster.common.kernels.cpu.arithmetic import LOG2_E, bfloat16_bits, exp2, number, stored
+from cluster.common.kernels.cpu.arithmetic import number, stored
 from cluster.common.kernels.cpu.rows import SUMS, add_norm
 from cluster.common.kernels.cpu.tile_registers import HEAD_DIM, tile_config
 from encoder_worker.cpu.rows import Int8Kernels, build_float8, build_int8, split, store_float8
@@ -29,22 +29,17 @@ class TeamKernels:
     split(qkv, begin, q, k, v, key_sums): rows [n, 3 * d] of positions from `begin` on to
         q [H, n, Dh], k and v [H, T, Dh], all own; key_sums float32 [d] = the sums of k's rows.
     centre(k, begin, end, mean): k [H, begin:end, Dh] -= mean, float32 [d].
-    softmax(scores, inverse_sums, log2_scale): own is bfloat16. scores [n_rows, n_columns] become
-        2 ** (log2_scale * (score - its row's highest)); inverse_sums float32 [n_rows] is written.
-    join(mixed, inverse_sums, first_head, out): heads [H', n, Dh] times their rows' inverse sums
-        [H' * n] to columns of out [n, d], both own.
     attend: `tile_attention.attend`, where the CPU has tiles and own is bfloat16; else None. Then
         split's v may be a view of [H, Dh, T].
     int8: in place of add_norm and split where the encoder's products are of int8; else None.
-    vectors: what attends in 8 bits by a CPU's vectors, where products are of int8 too; or None.
+    vectors: what attends in 8 bits by a CPU's vectors, where products are of int8 or own is
+        bfloat16; or None.
     store_float8: `rows.store_float8`, where own is bfloat16; else None.
     """
 
     add_norm: Callable[..., None]
     split: Callable[..., None]
     centre: Callable[..., None]
-    softmax: Callable[..., None]
-    join: Callable[..., None]
     attend: Callable[..., None] | None = None
     int8: Int8Kernels | None = None
     vectors: VectorKernels | None = None
@@ -58,38 +53,6 @@ def _centre(k: Any, begin: Any, end: Any, mean: Any) -> None:
         for r in range(begin, end):
             for c in range(head_dim):
                 k[h, r, c] = stored(number(k[h, r, c]) - mean[h * head_dim + c], k[h, r, c])
-
-
-@njit(fastmath=True, nogil=True, cache=True)
-def _softmax(scores: Any, inverse_sums: Any, log2_scale: Any) -> None:
-    n_rows, n_columns = scores.shape
-    for r in range(n_rows):
-        row = scores[r]
-        # Sign and magnitude compare like an integer once the magnitude of negatives is flipped:
-        # a maximum of integers becomes vector instructions, one of floats does not.
-        highest = int32(-0x8000)
-        for c in range(n_columns):
-            bits = int32(np.int16(row[c]))
-            highest = max(highest, bits ^ ((bits >> 31) & 0x7FFF))
-        bits = highest ^ ((highest >> 31) & 0x7FFF)
-        top = number(np.uint16(bits & 0xFFFF)) * log2_scale
-        total = np.float32(0)
-        for c in range(n_columns):
-            e = exp2(number(row[c]) * log2_scale - top)
-            total += e
-            row[c] = bfloat16_bits(e)
-        inverse_sums[r] = np.float32(1) / total
-
-
-@njit(fastmath=SUMS, nogil=True, cache=True)
-def _join(mixed: Any, inverse_sums: Any, first_head: Any, out: Any) -> None:
-    n_head, n, head_dim = mixed.shape
-    for h in range(n_head):
-        first = (first_head + h) * head_dim
-        for r in range(n):
-            inverse = inverse_sums[h * n + r]
-            for c in range(head_dim):
-                out[r, first + c] = stored(number(mixed[h, r, c]) * inverse, out[r, first + c])
 
 
 def build(
@@ -112,17 +75,10 @@ def build(
         store = store_float8
     if tiles:
         _build_attend()
-        return TeamKernels(
-            add_norm, split, _centre, _softmax, _join, attend, in_int8, store_float8=store
-        )
+        return TeamKernels(add_norm, split, _centre, attend, in_int8, store_float8=store)
     _centre(heads, 0, 1, plain)
-    _join(heads, plain, 0, row)
-    if own is np.uint16:
-        _softmax(row, plain, np.float32(LOG2_E))
     attending = build_vectors(own) if in_8_bits else None
-    return TeamKernels(
-        add_norm, split, _centre, _softmax, _join, None, in_int8, attending, store_float8=store
-    )
+    return TeamKernels(add_norm, split, _centre, None, in_int8, attending, store_float8=store)
 
 
 def _build_attend() -> None:

@@ -1,10 +1,11 @@
 """Some queries over all keys of a window by vectors of 8 bits, on the calling thread.
 
-For CPUs that have AVX-512 VNNI and no tiles. Keys come without their mean, which softmax
-does not see, and have a scale each; so do queries. Values come without theirs, too, which is added
-at the end, and have a scale for each dimension. Powers are float32, and whole steps of a 255th of a
-row's highest when values are mixed. What is added before the whole part is taken differs from key
-to key, so that of many powers that are small beside the highest a share counts, and not none.
+Of int8 and bfloat16, for CPUs that have AVX-512 VNNI and no tiles. Keys come without their mean,
+which softmax does not see, and have a scale each; so do queries. Values come without theirs, too,
+which is added at the end, and have a scale for each dimension. Powers are float32, and whole steps
+of a 255th of a row's highest when values are mixed. What is added before the whole part is taken
+differs from key to key, so that of many powers that are small beside the highest a share counts,
+and not none.
 
 16 queries at a time go through all keys, in blocks of 64, and what they look for stays in the
 second nearest cache. Imports numba.

@@ -4,9 +4,8 @@ from __future__ import annotations
 
 import itertools
 import threading
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from concurrent.futures import Future, ThreadPoolExecutor
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -15,18 +14,22 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.common.kernels.cpu.background import as_array
-from cluster.common.kernels.cpu.tile_registers import VECTORS, has_bfloat16_tiles, products_for
+from cluster.common.kernels.cpu.tile_registers import (
+    HEAD_DIM,
+    VECTORS,
+    has_bfloat16_tiles,
+    products_for,
+)
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.common.model.encoder_context import FULL
 from cluster.common.priorities import PASSED_BY
 from encoder_worker.cpu.products import (
-    Attention,
-    ProductAttention,
     TileAttention,
+    TorchAttention,
     VectorAttention,
+    make_attention,
 )
-from encoder_worker.cpu.team import TeamEncoder
+from encoder_worker.cpu.team import TeamEncoder, team_kernels
 from encoder_worker.cpu.team_kernels import TeamKernels, build
 from encoder_worker.forward import WindowEncoder
 from encoder_worker.mel import LogMel
@@ -37,7 +40,6 @@ from tests.support.workers.encoder_engines import encode_by
 
 BUILD_S = 100.0
 PATIENCE_S = 60.0
-OWN = {torch.float32: np.float32, torch.bfloat16: np.uint16}
 # Slow on CPUs that compute bfloat16 by conversions.
 FLOAT32_FIRST = pytest.mark.parametrize(
     "kernels",
@@ -65,7 +67,13 @@ NATIVE = pytest.mark.skipif(
     ids=str,
 )
 def kernels(request: pytest.FixtureRequest) -> TeamKernels:
-    return build(OWN[request.param], tiles=request.param == torch.bfloat16 and has_bfloat16_tiles())
+    return kernels_of(request.param)
+
+
+def kernels_of(dtype: torch.dtype) -> TeamKernels:
+    built = team_kernels(dtype).wait(BUILD_S)
+    assert built is not None
+    return built
 
 
 def dtype_of(request: pytest.FixtureRequest) -> torch.dtype:
@@ -121,16 +129,18 @@ def test_short_contexts_give_the_plain_encoders_states(
 
 
 @torch.inference_mode()
-def test_a_thread_that_fails_ends_the_window_and_nothing_else(checkpoint: Checkpoint) -> None:
-    encoder, kernels = AudioEncoder(checkpoint), build(np.float32)
+def test_a_thread_that_fails_ends_the_window_and_nothing_else(
+    checkpoint: Checkpoint, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    encoder = AudioEncoder(checkpoint)
     calls, layers = itertools.count(), itertools.count()
 
-    def centre(*args: Any) -> None:
+    def lay_out(*_: Any) -> None:
         if next(layers) == checkpoint.dims.n_audio_layer + 1:  # within the second window
             raise MemoryError
-        kernels.centre(*args)
 
-    team = TeamEncoder(encoder, replace(kernels, centre=centre), 3)
+    monkeypatch.setattr(TorchAttention, "lay_out", lay_out)
+    team = TeamEncoder(encoder, build(np.float32), 3)
     mel = LogMel(checkpoint.dims.n_mels)(PCM[:1])
     before = encode(encoder, team, mel)
     with pytest.raises(MemoryError):  # between two layers
@@ -185,16 +195,10 @@ VECTORS_OF_8_BITS = pytest.mark.skipif(
 TILES = pytest.mark.skipif(not has_bfloat16_tiles(), reason="needs a CPU with AMX's bfloat16")
 
 
+@TILES
 @pytest.mark.parametrize("n", [1500, 130])
 @pytest.mark.parametrize("loudness", [1.0, 12.0])
-@pytest.mark.parametrize(
-    "attention",
-    [ProductAttention, pytest.param(TileAttention, marks=TILES)],
-    ids=lambda x: x.__name__,
-)
-def test_attention_is_as_good_as_torchs(
-    attention: Callable[[TeamKernels], Attention], n: int, loudness: float
-) -> None:
+def test_attention_by_tiles_is_as_good_as_torchs(n: int, loudness: float) -> None:
     """Within bfloat16's steps of values of about 1; `loudness` 12 gives scores of hundreds."""
     generator = torch.Generator().manual_seed(n)
     q, k, v = (torch.randn(6, n, 64, generator=generator) for _ in range(3))
@@ -202,15 +206,11 @@ def test_attention_is_as_good_as_torchs(
     expected = F.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1)
     q, k, v = (x.bfloat16() for x in (q, k, v))
     theirs = F.scaled_dot_product_attention(q, k, v).transpose(0, 1).flatten(1)
-    kernels = build(np.uint16, tiles=attention is TileAttention)
-    attend = attention(kernels)
-    if attend.centres_keys:
-        kernels.centre(as_array(k), 0, n, k.float().mean(1).flatten().numpy())
+    attend = TileAttention(build(np.uint16, tiles=True))
     room = -n % attend.key_multiple
     k, v = F.pad(k, (0, 0, 0, room), value=100.0), F.pad(v, (0, 0, 0, room))
-    if attend.values_by_dim:
-        v = v.transpose(1, 2).contiguous().transpose(1, 2)
-    ours = attend(q[:, : n // 2].contiguous(), k, v, n, attend.lay_out(k, v, n))
+    v = v.transpose(1, 2).contiguous().transpose(1, 2)
+    ours = attend(q[:, : n // 2].contiguous(), k, v, n)
     assert ours.shape == (n // 2, 6 * 64)
 
     def off(x: Tensor) -> float:
@@ -248,6 +248,18 @@ def test_attention_to_a_key_of_nan_is_nan() -> None:
     q, k, v = (torch.randn(1, 64, 64).bfloat16() for _ in range(3))
     k[0, 40] = torch.nan
     assert attend_by_tiles(q, k, v).isnan().all()
+
+
+@NATIVE
+def test_bfloat16_attends_by_what_the_cpu_has_and_float32_by_torch() -> None:
+    expected: type = TorchAttention
+    if (way := products_for(bfloat16=True, int8=True)) is not None:
+        expected = VectorAttention if way is VECTORS else TileAttention
+    own, kernels = torch.bfloat16, kernels_of(torch.bfloat16)
+    assert isinstance(make_attention(kernels, own, HEAD_DIM), expected)
+    assert isinstance(make_attention(kernels, own, HEAD_DIM // 2), TorchAttention)
+    kernels = kernels_of(torch.float32)
+    assert isinstance(make_attention(kernels, torch.float32, HEAD_DIM), TorchAttention)
 
 
 def attention_in_8_bits(dtype: torch.dtype = torch.float32) -> VectorAttention:
