@@ -47,6 +47,19 @@ def test_bytes_are_equal_and_the_release_frees(make_host: MakeHost, make_reader:
     importer.pool.check_integrity()
 
 
+@over_sockets_too
+def test_the_transport_is_what_kv_was_read_by(
+    mode: str, make_host: MakeHost, make_reader: MakeHost
+) -> None:
+    """Not whatever else a connection has: on a GPU nothing that goes by the host's memory."""
+    host, importer = make_host(), make_reader()
+    take(importer, host.publish(0))
+    found = {"nixl-tcp": ["nixl/tcp"], "nixl-cuda": ["nixl/cuda_ipc"]}.get(mode)
+    if mode.startswith("memory"):
+        found = ["memory"]
+    assert importer.transport in (found or ["nixl/cma", "nixl/tcp"])
+
+
 @pytest.mark.parametrize("frames", [1, 320, 375, 1499])
 def test_a_trimmed_window_moves_only_what_it_fills(
     make_host: MakeHost, make_reader: MakeHost, frames: int

@@ -49,10 +49,11 @@ _ENVIRONMENT = {
     "UCX_CMA_SEG_SIZE": "16m",  # by default 512k: four times the calls' time on 245 MB
     "NIXL_LOG_LEVEL": "ERROR",
 }
-# Best first: what a connection that has several of these moves bulk data by.
-_LANES = ("cuda_ipc", "rc", "dc", "ud", "srd", "gdr_copy", "xpmem", "cma", "knem", "sysv", "posix")
-_FAST_FOR_GPUS = frozenset(("cuda_ipc", "rc", "dc", "srd", "gdr_copy"))
-_CONNECTED = re.compile(rb"UCX\s+INFO\s+(\S+) int(?:ra|er)-node cfg#\d+ (.*)")
+_FAST_FOR_GPUS = ("cuda_ipc", "rc", "dc", "srd")  # what a transport's name begins with
+# Of a table of what UCX reads a peer's memory by: its title, and the row of the longest reads.
+_READER = re.compile(rb"\| (\S+) int(?:ra|er)-node cfg#")
+_INTO = re.compile(rb"by ucp_get\S* into (\w+)")
+_LONGEST = re.compile(rb"\.\.inf +\| ([^|]+) \| ([^|]+) \|")
 _PROBLEM = re.compile(rb"UCX\s+(?:WARN|ERROR)\s.*")
 
 _load_lock = threading.Lock()
@@ -124,44 +125,49 @@ def _progress_delay(api: ModuleType) -> Iterator[None]:
 
 
 class UcxLog:
-    """UCX's own log, in a file in memory: only there it says which transports it picked.
+    """UCX's own log, in a file in memory: only there it says by which transports it reads.
 
-    Its warnings and errors are passed on to Python's logging. Nothing is done where the operator
-    has set up UCX's logging.
+    Those of a connection are no answer: not each of them can read the memory in question. Its
+    warnings and errors are passed on to Python's logging. Nothing is done where the operator has
+    set up UCX's logging.
     """
 
     def __init__(self) -> None:
         self._lock = threading.Lock()
         self._fd: int | None = None
         self._offset = 0
-        self._lanes: dict[str, str] = {}  # by own agent: the newest connection's
+        self._reader = self._into = ""  # of the table that is being read
+        self._lanes: dict[tuple[str, str], str] = {}  # of own agent and memory: the newest table's
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Point UCX at the file while the first agent loads it.
+        """Point UCX at the file while an agent is made, the first of which loads it.
 
         Not longer: a child process that inherits the variables would open a file of its parent.
         """
-        own = {"UCX_LOG_LEVEL", "UCX_LOG_FILE"}
-        if self._fd is not None or not hasattr(os, "memfd_create") or own & os.environ.keys():
+        own = {"UCX_LOG_LEVEL", "UCX_LOG_FILE", "UCX_PROTO_INFO"}
+        if not hasattr(os, "memfd_create") or own & os.environ.keys():
             yield
             return
-        self._fd = os.memfd_create("ucx-log")
+        if self._fd is None:
+            self._fd = os.memfd_create("ucx-log")
         os.environ["UCX_LOG_LEVEL"] = "info"
         os.environ["UCX_LOG_FILE"] = f"/proc/{os.getpid()}/fd/{self._fd}"
+        os.environ["UCX_PROTO_INFO"] = "*ucp_get*"
         try:
             yield
         finally:
             for name in own:
                 del os.environ[name]
 
-    def lanes(self, agent: str) -> str | None:
-        """UCX's transports on the newest connection of our `agent`, best first; None unknown."""
+    def lanes(self, agent: str, memory: str) -> str | None:
+        """By what our `agent` reads much into "host" or "cuda" memory; None: it has not yet."""
         with self._lock:
             self._read()
             # UCX cuts long names short.
-            found = [lanes for own, lanes in self._lanes.items() if agent.startswith(own)]
-            return found[-1] if found else None
+            ours = (key for key in self._lanes if agent.startswith(key[0]) and key[1] == memory)
+            key = next(ours, None)
+            return key and self._lanes[key]
 
     def _read(self) -> None:
         if self._fd is None:
@@ -173,25 +179,26 @@ class UcxLog:
                 return
             self._offset += len(lines) + 1
             for line in lines.splitlines():
-                if connected := _CONNECTED.search(line):
-                    own, lanes = connected[1].decode(), _bulk_lanes(connected[2].decode())
-                    self._lanes[own] = lanes
-                elif problem := _PROBLEM.search(line):
-                    logger.warning("%s", problem[0].decode(errors="replace"))
+                self._take(line)
 
-
-def _bulk_lanes(config: str) -> str:
-    """`rma_am(tcp/lo) am(tcp/lo cma/memory)` -> `cma+tcp`."""
-    devices = re.findall(r"([a-z]\w*)/", config)
-    best = [lane for lane in _LANES if any(device.startswith(lane) for device in devices)]
-    if any(device == "tcp" for device in devices):
-        best.append("tcp")
-    return "+".join(best) or config
+    def _take(self, line: bytes) -> None:
+        if found := _READER.search(line):
+            self._reader = found[1].decode()
+        elif found := _INTO.search(line):
+            self._into = found[1].decode()
+        elif found := _LONGEST.search(line):
+            # "zero-copy | 50% on rc_mlx5/mlx5_0:1 and 50% on rc_mlx5/mlx5_1:1"
+            lanes = re.findall(r"([a-z]\w*)/", found[2].decode())
+            if b"emulation" in found[1] and self._into != "host":
+                lanes.insert(0, "host")  # through its memory
+            self._lanes[self._reader, self._into] = "+".join(dict.fromkeys(lanes))
+        elif found := _PROBLEM.search(line):
+            logger.warning("%s", found[0].decode(errors="replace"))
 
 
 def warn_if_slow(lanes: str) -> None:
     """Log when a GPU's KV moves by neither NVLink nor RDMA: UCX falls back silently."""
-    if not set(lanes.split("+")) & _FAST_FOR_GPUS:
+    if not lanes.startswith(_FAST_FOR_GPUS):
         logger.warning(
             "KV moves between GPU pools by %s, neither NVLink (cuda_ipc) nor RDMA: look at "
             "UCX_TLS, UCX_NET_DEVICES, and whether both processes see each other's GPUs",
@@ -264,7 +271,6 @@ class NixlWire:
         self._registered: list[Any] = []
         self._peer_memories: dict[str, _PoolMemory] = {}  # of each peer's pool
         self._in_flight: set[_Transfer] = set()
-        self._looks_left = 4  # into UCX's log, for what it picked
 
     def open(self, pool: PagePool, counters: NDArray[np.uint64]) -> None:
         if pool.device.type == "cuda":
@@ -329,8 +335,7 @@ class NixlWire:
             self._release(read)
             raise
         self._release(read)
-        if self.transport == "nixl" and self._looks_left > 0:
-            self._looks_left -= 1
+        if self.transport == "nixl":
             self._note_transport()
         return True
 
@@ -370,12 +375,13 @@ class NixlWire:
             logger.warning("cannot release a transfer handle: %s", error)
 
     def _note_transport(self) -> None:
-        if lanes := ucx_log.lanes(self.agent):
+        on_gpu = self._pool_memory.memory == "VRAM"
+        if lanes := ucx_log.lanes(self.agent, "cuda" if on_gpu else "host"):
             name = f"nixl/{lanes}"
             if name != self.transport:
                 logger.info("UCX moves KV by %s", lanes)
                 self.transport = name
-                if self._pool_memory.memory == "VRAM":
+                if on_gpu:
                     warn_if_slow(lanes)
 
 

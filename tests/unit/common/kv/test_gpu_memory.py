@@ -133,7 +133,8 @@ def test_the_largest_models_weigh_what_is_published() -> None:
 
 
 def test_a_gpu_s_kv_over_sockets_is_warned_of(caplog: pytest.LogCaptureFixture) -> None:
-    warn_if_slow("cuda_ipc+tcp")
+    warn_if_slow("cuda_ipc")
+    warn_if_slow("rc_mlx5")
     assert not caplog.records
     warn_if_slow("tcp")
     assert "neither NVLink" in caplog.text
