@@ -49,6 +49,9 @@ _ENVIRONMENT = {
     "UCX_CMA_SEG_SIZE": "16m",  # by default 512k: four times the calls' time on 245 MB
     "NIXL_LOG_LEVEL": "ERROR",
 }
+# By default UCX reads no GPU's memory by cuda_ipc where it finds no NVLink, on one GPU neither: it
+# has the peer's processor copy each 256 KB to the host, send it over a socket, and back up here.
+_READS_ON_A_GPU = ("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "on")
 _FAST_FOR_GPUS = ("cuda_ipc", "rc", "dc", "srd")  # what a transport's name begins with
 # Of a table of what UCX reads a peer's memory by: its title, and the row of the longest reads.
 _READER = re.compile(rb"\| (\S+) int(?:ra|er)-node cfg#")
@@ -279,6 +282,7 @@ class NixlWire:
 
             torch.cuda.set_device(index)  # UCX looks at the calling thread's context
             self._pool_memory = _PoolMemory("VRAM", index)
+            os.environ.setdefault(*_READS_ON_A_GPU)  # on a CPU UCX warns of it
         self._registered_memory = (pool, counters)  # must live as long as they are registered
         self._agent = make_agent(self.agent)
         region = (pool.base_address, pool.n_bytes, self._pool_memory.device_id, "")

@@ -4,11 +4,19 @@ from __future__ import annotations
 
 import os
 from pathlib import Path
+from types import SimpleNamespace
+from typing import Any, cast
 
+import numpy as np
 import pytest
+import torch
 
-from cluster.common.kv.nixl_wire import UcxLog
+from cluster.common.kv import nixl_wire
+from cluster.common.kv.nixl_wire import NixlWire, UcxLog
+from cluster.common.kv.pool import PagePool
+from cluster.common.kv.wire import TransferConfig
 
+READS = "UCX_CUDA_IPC_ENABLE_GET_ZCOPY"
 # As UCX 1.23 writes it.
 TABLE = """\
 [1795801023.351167] [vm:25824:0]   +--------+-------------+--------------------+
@@ -58,3 +66,25 @@ def test_each_agent_of_a_process_writes_its_tables(monkeypatch: pytest.MonkeyPat
         with log.installed():
             assert "ucp_get" in os.environ["UCX_PROTO_INFO"]
         assert "UCX_PROTO_INFO" not in os.environ
+
+
+@pytest.mark.parametrize(("device", "asked"), [("cuda", "on"), ("cpu", None)])
+def test_a_gpu_s_pages_are_read_in_place_without_nvlink_too(
+    device: str, asked: str | None, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    found = []
+
+    def make_agent(name: str) -> Any:
+        found.append(os.environ.get(READS))
+        raise RuntimeError("no agent here")
+
+    monkeypatch.setenv(READS, "")  # so that it is as before afterwards
+    monkeypatch.delenv(READS)
+    monkeypatch.setattr(nixl_wire, "make_agent", make_agent)
+    monkeypatch.setattr(torch.cuda, "set_device", lambda index: None)
+    place = torch.device(device, 0)
+    pool = SimpleNamespace(device=place, tensor=SimpleNamespace(device=place))
+    wire = NixlWire(TransferConfig(b"key", "decoder-0"))
+    with pytest.raises(RuntimeError, match="no agent"):
+        wire.open(cast(PagePool, pool), np.zeros(1, dtype=np.uint64))
+    assert found == [asked]
