@@ -30,6 +30,7 @@ from cluster.common.kv.pool import PagePool
 from cluster.common.messages import WINDOW_S, Task, TokenAlignment
 from cluster.common.model.checkpoint import Checkpoint
 from cluster.common.model.encoder_context import MEL_PER_POSITION
+from cluster.common.model.streams import upload
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.attention.base import AttentionBackend, AttentionBatch, PagedKV
 from decoder_worker.model import TextDecoder, TorchDecoder
@@ -198,8 +199,7 @@ class Aligner:
     def _probs(self, states: Tensor, tokens: tuple[int, ...]) -> Tensor:
         """Of each token, among all text, after the state before it: float32 [len(tokens)]."""
         logits = self._decoder.logits(states)[:, : self._tokenizer.special.eot]
-        own = torch.tensor(tokens, dtype=torch.int64, device=logits.device)
-        chosen = logits.gather(1, own[:, None])[:, 0]
+        chosen = logits.gather(1, self._indices(tokens)[:, None])[:, 0]
         return (chosen - logits.logsumexp(-1)).exp()
 
     @torch.inference_mode()
@@ -278,7 +278,7 @@ class Aligner:
         return chosen.transpose(0, 1).flatten(1, 2)[:, :n_frames].float()
 
     def _indices(self, values: Sequence[int]) -> Tensor:
-        return torch.tensor(values, dtype=torch.int64, device=self._device)
+        return upload(values, torch.int64, self._device)
 
 
 MEDIAN_WIDTH = 7  # frames, 140 ms

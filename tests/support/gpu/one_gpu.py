@@ -70,9 +70,10 @@ class RemoteWire(MemoryWire):
 
 @dataclass
 class Outcome:
-    """races: each once. tokens: of each window."""
+    """races: each once. waits: where the host waited in a copy. tokens: of each window."""
 
     races: dict[str, None] = field(default_factory=dict)
+    waits: dict[str, None] = field(default_factory=dict)
     tokens: list[tuple[int, ...]] = field(default_factory=list)
 
     def __str__(self) -> str:
@@ -123,6 +124,13 @@ def run_one_gpu(
             page_tokens=PAGE_TOKENS,
         )
         stack.callback(decoder.close)
+        outcome = Outcome(detector.races)
+
+        def note(operation: Operation) -> None:
+            if operation.blocking:
+                outcome.waits[operation.where] = None
+
+        gpu.watchers.append(note)
         encodes = [
             encoder.submit(EncodeRequest("r", i, 0, make_pcm(0.5 + 3.0 * i, seed=i), ANSWER_S))
             for i in range(len(windows))
@@ -133,7 +141,8 @@ def run_one_gpu(
             chosen = DecodeOptions(**{"language": "en", "max_new_tokens": 24, **options})
             request = DecodeRequest("r", i, 0, handle, chosen, ANSWER_S)
             decodes.append(decoder.submit(request))
-        return Outcome(detector.races, [decode.result(ANSWER_S).tokens for decode in decodes])
+        outcome.tokens = [decode.result(ANSWER_S).tokens for decode in decodes]
+        return outcome
 
 
 @contextmanager

@@ -198,6 +198,15 @@ def usual_tokens() -> list[tuple[int, ...]]:
 
 @pytest.mark.slow
 @pytest.mark.timeout(400)
+def test_no_launch_of_a_window_waits_for_the_device() -> None:
+    """Not even of words: else the device has nothing to do until the host has launched more."""
+    outcome = run_one_gpu(windows=WINDOWS[-1:])
+    assert not outcome.waits
+    assert not outcome.races, str(outcome)
+
+
+@pytest.mark.slow
+@pytest.mark.timeout(400)
 @pytest.mark.parametrize("how", WHOLE)
 def test_no_placement_and_no_hand_off_has_races_and_all_give_the_same_texts(how: str) -> None:
     outcome = run_one_gpu(**WHOLE[how])
