@@ -204,7 +204,8 @@ def warn_if_slow(lanes: str) -> None:
     if not lanes.startswith(_FAST_FOR_GPUS):
         logger.warning(
             "KV moves between GPU pools by %s, neither NVLink (cuda_ipc) nor RDMA: look at "
-            "UCX_TLS, UCX_NET_DEVICES, and whether both processes see each other's GPUs",
+            "UCX_TLS, UCX_NET_DEVICES, and whether both processes see each other's GPUs; or set "
+            "handoff to encoder_states, which are far fewer bytes",
             lanes,
         )
 

@@ -138,6 +138,7 @@ def test_a_gpu_s_kv_over_sockets_is_warned_of(caplog: pytest.LogCaptureFixture) 
     assert not caplog.records
     warn_if_slow("tcp")
     assert "neither NVLink" in caplog.text
+    assert "encoder_states" in caplog.text
 
 
 CHECK = """
