@@ -25,7 +25,7 @@ from av.packet import Packet
 from cluster.common.errors import InvalidAudioError
 from cluster.common.messages import SAMPLE_RATE, Pcm
 from router.audio.channels import one_channel, planes_of, scaled
-from router.audio.containers import Container, forged_table, missing_bytes, sniff, too_many_chunks
+from router.audio.containers import Container, forged_table, missing_bytes, sniff
 from router.audio.protocol import AudioLimits, too_large
 
 SUPPORTED = ("flac", "m4a", "mp3", "mp4", "mpeg", "mpga", "oga", "ogg", "opus", "wav", "webm")
@@ -64,8 +64,6 @@ class AudioFile:
             size = os.fstat(self._file.fileno()).st_size
             self._check_size(size)
             self._kind, start = sniff(self._file)
-            if self._kind is Container.WAV and too_many_chunks(self._file):
-                raise InvalidAudioError("The file is damaged: it has too many parts.", param="file")
             if self._kind and (missing := missing_bytes(self._file, self._kind, start)):
                 raise _truncated(f"its {self._kind} container ends {missing} bytes early")
             if self._kind is Container.MOV and (forged := forged_table(self._file)):

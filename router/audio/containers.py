@@ -49,7 +49,6 @@ _TABLE_NAMES = re.compile(b"|".join(MOV_TABLES))
 MKV_SEGMENT = 0x18538067
 MKV_CLUSTER = 0x1F43B675
 MAX_TAGS = 100  # before the audio
-MAX_CHUNKS = 10_000  # of a wav file; libav reads each
 MAX_ELEMENTS = 200_000  # or boxes, that are walked: each takes a microsecond or two
 EBML_MAGIC = b"\x1a\x45\xdf\xa3"
 
@@ -146,10 +145,6 @@ def _wav_chunks(file: BinaryIO) -> Iterator[tuple[bytes, int, int]]:
         if (form, name, length) == (b"RIFF", b"data", 0):
             return  # to libav, all that follows is audio
         position += 8 + length + length % 2
-
-
-def too_many_chunks(file: BinaryIO) -> bool:
-    return any(True for _ in islice(_wav_chunks(file), MAX_CHUNKS - 1, None))
 
 
 def _missing_ogg(file: BinaryIO, size: int, _: int) -> int:
