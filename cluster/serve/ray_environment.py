@@ -33,6 +33,9 @@ ENVIRONMENT = {
     # Also how long TCP waits for what it has sent, so that a call to a vanished machine ends: Serve
     # asks no more of a connection, and a router would wait there until its request's deadline.
     "RAY_grpc_client_keepalive_timeout_ms": "6000",
+    # Serve's calls of replicas would go by a node's `http_proxy`, which refuses them: it is for the
+    # world outside. Ray's own calls do not.
+    "no_grpc_proxy": "0.0.0.0/0,::/0",
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",  # a killed worker's last lines are wanted
     # Ray gives workers a nice value of 15. Threads for bulk work, which run when cores are idle,
     # have a thirteenth of a core beside one of those, and a 340th beside one with a value of 0.

@@ -40,6 +40,7 @@ ENV RAY_SERVE_THROUGHPUT_OPTIMIZED=1 \
     RAY_health_check_timeout_ms=2000 \
     RAY_health_check_failure_threshold=6 \
     RAY_grpc_client_keepalive_timeout_ms=6000 \
+    no_grpc_proxy=0.0.0.0/0,::/0 \
     RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE=1 \
     RAY_worker_niceness=0 \
     OMP_WAIT_POLICY=PASSIVE \

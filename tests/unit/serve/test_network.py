@@ -1,13 +1,16 @@
-"""Which of a host's networks KV may take."""
+"""Which of a host's networks KV may take, and that calls of replicas take no proxy."""
 
 from __future__ import annotations
 
 import os
 from pathlib import Path
 
+import grpc
 import pytest
+from ray._private.grpc_utils import init_grpc_channel
 
 from cluster.common.errors import ConfigurationError
+from cluster.serve.ray_environment import ENVIRONMENT
 from cluster.serve.replicas.replica_setup import interfaces, keep_to_network, kv_devices, rdma_ports
 
 FOUND = {
@@ -68,3 +71,23 @@ def test_what_the_operator_says_to_ucx_stays(monkeypatch: pytest.MonkeyPatch) ->
     monkeypatch.delenv("UCX_NET_DEVICES")
     keep_to_network("auto")
     assert os.environ["UCX_NET_DEVICES"] == "lo"
+
+
+async def test_replicas_are_called_past_a_proxy_of_the_environment(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    """Machines have one for downloads, which takes nobody to a port of another node."""
+    for name, value in (ENVIRONMENT | {"http_proxy": "http://127.0.0.1:1"}).items():
+        monkeypatch.setenv(name, value)
+    server = grpc.aio.server()
+    say = grpc.unary_unary_rpc_method_handler(lambda request, context: request)
+    handler = grpc.method_handlers_generic_handler("Echo", {"Say": say})
+    server.add_generic_rpc_handlers((handler,))
+    port = server.add_insecure_port("127.0.0.1:0")
+    await server.start()
+    channel = init_grpc_channel(f"127.0.0.1:{port}", asynchronous=True)  # as Serve makes its own
+    try:
+        assert await channel.unary_unary("/Echo/Say")(b"hello", timeout=20.0) == b"hello"
+    finally:
+        await channel.close()
+        await server.stop(None)
