@@ -49,7 +49,7 @@ def proxy_in_front(
     if kind == "haproxy":
         command = [get_haproxy_binary(), "-db", "-f", str(config)]
     else:
-        options = f"daemon off; pid {folder}/pid; error_log {folder}/error.log;"
+        options = f"daemon off; pid {folder}/pid; error_log {folder}/error.log warn;"
         errors = ["-e", f"{folder}/error.log"]
         command = [require("nginx"), "-c", str(config), *errors, "-g", options]
     process = subprocess.Popen(command)

@@ -2,12 +2,16 @@
 
 from __future__ import annotations
 
+import resource
+import socket
 import ssl
 import time
 from collections.abc import Iterator
-from contextlib import contextmanager
+from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
+from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
+from threading import Thread
 
 import httpx
 import openai
@@ -106,3 +110,56 @@ def test_who_hangs_up_leaves_nothing_behind(server: Server, proxy: Proxy) -> Non
     wait_until(server.does_nothing, DEAF_S, "the end of its request and sequences")
     # An encoder's answer that crossed with the hang-up has no reader, and its pages wait so long.
     wait_until(server.is_idle, 2 * LEASE_S, "every page is free")
+
+
+class Answering(BaseHTTPRequestHandler):
+    def do_GET(self) -> None:
+        self.rfile.read(int(self.headers.get("content-length", 0)))
+        self.send_response(200)
+        self.end_headers()
+
+    do_POST = do_GET  # noqa: N815
+
+    def log_message(self, format: str, *args: object) -> None:
+        """Say nothing."""
+
+
+@contextmanager
+def silent_machine() -> Iterator[int]:
+    """A port that takes no connection and refuses none, as of a machine that vanished."""
+    with ExitStack() as opened:
+        listener = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
+        for _ in range(4):  # more than wait in its queue
+            waiting = opened.enter_context(socket.socket())
+            waiting.setblocking(False)
+            waiting.connect_ex(listener.getsockname())
+        yield listener.getsockname()[1]
+
+
+@contextmanager
+def few_open_files() -> Iterator[None]:
+    soft, hard = resource.getrlimit(resource.RLIMIT_NOFILE)
+    resource.setrlimit(resource.RLIMIT_NOFILE, (1024, hard))
+    try:
+        yield
+    finally:
+        resource.setrlimit(resource.RLIMIT_NOFILE, (soft, hard))
+
+
+def test_nginx_asks_another_router_where_a_machine_has_vanished(
+    certificate: Path, tmp_path: Path
+) -> None:
+    """`max_fails=0` has it ask the silent one for every second request."""
+    answering = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
+    Thread(target=answering.serve_forever, daemon=True).start()
+    with silent_machine() as silent, few_open_files():
+        backends = f"127.0.0.1:{silent} max_fails=0; server 127.0.0.1:{answering.server_port}"
+        with proxy_in_front("nginx", backends, tmp_path, certificate) as port:
+            proxy = Proxy(f"https://localhost:{port}", certificate)
+            with proxy.client() as client:
+                said = [client.post("/", content=b"audio").status_code for _ in range(2)]
+    answering.shutdown()
+    assert said == [200, 200]
+    log = (tmp_path / "error.log").read_text()
+    assert "timed out" in log, "the silent one was not asked"
+    assert "open file resource limit" not in log
