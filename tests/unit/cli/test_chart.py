@@ -55,9 +55,12 @@ gateway: {enabled: true, parentRefs: [{name: public, namespace: gateways}]}
 """
 
 
+def manifest_of(name: str) -> list[dict[str, Any]]:
+    return documents(shipped_config(name).path.read_text())
+
+
 def shipped(name: str, kind: str) -> dict[str, Any]:
-    text = shipped_config(name).path.read_text()
-    (found,) = [one for one in documents(text) if one["kind"] == kind]
+    (found,) = [one for one in manifest_of(name) if one["kind"] == kind]
     return found
 
 
@@ -90,6 +93,15 @@ def test_prometheus_may_reach_the_metrics(name: str, port: int) -> None:
     ingress = shipped(name, "NetworkPolicy")["spec"]["ingress"]
     (rule,) = [one for one in ingress if "prometheus" in str(one)]
     assert rule["ports"] == [{"port": port}]
+
+
+def test_pods_of_a_cluster_may_be_evicted() -> None:
+    """Kubernetes evicts none for `maxUnavailable` where the owner has no scale, as a RayCluster."""
+    found = [one for one in manifest_of("kuberay") if one["kind"] == "PodDisruptionBudget"]
+    pools = {one["spec"]["selector"]["matchLabels"]["ray.io/group"]: one["spec"] for one in found}
+    assert pools.keys() == {"headgroup", "router", "encoder", "decoder"}
+    assert all(one["minAvailable"] == 0 for one in pools.values())
+    assert not any("maxUnavailable" in one for one in pools.values())
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
@@ -211,6 +223,25 @@ def test_kubernetes_and_kuberay_take_what_is_rendered(
             settings = file.with_name("settings.yaml")
             settings.write_text(one["data"]["settings.yaml"])
             assert len(load_settings(settings, environ={}).by_model()) == 1 + (values == ALL)
+
+
+@pytest.mark.slow
+@calls_helm
+@pytest.mark.parametrize(("autoscaling", "kept"), [("true", 1), ("false", 3)])
+def test_a_budget_keeps_all_but_one_of_the_pods_that_a_pool_always_has(
+    autoscaling: str, kept: int
+) -> None:
+    flags = ["kuberay=true", f"autoscaling={autoscaling}", "decoder.pods.min=2"]
+    flags += ["decoder.pods.replicas=4", "podDisruptionBudget.single=0"]
+    found = documents(rendered("--set", ",".join(flags)))
+    budgets = {
+        one["metadata"]["name"]: one["spec"]["minAvailable"]
+        for one in found
+        if one["kind"] == "PodDisruptionBudget"
+    }
+    assert budgets["splitscribe-decoder"] == kept
+    assert budgets["splitscribe-encoder"] == 0
+    assert budgets["splitscribe-headgroup"] == 1
 
 
 @pytest.mark.slow
