@@ -2,9 +2,11 @@
 
 from __future__ import annotations
 
+import os
 import re
 import shlex
 import subprocess
+from pathlib import Path
 from typing import Any
 
 import pytest
@@ -63,6 +65,27 @@ def test_a_cluster_file_is_what_the_launcher_takes(name: str) -> None:
     assert "UCX_NET_DEVICES" not in commands, "it would outdo the setting kv_network"
     assert "splitscribe config env >" in commands
     assert "~/.ray/auth_token" in prepared["file_mounts"]
+
+
+@pytest.mark.parametrize("name", CLUSTERS)
+def test_a_node_installs_the_wheel_that_came_last(name: str, tmp_path: Path) -> None:
+    """Ray's launcher deletes nothing on a node, so that of another version lies beside it."""
+    wheels, programs = tmp_path / "splitscribe-wheel", tmp_path / "splitscribe/bin"
+    wheels.mkdir()
+    programs.mkdir(parents=True)
+    pip = programs / "pip"
+    pip.write_text('#!/bin/sh\necho "$@" >> ~/installed\n')
+    pip.chmod(0o755)
+    before, now = (wheels / f"splitscribe-{one}-py3-none-any.whl" for one in ("0.2.0", "0.1.0"))
+    before.touch()
+    while not now.exists() or now.stat().st_ctime_ns <= before.stat().st_ctime_ns:
+        now.touch()
+    os.utime(now, (0, 0))  # rsync keeps the time at which a wheel was made
+    for command in load(name)["setup_commands"]:
+        if "splitscribe-wheel" in command:
+            subprocess.run(["bash", "-c", command], env={"HOME": str(tmp_path)}, check=True)
+    said = (tmp_path / "installed").read_text()
+    assert set(re.findall(r"[\w.-]+\.whl", said)) == {now.name}
 
 
 @pytest.mark.parametrize("name", ["cluster/aws", "cluster/gcp"])
