@@ -91,17 +91,17 @@ def test_the_command_line(
 
 def test_a_long_file_tells_how_far_it_is(cluster: Server, tmp_path: Path) -> None:
     """Every half a minute, in which a fast machine does three hours."""
-    talk = write_long(tmp_path / "talk.aac", 24 * 3600)
+    talk = write_long(tmp_path / "talk.aac", 6 * 3600)
     process = start(talk, tmp_path / "texts", cluster)
     assert process.stdout is not None
     told: list[str] = []
     try:
         for line_ in process.stdout:
             told.append(line_)
-            if re.search(r"0 of 1 files, [\d.]+ (s|min|h) of about [\d.]+ h of audio", line_):
+            if re.search(r"0 of 1 file, [\d.]+ (s|min|h) of about [\d.]+ h of audio", line_):
                 break
         process.send_signal(signal.SIGINT)
         told.append(finish(process, 130))
     finally:
         process.kill()
-    assert re.search(r"0 of 1 files, [1-9].* hours per hour, .* to go", "".join(told)), told
+    assert re.search(r"0 of 1 file, [1-9].* hours per hour, .* to go", "".join(told)), told
