@@ -8,6 +8,7 @@ from __future__ import annotations
 import json
 import logging
 import random
+import time
 from collections.abc import Hashable
 from dataclasses import asdict
 from typing import Any
@@ -67,7 +68,9 @@ class PoolPolicy:
             "max_workers": context.capacity_adjusted_max_replicas,
         }
         rules = self._rules.model_copy(update=bounds)
-        return balancer.decide(self._role, rules, view, context.current_time or 0.0), view
+        # Not `context.current_time`: that is the wall clock's, and delays would last until a clock
+        # that was set back is where it was.
+        return balancer.decide(self._role, rules, view, time.monotonic()), view
 
     def _view(self, context: AutoscalingContext) -> PoolView:
         told = context.aggregated_metrics or {}

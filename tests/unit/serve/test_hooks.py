@@ -184,7 +184,7 @@ def make_context(**told: Any) -> Any:
         "aggregated_metrics": {},
         "capacity_adjusted_min_replicas": 1,
         "capacity_adjusted_max_replicas": 5,
-        "current_time": 0.0,
+        "current_time": 1e9,
     }
     return SimpleNamespace(**usual | told)
 
@@ -203,6 +203,14 @@ def test_a_policy_reads_what_workers_tell() -> None:
     }
     workers, _ = make_policy()(make_context(aggregated_metrics=told))
     assert workers == 5  # two work all the time, and 15 s of work are to be done in 5 s
+
+
+def test_a_pool_grows_although_the_clock_was_set_back() -> None:
+    policy, busy = make_policy(), {"a": 1.0, "b": 1.0}
+    assert policy(make_context(app_name="clock")) == (2, {})
+    told = {"busy": busy, "queue_s": {"a": 8.0, "b": 7.0}, "slack_s": {"a": 100.0, "b": 100.0}}
+    an_hour_ago = make_context(app_name="clock", aggregated_metrics=told, current_time=1e9 - 3600)
+    assert policy(an_hour_ago) == (5, {})
 
 
 def test_a_policy_that_fails_leaves_things_as_they_are() -> None:
