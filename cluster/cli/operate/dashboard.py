@@ -30,6 +30,7 @@ REPLICA = "ServeReplica:"  # then its application and its deployment: a replica'
 APPLICATIONS = "/api/serve/applications/"
 TUNNEL_S = 20.0  # for ssh to connect
 LISTEN_S = 5.0  # after that, for a dashboard that is about to start
+MOST_SHOWN = 2000  # characters of an answer: a traceback's end has the reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -87,9 +88,13 @@ class Dashboard:
                 f"{self.url} refuses the token of this machine: copy the cluster's token "
                 f"to ~/.ray/auth_token (on the head: ray get-auth-token)"
             )
-        if answer.is_error:
-            raise ConfigurationError(f"{self.url} answered {answer.status_code}: {answer.text}")
-        content: dict[str, Any] = answer.json() if answer.content[:1] == b"{" else {}
+        is_object = answer.content[:1] == b"{"
+        if not answer.is_success or (method == "GET" and not is_object):
+            raise ConfigurationError(
+                f"{self.url} answered {answer.status_code}: {answer.text[-MOST_SHOWN:]}; is that "
+                f"Ray's dashboard? Name it by --cluster FILE or --address URL"
+            )
+        content: dict[str, Any] = answer.json() if is_object else {}
         return content
 
 
@@ -126,7 +131,10 @@ def reach(file: ClusterFile | None, address: str | None) -> Iterator[Dashboard]:
         headers = {"Authorization": f"Bearer {token}"} if (token := read_token()) else {}
         # No proxy of the environment leads to this machine's own end of a tunnel.
         is_here = url.startswith("http://127.0.0.1:")
-        client = httpx.Client(base_url=url, headers=headers, timeout=30.0, trust_env=not is_here)
+        try:
+            client = httpx.Client(base_url=url, headers=headers, timeout=30, trust_env=not is_here)
+        except httpx.InvalidURL as error:
+            raise ConfigurationError(f"{url} is no address of a dashboard: {error}") from error
         yield Dashboard(stack.enter_context(client))
 
 

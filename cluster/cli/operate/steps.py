@@ -117,8 +117,8 @@ def deploy(dashboard: Dashboard, file: ServeFile, url: str, timeout_s: float, sa
 
 
 def api_url(dashboard: Dashboard, file: ClusterFile | None, port: int) -> str:
-    host = head_address(file) if file is not None else urlsplit(dashboard.url).hostname
-    return f"http://{host}:{port}"
+    host = head_address(file) if file is not None else urlsplit(dashboard.url).hostname or ""
+    return f"http://{f'[{host}]' if ':' in host else host}:{port}"
 
 
 def stop_serving(dashboard: Dashboard, say: Say) -> None:
