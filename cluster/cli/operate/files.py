@@ -22,6 +22,7 @@ from cluster.common.extras import install_command
 from cluster.common.settings import Settings
 from cluster.common.settings_sources import first_problem, read_yaml
 from cluster.serve.from_file import IMPORT_PATH, settings_of
+from cluster.serve.ray_environment import APP_NAME
 from cluster.serve.ray_internals import prepared_cluster_file
 
 TOKEN_FILE = Path("~/.ray/auth_token")
@@ -171,7 +172,6 @@ class ServeFile:
 
     content: Mapping[str, Any]
     settings: Settings
-    application: str
     port: int
 
 
@@ -186,12 +186,13 @@ def read_serve_file(path: Path) -> ServeFile:
         applications = ServeDeploySchema.model_validate(content).applications
     except ValidationError as error:
         raise ConfigurationError(f"{path}: {first_problem(error)}") from error
-    ours = [one for one in applications if one.import_path == IMPORT_PATH]
-    if len(ours) != 1:
+    args = [o.args for o in applications if (o.name, o.import_path) == (APP_NAME, IMPORT_PATH)]
+    if len(args) != 1:
         raise ConfigurationError(
-            f"{path} must have one application with import_path {IMPORT_PATH}, it has {len(ours)}"
+            f"{path} must have one application with the name {APP_NAME} and import_path "
+            f"{IMPORT_PATH}, it has {len(args)}"
         )
-    return ServeFile(content, settings_of(ours[0].args), ours[0].name, http_port(content))
+    return ServeFile(content, settings_of(args[0]), http_port(content))
 
 
 def http_port(content: Mapping[str, Any]) -> int:

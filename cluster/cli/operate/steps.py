@@ -84,13 +84,13 @@ def wait_for_nodes(file: ClusterFile, dashboard: Dashboard, timeout_s: float, sa
 
 def deploy(dashboard: Dashboard, file: ServeFile, url: str, timeout_s: float, say: Say) -> None:
     """Send the application, which answers at `url`, and wait until every worker of it runs."""
-    before = state_of(dashboard.serve(), file.application)
+    before = state_of(dashboard.serve())
     dashboard.deploy(file.content)
-    say(f"sent {file.application}: Serve builds it on the cluster")
+    say("sent the application: Serve builds it on the cluster")
     deadline = time.monotonic() + timeout_s
     seen: set[str] = set()
     while True:
-        state = state_of(dashboard.serve(), file.application)
+        state = state_of(dashboard.serve())
         if state is not None and (before is None or state.deployed_at != before.deployed_at):
             lines = [f"workers running: {state.line()}"] if state.pools else []
             for line in (*lines, *(f"{one.name}: {one.waits_for}" for one in state.waiting())):

@@ -72,9 +72,9 @@ class ApplicationState:
         return self.status
 
 
-def state_of(details: Mapping[str, Any], application: str = APP_NAME) -> ApplicationState | None:
+def state_of(details: Mapping[str, Any]) -> ApplicationState | None:
     """From what Ray's dashboard tells of Serve; None: there is no such application."""
-    found = details.get("applications", {}).get(application)
+    found = details.get("applications", {}).get(APP_NAME)
     if found is None:
         return None
     pools = [
