@@ -164,6 +164,7 @@ def simulated(seen: Seen, workers: int, hop_s: float) -> Seen:
     fields = {
         "cluster": {"encoders": workers, "decoders": workers},
         "load": {"seconds": seen[-1][0] + 1.0},
+        "settings": {"encoder": {"context": "full"}},  # as those that `serve` has
     }
     played: list[Arrival] = [(at_s, audio_s, "interactive") for at_s, audio_s, _ in seen]
     outcome = simulate(make_scenario(fields), slow_profile(hop_s), rows=played)

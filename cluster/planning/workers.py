@@ -79,6 +79,8 @@ def _resolved(settings: Settings, profile: Profile) -> Settings:
         "context_slack": slack if asked.context_slack is None else asked.context_slack,
         "context_max_s": longest_s if asked.context_max_s is None else asked.context_max_s,
     }
+    if profile.model == BUNDLED_MODEL:
+        context = {}
     resolved = {}
     for role, size in (("encoder", "export_windows"), ("decoder", "kv_windows")):
         own, of_device = getattr(settings, role), getattr(profile, role)

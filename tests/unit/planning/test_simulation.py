@@ -79,6 +79,15 @@ def test_one_request_takes_what_its_parts_take() -> None:
     assert found["failed"] == {}
 
 
+def test_clips_of_the_bundled_model_have_the_context_of_their_audio() -> None:
+    """As the server gives them: a whole window takes its encoder four times as long."""
+    profile = load_profile("two-cores")
+    load = {"rate_per_s": 1.0, "seconds": 30.0, "lengths": SIZES}
+    figures = simulate(make_scenario({"load": load}), profile).summary(1.0)
+    whole_s = max(point.seconds for point in profile.encoder.points)
+    assert figures["classes"]["interactive"]["p50_s"] < whole_s
+
+
 def test_a_window_full_of_words_is_decoded_once() -> None:
     """Words that repeated themselves would be tried again at higher temperatures."""
     lengths = {"median_s": 29.0, "sigma": 0.0}
