@@ -252,7 +252,8 @@ class SimPool:
             self._add()
 
     def kill(self, count: int) -> None:
-        for replica in self.opened[:count]:
+        alive = [one for one in self.opened if not one.roles[self._roles[0]].is_dead]
+        for replica in alive[:count]:
             replica.kill(DETECTED_S)
             self._note(self._loop.time(), f"{replica.name} is killed", "fault")
             self._loop.call_later(DETECTED_S, self.remove, replica)
@@ -278,7 +279,7 @@ class SimPool:
             )
         for _ in range(self._wanted - before):
             self._loop.call_later(self._start_s, self._add)
-        n_ended = max(0, before - self._wanted)
+        n_ended = max(0, len(self.opened) - self._wanted)  # those that are starting go first
         for replica in sorted(self.opened, key=lambda one: one.ongoing)[:n_ended]:
             self._close(replica)
             replica.ends_s = self._loop.time() + DRAIN_S

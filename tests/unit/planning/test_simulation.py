@@ -177,6 +177,31 @@ def test_a_worker_that_is_killed_costs_time_and_no_request(role: str) -> None:
     assert last["encoders"] == last["decoders"] == 2
 
 
+def test_workers_killed_at_the_same_moment_are_different_ones() -> None:
+    fault = {"at_s": 5.0, "role": "encoder"}
+    load = {"rate_per_s": 2.0, "seconds": 10.0}
+    _, figures = run({"load": load, "cluster": {"encoders": 3}, "faults": [fault, fault]})
+    killed = ["encoder-0 is killed", "encoder-1 is killed"]
+    assert [one["what"] for one in figures["decisions"]] == killed
+
+
+def test_a_pool_that_shrinks_gives_up_workers_that_are_starting_first() -> None:
+    """As Serve does. Two of three were killed; of those in their place one is not wanted then."""
+    settings = {
+        "encoder": {"replicas": 3, "min_replicas": 1, "max_replicas": 3},
+        "scaling": {"downscale_delay_s": 10.0},
+    }
+    fields = {
+        "load": {"rate_per_s": 2.0, "seconds": 20.0},
+        "cluster": {"encoders": 3},
+        "faults": [{"at_s": 9.0, "role": "encoder", "count": 2}],
+        "settings": settings,
+    }
+    _, figures = run(fields)
+    assert any(one["what"] == "encoders: 3 to 2" for one in figures["decisions"])
+    assert min(moment["encoders"] for moment in figures["moments"]) == 1
+
+
 def test_the_real_policy_adds_workers_and_takes_them_away() -> None:
     settings = {
         "encoder": {"replicas": 1, "max_replicas": 4},
