@@ -13,7 +13,7 @@ import asyncio
 import logging
 import math
 from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
-from contextlib import nullcontext
+from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from random import Random
 from types import SimpleNamespace
@@ -119,7 +119,7 @@ async def _keep(
                 moment[f"{role}_pages"] = sum(one.pool.n_used for one in workers) / max(1, n_pages)
                 for worker in workers:
                     worker.look_after_leases()
-            moment["pending"] = sum(router.admission.requests for router in routers)
+            moment["pending"] = sum(router.pending for router in routers)
             cell.outcome.moments.append(moment)
             on_progress(now_s, cell.outcome.n_requests)
         await asyncio.sleep(STATS_PERIOD_S)
@@ -150,7 +150,8 @@ class SimRouter:
     def __init__(self, cell: Cell, pools: dict[Role, SimPool]) -> None:
         now, settings = cell.clock.monotonic, cell.settings.router
         cores = int(str(cell.profile.machine.get("cores", GPU_MACHINE_CORES)))
-        self.admission = Admission(settings.max_pending_audio_s, now)
+        self.pending = 0
+        self._admission = Admission(settings.max_pending_audio_s, now)
         self._cell, self._progress, self._cpu = cell, Progress(), Device()
         self._audio_workers = Device(audio_workers_of(settings.audio_workers, cores))
         self._params = TranscriptionParams("whisper-1", "en")
@@ -179,30 +180,37 @@ class SimRouter:
 
     async def answer(self, request: LoadRequest) -> None:
         latency_s, outcome = math.inf, self._cell.outcome
+        self.pending += 1
         try:
             await self._transcribe(request)
             latency_s = self._cell.loop.time() - request.at_s
         except SplitscribeError as error:
             why = f"{error.status} {error.code or type(error).__name__}"
             outcome.failures[request.priority][why] += 1
+        self.pending -= 1
         outcome.answers[request.priority].append((request.at_s, request.audio_s, latency_s))
 
     async def _transcribe(self, request: Any) -> None:
         cell, costs = self._cell, self._cell.profile.router
         cpu_s = costs.request_s + costs.window_s * len(request.cuts_s)
-        with self.admission.admit(round(request.audio_s * BYTES_PER_AUDIO_S)) as share:
-            share.expect(request.audio_s)
+        with ExitStack() as stack:
+            share = None
+            if request.priority != "bulk":  # which no router admits: it waits elsewhere, for ever
+                admitted = self._admission.admit(round(request.audio_s * BYTES_PER_AUDIO_S))
+                share = stack.enter_context(admitted)
+                share.expect(request.audio_s)
             await self._work(cpu_s / 2)  # a half of it before the answer is known, and a half after
             context = RequestContext(
                 request.name,
                 share,
-                cell.settings.router.stall_timeout_s,
+                math.inf if share is None else cell.settings.router.stall_timeout_s,
                 clock=cell.clock,
                 progress=self._progress,
                 priority=request.priority,
             )
             found = await self._transcriber.transcribe(request, self._params, context)
-            share.done(found.timings)
+            if share is not None:
+                share.done(found.timings)
             await self._work(cpu_s / 2)
 
     async def _work(self, seconds: float) -> None:

@@ -132,6 +132,19 @@ def test_a_gpu_s_encoder_is_never_idle_under_a_backlog() -> None:
     assert sum(busy[1:]) / len(busy[1:]) > 0.98
 
 
+def test_bulk_work_takes_no_place_of_those_whom_a_router_admits() -> None:
+    """Two hours of it wait: as in the server, where batches and archives come past the routers."""
+    rows: list[Arrival] = [(0.1, 600.0, "bulk")] * 12
+    rows += [(1.0 + n, 5.0, "interactive") for n in range(10)]
+    limit = {"router": {"max_pending_audio_s": 700.0}}
+    _, figures = run({"load": {"seconds": 20.0}, "settings": limit}, rows)
+    assert {name: one["failed"] for name, one in figures["classes"].items()} == {
+        "bulk": {},
+        "interactive": {},
+    }
+    assert figures["utilisation"]["most_pending"] >= len(rows) - 10
+
+
 def test_nothing_is_encoded_twice_where_decoders_are_slow() -> None:
     """Sixty windows are more than the decoder takes: they wait in the router, without KV."""
     rows: list[Arrival] = [(0.5, 5.0, "interactive")] * 60
