@@ -13,7 +13,7 @@ from pathlib import Path
 from random import Random
 from typing import Any, Literal
 
-from cluster.common.cores import LEAST_AUDIO_WORKERS
+from cluster.common.cores import LEAST_AUDIO_WORKERS, MOST_AUDIO_WORKERS
 from cluster.common.errors import ConfigurationError
 from cluster.common.kv.layout import window_bytes
 from cluster.common.messages import Role
@@ -109,6 +109,8 @@ def parse_kinds(text: str, model: str) -> tuple[NodeKind, ...]:
                 f"the profiles {first.name} and {profile.name} cannot work together: model, "
                 f"shape, number type and page size of the KV must be the same"
             )
+    if len({kind.dollars > 0 for kind in kinds}) > 1:  # those without would be the cheapest
+        raise ConfigurationError(f"--gpus: give dollars for all of {text}, or for none")
     return tuple(kinds)
 
 
@@ -215,7 +217,8 @@ class Design:
     def routers(self) -> tuple[int, RouterSettings]:
         """Routers of a cell, and their settings."""
         costs, rate = self.costs, self.order.load.rate_per_s / self.cells
-        routers = max(1, math.ceil(rate * costs.router_s / ROUTER_BUSY))
+        busiest_s = max(costs.router_s, costs.audio_cpu_s / MOST_AUDIO_WORKERS)
+        routers = max(1, math.ceil(rate * busiest_s / ROUTER_BUSY))
         audio_workers = math.ceil(rate * costs.audio_cpu_s / ROUTER_BUSY / routers)
         pending_s = max(PENDING_S, 3 * self.order.loosest_s) * rate * costs.audio_s / routers
         return routers, RouterSettings(

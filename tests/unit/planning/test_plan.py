@@ -10,6 +10,7 @@ import pytest
 
 from cluster.cli.operate.files import read_serve_file
 from cluster.cli.planning import plan as plan_command
+from cluster.common.cores import MOST_AUDIO_WORKERS
 from cluster.common.errors import ConfigurationError
 from cluster.planning import plan as planning
 from cluster.planning.design import (
@@ -20,7 +21,7 @@ from cluster.planning.design import (
     parse_objectives,
 )
 from cluster.planning.plan import Plan, make_plan
-from cluster.planning.scenario import Lengths, Load
+from cluster.planning.scenario import NAMED_LENGTHS, Lengths, Load
 from tests.unit.planning.test_simulation import ENCODE_S, make_profile
 
 CLIPS = Lengths(median_s=5.0, sigma=0.0)
@@ -68,6 +69,18 @@ def test_devices_are_found_by_model_and_only_together_where_they_fit() -> None:
         parse_kinds("tpu:1", "large-v3")
     with pytest.raises(ConfigurationError, match="DOLLARS_PER_HOUR"):
         parse_kinds("h200:cheap", "large-v3")
+    with pytest.raises(ConfigurationError, match=r"for all of h200:1\.9,l40s, or"):
+        parse_kinds("h200:1.9,l40s", "large-v3")
+
+
+def test_uploads_are_decoded_by_as_many_routers_as_have_the_processes() -> None:
+    """Talks of ten minutes take a hundred times the processor time of clips."""
+    order = make_order(load=Load(rate_per_s=200.0, lengths=NAMED_LENGTHS["long"]))
+    (kind,) = order.kinds
+    least = Design.least(order, "split", kind, kind)
+    _, settings = least.routers()
+    assert settings.audio_workers <= MOST_AUDIO_WORKERS
+    assert least.saturates_at()["audio workers"] > order.load.rate_per_s
 
 
 def test_a_plan_keeps_its_objective_with_what_can_be_computed(split: Plan) -> None:
