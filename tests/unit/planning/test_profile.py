@@ -11,6 +11,7 @@ from typing import Any
 
 import pytest
 
+from cluster.cli.planning import profile as profile_command
 from cluster.common.errors import ConfigurationError
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.settings import BUNDLED_MODEL, Settings
@@ -52,6 +53,18 @@ def test_seconds_lie_on_the_lines_between_points_and_never_below_the_least() -> 
     assert found.at(8, 1500) == pytest.approx(0.26), "beyond the points the line goes on"
     assert found.at(1, 1) == pytest.approx(0.01)
     assert surface((1, 1500, 0.5)).at(7, 20) == 0.5, "one point is the same everywhere"
+
+
+@pytest.mark.parametrize("output", ["missing/mine.json", "."])
+def test_a_file_that_cannot_be_written_is_told_before_the_measurement(
+    output: str, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    def measured(*_: object) -> None:
+        raise AssertionError("it takes minutes")
+
+    monkeypatch.setattr("cluster.planning.measure.measure", measured)
+    with pytest.raises(ConfigurationError, match="--output"):
+        profile_command(tmp_path / output)
 
 
 async def test_a_measurement_that_is_cancelled_ends_behind_its_round(
