@@ -42,7 +42,7 @@ def simulate(
     ] = None,
     rate: Annotated[float | None, typer.Option(help="requests per second [10]")] = None,
     seconds: Annotated[float | None, typer.Option(help="during which they come [300]")] = None,
-    encoders: Annotated[int | None, typer.Option(help="or colocated workers [1]")] = None,
+    encoders: Annotated[int | None, typer.Option(help="[1]")] = None,
     decoders: Annotated[int | None, typer.Option(help="[1]")] = None,
     routers: Annotated[int | None, typer.Option(help="[1]")] = None,
     kill: Annotated[

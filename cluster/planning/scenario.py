@@ -72,12 +72,20 @@ class Cluster(FrozenModel):
 
     placement: Literal["split", "colocated"] = "split"
     routers: int = Field(1, ge=1, description="each with its own event loop and audio workers")
-    encoders: int = Field(1, ge=1, description="of colocated workers: how many there are")
-    decoders: int = Field(1, ge=1, description="ignored where workers are colocated")
+    encoders: int = Field(1, ge=1, description="1 where the roles are colocated")
+    decoders: int = Field(1, ge=1, description="ignored where the roles are colocated")
     per_node: int = Field(0, ge=0, description="workers of a node; 0: all are on one node")
     link_gbit_per_s: float | None = Field(
         None, gt=0, description="between nodes; unset: as the profile's hand-off"
     )
+
+    @model_validator(mode="after")
+    def _as_the_server_has_it(self) -> Cluster:
+        if self.placement == "colocated" and self.encoders > 1:
+            raise ValueError(
+                "a colocated worker is a cell of its own: simulate one, with its share of the load"
+            )
+        return self
 
 
 class Kill(FrozenModel):
