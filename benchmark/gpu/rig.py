@@ -35,9 +35,7 @@ from cluster.common.messages import (
     CrossKVHandle,
     DecodeOptions,
     DecodeRequest,
-    DecodeTimings,
     EncodeRequest,
-    SampledToken,
 )
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.common.settings import DecoderSettings, EncoderSettings, Settings
@@ -144,17 +142,11 @@ class Pair:
         """One request, from samples to text."""
         begun = time.perf_counter()
         handle = await self.encode(pcm)
-        first: list[float] = []
-
-        def on_token(token: SampledToken) -> None:  # on the engine's thread
-            if not first:
-                first.append(time.perf_counter() - begun)
-
         request = DecodeRequest("r", 0, 0, handle, greedy(n_tokens), PATIENCE_S)
-        result = await asyncio.wrap_future(self.decoder.submit(request, on_token))
+        result = await asyncio.wrap_future(self.decoder.submit(request))
         if len(result.tokens) != n_tokens:
             raise RuntimeError(f"{len(result.tokens)} tokens came of {n_tokens}")
-        return Served(begun, time.perf_counter(), first[0], result.timings)
+        return Served(begun, time.perf_counter())
 
     async def encode(self, pcm: NDArray[np.int16]) -> CrossKVHandle:
         """Encode one window; the handle is leased."""
@@ -164,12 +156,10 @@ class Pair:
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One request: when it was sent and answered (perf_counter), and its first token's delay."""
+    """One request: when it was sent and answered (perf_counter)."""
 
     begun_s: float
     ended_s: float
-    ttft_s: float
-    timings: DecodeTimings
 
 
 class Rig:
