@@ -26,7 +26,7 @@ from cluster.common.errors import (
 from cluster.common.kernels.cpu.background import wait_for_builds
 from cluster.common.kv.importer import KVImporter
 from cluster.common.kv.pool import PagePool
-from cluster.common.messages import DecodeOptions, DecodeRequest, DecodeResult, OnToken, WorkerLoad
+from cluster.common.messages import DecodeOptions, DecodeRequest, DecodeResult, WorkerLoad
 from cluster.common.model.checkpoint import Checkpoint
 from cluster.common.model.device import use_step_threads
 from cluster.common.model.text.tokenizer import WhisperTokenizer
@@ -87,16 +87,11 @@ class DecoderCore:
 
     # Called from any thread.
 
-    def submit(
-        self, request: DecodeRequest, on_token: OnToken | None = None
-    ) -> Future[DecodeResult]:
+    def submit(self, request: DecodeRequest) -> Future[DecodeResult]:
         """Accept a window into the waiting list; its handle's lease is renewed from here on.
 
         The future may be cancelled at any time. It raises errors of the handle and of its READ
         (WorkerError), a DeadlineExceededError, or a SequenceFailedError.
-
-        on_token: called on the engine's thread with each token as it is sampled; only for one
-            attempt of one row, whose tokens nothing takes back.
 
         Raises:
             UnsupportedValueError: the model cannot do what the options ask.
@@ -104,7 +99,7 @@ class DecoderCore:
             WorkerDrainingError: this replica takes nothing new.
         """
         options = request.options
-        self._check(options, on_token)
+        self._check(options)
         self._backlogs.hear(request)
         now = self._clock()
         sequence = DecodeSequence(
@@ -114,7 +109,6 @@ class DecoderCore:
             deadline_s=now + request.remaining_s,
             n_new_max=self._prompts.n_new_max(options),
             language=self._prompts.known_language(options),
-            on_token=on_token,
         )
         with self._lock:
             self._check_open()
@@ -185,7 +179,7 @@ class DecoderCore:
             raise RuntimeError(f"{self._n_live} sequences are live")
         self._loop.scheduler.check_integrity()
 
-    def _check(self, options: DecodeOptions, on_token: OnToken | None) -> None:
+    def _check(self, options: DecodeOptions) -> None:
         self._prompts.check(options)
         most = self._settings.max_batch
         if options.n_rows > most:
@@ -193,10 +187,6 @@ class DecoderCore:
                 f"{options.n_rows} beams or candidates are more than the {most} rows of this "
                 f"decoder's batch (decoder.max_batch)",
                 param="beam_size" if options.beam_size > 1 else "best_of",
-            )
-        if on_token is not None and (options.n_rows > 1 or len(options.temperatures) > 1):
-            raise UnsupportedValueError(
-                "tokens can only be streamed without fallback, beams and candidates", param="stream"
             )
 
     def _check_open(self) -> None:

@@ -98,13 +98,13 @@ class LaunchQueue:
         if not self._depth:
             self.collect()
 
-    def decode(self, sequences: Sequence[DecodeSequence], *, unwatched: bool) -> None:
+    def decode(self, sequences: Sequence[DecodeSequence], *, uninterrupted: bool) -> None:
         """Launch a decode step, and take results, but for `depth` launches.
 
-        None is left of which a search has to decide first. unwatched: nobody looks at what comes
-        between steps, so that several may be made at once.
+        None is left of which a search has to decide first. uninterrupted: nothing else is to be
+        done between steps, so that several may be made at once.
         """
-        may_run_several = unwatched and not (self._depth or self._in_flight)
+        may_run_several = uninterrupted and not (self._depth or self._in_flight)
         if may_run_several and (most := self._runner.most_steps(sequences)) > 1:
             self._run_several(sequences, most)
             return

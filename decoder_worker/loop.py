@@ -27,7 +27,7 @@ from cluster.common.errors import (
 from cluster.common.failed_batches import DeviceLostError, run_batch
 from cluster.common.kv.importer import KVImporter
 from cluster.common.kv.wire import FetchStats
-from cluster.common.messages import DecodeResult, SampledToken, TokenAlignment
+from cluster.common.messages import DecodeResult, TokenAlignment
 from cluster.common.model.text.quality import compression_ratio
 from cluster.common.priorities import URGENCY, URGENT
 from decoder_worker.alignment import PendingAlignment
@@ -115,9 +115,8 @@ class DecodeLoop:
             self._prefill(started)
         running = self.scheduler.next_step()
         if running:
-            is_watched = was_landing or any(s.on_token is not None for s in running)
-            unwatched = not is_watched and not self.scheduler.is_mixed
-            self._launches.decode(running, unwatched=unwatched)
+            uninterrupted = not (was_landing or self.scheduler.is_mixed)
+            self._launches.decode(running, uninterrupted=uninterrupted)
         else:
             self._launches.collect()
             if not started:
@@ -296,10 +295,6 @@ class DecodeLoop:
         search = sequence.search
         assert search is not None
         self.counters.tokens += len(outputs)
-        if sequence.on_token is not None and outputs[0].token != self._prompts.eot:
-            first = outputs[0]
-            token = SampledToken(first.token, first.logprob, sequence.no_speech_prob)
-            sequence.on_token(token)
         copies = search.take(outputs)
         if search.done:
             self._end_attempt(sequence)

@@ -71,7 +71,7 @@ class Update:
     """What a running request is now certain of, in time order; nothing of it changes later."""
 
     text: str = ""  # follows the text of all updates before; joined, they are the transcript's
-    segments: tuple[Segment, ...] = ()  # closed since, with final ids; often after their text
+    segments: tuple[Segment, ...] = ()  # closed since, with final ids
     logprobs: tuple[TokenLogprob, ...] = ()  # of the tokens behind `text`, where asked for
 
 

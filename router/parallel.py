@@ -3,20 +3,18 @@
 While the language is unknown, windows go one after another, until one with speech shows it. Where a
 decoder stopped before a window's end or before speech in it, the rest is decoded as a window of its
 own, so that nothing said is lost (unless the client limits the tokens). Text behind the last closed
-segment is decoded again with the rest; where it was sent already, the rest is forced to begin with
-it. Text that the decoder doubts needs the support of the voice detector, so that music between two
-sentences gets no words; clear speech is never left out, nor what was sent.
+segment is decoded again with the rest. Text that the decoder doubts needs the support of the voice
+detector, so that music between two sentences gets no words; clear speech is never left out.
 """
 
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable, Sequence
+from collections.abc import Callable
 from dataclasses import dataclass, replace
-from functools import partial
 from statistics import fmean
 
-from cluster.common.messages import SAMPLE_RATE, DecodeOptions, QualityGates, SampledToken
+from cluster.common.messages import SAMPLE_RATE, DecodeOptions, QualityGates
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from router.audio.stream import AudioStream
 from router.audio.windows import Window
@@ -28,7 +26,6 @@ from router.transcript_builder import TranscriptBuilder, gather_window, token_lo
 MIN_TAIL_S = 0.1  # less than this cannot hold a word
 MIN_QUIET_TAIL_S = 2.0  # the same without text from the decoder: likely the pause before a cut
 MAX_TAILS = 16  # of one window
-MAX_SENT_TAIL = 200  # tokens that the rest can begin with, behind the longest prompt
 
 
 @dataclass(slots=True)
@@ -41,7 +38,6 @@ class ParallelRun:
     tokenizer: WhisperTokenizer
     builder: TranscriptBuilder
     logprobs: bool = False  # send those of the tokens as well
-    by_token: bool = False  # send each token at once; only at one temperature
     context_for: Callable[[int], int] | None = None
 
     async def decode_all(self, stream: AudioStream, slots: asyncio.Semaphore) -> None:
@@ -60,12 +56,7 @@ class ParallelRun:
         parts: list[WindowTranscript] = []
         start_s: float | None = window.start_s
         while start_s is not None and len(parts) <= MAX_TAILS:
-            tail = _sent_tail(parts[-1]) if parts else None
-            part = await self._decode_part(window, start_s, parts, tail)
-            if tail is not None:
-                if not part.segments:  # silence: the text that was sent stays where it was
-                    break
-                parts[-1] = replace(parts[-1], segments=parts[-1].segments[:-1])
+            part = await self._decode_part(window, start_s, len(parts))
             if self.options.language is None and any(s.text for s in part.segments):
                 self.options = replace(self.options, language=part.language)
             parts.append(part)
@@ -73,72 +64,32 @@ class ParallelRun:
         self.run.context.finished_audio(window.n_samples / SAMPLE_RATE)
         text, segments = self.builder.add(window.index, parts)
         logprobs = token_logprobs(segments, self.tokenizer) if self.logprobs else ()
-        if text or segments:
+        if segments:
             self.run.context.update(Update(text, segments, logprobs))
 
-    def _send_token(self, index: int, gates: QualityGates, token: SampledToken) -> None:
-        """Not sent where the window may yet turn out to hold no speech."""
-        limit = gates.no_speech_prob
-        if limit is not None and token.no_speech_prob > limit:
-            return
-        if text := self.builder.add_token(index, token.token):
-            self.run.context.update(Update(text))
-
-    async def _decode_part(
-        self,
-        window: Window,
-        start_s: float,
-        before: Sequence[WindowTranscript],
-        tail: Segment | None,
-    ) -> WindowTranscript:
-        """tail: text that the part is forced to begin with, as it was sent already."""
+    async def _decode_part(self, window: Window, start_s: float, n_before: int) -> WindowTranscript:
         pcm = window.pcm[round(start_s * SAMPLE_RATE) - window.start_sample :]
         gates = gates_for(window, self.options.gates)
-        prefix = () if tail is None else self._moved(tail, start_s)
         options = self.options
-        if before or gates is not options.gates:  # most windows are one part, of sure speech
-            seed = options.seed + len(before)
-            options = replace(options, seed=seed, gates=gates, prefix_tokens=prefix)
+        if n_before or gates is not options.gates:  # most windows are one part, of sure speech
+            options = replace(options, seed=options.seed + n_before, gates=gates)
         audio = WindowAudio.of_samples(window.index, pcm, self.context_for)
-        is_told = self.by_token and not any(_is_withheld(part, gates) for part in before)
-        on_token = partial(self._send_token, window.index, gates) if is_told else None
-        result = await self.pipeline.decode(self.run, audio, options, on_token)
-        if tail is not None:
-            logprobs = (*tail.logprobs, *result.token_logprobs)
-            tokens = (*prefix, *result.tokens)
-            result = replace(result, tokens=tokens, token_logprobs=logprobs)
+        result = await self.pipeline.decode(self.run, audio, options)
         part = gather_window(
             result,
             gates,
             offset_s=start_s,
             duration_s=pcm.shape[0] / SAMPLE_RATE,
             tokenizer=self.tokenizer,
-            is_sent=self.by_token,
             trust_start=True,
         )
         return without_hallucinations(part, window, gates)
-
-    def _moved(self, tail: Segment, start_s: float) -> tuple[int, ...]:
-        begin = self.tokenizer.special.timestamp_begin
-        later = round((tail.start - start_s) / self.tokenizer.timestamp_step_s)
-        return (begin + later, *tail.tokens[1:])
-
-
-def _sent_tail(part: WindowTranscript) -> Segment | None:
-    return part.segments[-1] if part.is_sent and part.has_tail else None
-
-
-def _is_withheld(part: WindowTranscript, gates: QualityGates) -> bool:
-    """Whether its text was not sent by token, so that what follows has to wait, too."""
-    limit = gates.no_speech_prob
-    return limit is not None and any(s.no_speech_prob > limit for s in part.segments)
 
 
 def _rest(part: WindowTranscript, window: Window) -> float | None:
     if part.undecoded_s is None:
         return unheard_from(part, window)
-    tail = _sent_tail(part)
-    if part.undecoded_s <= part.offset_s or (tail and len(tail.tokens) > MAX_SENT_TAIL):
+    if part.undecoded_s <= part.offset_s:
         return None
     least_s = MIN_TAIL_S if part.has_tail else MIN_QUIET_TAIL_S
     return part.undecoded_s if window.end_s - part.undecoded_s >= least_s else None
@@ -161,7 +112,7 @@ def without_hallucinations(
     part: WindowTranscript, window: Window, gates: QualityGates
 ) -> WindowTranscript:
     """Take the text from doubted segments without speech; words are aligned beside them."""
-    if window.speech is None or gates.avg_logprob is None or part.is_sent:
+    if window.speech is None or gates.avg_logprob is None:
         return part
     limit, speech = gates.avg_logprob, window.speech
     segments = tuple(

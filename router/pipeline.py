@@ -39,10 +39,8 @@ from cluster.common.messages import (
     EncodeReply,
     EncodeRequest,
     FileMel,
-    OnToken,
     Pcm,
     Role,
-    SampledToken,
     kept_key,
     work_of,
 )
@@ -117,11 +115,9 @@ class WindowRun:
     request: RequestRun
     audio: WindowAudio
     options: DecodeOptions
-    on_token: OnToken | None  # gets each token once, however often the window is decoded
     span: Span
     context: int  # encoder positions that it gets; from a doubt on all
     turn: Turn
-    n_sent: int = 0  # tokens that `on_token` got
     attempt: int = 0  # its last encode's number among all of the request's
     encoded: EncodeReply | None = None  # while its KV may still be there
     failures: int = 0
@@ -133,20 +129,6 @@ class WindowRun:
     @property
     def tries(self) -> int:
         return self.failures + 1
-
-    def token_sink(self) -> OnToken | None:
-        if self.on_token is None:
-            return None
-        on_token, n_seen = self.on_token, 0
-
-        def take(token: SampledToken) -> None:
-            nonlocal n_seen
-            n_seen += 1
-            if n_seen > self.n_sent:
-                self.n_sent = n_seen
-                on_token(token)
-
-        return take
 
 
 class Pipeline:
@@ -177,26 +159,18 @@ class Pipeline:
         self._longest_s: dict[Role, float] = {}  # of the calls of late that were answered
 
     async def decode(
-        self,
-        run: RequestRun,
-        audio: WindowAudio,
-        options: DecodeOptions,
-        on_token: OnToken | None = None,
+        self, run: RequestRun, audio: WindowAudio, options: DecodeOptions
     ) -> DecodeResult:
         """Encode and decode one window. Raises DeadlineExceededError, OverloadedError after as many
         tries as it has, WindowRefusedError where workers died of it, and what no other worker would
         do better.
-
-        When a window is decoded again, its first tokens are not sent again: they are taken for the
-        same, as sampling depends on nothing but the request. Below float32 another batch or device
-        may round to another token.
         """
         with self._tracer.span("window", run.context.span.traceparent, window=audio.index) as span:
             context = run.context
             priority, rank = place_of(audio.index, context.priority, context.audio_s)
             work, rows = work_of(audio.context), float(options.n_rows)
             turn = Turn(priority, context.client, rank, work, rows)
-            window = WindowRun(run, audio, options, on_token, span, audio.context, turn)
+            window = WindowRun(run, audio, options, span, audio.context, turn)
             if window.context != FULL:
                 self._recorder.add("splitscribe_trimmed_windows_total")
             if self._deadly:
@@ -334,7 +308,7 @@ class Pipeline:
                 tries=window.tries,
             )
             async with self._answered_in_time("decoder", window):
-                result = await self._decoders.decode(request, window.token_sink())
+                result = await self._decoders.decode(request)
         spent, timings = result.timings, window.request.timings
         timings.waited(window.audio.index, spent.waited_s)
         timings.transfer_s += spent.transfer_s

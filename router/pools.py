@@ -14,7 +14,6 @@ from cluster.common.messages import (
     DecodeResult,
     EncodeReply,
     EncodeRequest,
-    OnToken,
     WorkerStatus,
 )
 
@@ -45,8 +44,7 @@ class EncoderClient(Pool, Protocol):
 
 
 class DecoderClient(Pool, Protocol):
-    async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
-        """`on_token` is called in the event loop, in order, before the end."""
+    async def decode(self, request: DecodeRequest) -> DecodeResult: ...
 
 
 class Unbounded:
@@ -66,7 +64,7 @@ class EnginePool(Unbounded):
     """
 
     def __init__(
-        self, submit: Callable[..., Future[Any]], status: Callable[[], WorkerStatus]
+        self, submit: Callable[[Any], Future[Any]], status: Callable[[], WorkerStatus]
     ) -> None:
         self._submit = submit
         self._status = status
@@ -75,20 +73,13 @@ class EnginePool(Unbounded):
         reply: EncodeReply = await self._answer(request)
         return reply
 
-    async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
-        result: DecodeResult
-        if on_token is None:
-            result = await self._answer(request)
-        else:
-            loop = asyncio.get_running_loop()
-            result = await self._answer(
-                request, lambda token: loop.call_soon_threadsafe(on_token, token)
-            )
+    async def decode(self, request: DecodeRequest) -> DecodeResult:
+        result: DecodeResult = await self._answer(request)
         return result
 
-    async def _answer(self, *arguments: Any) -> Any:
+    async def _answer(self, request: EncodeRequest | DecodeRequest) -> Any:
         try:
-            return await asyncio.wrap_future(self._submit(*arguments))
+            return await asyncio.wrap_future(self._submit(request))
         except WorkerDrainingError as error:
             raise WorkerError(error.message) from error
 

@@ -15,11 +15,9 @@ from cluster.common.messages import (
     WINDOW_FRAMES,
     DecodeOptions,
     FileMel,
-    SampledToken,
     Task,
 )
 from cluster.common.model.text.tokenizer import WhisperTokenizer
-from cluster.common.model.text.words import split_tokens
 from router.audio.stream import WholeAudio
 from router.interface import Update
 from router.pipeline import Pipeline, RequestRun, WindowAudio
@@ -30,11 +28,7 @@ from router.transcript_builder import CertainText, token_logprobs
 
 @dataclass(slots=True)
 class SequentialRun:
-    """One request in sequential mode.
-
-    by_segment: send a segment's text when its closing timestamp comes; only where nothing replaces
-        it later: without fallback and without words, which may move the window's end.
-    """
+    """One request in sequential mode."""
 
     pipeline: Pipeline
     run: RequestRun
@@ -43,10 +37,8 @@ class SequentialRun:
     audio: WholeAudio
     seeker: Seeker
     logprobs: bool = False
-    by_segment: bool = False
     _segments: list[Segment] = field(default_factory=list)
     _text: CertainText = field(default_factory=CertainText)
-    _sampled: list[int] = field(default_factory=list)  # tokens of the window that is decoded
 
     async def decode_all(self) -> None:
         """The file must be loaded."""
@@ -55,9 +47,7 @@ class SequentialRun:
         while (window := self.seeker.next_window()) is not None:
             audio = await self._window_audio(window.index, window.seek, window.n_frames)
             options = replace(self.options, prompt_tokens=window.prompt_tokens)
-            self._sampled.clear()
-            on_token = self._take_token if self.by_segment else None
-            result = await self.pipeline.decode(self.run, audio, options, on_token)
+            result = await self.pipeline.decode(self.run, audio, options)
             segments = self.seeker.take(result)
             self.run.context.finished_audio((self.seeker.seek - window.seek) / FRAMES_PER_S)
             self._send(segments)
@@ -85,22 +75,9 @@ class SequentialRun:
         file_mel = FileMel(n_before, n_frames, self.audio.result.log_max)
         return WindowAudio(index, pcm, n_frames, file_mel)
 
-    def _take_token(self, token: SampledToken) -> None:
-        """Send what a pair of timestamps closes, unless the window may turn out to be silent."""
-        limit = self.options.gates.no_speech_prob
-        self._sampled.append(token.token)
-        begin = self.tokenizer.special.timestamp_begin
-        is_pair = len(self._sampled) > 1 and min(self._sampled[-2:]) >= begin
-        if not is_pair or (limit is not None and token.no_speech_prob > limit):
-            return
-        pieces = split_tokens(self._sampled, begin).pieces
-        texts = [self.tokenizer.decode(p.tokens) for p in pieces if p.start != p.end]
-        if fresh := self._text.take_fresh("".join(text for text in texts if text.strip())):
-            self.run.context.update(Update(fresh))
-
     def _send(self, segments: tuple[Segment, ...]) -> None:
         self._segments += segments
-        self._text.close(segments)
-        if (fresh := self._text.take_fresh()) or segments:
-            logprobs = token_logprobs(segments, self.tokenizer) if self.logprobs else ()
-            self.run.context.update(Update(fresh, segments, logprobs))
+        text = self._text.add(segments)
+        logprobs = token_logprobs(segments, self.tokenizer) if self.logprobs else ()
+        if segments:
+            self.run.context.update(Update(text, segments, logprobs))

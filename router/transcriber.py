@@ -144,7 +144,6 @@ class RequestTranscriber:
         opened_s = self._clock.monotonic()
         builder = TranscriptBuilder(self.tokenizer)
         context, options = run.context, self._options(params)
-        by_token = _sends_tokens(params, options)
         work = ParallelRun(
             self._pipeline,
             run,
@@ -152,10 +151,8 @@ class RequestTranscriber:
             self.tokenizer,
             builder,
             logprobs=params.logprobs,
-            by_token=by_token,
-            # A token that was sent is never taken back, so there would be no second look; and what
-            # is aligned twice is to have the same KV both times.
-            context_for=None if by_token or params.known_lines else self._context_for,
+            # What is aligned twice is to have the same KV both times.
+            context_for=None if params.known_lines else self._context_for,
         )
         early = params.stream and work.context_for is not None
         async with self._audio.open(
@@ -220,7 +217,6 @@ class RequestTranscriber:
                 audio,
                 seeker,
                 logprobs=params.logprobs,
-                by_segment=_sends_tokens(params, options) and not options.words,
             )
             await work.decode_all()
         return work.transcript(params.task)
@@ -290,13 +286,6 @@ class RequestTranscriber:
         if params.seed is not None:
             return params.seed
         return self._clock.random.getrandbits(31) if params.temperature > 0 else 0
-
-
-def _sends_tokens(params: TranscriptionParams, options: DecodeOptions) -> bool:
-    """Whether nothing replaces a token later, so that it can be sent at once."""
-    is_single = len(options.temperatures) == 1 and options.n_rows == 1
-    by_segment = params.logprobs or params.speakers.by is not None
-    return params.stream and is_single and not by_segment
 
 
 async def _first_speech(stream: AudioStream) -> Pcm:

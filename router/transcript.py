@@ -53,7 +53,6 @@ class WindowTranscript:
     alignment: TokenAlignment | None = None
     undecoded_s: float | None = None  # where the decoder stopped before the window's end
     has_tail: bool = False  # text stands behind the last closed segment
-    is_sent: bool = False  # maybe token by token, so that all of it stays
 
 
 @dataclass(frozen=True, slots=True)

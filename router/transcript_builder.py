@@ -6,7 +6,6 @@ The splitting rule and the silence rule are openai/whisper's (`common.model.text
 
 from __future__ import annotations
 
-import codecs
 import math
 from collections.abc import Iterable, Sequence
 from dataclasses import replace
@@ -28,13 +27,10 @@ def gather_window(
     offset_s: float,
     duration_s: float,
     tokenizer: WhisperTokenizer,
-    is_sent: bool = False,
     trust_start: bool = False,
 ) -> WindowTranscript:
     """Split one window's tokens into segments. offset_s: where its audio begins in the upload.
 
-    is_sent: its text was sent token by token: what stands behind the last closed segment becomes
-        one that lasts to the window's end.
     trust_start: a window that is one segment begins with its first timestamp; openai/whisper lets
         it begin with the window.
     """
@@ -46,8 +42,6 @@ def gather_window(
     pieces, next_start = split.pieces, split.next_start
     if trust_start and not split.is_cut:
         pieces = (_from_first_step(pieces[0], tokenizer),)
-    if is_sent and split.tail:
-        pieces += (Piece(split.tail[0] - tokenizer.special.timestamp_begin, None, split.tail),)
     segments: list[Segment] = []
     n_taken = 0
     for piece in pieces:
@@ -75,7 +69,6 @@ def gather_window(
         alignment=result.alignment,
         undecoded_s=undecoded_s,
         has_tail=bool(tokenizer.decode(split.tail).strip()),
-        is_sent=is_sent,
     )
 
 
@@ -95,33 +88,26 @@ class CertainText:
 
     def __init__(self) -> None:
         self._closed = ""
-        self._n_told = 0
 
     @property
     def whole(self) -> str:
         return self._closed.strip()
 
-    def close(self, segments: Iterable[Segment]) -> None:
+    def add(self, segments: Iterable[Segment]) -> str:
+        """Returns the text that these segments make certain."""
+        n_told = len(self.whole)
         self._closed += "".join(segment.text for segment in segments)
-        # A window that was decoded again may end in less text than its first tokens told.
-        self._n_told = min(self._n_told, len(self.whole))
-
-    def take_fresh(self, sampled: str = "") -> str:
-        """What can be told now; `sampled` follows the closed segments, and nothing replaces it."""
-        certain = (self._closed + sampled).strip()
-        fresh, self._n_told = certain[self._n_told :], max(self._n_told, len(certain))
-        return fresh
+        return self.whole[n_told:]
 
 
 class TranscriptBuilder:
-    """Puts windows together that come in any order. Joined, the texts of `add` and `add_token` are
-    the transcript's.
+    """Puts windows together that come in any order. Joined, the texts of `add` are the
+    transcript's.
     """
 
     def __init__(self, tokenizer: WhisperTokenizer) -> None:
         self.parts: list[HeardPart] = []  # that have words
         self._tokenizer = tokenizer
-        self._sampled: dict[int, list[int]] = {}  # tokens of windows that are not finished
         self._windows: dict[int, tuple[WindowTranscript, ...]] = {}  # arrived, not yet in order
         self._next = 0
         self._segments: list[Segment] = []
@@ -132,23 +118,15 @@ class TranscriptBuilder:
     def add(self, index: int, parts: Sequence[WindowTranscript]) -> tuple[str, tuple[Segment, ...]]:
         """Window `index`, in parts. Returns the text and the segments that it makes certain."""
         self._windows[index] = tuple(parts)
-        first, first_window = len(self._segments), self._next
+        first = len(self._segments)
         while (ready := self._windows.pop(self._next, None)) is not None:
-            self._sampled.pop(self._next, None)
             self._next += 1
             # A part's last words may seem to be said where the next part has its first.
             ends_s = [*(part.offset_s for part in ready[1:]), math.inf]
             for part, end_s in zip(ready, ends_s, strict=True):
                 self._settle(part, self._next - 1, end_s)
         closed = tuple(self._segments[first:])
-        if self._next > first_window:
-            self._text.close(closed)
-        return self._text.take_fresh(self._sampled_text()), closed
-
-    def add_token(self, index: int, token: int) -> str:
-        """Take a token of a window that is not done yet, if nothing replaces it later; as `add`."""
-        self._sampled.setdefault(index, []).append(token)
-        return self._text.take_fresh(self._sampled_text()) if index == self._next else ""
+        return self._text.add(closed), closed
 
     def finish(
         self, *, duration_s: float, task: Task = "transcribe", language: str | None = None
@@ -181,27 +159,12 @@ class TranscriptBuilder:
         limit_s = part.offset_s + part.duration_s
         for segment in segments:
             kept = within(segment, part.offset_s, limit_s, len(self._segments))
-            if (kept.start < kept.end or part.is_sent) and kept.text.strip():
+            if kept.start < kept.end and kept.text.strip():
                 kept = within(kept, part.offset_s, end_s, kept.id)
                 self._segments.append(kept)
                 self._spoken_s[part.language] += kept.end - kept.start
         if (speech_end_s := end_of_speech(segments)) is not None:
             self._last_speech_s = speech_end_s
-
-    def _sampled_text(self) -> str:
-        """Text of the next window as far as it was sampled, up to its last whole character."""
-        tokens = self._sampled.get(self._next, ())
-        begin = self._tokenizer.special.timestamp_begin
-        pieces: list[list[int]] = [[]]
-        for token in tokens:
-            if token >= begin:
-                pieces.append([])
-            else:
-                pieces[-1].append(token)
-        texts = [self._tokenizer.decode(piece) for piece in pieces[:-1]]
-        sampled = self._tokenizer.decode_bytes(pieces[-1])
-        texts.append(codecs.getincrementaldecoder("utf-8")("replace").decode(sampled))
-        return "".join(text for text in texts if text.strip())
 
 
 def end_of_speech(segments: Sequence[Segment]) -> float | None:

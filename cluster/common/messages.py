@@ -6,7 +6,6 @@ monotonic clock on arrival.
 
 from __future__ import annotations
 
-from collections.abc import Callable
 from dataclasses import KW_ONLY, dataclass, field
 from typing import TYPE_CHECKING, Literal, TypeAlias
 
@@ -297,18 +296,6 @@ class DecodeTimings:
     @property
     def waited_s(self) -> float:
         return self.queue_s + self.batch_wait_s
-
-
-@dataclass(frozen=True, slots=True)
-class SampledToken:
-    """One token for a client that wants each at once, never end-of-text; see `DecodeResult`."""
-
-    token: int
-    logprob: float
-    no_speech_prob: float
-
-
-OnToken = Callable[[SampledToken], None]
 
 
 @dataclass(frozen=True, slots=True)

@@ -7,7 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
-from collections.abc import Callable, Hashable, Iterator, Mapping
+from collections.abc import Hashable, Iterator, Mapping
 from contextlib import contextmanager
 from dataclasses import replace
 from typing import Any, TypeVar
@@ -27,7 +27,6 @@ from cluster.common.messages import (
     DecodeResult,
     EncodeReply,
     EncodeRequest,
-    OnToken,
     Role,
     WorkerLoad,
     WorkerStatus,
@@ -68,12 +67,9 @@ class ServePool:
             self._answered(key, reply.load, kept)
             return reply
 
-    async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
+    async def decode(self, request: DecodeRequest) -> DecodeResult:
         with self._call(request) as (key, request):
-            if on_token is not None:
-                result = await self._decode_streamed(request, on_token)
-            else:
-                result = await call_worker(self._decode.remote(request))
+            result: DecodeResult = await call_worker(self._decode.remote(request))
             self._answered(key, result.load)
             return result
 
@@ -115,20 +111,6 @@ class ServePool:
         finally:
             self._calls.end(key)
 
-    async def _decode_streamed(self, request: DecodeRequest, on_token: OnToken) -> DecodeResult:
-        groups = self._handle.options(stream=True).decode_stream.remote(request)
-        try:
-            while True:
-                group = await call_worker(groups.__anext__(), groups.cancel)
-                if isinstance(group, DecodeResult):
-                    return group
-                for token in group:
-                    on_token(token)
-        except StopAsyncIteration:
-            raise WorkerGoneError("a decoder ended its stream without a result") from None
-        finally:
-            groups.cancel()
-
     async def status(self) -> list[WorkerStatus]:
         """Of every worker that answers; of a pool of more than `N_ASKED`, of so many at random."""
         size = self._size
@@ -163,10 +145,8 @@ async def _in_time(response: Any) -> Any:
         return await call_worker(response)
 
 
-async def call_worker(response: Any, cancel: Callable[[], Any] | None = None) -> Any:
+async def call_worker(response: Any) -> Any:
     """Await a Serve response; raise only errors of our own tree (and CancelledError).
-
-    cancel: stops the call, where it is not the response's own `cancel` that does.
 
     Raises the worker's SplitscribeError; WorkerDiedError; WorkerGoneError: it was unreachable, or
     failed outside of our code; OverloadedError: Serve's own queue limit.
@@ -174,7 +154,7 @@ async def call_worker(response: Any, cancel: Callable[[], Any] | None = None) ->
     try:
         return await response
     except asyncio.CancelledError:
-        (cancel or response.cancel)()
+        response.cancel()
         raise
     except Exception as error:
         ours = _as_ours(error)

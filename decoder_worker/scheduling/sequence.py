@@ -12,7 +12,7 @@ the encoder's context was trimmed, a greedy attempt that fails asks for the full
 
 from __future__ import annotations
 
-from collections.abc import Callable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import Future
 from dataclasses import dataclass, field
 from enum import Enum
@@ -27,7 +27,6 @@ from cluster.common.messages import (
     DecodeTimings,
     Priority,
     QualityGates,
-    SampledToken,
     TokenAlignment,
 )
 from cluster.common.model.encoder_context import positions_of
@@ -75,7 +74,6 @@ class DecodeSequence:
     deadline_s: float
     n_new_max: int
     language: str | None
-    on_token: Callable[[SampledToken], None] | None = None
     state: SequenceState = SequenceState.WAITING
     rows: list[Row] = field(default_factory=list)
     cross_pages: tuple[int, ...] = ()

@@ -140,9 +140,7 @@ def test_one_worker_is_both_pools(tmp_path: Path, flags: tuple[str, ...], reason
         asked: dict[str, Any] = {"model": "demo", "file": sample_path("short")}
         answer = client.audio.transcriptions.create(**asked)
         assert answer.text
-        stream = client.audio.transcriptions.create(
-            **asked, stream=True, extra_body={"fallback": False}
-        )
+        stream = client.audio.transcriptions.create(**asked, stream=True)
         assert list(stream)[-1].text == answer.text
         assert f"colocated ({reason})" in running.output()
         assert running.workers("decoder")[0]["transport"] == "memory"

@@ -15,7 +15,6 @@ from cluster.common.messages import (
     DecodeResult,
     EncodeReply,
     EncodeRequest,
-    OnToken,
     WorkerStatus,
 )
 from cluster.common.model.checkpoint import open_checkpoint
@@ -39,8 +38,8 @@ class Listening(Unbounded):
         self.requests[request.window] = request
         return await self._encoders.encode(request)
 
-    async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
-        result = await self._decoders.decode(request, on_token)
+    async def decode(self, request: DecodeRequest) -> DecodeResult:
+        result = await self._decoders.decode(request)
         self.results[request.window] = result
         return result
 

@@ -20,8 +20,6 @@ from cluster.common.messages import (
     EncodeReply,
     EncodeRequest,
     EncodeTimings,
-    OnToken,
-    SampledToken,
 )
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.text.tokenizer import WhisperTokenizer
@@ -116,7 +114,7 @@ class PlayedPools(AnyPool):
         handle = handle_of(request, f"lease-{request.window}-{nth}")
         return EncodeReply(handle, EncodeTimings(0.01, 0.02, 1), reused=self.reused)
 
-    async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
+    async def decode(self, request: DecodeRequest) -> DecodeResult:
         nth = self.decodes[request.window] = self.decodes.get(request.window, 0) + 1
         self.traceparents.append(request.traceparent)
         self.languages[request.window] = request.options.language
@@ -134,19 +132,13 @@ class PlayedPools(AnyPool):
             self.running -= 1
         begin = self.tokenizer.special.timestamp_begin
         text = self.tokenizer.encode(f" word{request.window}")
-        error = self.decode_fault(request.window, nth)
-        lost, found = (tuple(self.tokenizer.encode(word)) for word in (" lost", " found"))
-        if request.options.prefix_tokens:
-            tokens = (*found, begin + 50)
-        elif self.breaks_off(request.window, nth):
+        if error := self.decode_fault(request.window, nth):
+            raise error
+        if self.breaks_off(request.window, nth):
+            lost = self.tokenizer.encode(" lost")
             tokens = (begin, *text, begin + 25, begin + 25, *lost)
         else:
             tokens = (begin, *text, begin + 50)
-        if on_token is not None:  # a worker that fails has told nearly all text
-            for token in tokens if error is None else (begin, *text)[:-1]:
-                on_token(SampledToken(token, -0.1, self.no_speech(request.window)))
-        if error is not None:
-            raise error
         doubted = request.handle.frames < 1500 and self.doubts(request.window)
         return DecodeResult(
             request.request_id, request.window, tokens, (0.0,) * len(tokens),

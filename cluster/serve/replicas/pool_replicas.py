@@ -7,15 +7,12 @@ priority, so that encoding fills what decoding leaves idle. KV moves in memory.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import AsyncGenerator
-from contextlib import aclosing
 
 from cluster.common.messages import (
     DecodeRequest,
     DecodeResult,
     EncodeReply,
     EncodeRequest,
-    SampledToken,
     WorkerStatus,
 )
 from cluster.common.settings import Settings
@@ -47,13 +44,6 @@ class ColocatedWorker:
 
     async def decode(self, request: DecodeRequest) -> DecodeResult:
         return await self._decoder.decode(request)
-
-    async def decode_stream(
-        self, request: DecodeRequest
-    ) -> AsyncGenerator[tuple[SampledToken, ...] | DecodeResult, None]:
-        async with aclosing(self._decoder.decode_stream(request)) as groups:
-            async for group in groups:
-                yield group
 
     async def status(self) -> tuple[WorkerStatus, WorkerStatus]:
         return await self._encoder.status(), await self._decoder.status()

@@ -12,8 +12,6 @@ import logging
 import os
 import sys
 import time
-from collections.abc import AsyncGenerator
-from contextlib import suppress
 from dataclasses import asdict, replace
 from typing import TYPE_CHECKING, Any, ClassVar
 
@@ -28,7 +26,6 @@ from cluster.common.messages import (
     EncodeReply,
     EncodeRequest,
     Role,
-    SampledToken,
     WorkerStatus,
 )
 from cluster.common.metrics import (
@@ -56,7 +53,6 @@ logger = logging.getLogger(__name__)
 ENGINE_DRAIN_S = 30.0
 UNWELL = "windows fail here again and again, and others do the same windows"
 SWITCH_S = 0.0005  # a step is launched in less
-STREAM_S = 0.1  # at least between two messages of one stream
 EXPORT_PORTION = 0.25  # of a GPU's room, where the decoder's pool comes after the encoder's
 
 
@@ -263,29 +259,6 @@ class DecoderWorker(PoolWorker):
             result = await asyncio.wrap_future(self._engine.submit(request))
             return self._told(request, result, span, arrived_s)
 
-    async def decode_stream(
-        self, request: DecodeRequest
-    ) -> AsyncGenerator[tuple[SampledToken, ...] | DecodeResult, None]:
-        """As `decode`, with the tokens in groups (`grouped`) before the result."""
-        loop = asyncio.get_running_loop()
-        sampled: asyncio.Queue[SampledToken | None] = asyncio.Queue()  # None is the last
-
-        def tell(token: SampledToken | None) -> None:  # on the engine's thread
-            loop.call_soon_threadsafe(sampled.put_nowait, token)
-
-        with request_scope(request.request_id), self._span(request) as span:
-            arrived_s = time.monotonic()
-            submitted = self._engine.submit(request, tell)
-            submitted.add_done_callback(lambda _: tell(None))
-            try:
-                # The future may be done before its last tokens have reached this queue.
-                async for tokens in grouped(sampled):
-                    yield tokens
-                result = await asyncio.wrap_future(submitted)
-                yield self._told(request, result, span, arrived_s)
-            finally:
-                submitted.cancel()
-
     def record_autoscaling_stats(self) -> dict[str, float]:
         return asdict(self._engine.stats().signals())
 
@@ -352,21 +325,3 @@ class DecoderWorker(PoolWorker):
         recorder.total("splitscribe_failed_sequences_total", stats.failed)
         for reason, total in self._kv.refused().items():
             recorder.total("splitscribe_refused_handles_total", total, reason=reason)
-
-
-async def grouped(
-    sampled: asyncio.Queue[SampledToken | None],
-) -> AsyncGenerator[tuple[SampledToken, ...], None]:
-    """The tokens up to None: the first at once, later ones together with those of `STREAM_S`."""
-    clock = asyncio.get_running_loop().time
-    next_s, is_open = clock(), True
-    while is_open:
-        group = [await sampled.get()]
-        with suppress(TimeoutError):
-            async with asyncio.timeout_at(next_s):
-                while group[-1] is not None:
-                    group.append(await sampled.get())
-        is_open = group[-1] is not None
-        if tokens := tuple(token for token in group if token is not None):
-            yield tokens
-            next_s = clock() + STREAM_S

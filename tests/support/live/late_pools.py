@@ -18,7 +18,6 @@ from cluster.common.messages import (
     DecodeResult,
     EncodeReply,
     EncodeRequest,
-    OnToken,
     Pcm,
 )
 from cluster.common.metrics import ROUTER_METRICS, silent_recorder
@@ -70,11 +69,11 @@ class LatePools(AnyPool):
         await asyncio.sleep(self._late_s(self._encodes))
         return self._call(self._encoders.encode, request)
 
-    async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
+    async def decode(self, request: DecodeRequest) -> DecodeResult:
         self._decodes += 1
         if (error := self._fault(self._decodes)) is not None:
             raise error
-        return self._call(self._decoders.decode, request, on_token)
+        return self._call(self._decoders.decode, request)
 
 
 def hear(

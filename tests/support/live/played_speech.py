@@ -22,7 +22,6 @@ from cluster.common.messages import (
     EncodeReply,
     EncodeRequest,
     EncodeTimings,
-    OnToken,
     Pcm,
 )
 from cluster.common.model.text.tokenizer import WhisperTokenizer
@@ -116,7 +115,7 @@ class PlayedListeners(AnyPool):
         handle = handle_of(request, lease)
         return EncodeReply(handle, EncodeTimings(0.0, 0.05, 1))
 
-    async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
+    async def decode(self, request: DecodeRequest) -> DecodeResult:
         nth = len(self.decoded)
         self.decoded.append(request)
         await asyncio.sleep(0.01)

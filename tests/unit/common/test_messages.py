@@ -30,7 +30,7 @@ def test_messages_are_frozen_and_carry_no_moment(cls: type) -> None:
 
 @pytest.mark.parametrize(
     ("worker", "calls"),
-    [(EncoderWorker, {"encode", "status"}), (DecoderWorker, {"decode", "decode_stream", "status"})],
+    [(EncoderWorker, {"encode", "status"}), (DecoderWorker, {"decode", "status"})],
 )
 def test_no_release_or_renewal_rides_through_serve(worker: type, calls: set[str]) -> None:
     """Those go by the transport's notifications; Serve's queues carry windows and status."""

@@ -16,7 +16,7 @@ import torch
 from safetensors.torch import load_file, save_file
 
 from cluster.common.errors import SequenceFailedError, WorkerDiedError
-from cluster.common.messages import DecodeResult, SampledToken
+from cluster.common.messages import DecodeResult
 from decoder_worker.gpu.graphs import Buckets, bucket_sizes, few_sizes
 from tests.support.checkpoints import make_checkpoint
 from tests.support.workers.decoder_engines import (
@@ -90,11 +90,8 @@ def test_results_are_those_of_single_sequences_collected_at_once(
 
 def test_the_row_that_runs_for_nothing_is_dropped(stand: Stand) -> None:
     """One step more than the text needs, and no trace of it in what the caller gets."""
-    told: list[SampledToken] = []
-    options = {"seed": 1, "max_new_tokens": 40, "timestamps": True}
-    result = stand.engine.submit(stand.request(**options), told.append).result(ANSWER_S)
+    result = stand.decode(seed=1, max_new_tokens=40, timestamps=True)
     assert result.finish_reason == "stop"
-    assert tuple(each.token for each in told) == result.tokens
     assert result.timings.steps == len(result.tokens)  # the last gave the end of text
     stand.assert_all_returned()
     assert stand.engine.stats().steps == len(result.tokens) + 1

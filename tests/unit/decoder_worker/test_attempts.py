@@ -5,17 +5,15 @@ from __future__ import annotations
 import json
 from collections.abc import Iterator
 from pathlib import Path
-from typing import Any
 
 import pytest
 
 from cluster.common.errors import UnsupportedValueError
-from cluster.common.messages import DecodeResult, QualityGates, SampledToken
+from cluster.common.messages import DecodeResult, QualityGates
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.model.text.words import split_tokens
 from tests.support.checkpoints import cached_checkpoint, make_checkpoint
 from tests.support.workers.decoder_engines import (
-    ANSWER_S,
     NEVER_GOOD,
     REQUESTS,
     Stand,
@@ -92,24 +90,6 @@ def test_more_rows_than_the_batch_has_are_refused(stand: Stand) -> None:
             stand.engine.submit(request)
         stand.importer.accept(request.handle)
         stand.importer.drop(request.handle)
-
-
-def test_tokens_are_told_one_by_one(stand: Stand) -> None:
-    told: list[SampledToken] = []
-    future = stand.engine.submit(stand.request(max_new_tokens=20), told.append)
-    result = future.result(ANSWER_S)
-    assert tuple(each.token for each in told) == result.tokens
-    assert tuple(each.logprob for each in told) == result.token_logprobs
-    assert {each.no_speech_prob for each in told} == {result.no_speech_prob}
-
-
-@pytest.mark.parametrize("options", [{"beam_size": 2}, {"temperatures": (0.0, 0.5)}])
-def test_tokens_that_may_be_taken_back_are_not_told(stand: Stand, options: Any) -> None:
-    request = stand.request(**options)
-    with pytest.raises(UnsupportedValueError, match="fallback"):
-        stand.engine.submit(request, lambda token: None)
-    stand.importer.accept(request.handle)
-    stand.importer.drop(request.handle)
 
 
 def test_a_language_alone_can_be_asked_for(stand: Stand) -> None:

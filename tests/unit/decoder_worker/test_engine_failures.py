@@ -23,7 +23,7 @@ from cluster.common.errors import (
     WorkerDiedError,
     WorkerDrainingError,
 )
-from cluster.common.messages import DecodeResult, SampledToken
+from cluster.common.messages import DecodeResult
 from decoder_worker.scheduling.sequence import SequenceState
 from decoder_worker.states import Projected
 from tests.support.checkpoints import cached_checkpoint
@@ -237,15 +237,6 @@ def test_an_error_outside_of_any_sequence_answers_all_and_is_reported(
             stand.engine.submit(request)
         stand.exporter.revoke(request.handle.lease)
         stand.assert_all_returned()
-
-
-def test_a_caller_that_cannot_take_its_tokens_ends_its_own_sequence_alone(stand: Stand) -> None:
-    def refuse(_: SampledToken) -> None:
-        raise RuntimeError("the event loop is closed")
-
-    with pytest.raises(SequenceFailedError, match="event loop is closed"):
-        stand.engine.submit(stand.request(0), refuse).result(ANSWER_S)
-    assert stand.engine.submit(stand.request(1)).result(ANSWER_S).tokens
 
 
 def test_a_beam_that_cannot_be_moved_ends_its_own_sequence_alone(

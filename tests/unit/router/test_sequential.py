@@ -21,9 +21,7 @@ from cluster.common.messages import (
     EncodeReply,
     EncodeRequest,
     EncodeTimings,
-    OnToken,
     QualityGates,
-    SampledToken,
 )
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.encoder_context import FULL
@@ -56,8 +54,6 @@ class PlayedPools(AnyPool):
         self.encoded: list[EncodeRequest] = []
         self.decoded: list[DecodeRequest] = []
         self.fault: Callable[[DecodeRequest], Exception | None] = lambda request: None
-        self.updates: list[Update] = []  # what the request told so far
-        self.told_at_pair: list[int] = []  # how many texts that were as closing timestamps came
         self.gate = asyncio.Event()
         self.gate.set()
 
@@ -66,7 +62,7 @@ class PlayedPools(AnyPool):
         handle = handle_of(request, f"lease-{len(self.encoded)}")
         return EncodeReply(handle, EncodeTimings(0.0, 0.0, 1))
 
-    async def decode(self, request: DecodeRequest, on_token: OnToken | None = None) -> DecodeResult:
+    async def decode(self, request: DecodeRequest) -> DecodeResult:
         self.decoded.append(request)
         await self.gate.wait()
         if error := self.fault(request):
@@ -75,10 +71,6 @@ class PlayedPools(AnyPool):
         tokens = (BEGIN, *text, BEGIN + 1000, BEGIN + 1000, *TOKENIZER.encode(" unfin"))
         if request.options.detect_only:
             tokens = ()
-        for token in tokens if on_token else ():
-            on_token(SampledToken(token, -0.5, 0.0))
-            n_told = sum(bool(update.text) for update in self.updates)
-            self.told_at_pair += [n_told] if token == BEGIN + 1000 else []
         return DecodeResult(
             request.request_id, request.window, tokens, (-0.5,) * len(tokens), -0.5, 0.0,
             request.options.language or "de", 0.0, "stop",
@@ -138,21 +130,6 @@ async def test_what_is_told_joins_to_the_transcript_and_progress_ends_at_the_end
     assert "".join(t.token for u in updates for t in u.logprobs).strip() == transcript.text
     assert [done_s for done_s, _ in progress] == pytest.approx([20.0, 40.0, 60.0, FILE_S])
     assert {known_s for _, known_s in progress} == {FILE_S}
-
-
-async def test_without_fallback_a_segment_is_told_at_its_closing_timestamp(
-    pool: AudioPool, file: Path
-) -> None:
-    """Before its window ends; with fallback only then, when its attempt is accepted."""
-    for fallback, told in ((False, [0, 1, 1, 2, 2, 3, 3, 4]), (True, [])):
-        pools = PlayedPools()
-        context = request_context()
-        context.on_update = pools.updates.append
-        params = replace(PARAMS, stream=True, fallback=fallback)
-        result = await transcribe(pool, pools, file, params, context)
-        texts = [update.text for update in pools.updates if update.text]
-        assert "".join(texts) == result.transcript.text == "word0 word1 word2 word3"
-        assert pools.told_at_pair == told
 
 
 async def test_an_unknown_language_is_asked_once_for_the_whole_file(

@@ -11,8 +11,8 @@ from typing import Any
 import pytest
 
 from cluster.common.messages import DecodeResult, DecodeTimings, QualityGates, TokenAlignment
-from router.transcript import Segment, Transcript, WindowTranscript
-from router.transcript_builder import CertainText, TranscriptBuilder, gather_window, token_logprobs
+from router.transcript import Transcript, WindowTranscript
+from router.transcript_builder import TranscriptBuilder, gather_window, token_logprobs
 
 GATES = QualityGates()
 
@@ -228,56 +228,3 @@ def test_the_language_is_the_one_with_most_speech() -> None:
     assert whole(*windows, language="ja").language == "ja"
     assert whole(*windows[2:]).language == "ja", "none spoken: the first"
     assert whole().language == "en"
-
-
-def test_tokens_told_one_by_one_are_the_transcript_too() -> None:
-    """The window that comes next tells its tokens as they are sampled, later ones wait."""
-    windows = [(t(0.0), 1, 2, t(1.0), t(1.0), 3), (t(0.0), 4, t(0.5)), (t(0.0), 2, t(1.0))]
-    builder = TranscriptBuilder(TOKENIZER)
-    texts = []
-    for index in (1, 0, 2):
-        texts.append([builder.add_token(index, token) for token in windows[index]])
-        result = make_result(*windows[index])
-        part = gather_window(
-            result, GATES, offset_s=10.0 * index, duration_s=10.0, tokenizer=TOKENIZER, is_sent=True
-        )
-        texts.append([builder.add(index, [part])[0]])
-    transcript = builder.finish(duration_s=30.0)
-    assert transcript.text == "one two three two"
-    assert "".join(text for group in texts for text in group) == transcript.text
-    assert texts[0] == ["", "", ""]
-    assert texts[2] == ["", "one", " two", "", "", " three"]
-    assert [(s.start, s.end) for s in transcript.segments] == [
-        (0.0, 1.0),
-        (1.0, 10.0),
-        (20.0, 21.0),
-    ]
-
-
-def test_text_after_a_window_that_lost_told_words_is_told_whole() -> None:
-    def closed(said: str) -> list[Segment]:
-        return [Segment(0, 0, 0.0, 1.0, said, (), 0.0, 0.0, 1.0, 0.0)]
-
-    text = CertainText()
-    assert text.take_fresh(" Hello there my friend") == "Hello there my friend"
-    text.close(closed(" Hello"))
-    assert text.take_fresh(" World") == " World"
-    text.close(closed(" World again."))
-    assert text.take_fresh() == " again."
-
-
-def test_a_character_is_told_when_its_bytes_are_complete() -> None:
-    class Bytes:
-        special = SimpleNamespace(timestamp_begin=T0)
-        timestamp_step_s = 0.02
-
-        def decode_bytes(self, tokens: Sequence[int]) -> bytes:
-            return bytes(tokens)
-
-        def decode(self, tokens: Sequence[int]) -> str:
-            return bytes(token for token in tokens if token < T0).decode(errors="replace")
-
-    told: Any = Bytes()
-    builder = TranscriptBuilder(told)
-    texts = [builder.add_token(0, token) for token in " né".encode()]
-    assert texts == ["", "n", "", "é"]

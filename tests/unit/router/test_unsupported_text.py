@@ -64,8 +64,6 @@ def test_nothing_is_left_out_where_that_cannot_be_told() -> None:
     part, window = make_part((104, 110, -1.4)), make_window((101, 103))
     assert without_hallucinations(part, replace(window, speech=None), GATES) is part
     assert without_hallucinations(part, window, OFF) is part
-    told = replace(part, is_sent=True)
-    assert without_hallucinations(told, window, GATES) is told
 
 
 def test_the_rest_begins_shortly_before_the_speech_that_was_not_heard() -> None:
@@ -104,12 +102,11 @@ def test_speech_behind_the_part_is_not_its_rest() -> None:
     assert unheard_from(beyond, make_window((101, 103), (110, 112))) is None
 
 
-def test_without_text_or_cuts_there_is_no_rest_and_after_what_was_sent_there_is() -> None:
+def test_without_text_or_cuts_there_is_no_rest() -> None:
     window = make_window((101, 103), (110, 112))
     part = make_part((101, 103, -0.3))
     assert unheard_from(make_part(), window) is None
     assert unheard_from(part, replace(window, speech=None)) is None
-    assert unheard_from(replace(part, is_sent=True), window) == unheard_from(part, window)
 
 
 def test_a_rest_is_shorter_than_what_it_is_a_rest_of() -> None:

@@ -68,9 +68,9 @@ class Watched(Unbounded):
             raise self.errors.pop(0)
         return await self.pool.encode(request)
 
-    async def decode(self, request: DecodeRequest, on_token: Any = None) -> DecodeResult:
+    async def decode(self, request: DecodeRequest) -> DecodeResult:
         self.seen.append(request)
-        return await self.pool.decode(request, on_token)
+        return await self.pool.decode(request)
 
     async def status(self) -> Any:
         return await self.pool.status()
