@@ -55,24 +55,34 @@ class ParallelRun:
     async def _decode_window(self, window: Window) -> None:
         parts: list[WindowTranscript] = []
         start_s: float | None = window.start_s
+        n_left = self.options.max_new_tokens  # None: no limit
         while start_s is not None and len(parts) <= MAX_TAILS:
-            part = await self._decode_part(window, start_s, len(parts))
+            part, n_tokens = await self._decode_part(window, start_s, len(parts), n_left)
             if self.options.language is None and any(s.text for s in part.segments):
                 self.options = replace(self.options, language=part.language)
             parts.append(part)
-            start_s = None if self.options.max_new_tokens else _rest(part, window)
+            n_left = None if n_left is None else n_left - n_tokens
+            start_s = _rest(part, window) if n_left is None or n_left > 0 else None
         self.run.context.finished_audio(window.n_samples / SAMPLE_RATE)
         text, segments = self.builder.add(window.index, parts)
         logprobs = token_logprobs(segments, self.tokenizer) if self.logprobs else ()
         if segments:
             self.run.context.update(Update(text, segments, logprobs))
 
-    async def _decode_part(self, window: Window, start_s: float, n_before: int) -> WindowTranscript:
+    async def _decode_part(
+        self, window: Window, start_s: float, n_before: int, max_new_tokens: int | None
+    ) -> tuple[WindowTranscript, int]:
+        """Also returns how many tokens were sampled for it."""
         pcm = window.pcm[round(start_s * SAMPLE_RATE) - window.start_sample :]
         gates = gates_for(window, self.options.gates)
         options = self.options
         if n_before or gates is not options.gates:  # most windows are one part, of sure speech
-            options = replace(options, seed=options.seed + n_before, gates=gates)
+            options = replace(
+                options,
+                seed=options.seed + n_before,
+                gates=gates,
+                max_new_tokens=max_new_tokens,
+            )
         audio = WindowAudio.of_samples(window.index, pcm, self.context_for)
         result = await self.pipeline.decode(self.run, audio, options)
         part = gather_window(
@@ -83,7 +93,7 @@ class ParallelRun:
             tokenizer=self.tokenizer,
             trust_start=True,
         )
-        return without_hallucinations(part, window, gates)
+        return without_hallucinations(part, window, gates), len(result.tokens)
 
 
 def _rest(part: WindowTranscript, window: Window) -> float | None:

@@ -47,7 +47,14 @@ async def test_windows_run_side_by_side_and_come_out_in_order(pools: PlayedPools
 
 
 @pytest.mark.parametrize(
-    "fields", [{}, {"fallback": False}, {"temperature": 0.2}, {"fallback": False, "stream": True}]
+    "fields",
+    [
+        {},
+        {"fallback": False},
+        {"temperature": 0.2},
+        {"fallback": False, "stream": True},
+        {"max_completion_tokens": 100},
+    ],
 )
 async def test_what_a_window_leaves_undecoded_is_decoded_as_its_own(
     pools: PlayedPools, fields: dict[str, Any]
@@ -58,6 +65,16 @@ async def test_what_a_window_leaves_undecoded_is_decoded_as_its_own(
     assert text == "word0 word1 word1 word2"
     assert pools.encodes == {0: 1, 1: 2, 2: 1}
     assert pools.lengths[1] == [2 * SAMPLE_RATE, 2 * SAMPLE_RATE - SAMPLE_RATE // 2]
+
+
+async def test_a_limit_on_tokens_is_one_of_a_window_with_its_rest(pools: PlayedPools) -> None:
+    pools.breaks_off = lambda window, nth: window == 1
+    n_answered = len(pools.tokenizer.encode(" word1")) + 3 + len(pools.tokenizer.encode(" lost"))
+    for limit, text in ((n_answered, "word1"), (n_answered + 5, "word1 word1")):
+        pools.decodes.clear()
+        params = replace(PARAMS, max_completion_tokens=limit)
+        assert await run(pools, 2, params) == f"word0 {text}"
+        assert pools.options[1].max_new_tokens == (5 if limit > n_answered else limit)
 
 
 async def test_what_is_certain_is_told_in_order_and_is_the_whole(pools: PlayedPools) -> None:
