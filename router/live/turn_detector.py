@@ -71,11 +71,11 @@ class TurnDetector:
             return
         if all(utterance.turn is not turn for utterance in self.utterances):
             self.clear()  # a turn without speech: later speech begins another one
-            self._next_turn_from = self._undecoded_from = self.detected_to
+            self._next_turn_from = self._undecoded_from = turn.start
 
     def appended(self, n_samples: int) -> None:
         if self.config.turn_detection is None and self._open_turn is None and n_samples:
-            self._begin_turn(max(self._appended, self._next_turn_from))
+            self._begin_turn(self._padded(self.detected_to))
         self._appended += n_samples
 
     def commit(self) -> Turn | None:

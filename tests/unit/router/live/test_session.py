@@ -42,6 +42,7 @@ from tests.support.live.virtual_sessions import (
     plain,
     play,
     speak,
+    speak_all,
 )
 
 IDLE = LiveConfig(turn_detection=ServerVad(idle_timeout_ms=3000))
@@ -308,9 +309,12 @@ def test_a_configuration_holds_from_the_text_that_follows() -> None:
     assert all(delta.logprobs for delta in told.of(TextDelta))
 
 
+@pytest.mark.parametrize(("before", "after"), [(MANUAL, VAD), (VAD, MANUAL)])
 @pytest.mark.parametrize("is_heard", [False, True])
-def test_turn_detection_that_is_turned_on_loses_no_word(is_heard: bool) -> None:
-    """Neither of audio that no detector has seen, nor of an utterance that waits to be decoded."""
+def test_turn_detection_that_is_turned_on_or_off_loses_no_word(
+    before: LiveConfig, after: LiveConfig, is_heard: bool
+) -> None:
+    """Of audio that no detector has seen, of an utterance that waits, of a word that begins."""
 
     async def configure(session: LiveSession, pcm: Pcm, played: PlayedEngine) -> None:
         played.pools.encode_s = lambda nth: 4.0
@@ -319,8 +323,21 @@ def test_turn_detection_that_is_turned_on_loses_no_word(is_heard: bool) -> None:
             await speak(session, pcm[:first], played.clock)
         else:
             session.append(pcm[:first])
+        session.configure(after)
+        await speak_all(session, pcm[first:], played)
+
+    told, _ = play("one two three. (2.5) four five six.", before, configure)
+    assert told.words == ["one", "two", "three", "four", "five", "six"]
+
+
+def test_turn_detection_that_is_turned_on_while_a_word_begins_takes_it_whole() -> None:
+    async def configure(session: LiveSession, pcm: Pcm, played: PlayedEngine) -> None:
+        told, begun = 2 * SAMPLE_RATE, 4 * SAMPLE_RATE  # with 100 ms of "four"
+        await speak(session, pcm[:told], played.clock)
+        session.commit()
+        await speak(session, pcm[told:begun], played.clock)
         session.configure(VAD)
-        await speak(session, pcm[first:], played.clock)
+        await speak(session, pcm[begun:], played.clock)
 
     told, _ = play("one two three. (2.5) four five six.", MANUAL, configure)
     assert told.words == ["one", "two", "three", "four", "five", "six"]
