@@ -201,7 +201,6 @@ class TurnDetector:
         self._events.emit(IdleTimeout(turn.number, first, last))
         self._events.emit(TurnCommitted(turn.number))
         turn.is_announced, turn.end, self._next_turn_from = True, end, end
-        self._undecoded_from = end
         self._finish_turn(turn, end)
         self._silence_from = None  # reported once for each silence
 

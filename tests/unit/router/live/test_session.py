@@ -341,3 +341,10 @@ def test_turn_detection_that_is_turned_on_while_a_word_begins_takes_it_whole() -
 
     told, _ = play("one two three. (2.5) four five six.", MANUAL, configure)
     assert told.words == ["one", "two", "three", "four", "five", "six"]
+
+
+def test_a_word_that_begins_while_a_quiet_line_is_reported_is_whole() -> None:
+    words = spoken("one two.", at_s=2.96)
+    told, _ = play(words, IDLE)
+    assert told.of(IdleTimeout)
+    assert told.words == ["one", "two"]
