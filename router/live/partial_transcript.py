@@ -166,7 +166,11 @@ class PartialTranscript:
         return fresh
 
     def covers(self, sample: int) -> bool:
-        return self.last is not None and not self.last.is_cut and self.last_end >= sample
+        """Whether the last update heard up to `sample`, and nothing behind the turn."""
+        if self.last is None or self.last.is_cut:
+            return False
+        turn_end = self.utterance.turn.end
+        return sample <= self.last_end and (turn_end is None or self.last_end <= turn_end)
 
     def text_end(self) -> int:
         """Where the confirmed text ends, by timestamp or attention; else the start."""

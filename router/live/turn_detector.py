@@ -219,7 +219,8 @@ class TurnDetector:
         turn.end = self._next_turn_from = end
         utterance = self._open_utterance(turn)
         last_speech_end = turn.last_speech_end if utterance is None else utterance.speech_end
-        self._undecoded_from = max(turn.cut_at, min(end, last_speech_end + TAIL))
+        tail = min(TAIL, (end - last_speech_end) // 2)  # a word may begin in the other half
+        self._undecoded_from = max(turn.cut_at, last_speech_end + tail)
         self._events.emit(SpeechStopped(turn.number, milliseconds(end)))
         self._events.emit(TurnCommitted(turn.number))
         self._finish_turn(turn, self._undecoded_from)

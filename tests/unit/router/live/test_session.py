@@ -28,7 +28,13 @@ from router.live.interface import (
 from router.live.partial_transcript import Policy
 from router.live.session import LiveSession
 from router.speakers.live import SessionVoices
-from tests.support.live.played_speech import Floats, LoudIsSpeech, pcm_of_words, spoken
+from tests.support.live.played_speech import (
+    Floats,
+    LoudIsSpeech,
+    SlowToHear,
+    pcm_of_words,
+    spoken,
+)
 from tests.support.live.virtual_sessions import (
     GAP_S,
     MANUAL,
@@ -341,6 +347,17 @@ def test_turn_detection_that_is_turned_on_while_a_word_begins_takes_it_whole() -
 
     told, _ = play("one two three. (2.5) four five six.", MANUAL, configure)
     assert told.words == ["one", "two", "three", "four", "five", "six"]
+
+
+@pytest.mark.parametrize("detector", [LoudIsSpeech, SlowToHear])
+@pytest.mark.parametrize("silence_ms", [100, 200, 300])
+def test_a_word_that_begins_while_a_short_silence_ends_the_turn_is_the_next_turn_s(
+    silence_ms: int, detector: type[LoudIsSpeech]
+) -> None:
+    detection = ServerVad(silence_duration_ms=silence_ms)
+    talk = " ".join(f"w{n + 4} ({silence_ms / 1000 + n / 100})" for n in range(-4, 5))
+    told, _ = play(talk, replace(VAD, turn_detection=detection), detector=detector())
+    assert told.words == plain(talk)
 
 
 def test_a_word_that_begins_while_a_quiet_line_is_reported_is_whole() -> None:
