@@ -340,6 +340,7 @@ export class Reader {
     place.onblur = () => over(true);
     place.onkeydown = (event) => {
       if (event.key !== "Enter" && event.key !== "Escape") return;
+      if (event.isComposing || event.keyCode === 229) return; // an input method's; Safari has the code alone
       event.preventDefault();
       over(event.key === "Enter");
       this.#choose(index, true);

@@ -2,8 +2,6 @@
 
 from __future__ import annotations
 
-import json
-import shutil
 import subprocess
 from dataclasses import replace
 from pathlib import Path
@@ -19,6 +17,7 @@ from router.api.subtitles import srt, txt, vtt
 from router.http.page import FOLDER
 from router.speakers.attribution import SpokenText
 from router.transcript import Segment, Transcript
+from tests.support.browsers.node_page import told_by_node
 from tests.support.programs import needs
 from tests.support.router_fakes import make_segment, make_words
 
@@ -32,12 +31,10 @@ TEXTS = (
     "",
 )
 SCRIPT = """
-import { readFileSync } from "node:fs";
 import * as text from "./text.js";
 import { languages } from "./languages.js";
 import { Resampler } from "./resample.js";
 import { stagesOf } from "./timing.js";
-const asked = JSON.parse(readFileSync(0, "utf-8"));
 const told = {};
 const { segments, words } = asked.answer;
 told.segments = text.wordsIntoSegments(segments, words);
@@ -88,10 +85,6 @@ def segments_of(texts: tuple[str, ...]) -> tuple[Segment, ...]:
 
 @pytest.fixture(scope="module")
 def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
-    folder = tmp_path_factory.mktemp("page")
-    shutil.copytree(FOLDER, folder, dirs_exist_ok=True)
-    (folder / "package.json").write_text('{"type": "module"}')
-    (folder / "asked.js").write_text(SCRIPT)
     segments = segments_of(TEXTS)
     transcript = Transcript("transcribe", "en", 3610.5, "".join(TEXTS).strip(), segments)
     params = TranscriptionParams("", response_format="verbose_json", words=True)
@@ -102,16 +95,7 @@ def told(tmp_path_factory: pytest.TempPathFactory) -> dict[str, Any]:
         "timing": 'upload;dur=1.5, encode;dur=20.0;desc="2 windows", total;dur=30.2',
         "rates": RATES,
     }
-    run = subprocess.run(
-        ["node", "asked.js"],
-        cwd=folder,
-        input=json.dumps(asked),
-        capture_output=True,
-        text=True,
-        timeout=60,
-    )
-    assert run.returncode == 0, run.stderr
-    found: dict[str, Any] = json.loads(run.stdout)
+    found: dict[str, Any] = told_by_node(tmp_path_factory.mktemp("page"), SCRIPT, asked)
     return found
 
 
