@@ -144,6 +144,7 @@ addEventListener("drop", (event) => {
   queue.add(event.dataTransfer.files, options("options"));
 });
 addEventListener("paste", (event) => {
+  if (event.target.closest("input, textarea, [contenteditable]")) return; // cells of a table bring a picture
   if (event.clipboardData?.files.length) queue.add(event.clipboardData.files, options("options"));
 });
 addEventListener("beforeunload", (event) => queue.hasUnsaved && event.preventDefault());

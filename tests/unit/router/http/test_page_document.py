@@ -38,3 +38,25 @@ def test_enter_that_ends_a_composition_goes_on_with_the_edit(
     enter = {"key": "Enter"}
     told = told_by_node(tmp_path, EDIT, [enter | composing, enter])
     assert told == [[True, " かな と"], [False, " 漢字"]]
+
+
+PASTE = """
+import { byId, top } from "./document.js";
+await import("./main.js");
+const told = [];
+for (const [selector, content] of asked) {
+  const place = document.createElement(selector);
+  top.append(place);
+  place.fire("paste", { clipboardData: { files: content.map((name) => new File(["x"], name)) } });
+  told.push(byId("queue").children.length);
+}
+console.log(JSON.stringify(told));
+process.exit();
+"""
+
+
+def test_what_is_pasted_into_a_field_is_its_text_and_no_file(tmp_path: Path) -> None:
+    """Cells of a table come with a picture of themselves."""
+    image = ["image.png"]
+    asked = [("input", image), ("textarea", image), ("p", []), ("p", ["talk.wav"])]
+    assert told_by_node(tmp_path, PASTE, asked) == [0, 0, 0, 1]
