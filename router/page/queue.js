@@ -116,7 +116,7 @@ export class Queue {
       });
       this.#finish(job, answer, timing);
     } catch (error) {
-      this.#fail(job, error);
+      this.#fail(job, await explained(error, job.file));
     }
   }
 
@@ -274,6 +274,14 @@ function check(file) {
   if (file.size <= limits.uploadBytes) return;
   const [has, most] = [size(file.size), size(limits.uploadBytes)];
   throw new ApiError(`The file has ${has}, and this server takes at most ${most}.`, { status: 413 });
+}
+
+/** What cannot be read, the browser reports as a lost connection: say which of both it was. */
+async function explained(error, file) {
+  if (error.status !== 0) return error;
+  return file.slice(0, 1).arrayBuffer().then(() => error, () => new ApiError(
+    "The file cannot be read. It may be a folder, or it was changed or removed after it was chosen.",
+  ));
 }
 
 function formOf(job) {

@@ -60,3 +60,27 @@ def test_what_is_pasted_into_a_field_is_its_text_and_no_file(tmp_path: Path) -> 
     image = ["image.png"]
     asked = [("input", image), ("textarea", image), ("p", []), ("p", ["talk.wav"])]
     assert told_by_node(tmp_path, PASTE, asked) == [0, 0, 0, 1]
+
+
+SENT = """
+import { byId } from "./document.js";
+import { Queue } from "./queue.js";
+globalThis.XMLHttpRequest = class {
+  upload = {};
+  open() {}
+  abort() {}
+  send() { setTimeout(() => this.onerror()); }
+};
+const [file, folder] = ["talk.wav", "talks"].map((name) => new File(["x"], name));
+folder.slice = () => ({ arrayBuffer: () => Promise.reject(new DOMException("", "NotFoundError")) });
+const told = {};
+const listen = (what, job) => { if (job.state === "failed") told[job.name] = job.note; };
+new Queue(listen, null).add([file, folder], {});
+setTimeout(() => console.log(JSON.stringify(told)), 200);
+"""
+
+
+def test_a_dropped_folder_is_no_lost_connection(tmp_path: Path) -> None:
+    told = told_by_node(tmp_path, SENT)
+    assert told["talk.wav"] == "The connection to the server was lost."
+    assert "It may be a folder" in told["talks"]
