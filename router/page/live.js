@@ -260,7 +260,7 @@ class Turns {
 
   add(id, delta) {
     const turn = this.open(id);
-    turn.text.append(make("span", { class: "new" }, delta));
+    turn.text.append(delta);
     this.#draw();
   }
 
@@ -268,8 +268,9 @@ class Turns {
     const turn = this.open(id);
     turn.done = true;
     turn.item.classList.remove("open");
-    turn.text.textContent = transcript.trim();
-    if (!transcript.trim()) this.#drop(id, turn);
+    const text = transcript.trim();
+    if (turn.text.textContent !== text) turn.text.textContent = text; // what is written anew is read out again
+    if (!text) this.#drop(id, turn);
     this.#draw();
   }
 

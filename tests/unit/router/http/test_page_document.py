@@ -84,3 +84,51 @@ def test_a_dropped_folder_is_no_lost_connection(tmp_path: Path) -> None:
     told = told_by_node(tmp_path, SENT)
     assert told["talk.wav"] == "The connection to the server was lost."
     assert "It may be a folder" in told["talks"]
+
+
+LIVE = """
+import { byId } from "./document.js";
+import { Live } from "./live.js";
+const track = { stop() {}, addEventListener() {} };
+const stream = { getAudioTracks: () => [track], getTracks: () => [track] };
+Object.assign(globalThis, {
+  window: { isSecureContext: true },
+  AudioContext: class {
+    audioWorklet = { addModule: async () => {} };
+    createMediaStreamSource = () => ({ connect() {} });
+    async resume() {}
+    close() {}
+  },
+  AudioWorkletNode: class { port = {}; },
+  WebSocket: class {
+    static OPEN = 1;
+    readyState = 1;
+    constructor() {
+      globalThis.socket = this;
+      setTimeout(() => this.onopen());
+    }
+    send() {}
+    close() {}
+  },
+});
+const mediaDevices = { getUserMedia: async () => stream };
+Object.defineProperty(globalThis, "navigator", { value: { mediaDevices } });
+new Live(() => ({ model: "whisper-1", language: "" }), null);
+byId("live-button").fire("click");
+while (!globalThis.socket?.onmessage) await new Promise((resolve) => setTimeout(resolve, 10));
+const told = asked.map((event) => {
+  socket.onmessage({ data: JSON.stringify({ item_id: "item_1", ...event }) });
+  return byId("turns").querySelector(".words").children.map((one) => one.textContent ?? one);
+});
+console.log(JSON.stringify(told));
+process.exit();
+"""
+
+
+def test_the_text_of_a_turn_is_not_written_anew_at_its_end(tmp_path: Path) -> None:
+    """A screen reader would read all of it a second time."""
+    transcription = "conversation.item.input_audio_transcription"
+    deltas = [{"type": f"{transcription}.delta", "delta": text} for text in ("one", " two")]
+    end = {"type": f"{transcription}.completed", "transcript": "one two"}
+    told = told_by_node(tmp_path, LIVE, [*deltas, end])
+    assert told == [["one"], ["one", " two"], ["one", " two"]]
