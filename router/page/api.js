@@ -1,6 +1,8 @@
 // What the page asks of the server, and the key that it sends. The key lives in this module's
 // memory only. Errors carry the API's own words.
 
+const HEALTH_MS = 10_000; // after which the server counts as gone
+
 const session = { key: "" };
 
 /** What the server takes, as far as it has told by now. */
@@ -52,7 +54,8 @@ async function ask(path, options = {}) {
 /** The state of the pools; a server that is not ready answers too. Throws ApiError. */
 export async function health() {
   try {
-    const report = await (await fetch(place("health"), { cache: "no-store" })).json();
+    const signal = AbortSignal.timeout(HEALTH_MS);
+    const report = await (await fetch(place("health"), { cache: "no-store", signal })).json();
     limits.uploadBytes = report.router?.max_upload_bytes ?? Infinity;
     return report;
   } catch {

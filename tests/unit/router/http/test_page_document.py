@@ -132,3 +132,21 @@ def test_the_text_of_a_turn_is_not_written_anew_at_its_end(tmp_path: Path) -> No
     end = {"type": f"{transcription}.completed", "transcript": "one two"}
     told = told_by_node(tmp_path, LIVE, [*deltas, end])
     assert told == [["one"], ["one", " two"], ["one", " two"]]
+
+
+LOST = """
+import "./document.js";
+import { health } from "./api.js";
+AbortSignal.timeout = (ms) => AbortSignal.abort(new DOMException(`${ms} ms`, "TimeoutError"));
+globalThis.fetch = (url, { signal }) => new Promise((_, reject) => {
+  if (signal?.aborted) reject(signal.reason);
+});
+setTimeout(() => console.log(JSON.stringify("still waits")), 500);
+console.log(JSON.stringify(await health().catch((error) => error.message)));
+process.exit();
+"""
+
+
+def test_a_server_whose_machine_is_gone_is_told_in_time(tmp_path: Path) -> None:
+    """Nothing comes from it any more, not even that the connection is over."""
+    assert told_by_node(tmp_path, LOST) == "The server does not answer."
