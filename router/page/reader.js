@@ -289,7 +289,7 @@ export class Reader {
     row.text.textContent = before;
     this.#write(row.text, index, `Text at ${clock(job.segments[index].start)}`, (after) => {
       if (after !== before) {
-        job.segments[index] = withText(job.segments[index], after ? ` ${after}` : "");
+        job.segments[index] = withText(job.segments[index], after);
         this.#changed(job);
       }
       this.#fill(row, job.segments[index]);

@@ -29,11 +29,13 @@ export function wordsIntoSegments(segments, words) {
 }
 
 /**
- * A segment with another text. Words that stayed keep their times; those between them share the
- * time that is left, and are nobody's guess any more, so their probability is 1.
+ * A segment with another text, `said`, behind the space that it began with, if any. Words that
+ * stayed keep their times; those between them share the time that is left, and are nobody's guess
+ * any more, so their probability is 1.
  */
-export function withText(segment, text) {
+export function withText(segment, said) {
   const spoken = segment.words;
+  const text = said && segment.text.match(/^\s*/)[0] + said;
   const wanted = text.match(/\s*\S+/g) ?? [];
   if (!spoken.length || !wanted.length) return { ...segment, text, words: [] };
   const same = (i, j) => spoken[i].text.trim() === wanted[j].trim();

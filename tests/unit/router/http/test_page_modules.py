@@ -45,6 +45,7 @@ for (const format of ["txt", "srt", "vtt"]) told.spoken[format] = text[format](s
 told.spoken.json = JSON.parse(text.FORMATS.json.write({ ...asked.spoken, segments: spoken }));
 told.json = JSON.parse(text.FORMATS.json.write({ ...asked.answer, segments: told.segments }));
 told.edits = asked.edits.map((edit) => text.withText(told.segments[0], edit));
+told.unspaced = text.withText({ text: "はい。", words: [] }, "いいえ。").text;
 told.languages = languages();
 told.stages = stagesOf(asked.timing);
 told.resampled = asked.rates.map(([from, to, hertz]) => {
@@ -146,6 +147,12 @@ def test_an_edit_keeps_the_times_of_words_that_stay(told: dict[str, Any]) -> Non
     assert [(w["start"], w["end"]) for w in other["words"]] == [(3599.0, 3600.5)]
     assert nothing["words"] == []
     assert [(w["start"], w["end"]) for w in first["words"]] == [(hello.start, hello.end)]
+
+
+def test_an_edit_begins_with_a_space_where_the_text_did(told: dict[str, Any]) -> None:
+    texts = [edit["text"] for edit in told["edits"]]
+    assert texts == [" Hello there.", " Hello dear there.", " Bye.", "", " Hello"]
+    assert told["unspaced"] == "いいえ。"
 
 
 def test_the_languages_are_the_model_s(told: dict[str, Any]) -> None:
