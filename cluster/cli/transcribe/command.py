@@ -37,8 +37,8 @@ from router.api.request_fields import FIELDS
 from router.api.subtitles import CueOptions
 from router.live.interface import LiveConfig
 
-out = Console(highlight=False, soft_wrap=True)
-err = Console(stderr=True, highlight=False, soft_wrap=True)
+out = Console(highlight=False, emoji=False, soft_wrap=True)
+err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
 FORMATS = ("txt", "vtt", "srt", "tsv", "json")
 INTERRUPTED = 130  # the shell's status after Ctrl-C

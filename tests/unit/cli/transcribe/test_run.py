@@ -12,6 +12,7 @@ import pytest
 from rich.console import Console
 
 from cluster.cli.align import align
+from cluster.cli.transcribe import command
 from cluster.cli.transcribe.job import LiveJob, Target, TranscribeFile, Watcher
 from cluster.cli.transcribe.local import live_in_process, local_settings
 from cluster.cli.transcribe.run import ProgressBoard, Run, transcribe_files, write_results
@@ -302,3 +303,11 @@ async def test_a_live_session_is_refused_a_language_that_the_model_does_not_know
     with pytest.raises(UnsupportedValueError, match="the language 'de'"):
         async with live_in_process(job):
             pass
+
+
+@pytest.mark.parametrize("console", [command.out, command.err])
+def test_what_is_printed_is_the_text_letter_for_letter(console: Console) -> None:
+    text = "a ratio of 1:100:1 and a :key:"
+    with console.capture() as printed:
+        console.print(text, markup=False)
+    assert printed.get() == f"{text}\n"
