@@ -153,6 +153,12 @@ def test_no_probe_kills_a_pod_that_loads_a_model(tmp_path: Path) -> None:
     assert any(str(settings.router.api_key_file).startswith(path) for path in mounts)
 
 
+def test_a_version_that_never_gets_ready_can_be_rolled_back() -> None:
+    """Else Kubernetes waits for its pod before it replaces it (kubernetes/kubernetes#67250)."""
+    one = shipped("kubernetes", "StatefulSet")["spec"]
+    assert (one["replicas"], one["podManagementPolicy"]) == (1, "Parallel")
+
+
 def test_templates_are_no_configurations_to_show() -> None:
     names = {one.name for one in shipped_configs()}
     assert "helm/values" in names
