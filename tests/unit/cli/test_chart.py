@@ -116,6 +116,25 @@ def test_a_pod_has_no_privileges_and_may_write_where_it_must(name: str) -> None:
         assert {one["name"] for one in mounts} == {one["name"] for one in pod["volumes"]}
 
 
+@pytest.mark.parametrize(
+    ("manifest", "pool", "cores", "gib"),
+    [
+        ("kubernetes", "all", 8, 32),
+        ("kuberay", "head", 4, 16),
+        ("kuberay", "router", 8, 16),
+        ("kuberay", "encoder", 8, 32),
+        ("kuberay", "decoder", 8, 32),
+    ],
+)
+def test_a_pod_fits_a_usual_node_of_which_kubernetes_keeps_some(
+    manifest: str, pool: str, cores: int, gib: int
+) -> None:
+    """The autoscaler beside the head asks for half a core and 512 MiB."""
+    limits = pods(manifest)[pool]["containers"][0]["resources"]["limits"]
+    assert int(limits["cpu"]) <= cores - 1
+    assert int(limits["memory"].removesuffix("Gi")) <= 0.8 * gib
+
+
 def test_kuberay_takes_the_cluster_and_the_application() -> None:
     from ray.autoscaler._private.kuberay.autoscaling_config import (
         _derive_autoscaling_config_from_ray_cr,
