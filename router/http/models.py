@@ -51,7 +51,7 @@ class ServedModel:
 
 
 class ModelRegistry:
-    """All models of a router. The first is the one that `whisper-1` means, unless one claims it."""
+    """All models of a router. `whisper-1` means the one that claims it, or else the first."""
 
     def __init__(
         self,
@@ -62,7 +62,7 @@ class ModelRegistry:
     ) -> None:
         """Take `models`, the default first. Raises ConfigurationError: two share a name.
 
-        openai_aliases: OPENAI_ALIASES mean the first model, too, where no model claims them.
+        openai_aliases: OPENAI_ALIASES mean what `whisper-1` means, where no model claims them.
         """
         if not models:
             raise ConfigurationError("there is no model to serve")
@@ -76,8 +76,9 @@ class ModelRegistry:
                 if self._by_name.setdefault(name, model) is not model:
                     raise ConfigurationError(f"two models are called '{name}'")
         hosted = (ALIAS, *OPENAI_ALIASES) if openai_aliases else (ALIAS,)
+        first = self._by_name.setdefault(ALIAS, models[0])
         for name in hosted:
-            self._by_name.setdefault(name, models[0])
+            self._by_name.setdefault(name, first)
         self._listed_aliases = hosted if list_openai_aliases else ()
 
     def find(self, name: str) -> ServedModel:

@@ -210,8 +210,8 @@ class RouterSettings(FrozenModel):
     max_attempts: int = Field(8, ge=1, description="most tries of one window when workers fail")
     openai_aliases: bool = Field(
         True,
-        description="the first model also has OpenAI's newer names, such as gpt-transcribe and "
-        "gpt-live-transcribe, which some clients require",
+        description="what whisper-1 means also has OpenAI's newer names, such as gpt-transcribe "
+        "and gpt-live-transcribe, which some clients require",
     )
     list_openai_aliases: bool = Field(
         False, description="GET /v1/models also lists these names and whisper-1"

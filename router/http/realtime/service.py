@@ -30,7 +30,7 @@ from router.api.openapi import whole_schema
 from router.http.access import refuse_upgrade
 from router.http.bodies import JSON_TYPE, media_type
 from router.http.envelope import notes_of
-from router.http.models import LIVE_ALIASES
+from router.http.models import ALIAS, LIVE_ALIASES
 from router.http.realtime.access import (
     MAX_S,
     MIN_S,
@@ -228,7 +228,7 @@ class RealtimeService:
 
     def _first_config(self, model: str | None) -> SessionConfig:
         """The configuration of a session before its first update. Raises ModelNotFoundError."""
-        name = model or self._shared.registry.models[0].names[0]
+        name = model or self._shared.registry.find(ALIAS).names[0]
         base = SessionConfig(live=LiveConfig(model=name))
         return updated(base, {}, self._names)
 
