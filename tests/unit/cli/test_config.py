@@ -101,6 +101,14 @@ def test_a_cloud_has_a_node_type_for_each_role(name: str) -> None:
     assert (spot["min_workers"], spot["max_workers"]) == (0, 0)
 
 
+def test_google_cloud_is_told_how_to_schedule_by_an_object() -> None:
+    """As its API has it; Ray's own examples give it a list (ray-project/ray#46248)."""
+    types = load("cluster/gcp")["available_node_types"]
+    for role in ("encoder", "encoder-spot", "decoder"):
+        assert types[role]["node_config"]["scheduling"]["onHostMaintenance"] == "TERMINATE"
+    assert types["encoder-spot"]["node_config"]["scheduling"]["provisioningModel"] == "SPOT"
+
+
 @pytest.mark.parametrize("name", APPLICATIONS)
 def test_an_application_is_what_serve_and_we_take(name: str) -> None:
     assert application(load(name)).placement == "split"
