@@ -13,6 +13,10 @@ models:
 model: {{ .Values.model }}
 {{- end }}
 placement: {{ if .Values.kuberay }}split{{ else }}{{ .Values.placement }}{{ end }}
+{{- /* A network joins the pods' GPUs, and states are a 64th of the bytes of large-v3's KV. */}}
+{{- if and .Values.kuberay (eq (default "" .Values.decoder.settings.device) "cuda") (not .Values.settings.handoff) }}
+handoff: encoder_states
+{{- end }}
 {{- with .Values.settings }}
 {{ toYaml . }}
 {{- end }}

@@ -148,6 +148,7 @@ def test_kuberay_takes_the_cluster_and_the_application() -> None:
     types = derived["available_node_types"]
     assert types["headgroup"]["resources"]["CPU"] == 0
     settings = of_serve(service)
+    assert settings.handoff == "encoder_states"
     for role in (settings.router, settings.encoder, settings.decoder):
         assert role.node_labels == types[role.node_labels["pool"]]["labels"]
     for pool in ("encoder", "decoder"):
