@@ -80,8 +80,11 @@ def main() -> None:
         under_test = SystemUnderTest(loadgen, server, IN_FLIGHT)
         under_test.wait(server.client.__aenter__())
         at_once = (2, 8) if args.device == "cpu" else (IN_FLIGHT, 2 * IN_FLIGHT, 4 * IN_FLIGHT)
-        rate = max(under_test.rate(n) for n in at_once)  # the first ones warm up
-        print(f"{at_once[-1]} at once: {rate:.3f} windows/s")
+        rates = []
+        for n in at_once:  # the first ones warm up
+            rates.append(under_test.rate(n))
+            print(f"{n} at once: {rates[-1]:.3f} windows/s", flush=True)  # whatever comes later
+        rate = max(rates)
         scenarios = under_test.scenarios(rate, args.seconds)
         under_test.wait(server.client.__aexit__())
         under_test.close()

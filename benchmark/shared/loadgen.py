@@ -51,6 +51,7 @@ class SystemUnderTest:
         for scenario, share in (("Offline", 1.0), ("Server", SERVER_SHARE)):
             n = max(LEAST_WINDOWS, round(1.1 * rate * seconds))
             found[scenario] = self._run(scenario, n, share * rate, seconds)
+            print(f"{scenario}: {figures(found[scenario])}", flush=True)
             rate = float(found[scenario].get("Samples per second", rate))
         return found
 
