@@ -20,7 +20,6 @@ from typing import cast
 
 import numpy as np
 import torch
-from numpy.typing import NDArray
 from torch import Tensor
 from torch.nn import functional as F
 
@@ -33,6 +32,7 @@ from cluster.common.model.encoder_context import MEL_PER_POSITION
 from cluster.common.model.streams import upload
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.attention.base import AttentionBackend, AttentionBatch, PagedKV
+from decoder_worker.cpu.compiled import path_finder
 from decoder_worker.model import TextDecoder, TorchDecoder
 from decoder_worker.step import Readback
 
@@ -132,7 +132,8 @@ class PendingAlignment:
         matrix = look.numpy()
         if not np.isfinite(matrix).all() or not all(isfinite(prob) for prob in known):
             raise SequenceFailedError("the text could not be aligned: the model gave no numbers")
-        times_s = tuple(frame / self._rate for frame in first_columns(-matrix))
+        firsts = path_finder()(-matrix)
+        times_s = tuple(frame / self._rate for frame in firsts.tolist())
         return TokenAlignment(self._tokens, times_s, known)
 
 
@@ -317,48 +318,3 @@ def median_filter(x: Tensor) -> Tensor:
         a, b = lanes[low], lanes[high]
         lanes[low], lanes[high] = torch.minimum(a, b), torch.maximum(a, b)
     return lanes[reach]
-
-
-def first_columns(x: NDArray[np.float32]) -> list[int]:
-    """Dynamic time warping: where the cheapest path through x [n, m] enters each of its rows.
-
-    Costs are summed anti-diagonal by anti-diagonal, for then a diagonal is one vector operation:
-    1724 of them for 225 rows of 1500 columns. Steps and ties are openai/whisper's: straight or down
-    only if strictly cheapest of the three, else along the row, even where that is dearer.
-    """
-    n, m = x.shape
-    skewed = np.zeros((n + m - 1, n), dtype=np.float32)  # [i + j, i]
-    for i, row in enumerate(x):
-        skewed[i : i + m, i] = row
-    cost = np.full((n + m + 1, n + 1), np.inf, dtype=np.float32)  # [i + j, i], both from 1
-    cost[0, 0] = 0.0
-    least = np.empty(n, dtype=np.float32)
-    is_least, differs = np.empty(n, dtype=np.bool_), np.empty(n, dtype=np.bool_)
-    for diagonal in range(2, n + m + 1):
-        straight, down = cost[diagonal - 2, :-1], cost[diagonal - 1, :-1]
-        along, out = cost[diagonal - 1, 1:], cost[diagonal, 1:]
-        np.minimum(straight, down, out=least)
-        np.less(least, along, out=is_least)
-        np.not_equal(straight, down, out=differs)
-        np.logical_and(is_least, differs, out=is_least)
-        out[:] = along
-        np.copyto(out, least, where=is_least)
-        np.add(out, skewed[diagonal - 2], out=out)
-    return _trace_back(cost, n, m)
-
-
-def _trace_back(cost: NDArray[np.float32], n: int, m: int) -> list[int]:
-    """First column of each row on the path that ends at (n, m); cost is [i + j, i]."""
-    firsts = [0] * n
-    i, j = n, m
-    while i > 0 and j > 0:
-        firsts[i - 1] = j - 1
-        straight, down = cost[i + j - 2, i - 1], cost[i + j - 1, i - 1]
-        along = cost[i + j - 1, i]
-        if straight < min(down, along):
-            i, j = i - 1, j - 1
-        elif down < min(straight, along):
-            i -= 1
-        else:
-            j -= 1
-    return firsts

@@ -3,13 +3,15 @@
 from __future__ import annotations
 
 from collections.abc import Callable
-from functools import partial
+from functools import cache, partial
 from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
+from numpy.typing import NDArray
 
-from cluster.common.kernels.cpu.background import InBackground
+from cluster.common.kernels.cpu.background import InBackground, load_machine_code_alone
+from cluster.common.kernels.cpu.cache import ensure_jit_cache
 from cluster.common.kernels.cpu.tile_registers import products_for
 from decoder_worker.cpu.arrays import Kinds
 
@@ -46,7 +48,19 @@ def all_builds(*, bfloat16: bool, int8: bool) -> tuple[Callable[[], InBackground
 def _build_decoder(kinds: Kinds) -> DecoderKernels:
     from decoder_worker.cpu.step_kernels import build
 
+    path_finder()(np.zeros((1, 1), np.float32))
     return build(kinds)
+
+
+@cache
+def path_finder() -> Callable[[NDArray[np.float32]], NDArray[np.int64]]:
+    """`warping.first_columns`, which its first call compiles. On a GPU nobody else has numba."""
+    ensure_jit_cache(KERNEL_SOURCES)
+    load_machine_code_alone()
+    from decoder_worker.cpu.warping import first_columns
+
+    found: Callable[[NDArray[np.float32]], NDArray[np.int64]] = first_columns
+    return found
 
 
 _FOLDER = Path(__file__).resolve().parent
@@ -61,6 +75,7 @@ KERNEL_SOURCES = (
     _FOLDER / "step_team.py",
     _FOLDER / "tile_products.py",
     _FOLDER / "vector_products.py",
+    _FOLDER / "warping.py",
     _FOLDER / "work_sharing.py",
     _FOLDER.parent / "sampling" / "slots.py",
 )

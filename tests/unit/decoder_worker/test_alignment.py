@@ -4,6 +4,8 @@ from __future__ import annotations
 
 import itertools
 import json
+import sys
+import threading
 from pathlib import Path
 
 import numpy as np
@@ -18,7 +20,8 @@ from whisper import timing
 from cluster.common.errors import CheckpointError, SequenceFailedError
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.kv_scales import kv_scales
-from decoder_worker.alignment import alignment_heads, first_columns, median_filter, standardise
+from decoder_worker.alignment import alignment_heads, median_filter, standardise
+from decoder_worker.cpu.warping import first_columns
 from tests.support.checkpoints import cached_checkpoint, make_checkpoint
 from tests.support.workers.model_runners import AlignerBench
 
@@ -38,12 +41,35 @@ def openai_first_columns(x: NDArray[np.float32]) -> list[int]:
 )
 def test_among_equal_paths_it_is_the_references(steps: NDArray[np.int8]) -> None:
     x = steps.astype(np.float32) / 4
-    assert first_columns(x) == openai_first_columns(x)
+    assert first_columns(x).tolist() == openai_first_columns(x)
 
 
 def test_a_long_path_is_the_references() -> None:
     x = np.random.default_rng(1).standard_normal((60, 150)).astype(np.float32)
-    assert first_columns(x) == openai_first_columns(x)
+    assert first_columns(x).tolist() == openai_first_columns(x)
+
+
+def test_python_s_lock_is_free_while_a_path_is_found() -> None:
+    """A decoder's steps need it again and again, and would wait for it each time."""
+    x, begun, left = np.zeros((60, 20_000), np.float32), threading.Event(), list(range(100))
+    first_columns(x)  # compiles it
+
+    def find() -> None:
+        begun.set()
+        while left:
+            first_columns(x)
+            left.pop()
+
+    finder, usual_s = threading.Thread(target=find), sys.getswitchinterval()
+    sys.setswitchinterval(600.0)  # nobody is made to give it away
+    try:
+        finder.start()
+        begun.wait()
+        n_left = len(left)
+    finally:
+        sys.setswitchinterval(usual_s)
+        finder.join()
+    assert n_left > 0
 
 
 def test_the_network_finds_the_median_of_all_orders() -> None:
