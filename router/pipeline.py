@@ -298,7 +298,7 @@ class Pipeline:
                 remaining_s=window.request.remaining_s(),
                 content_frames=window.audio.content_frames,
                 traceparent=call.traceparent,
-                kv_location=encoded.location,
+                kv_node=encoded.node,
                 priority=window.turn.priority,
                 key=window.request.key,
                 owner=window.turn.owner,

@@ -49,14 +49,6 @@ class FileMel:
 
 
 @dataclass(frozen=True, slots=True)
-class Location:
-    """Where a worker runs."""
-
-    node: str = ""  # Ray's id
-    domain: str = ""  # of NVLink
-
-
-@dataclass(frozen=True, slots=True)
 class WorkerStatus:
     """A worker's state, for /health."""
 
@@ -200,7 +192,7 @@ class EncodeReply:
 
     handle: CrossKVHandle
     timings: EncodeTimings
-    location: Location = Location()
+    node: str = ""  # Ray's id
     reused: bool | None = None
     load: WorkerLoad | None = None  # beside this window; None from an engine without a pool
 
@@ -272,7 +264,7 @@ class DecodeRequest(WindowRequest):
     options: DecodeOptions
     remaining_s: float
     content_frames: int = WINDOW_FRAMES  # mel frames that are audio and not padding, 1 to 3000
-    kv_location: Location = Location()  # for whoever chooses a decoder
+    kv_node: str = ""  # for whoever chooses a decoder
 
 
 @dataclass(frozen=True, slots=True)

@@ -24,7 +24,7 @@ from ray.exceptions import RayActorError
 
 from cluster.common.cores import audio_workers_of
 from cluster.common.errors import SplitscribeError
-from cluster.common.messages import ROLES, SAMPLE_RATE, WINDOW_SAMPLES, Location, Role
+from cluster.common.messages import ROLES, SAMPLE_RATE, WINDOW_SAMPLES, Role
 from cluster.planning.devices import Device
 from cluster.planning.profile import Profile
 from cluster.planning.scenario import Arrival, LoadRequest, Outcome, Scenario, arrivals
@@ -360,6 +360,6 @@ class SimHandle:
             for gone in self._known.keys() - known.keys():
                 self._calls.forget(gone)
             self._known = known
-            self._members = Members({key: Location(one.node) for key, one in known.items()})
+            self._members = Members({key: one.node for key, one in known.items()})
             self._calls.sizes[self.deployment_id] = len(known)
         return self._known[self._members.choose(request, self._calls, self._chance)[0]]

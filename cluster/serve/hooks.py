@@ -22,7 +22,7 @@ from ray.serve.request_router import (
     RunningReplica,
 )
 
-from cluster.common.messages import Location, Role
+from cluster.common.messages import Role
 from cluster.common.signals import DecoderSignals, EncoderSignals
 from cluster.serve import own_calls, replica_count  # looked up in: by value these would be copies
 from cluster.serve.own_calls import OwnCalls, key_of
@@ -121,7 +121,7 @@ class LoadAwareRouter(FIFOMixin, RequestRouter):
         for gone in self._known.keys() - known.keys():
             self._calls.forget(gone)
         if known.keys() != self._known.keys():
-            self._members = Members({key: _location(one) for key, one in known.items()})
+            self._members = Members({key: one.node_id or "" for key, one in known.items()})
         self._known = known
         self._calls.sizes[str(self._deployment_id)] = len(known)
 
@@ -160,7 +160,3 @@ class LoadAwareRouter(FIFOMixin, RequestRouter):
 
 def _request_of(pending_request: PendingRequest) -> Any:
     return pending_request.args[0] if pending_request.args else None
-
-
-def _location(replica: RunningReplica) -> Location:
-    return Location(replica.node_id or "", str(replica.replica_metadata.get("domain", "")))

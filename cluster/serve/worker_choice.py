@@ -27,12 +27,11 @@ from typing import Any
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.common.messages import DecodeRequest, EncodeRequest, Location, WorkerLoad
+from cluster.common.messages import DecodeRequest, EncodeRequest, WorkerLoad
 from cluster.serve.own_calls import Link, OwnCalls, key_of
 
-# What the KV's way counts for, in parts of a decoder's pool: a worker that far away must be so
-# much emptier.
-SAME_DOMAIN = 0.1
+# What the KV's way to another node counts for, in parts of a decoder's pool: a worker there must be
+# so much emptier.
 ELSEWHERE = 0.25
 # How much later than the first, in parts of the time that the window takes there, an encoder may be
 # done and still be preferred for its kept KV: so never one that has such a window more to do.
@@ -45,7 +44,7 @@ LIKELY_KEPT = 2.0
 AS_SOON = 0.1
 FEW = 8  # workers that are all compared
 N_SAMPLED = 4  # of more, beside those that the window prefers
-N_NEAR = 2  # decoders on the node of the KV, and as many in its domain
+N_NEAR = 2  # decoders on the node of the KV
 # What a worker's `OwnCalls.trouble` counts for: windows in an encoder, parts of a decoder's pool.
 TROUBLE_WINDOWS = 8.0
 TROUBLE_POOLS = 1.0
@@ -55,22 +54,20 @@ TROUBLE_POOLS = 1.0
 class Candidate:
     key: Hashable
     load: WorkerLoad
-    location: Location
+    node: str
     trouble: float = 0.0
 
 
 class Members:
     """The workers of one pool, and who of them is compared for a window."""
 
-    def __init__(self, places: Mapping[Hashable, Location] | None = None) -> None:
+    def __init__(self, places: Mapping[Hashable, str] | None = None) -> None:
         self._places = dict(places or {})
         self._keys = list(self._places)
         self._points = _points(self._keys)
-        self._near: dict[tuple[str, str], list[Hashable]] = {}
-        for key, place in self._places.items():
-            self._near.setdefault(("node", place.node), []).append(key)
-            if place.domain:
-                self._near.setdefault(("domain", place.domain), []).append(key)
+        self._on_node: dict[str, list[Hashable]] = {}
+        for key, node in self._places.items():
+            self._on_node.setdefault(node, []).append(key)
 
     def choose(self, request: Any, calls: OwnCalls, chance: random.Random) -> list[Hashable]:
         """Workers for `request`, the best one first, which is counted in `calls` from now on.
@@ -116,11 +113,8 @@ class Members:
     def _preferred(self, request: Any, calls: OwnCalls, chance: random.Random) -> list[Hashable]:
         """Encoders that may keep the audio's KV, or decoders next to the KV."""
         if isinstance(request, DecodeRequest):
-            place = request.kv_location
-            near = (
-                self._near.get(one, []) for one in (("node", place.node), ("domain", place.domain))
-            )
-            return [key for some in near for key in chance.sample(some, min(N_NEAR, len(some)))]
+            near = self._on_node.get(request.kv_node, [])
+            return chance.sample(near, min(N_NEAR, len(near)))
         if kv_key := shared_key(request):
             kept_at = calls.kept_at(kv_key)
             return [self.owner(kv_key), *([kept_at] if kept_at in self._places else [])]
@@ -153,7 +147,7 @@ def ranked(
     chance.shuffle(workers)
     if isinstance(request, DecodeRequest):
         usual = _usual(worker.load.capacity for worker in workers)
-        workers.sort(key=lambda worker: _decoder_cost(worker, request.kv_location, usual))
+        workers.sort(key=lambda worker: _decoder_cost(worker, request.kv_node, usual))
     elif isinstance(request, EncodeRequest) and workers:
         workers = _encoders_ranked(request, workers, kept_at)
     workers.sort(key=lambda worker: worker.key in failed_at)  # the others keep their order
@@ -193,18 +187,11 @@ def _encoder_cost(worker: Candidate, work: float, usual_s: float) -> float:
     return windows * (worker.load.window_s or usual_s)
 
 
-def _decoder_cost(worker: Candidate, kv_location: Location, usual: float) -> float:
+def _decoder_cost(worker: Candidate, kv_node: str, usual: float) -> float:
     """How full it is, in parts of its capacity, and how far away."""
     full = worker.load.work / (worker.load.capacity or usual)
-    return full + TROUBLE_POOLS * worker.trouble + _distance(worker.location, kv_location)
-
-
-def _distance(location: Location, kv_location: Location) -> float:
-    if location.node == kv_location.node:
-        return 0.0
-    if location.domain and location.domain == kv_location.domain:
-        return SAME_DOMAIN
-    return ELSEWHERE
+    away = 0.0 if worker.node == kv_node else ELSEWHERE
+    return full + TROUBLE_POOLS * worker.trouble + away
 
 
 def _affinity(kv_key: bytes, points: NDArray[np.uint64]) -> NDArray[np.uint64]:

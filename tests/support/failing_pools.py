@@ -23,7 +23,6 @@ from cluster.common.messages import (
     EncodeReply,
     EncodeRequest,
     EncodeTimings,
-    Location,
     WorkerLoad,
 )
 from cluster.common.metrics import ROUTER_METRICS, silent_recorder
@@ -58,7 +57,7 @@ class Workers:
         self.asked: Counter[Hashable] = Counter()
         self.told: list[tuple[Hashable, str]] = []  # worker, and who was said to be unwell
         self._calls, self._fault = calls, fault
-        self._members = Members({name: Location(name) for name in self.names})
+        self._members = Members({name: name for name in self.names})
         self._chance = random.Random(len(role) + count)
         self._rows = 1 if role == "encoder" else ROWS
         self._free = {name: asyncio.Semaphore(self._rows) for name in self.names}
@@ -98,7 +97,7 @@ class Workers:
             str(request.pcm[0]), (1,), 1, 1500, 1, 1, "lease", 10.0,
         )  # fmt: skip
         load = WorkerLoad(there, 1.0, window_s=ENCODE_S)
-        return EncodeReply(handle, EncodeTimings(0.0, ENCODE_S, 1), Location(worker), load=load)
+        return EncodeReply(handle, EncodeTimings(0.0, ENCODE_S, 1), worker, load=load)
 
 
 class FailingPools:

@@ -11,7 +11,7 @@ from dataclasses import dataclass, field
 
 import numpy as np
 
-from cluster.common.messages import EncodeRequest, Location, WorkerLoad
+from cluster.common.messages import EncodeRequest, WorkerLoad
 from cluster.serve.own_calls import OwnCalls, key_of
 from cluster.serve.worker_choice import Members
 
@@ -52,7 +52,7 @@ class Queues:
     def __post_init__(self) -> None:
         self._chance = random.Random(self.seed)
         self._calls = [OwnCalls(lambda: self.now_s) for _ in range(self.routers)]
-        self.members = Members({n: Location(f"node-{n}") for n in range(self.workers)})
+        self.members = Members({n: f"node-{n}" for n in range(self.workers)})
         self._queue, self._free_s = [0] * self.workers, [0.0] * self.workers
         self._waits: list[float] = []
         self._failures: Counter[int] = Counter()

@@ -9,7 +9,6 @@ from typing import Any
 import pytest
 
 from cluster.common.kernels.gpu.operators import TRITON
-from cluster.common.messages import Location
 from cluster.common.metrics import MetricSpec, Recorder
 from tests.support.gpu.triton_kernels import load_kernel
 
@@ -41,7 +40,7 @@ def as_replica(monkeypatch: pytest.MonkeyPatch) -> Counted:
     monkeypatch.setattr("cluster.serve.replicas.pool_replicas.start_replica", start)
     workers = "cluster.serve.replicas.workers"
     monkeypatch.setattr(f"{workers}.start_replica", start)
-    monkeypatch.setattr(f"{workers}.own_location", Location)
+    monkeypatch.setattr(f"{workers}.own_node", str)
     monkeypatch.setattr(f"{workers}.gpu_share", lambda: 1.0)
     return counted
 

@@ -17,11 +17,9 @@ from collections import deque
 from collections.abc import Callable, Mapping
 from logging.handlers import MemoryHandler
 from pathlib import Path
-from typing import Any
 
 from cluster.common.errors import ConfigurationError
 from cluster.common.logs import JsonFormatter, configure_logging
-from cluster.common.messages import Location
 from cluster.common.metrics import MetricSpec, Recorder, serve_recorder
 from cluster.common.settings import Settings
 from cluster.serve.distribution import CODE_PACKAGES, check_distribution
@@ -29,7 +27,6 @@ from cluster.serve.ray_internals import bind_replica_port
 
 logger = logging.getLogger(__name__)
 
-DOMAIN_LABEL = "nvlink-domain"  # a label of Ray nodes, set by whoever starts them
 BUSY_OVER_S = 5.0  # seconds of which a worker tells how busy it was
 DEVICES = "UCX_NET_DEVICES"
 RDMA = Path("/sys/class/infiniband")
@@ -78,15 +75,11 @@ def gpu_share() -> float:
     return min(1.0, float(resources.get("GPU", 0.0))) or 1.0
 
 
-def own_location() -> Location:
-    """Where this replica runs; `DOMAIN_LABEL` of its node names its NVLink domain."""
+def own_node() -> str:
+    """Ray's id of the node that this replica runs on."""
     import ray
 
-    if not ray.is_initialized():
-        return Location()
-    context = ray.get_runtime_context()
-    labels: Any = context.get_node_labels()
-    return Location(context.get_node_id(), str(labels.get(DOMAIN_LABEL, "")))
+    return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else ""
 
 
 class BusyShare:

@@ -37,7 +37,7 @@ from cluster.common.metrics import (
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.settings import Settings
 from cluster.common.tracing import Span, make_tracer
-from cluster.serve.replicas.replica_setup import BusyShare, gpu_share, own_location, start_replica
+from cluster.serve.replicas.replica_setup import BusyShare, gpu_share, own_node, start_replica
 
 if TYPE_CHECKING:
     from cluster.common.kv.exporter import KVExporter
@@ -80,7 +80,7 @@ class PoolWorker:
         return gpu_budget(self._device, gpu_share())
 
     def _ready(self, settings: Settings) -> None:
-        self._location = own_location()
+        self._node = own_node()
         self._tracer = make_tracer(settings, self.ROLE, self._name)
         self._reporting = asyncio.get_running_loop().create_task(report_each_second(self._report))
         give_memory_back()
@@ -186,7 +186,7 @@ class EncoderWorker(PoolWorker):
             if not reply.reused:
                 span.stage("encode batch", begun_s, timings.encode_s, windows=timings.batch_size)
             span.note(reused=bool(reply.reused))
-            return replace(reply, location=self._location, load=self._engine.load())
+            return replace(reply, node=self._node, load=self._engine.load())
 
     async def _reply(self, request: EncodeRequest) -> EncodeReply:
         future = self._engine.submit(request)
@@ -261,9 +261,6 @@ class DecoderWorker(PoolWorker):
 
     def record_autoscaling_stats(self) -> dict[str, float]:
         return asdict(self._engine.stats().signals())
-
-    async def record_replica_metadata(self) -> dict[str, str]:
-        return {"domain": self._location.domain}
 
     def _told(
         self, request: DecodeRequest, result: DecodeResult, span: Span, arrived_s: float

@@ -37,8 +37,7 @@ def test_no_release_or_renewal_rides_through_serve(worker: type, calls: set[str]
     public = {name for name, _ in inspect.getmembers(worker, inspect.isfunction) if name[0] != "_"}
     local = {"check_health", "shut_down"}  # Serve's, and a worker's that has both roles
     hooks = {name for name in public if name.startswith("record_")}  # Serve's, to be told of load
-    told = {"record_autoscaling_stats", "record_replica_metadata"}
-    assert hooks <= told
+    assert hooks <= {"record_autoscaling_stats"}
     assert public - local - hooks == calls
 
 

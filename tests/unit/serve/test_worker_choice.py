@@ -16,7 +16,6 @@ from cluster.common.messages import (
     DecodeOptions,
     DecodeRequest,
     EncodeRequest,
-    Location,
     WorkerLoad,
 )
 from cluster.serve.own_calls import FORGIVEN_S, HEARD_S, N_REMEMBERED, OwnCalls, key_of
@@ -33,7 +32,7 @@ from cluster.serve.worker_choice import (
 from tests.support.queues import Queues
 
 CHANCE = random.Random(0)
-HERE, NEAR, FAR = Location("a", "rack"), Location("b", "rack"), Location("c", "other")
+HERE, FAR = "a", "b"
 HANDLE = CrossKVHandle("r", 0, 1, "e", b"", "", (), 0, 0, 0, 0, "", 10.0)
 
 
@@ -44,17 +43,17 @@ def encode_request(
     return EncodeRequest("r", window, 1, pcm, 30.0, audio_key=audio_key, fresh=fresh)
 
 
-def decode_request(beam_size: int = 1, kv_location: Location = HERE) -> DecodeRequest:
+def decode_request(beam_size: int = 1, kv_node: str = HERE) -> DecodeRequest:
     options = DecodeOptions(beam_size=beam_size)
-    return DecodeRequest("r", 0, 1, HANDLE, options, 30.0, kv_location=kv_location)
+    return DecodeRequest("r", 0, 1, HANDLE, options, 30.0, kv_node=kv_node)
 
 
 def encoder(key: str, work: float, window_s: float) -> Candidate:
     return Candidate(key, WorkerLoad(work, window_s=window_s), HERE)
 
 
-def decoder(key: str, work: float, location: Location, capacity: float = 16.0) -> Candidate:
-    return Candidate(key, WorkerLoad(work, capacity), location)
+def decoder(key: str, work: float, node: str, capacity: float = 16.0) -> Candidate:
+    return Candidate(key, WorkerLoad(work, capacity), node)
 
 
 def test_a_slow_encoder_gets_less() -> None:
@@ -126,15 +125,10 @@ def test_what_must_be_encoded_anew_goes_to_any_free_encoder() -> None:
 
 
 def test_a_decoder_next_to_the_kv_is_first_while_about_as_empty() -> None:
-    far, near, here = decoder("far", 0, FAR), decoder("near", 0, NEAR), decoder("here", 0, HERE)
-    assert ranked(decode_request(), [far, near, here], CHANCE) == ["here", "near", "far"]
-    here = decoder("here", 3, HERE)
-    assert ranked(decode_request(), [far, near, here], CHANCE) == ["near", "here", "far"]
-    here, near = decoder("here", 5, HERE), decoder("near", 5, NEAR)
-    assert ranked(decode_request(), [far, near, here], CHANCE) == ["far", "here", "near"]
-    lonely, here = decoder("lonely", 0, Location("b")), decoder("here", 1, Location("a"))
-    nowhere = decode_request(kv_location=Location("a"))  # nodes without a domain are far
-    assert ranked(nowhere, [lonely, here], CHANCE) == ["here", "lonely"]
+    far, here = decoder("far", 0, FAR), decoder("here", 3, HERE)
+    assert ranked(decode_request(), [far, here], CHANCE) == ["here", "far"]
+    here = decoder("here", 5, HERE)
+    assert ranked(decode_request(), [far, here], CHANCE) == ["far", "here"]
 
 
 def test_decoders_are_as_full_as_their_capacity_says() -> None:
@@ -280,7 +274,7 @@ class Clock:
 
 
 def many(count: int, per_node: int = 1) -> Members:
-    return Members({n: Location(f"node-{n // per_node}", f"rack-{n // 100}") for n in range(count)})
+    return Members({n: f"node-{n // per_node}" for n in range(count)})
 
 
 @pytest.mark.parametrize("count", [1, 2, FEW, FEW + 1, 17, 10_000])
@@ -313,10 +307,10 @@ def test_decoders_beside_the_kv_are_compared_and_preferred() -> None:
     members, calls = many(1000, per_node=4), OwnCalls()
     firsts = set()
     for window in range(40):
-        request = replace(decode_request(kv_location=Location("node-30", "rack-1")), window=window)
+        request = replace(decode_request(kv_node="node-30"), window=window)
         calls.begin(key_of(request))
         order = members.choose(request, calls, CHANCE)
-        assert len(order) <= 2 * N_NEAR + N_SAMPLED
+        assert len(order) <= N_NEAR + N_SAMPLED
         firsts.add(order[0])
         calls.end(key_of(request))
     assert firsts == {120, 121, 122, 123}
