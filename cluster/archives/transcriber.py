@@ -180,17 +180,15 @@ def map_options(
 
 
 @contextmanager
-def own_pools(
-    model: str | None = None, *, config: Path | None = None, address: str | None = None
-) -> Iterator[None]:
+def own_pools(model: str | None = None, *, config: Path | None = None) -> Iterator[None]:
     """Start pools, and a Ray cluster for them, which this process is in until the block is left.
 
     The process is in an empty folder meanwhile, since Ray imports from the one that it is in: name
     files by absolute paths. model: a folder, or a Hub id; None: that of `config` or the bundled
-    one. address: of a Ray cluster to start them in; None: one of their own on this machine.
+    one.
     """
     from cluster.serve.start.launch import running_cluster
 
     settings = load_settings(config, {"model": model, "router": {"port": 0}})
-    with running_cluster(settings, address=address):
+    with running_cluster(settings):
         yield

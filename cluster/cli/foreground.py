@@ -30,12 +30,7 @@ from cluster.serve.start.readiness import StopRequest
 
 
 def serve_foreground(
-    settings: Settings,
-    ray_address: str | None,
-    console: Console,
-    stop: StopRequest,
-    *,
-    verbose: bool = False,
+    settings: Settings, console: Console, stop: StopRequest, *, verbose: bool = False
 ) -> None:
     """Start, print how to call it, wait for `stop`, which may come at any time, and stop cleanly.
 
@@ -52,16 +47,10 @@ def serve_foreground(
         is_quiet = console.is_terminal and not verbose
         workers = WorkerLines(is_quiet=is_quiet, all_of_serve=verbose)
         with ThreadPoolExecutor(1, "cluster") as threads:
-            threads.submit(_serve, settings, ray_address, console, stop, workers).result()
+            threads.submit(_serve, settings, console, stop, workers).result()
 
 
-def _serve(
-    settings: Settings,
-    ray_address: str | None,
-    console: Console,
-    stop: StopRequest,
-    workers: WorkerLines,
-) -> None:
+def _serve(settings: Settings, console: Console, stop: StopRequest, workers: WorkerLines) -> None:
     began_s, n_said = time.monotonic(), 0
 
     def say(line: str) -> None:
@@ -76,9 +65,7 @@ def _serve(
 
     is_ready = False
     try:
-        with running_cluster(
-            settings, say=say, address=ray_address, worker_lines=workers.take, stop=stop
-        ) as cluster:
+        with running_cluster(settings, say=say, worker_lines=workers.take, stop=stop) as cluster:
             is_ready, workers.is_quiet = True, False
             page = "  (open it in a browser)" if cluster.settings.router.shows_page else ""
             console.print(f"{OWN}ready at {cluster.url}{page}", style="bold green", markup=False)

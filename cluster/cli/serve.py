@@ -55,10 +55,6 @@ def serve(
     log_level: Annotated[
         LogLevel | None, typer.Option(help="least level of the log lines [INFO]")
     ] = None,
-    ray_address: Annotated[
-        str | None,
-        typer.Option(help="join the Ray cluster at this address, such as 'auto' or 10.0.0.1:6379"),
-    ] = None,
     verbose: Annotated[
         bool,
         typer.Option("--verbose", "-v", help="tell all of the start, as --log-level also does"),
@@ -97,7 +93,7 @@ def serve(
         from cluster.cli.foreground import serve_foreground
 
         is_verbose = verbose or log_level is not None
-        serve_foreground(settings, ray_address, err, stop, verbose=is_verbose)
+        serve_foreground(settings, err, stop, verbose=is_verbose)
 
 
 def as_yaml(settings: Settings) -> str:

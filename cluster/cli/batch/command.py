@@ -96,7 +96,7 @@ def _batch(**flags: Any) -> None:
     """Transcribe an archive: files, folders, buckets and manifests.
 
     It uses the application of the Ray cluster on this machine or at --address, after all more
-    urgent requests there. Without an application it starts one for this run. A second run
+    urgent requests there. Where none runs on this machine it starts one for this run. A second run
     transcribes only what is missing. The exit status is 0 if all files have their transcripts,
     and 3 if some failed.
 

@@ -93,8 +93,7 @@ def run_batch(
             os.environ.setdefault(KEEP_SIGNALS, "1")
             from cluster.serve.start.launch import running_cluster
 
-            cluster = None if address == NO_CLUSTER else address
-            stack.enter_context(running_cluster(settings, say=say, address=cluster))
+            stack.enter_context(running_cluster(settings, say=say))
         # Ray has set its own, which ends the process.
         before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
         stack.callback(signal.signal, signal.SIGTERM, before)
@@ -164,8 +163,10 @@ def joined_application(
     """What a running application tells, to whose Ray cluster this process belongs meanwhile.
 
     None: there is no application, or none is wanted. Raises ConfigurationError: the address has no
-    Ray, there are several and none was named, or the application is of another build.
+    Ray or no application, there are several and none was named, or the application is of another
+    build.
     """
+    is_named = address is not None
     address = address or os.environ.get("RAY_ADDRESS")
     found = {address} if address else ray_addresses_here()
     if len(found) > 1:
@@ -183,7 +184,13 @@ def joined_application(
         try:
             there = runner.run(application_settings())
         except ConfigurationError as error:
-            say(f"there is no application in Ray at {address}: {error.message.splitlines()[0]}")
+            none = f"there is no application in Ray at {address}: {error.message.splitlines()[0]}"
+            if is_named:
+                raise ConfigurationError(
+                    f"{none}; put one there by `splitscribe deploy`, or start one here by "
+                    f"--address {NO_CLUSTER}"
+                ) from error
+            say(none)
             stack.close()
             yield None
             return

@@ -119,9 +119,9 @@ class RouterSettings(FrozenModel):
     host: str = Field("127.0.0.1", description="address to bind")
     port: int = Field(8000, ge=0, le=65535, description="port to bind; 0 takes a free one")
     listener: Listener = Field(
-        "auto",
-        description="what listens there: router (the router's replicas; one machine only), serve "
-        "(Ray Serve's proxies), or auto",
+        "router",
+        description="what listens there: router (the router's replicas) or serve (Ray Serve's "
+        "proxies)",
     )
     api_key: ApiKeys = Field(
         (),

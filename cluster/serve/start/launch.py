@@ -21,14 +21,13 @@ import psutil
 from cluster.common.errors import ConfigurationError
 from cluster.common.settings import Settings
 from cluster.serve.distribution import build_id, package_root
-from cluster.serve.placement import Placement, joined_machine, place, this_machine
-from cluster.serve.ray_environment import APP_NAME, ENVIRONMENT, joining_environment
+from cluster.serve.placement import Placement, place, this_machine
+from cluster.serve.ray_environment import APP_NAME, ENVIRONMENT
 from cluster.serve.start.readiness import (
     SERVE_LOGS,
     SOON_S,
     Say,
     StopRequest,
-    check_ray_answers,
     check_stop,
     wait_for_health,
     wait_for_replicas,
@@ -53,7 +52,6 @@ def running_cluster(
     settings: Settings,
     *,
     say: Say = lambda line: None,
-    address: str | None = None,
     ready_timeout_s: float = 180.0,
     worker_lines: Callable[[object, list[str]], None] | None = None,
     build: Build | None = None,
@@ -62,48 +60,35 @@ def running_cluster(
     """Start the application, yield once `/health` is 200, and take everything down after.
 
     say: told one line per stage. worker_lines: told what a worker has printed, by its process.
-    address: of a running Ray cluster to join; None starts Ray on this machine. build: composes the
-    application; None: `build_app`. stop: set by somebody else, it ends the start at its next step.
+    build: composes the application; None: `build_app`. stop: set by somebody else, it ends the
+    start at its next step.
 
-    Raises ConfigurationError: something does not fit, no Ray answers at `address`, or the pools are
-    not ready in time. StartCancelled: `stop` was set; it is down again.
+    Raises ConfigurationError: something does not fit, or the pools are not ready in time.
+    StartCancelled: `stop` was set; it is down again.
     """
     package_root()
     stop = stop or StopRequest()
-    if address is not None:
-        check_ray_answers(address)
-    settings = resolve_settings(settings, address)
-    # What cannot be is told before Ray starts, where the GPUs are this machine's.
-    placement = place(settings, this_machine()) if address is None else None
-    environment = ENVIRONMENT if address is None else joining_environment()
-    for name, value in environment.items():
+    settings = resolve_settings(settings)
+    placement = place(settings, this_machine())  # what cannot be is told before Ray starts
+    for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
-    import ray
+    from cluster.serve.start.ray_session import ray_session, run_folder
 
     # What the application is made of is imported while Ray's processes start: a second's work.
     imports = threading.Thread(target=_import_application, name="imports", daemon=True)
     imports.start()
-    from cluster.serve.start.ray_session import ray_session, run_folder
-
     with run_folder() as folder:
-        # Nothing of a cluster that is joined may be killed, so from there it is taken down.
         stop.leave = partial(_leave, folder)
         models = ", ".join(one.model for one in settings.by_model().values())
-        say(f"starting {models}: {placement}" if placement else f"joining Ray at {address}")
+        say(f"starting {models}: {placement}")
         check_stop(stop)
-        with ray_session(address, settings.ray_dashboard, worker_lines) as context:
-            if address is not None:
-                stop.leave = None
+        with ray_session(None, settings.ray_dashboard, worker_lines) as context:
             check_stop(stop)
             imports.join()
             from cluster.serve.app import build_app
 
-            if placement is None:
-                resources: dict[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
-                placement = place(settings, joined_machine(resources.get("GPU", 0.0)))
-                say(f"starting {models}: {placement}")
             app = (build or build_app)(settings, build_id(), placement)
-            with _application(app, settings, address is None, say, stop):
+            with _application(app, settings, say, stop):
                 url = f"http://{_client_host(settings.router.host)}:{settings.router.port}"
                 if not wait_for_health(url, ready_timeout_s, say, stop, SOON_S):
                     raise ConfigurationError(
@@ -139,9 +124,7 @@ def _import_application() -> None:
 
 
 @contextmanager
-def _application(
-    app: Any, settings: Settings, owns_ray: bool, say: Say, stop: threading.Event
-) -> Iterator[None]:
+def _application(app: Any, settings: Settings, say: Say, stop: threading.Event) -> Iterator[None]:
     from ray import serve
 
     from cluster.serve.start.ray_session import stop_application
@@ -167,7 +150,7 @@ def _application(
         yield
     finally:
         say("shutting down")
-        stop_application(owns_ray, has_proxies=settings.router.listener != "router")
+        stop_application(has_proxies=settings.router.listener != "router")
 
 
 def _serve_level(settings: Settings) -> str:

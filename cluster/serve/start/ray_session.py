@@ -124,7 +124,7 @@ def end_without_ray(status: int) -> None:
     os._exit(status)
 
 
-def stop_application(owns_ray: bool, *, has_proxies: bool) -> None:
+def stop_application(*, has_proxies: bool) -> None:
     """End the application once its replicas have finished what they have begun.
 
     has_proxies: clients are connected to Serve's proxies: `shutdown` ends proxies and replicas at
@@ -133,9 +133,6 @@ def stop_application(owns_ray: bool, *, has_proxies: bool) -> None:
     from ray import serve
 
     with _silenced():
-        if not owns_ray:
-            serve.delete(APP_NAME)
-            return
         if has_proxies:
             with suppress(TimeoutError):  # after a minute they end, done or not
                 serve.delete(APP_NAME)

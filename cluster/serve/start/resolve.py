@@ -1,6 +1,6 @@
 """Settings as every process of a cluster gets them: what must be the same everywhere, filled in.
 
-Routers read the file of API keys themselves where all have it; else they get its keys.
+Routers read the file of API keys themselves.
 """
 
 from __future__ import annotations
@@ -17,21 +17,16 @@ from cluster.common.settings_sources import read_api_keys
 _Name = TypeVar("_Name", str, str | None)
 
 
-def resolve_settings(settings: Settings, address: str | None = None) -> Settings:
-    """Fill in what must be the same in every process: keys, port, listener, model paths.
+def resolve_settings(settings: Settings) -> Settings:
+    """Fill in what must be the same in every process: key, port, model paths.
 
-    Raises ConfigurationError: the port is taken, or routers on many machines are to listen.
+    Raises ConfigurationError: the port is taken.
     """
-    port = _usable_port(settings.router.host, settings.router.port)
-    if address is not None and settings.router.api_key_file is not None:
-        keys = (*settings.router.api_key, *read_api_keys(settings.router.api_key_file))
-        router = settings.router.model_copy(update={"api_key": keys, "api_key_file": None})
-        settings = settings.model_copy(update={"router": router})
     return resolved(
         settings,
         cluster_key=settings.cluster_key or secrets.token_hex(32),
-        port=port,
-        listener=_listener(settings.router.listener, address),
+        port=_usable_port(settings.router.host, settings.router.port),
+        listener=settings.router.listener,
     )
 
 
@@ -62,17 +57,6 @@ def resolved(settings: Settings, *, cluster_key: str, port: int, listener: Liste
             ),
         }
     )
-
-
-def _listener(asked: Listener, address: str | None) -> Listener:
-    if asked == "auto":
-        return "router" if address is None else "serve"
-    if asked == "router" and address is not None:
-        raise ConfigurationError(
-            "router.listener 'router' is for a cluster on one machine, which is not joined by its "
-            "address; 'serve' puts Ray Serve's proxies in front of routers on many"
-        )
-    return asked
 
 
 def _absolute(model: _Name) -> _Name:

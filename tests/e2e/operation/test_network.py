@@ -14,6 +14,7 @@ import pytest
 from cluster.cli.config import shipped_config
 from cluster.demo.samples import sample_path, sample_text
 from cluster.serve.distribution import package_root
+from cluster.serve.from_file import IMPORT_PATH
 from tests.e2e.conftest import wait_until
 from tests.support.hosts import Host, hosts, missing_for_hosts
 from tests.support.programs import needs
@@ -27,7 +28,7 @@ pytestmark = [
 
 OURS, OURS_SUBNET = "10.78.0.11", "10.78.0.0/24"
 READY_S, STOP_S = 120.0, 60.0
-RAY = f"{shlex.quote(sys.executable)} -m ray.scripts.scripts"
+PYTHON = shlex.quote(sys.executable)
 
 
 @dataclass(frozen=True, slots=True)
@@ -46,18 +47,40 @@ class Networks:
     client: Host
     host: Host
 
-    def serve(self, *flags: str) -> None:
-        python = shlex.quote(sys.executable)
-        command = [python, "-m", "cluster.cli.main", "serve", "--host", self.host.address, *flags]
+    def serve(self) -> None:
+        command = f"{PYTHON} -m cluster.cli.main serve --host {self.host.address}"
         self.host.run(
             f"export PYTHONPATH={package_root()} RAY_AUTH_MODE=disabled; "
-            f"nohup {' '.join(command)} > serve.log 2>&1 & echo $! > serve.pid"
+            f"nohup {command} > serve.log 2>&1 & echo $! > serve.pid"
         )
         wait_until(self._is_ready, READY_S, "ready")
+
+    def deploy(self) -> None:
+        """Start Ray on the cluster's network of this host, and the application in it."""
+        config = {
+            "http_options": {"host": self.host.address, "port": 8000},
+            "applications": [
+                {
+                    "name": "splitscribe",
+                    "route_prefix": "/",
+                    "import_path": IMPORT_PATH,
+                    "args": {"model": "demo"},
+                }
+            ],
+        }
+        (self.host.home / "serve.yaml").write_text(json.dumps(config))
+        python = f"export PYTHONPATH={package_root()} RAY_AUTH_MODE=disabled; {PYTHON} -m"
+        start = f"--head --node-ip-address={OURS} --port=6379 --num-cpus=4"
+        self.host.run(f"{python} ray.scripts.scripts start {start}", 90)
+        self.host.run(f"{python} ray.serve.scripts deploy serve.yaml", 90)
+        wait_until(self._answers, READY_S, "ready")
 
     def _is_ready(self) -> bool:
         if self.host.run("kill -0 $(cat serve.pid)", check=False).returncode:
             raise AssertionError((self.host.home / "serve.log").read_text())
+        return self._answers()
+
+    def _answers(self) -> bool:
         return self.client.run(f"curl -sf {self.url}/health", check=False).returncode == 0
 
     @property
@@ -111,11 +134,7 @@ def test_a_server_of_one_machine_opens_its_http_port_and_nothing_else(networks: 
 @needs("nft")
 def test_a_cluster_s_workers_listen_on_its_own_network(networks: Networks) -> None:
     host = networks.host
-    environment = f"export PYTHONPATH={package_root()} RAY_AUTH_MODE=disabled"
-    host.run(
-        f"{environment}; {RAY} start --head --node-ip-address={OURS} --port=6379 --num-cpus=4", 90
-    )
-    networks.serve("--ray-address", f"{OURS}:6379")
+    networks.deploy()
     assert networks.transcribe() == sample_text("short")
     found = networks.listening()
     assert {one.port for one in found if one.address == host.address} == {8000}

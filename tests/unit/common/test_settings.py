@@ -205,12 +205,9 @@ def test_keys_of_a_file_join_the_others(tmp_path: Path) -> None:
     file.write_text("# ours\n\n  one#two \nann three\n")
     router = {"api_key": "zero", "api_key_file": str(file), "port": 0}
     settings = load_settings(flags={"router": router}, environ={})
-    joining = resolve_settings(settings, "10.0.0.1:6379").router
-    assert joining.api_key == ("zero", "one#two", "ann three"), "other machines have not the file"
-    assert joining.api_key_file is None
-    alone = resolve_settings(settings).router
-    assert (alone.api_key, alone.api_key_file) == (("zero",), file)
-    keys = KeyFile(alone).ring
+    resolved = resolve_settings(settings).router
+    assert (resolved.api_key, resolved.api_key_file) == (("zero",), file)
+    keys = KeyFile(resolved).ring
     sent = (b"zero", b"one#two", b"three")
     assert [keys.owner(key) for key in sent] == [0, 1, 2]
     assert keys.name(2) == "ann"
@@ -226,16 +223,6 @@ def test_a_line_that_is_no_key_is_refused_by_its_number(tmp_path: Path, line: st
     with pytest.raises(ConfigurationError, match="line 3 of ") as refused:
         read_api_keys(file)
     assert "s3cr" not in str(refused.value)
-
-
-def test_routers_listen_themselves_unless_they_join_a_cluster() -> None:
-    settings = load_settings(flags={"router": {"port": 0}}, environ={})
-    assert resolve_settings(settings).router.listener == "router"
-    assert resolve_settings(settings, "auto").router.listener == "serve"
-    asked = load_settings(flags={"router": {"port": 0, "listener": "router"}}, environ={})
-    assert resolve_settings(asked).router.listener == "router"
-    with pytest.raises(ConfigurationError, match="one machine"):
-        resolve_settings(asked, "auto")
 
 
 @pytest.mark.parametrize("content", [None, "# nobody\n", b"\xff\xfe"])

@@ -154,6 +154,21 @@ def test_of_several_rays_the_user_has_to_say_which(monkeypatch: pytest.MonkeyPat
     assert application_at("none") is None
 
 
+def test_a_ray_cluster_that_was_named_must_have_an_application(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    async def has_none() -> Any:
+        raise ConfigurationError("the Ray cluster runs no application called 'splitscribe'")
+
+    monkeypatch.delenv("RAY_ADDRESS", raising=False)
+    monkeypatch.setattr(batch_run, "ray_addresses_here", lambda: {"auto"})
+    monkeypatch.setattr(batch_run, "joined_cluster", lambda address: nullcontext())
+    monkeypatch.setattr(batch_run, "application_settings", has_none)
+    with pytest.raises(ConfigurationError, match=r"Ray at auto: .* `splitscribe deploy`, or"):
+        application_at("auto")
+    assert application_at(None) is None, "then the run starts pools of its own"
+
+
 def test_a_served_name_is_known_by_its_checkpoint() -> None:
     several = {
         "large": {"model": "openai/whisper-large-v3", "aliases": ["big"]},
