@@ -11,7 +11,6 @@ from pathlib import Path
 from typing import Annotated
 
 import typer
-import yaml
 from rich.console import Console
 from rich.table import Table
 from rich.text import Text
@@ -59,29 +58,6 @@ def env() -> None:
     from cluster.serve.ray_environment import ENVIRONMENT
 
     sys.stdout.write(shell_environment({**ENVIRONMENT, "RAY_AUTH_MODE": "token"}) + "\n")
-
-
-@config.command("restarts")
-def tell_restarts(
-    now: Annotated[Path, typer.Argument(help="what runs: helm get manifest RELEASE > now.yaml")],
-    next_: Annotated[
-        Path, typer.Argument(metavar="NEXT", help="what shall: helm template ... > next.yaml")
-    ],
-) -> None:
-    """Tell what an upgrade of the Helm chart would restart, before it does.
-
-    Example: splitscribe config restarts now.yaml next.yaml
-    """
-    from cluster.cli.operate.restarts import restarts
-
-    documents = []
-    for file in (now, next_):
-        try:
-            parts = list(yaml.safe_load_all(file.read_text()))
-        except (OSError, yaml.YAMLError) as error:
-            raise ConfigurationError(f"cannot read manifests from {file}: {error}") from error
-        documents.append([one for one in parts if one])
-    typer.echo("\n".join(restarts(*documents)))
 
 
 @dataclass(frozen=True, slots=True)

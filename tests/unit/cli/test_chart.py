@@ -2,16 +2,13 @@
 
 from __future__ import annotations
 
-from copy import deepcopy
 from pathlib import Path
 from typing import Any
 
 import pytest
 import yaml
-from typer.testing import CliRunner
 
-from cluster.cli.config import config, shipped_config, shipped_configs
-from cluster.cli.operate.restarts import restarts
+from cluster.cli.config import shipped_config, shipped_configs
 from cluster.common.settings import Settings
 from cluster.common.settings_sources import load_settings
 from cluster.serve.from_file import settings_of
@@ -183,44 +180,6 @@ def test_templates_are_no_configurations_to_show() -> None:
     names = {one.name for one in shipped_configs()}
     assert "helm/values" in names
     assert not any("templates" in name for name in names)
-
-
-def test_an_upgrade_says_what_restarts() -> None:
-    now = [shipped("kuberay", "RayService")]
-
-    def said(change: str, to: Any) -> str:
-        next_ = deepcopy(now)
-        node: Any = next_[0]["spec"]
-        *path, last = [int(part) if part.isdigit() else part for part in change.split("/")]
-        for part in path:
-            node = node[part]
-        node[last] = to
-        (line,) = restarts(now, next_)
-        return line
-
-    group = "rayClusterConfig/workerGroupSpecs/1"
-    assert "restart one at a time" in said("serveConfigV2", "other")
-    image = f"{group}/template/spec/containers/0/image"
-    assert "a second cluster starts" in said(image, "other")
-    assert "workerGroupSpecs.1.template.spec.containers.0.image" in said(image, "other")
-    assert said(f"{group}/replicas", 3) == "nothing restarts"
-    assert said("rayClusterDeletionDelaySeconds", 5) == "nothing restarts"
-
-
-def test_files_are_compared_on_the_command_line(tmp_path: Path) -> None:
-    now = shipped_config("kubernetes").path
-    next_ = tmp_path / "next.yaml"
-    next_.write_text(now.read_text().replace("splitscribe:cuda", "splitscribe:0.2"))
-    said = CliRunner().invoke(config, ["restarts", str(now), str(next_)], catch_exceptions=False)
-    assert said.stdout == (
-        "StatefulSet/splitscribe: its pod restarts, and nothing serves meanwhile "
-        "(spec.containers.0.image, spec.initContainers.0.image)\n"
-    )
-    other = CliRunner().invoke(config, ["restarts", str(now), str(shipped_config("kuberay").path)])
-    assert other.stdout.splitlines() == [
-        "RayService/splitscribe: starts",
-        "StatefulSet/splitscribe: is deleted, with its pods",
-    ]
 
 
 @pytest.mark.slow
