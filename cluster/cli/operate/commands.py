@@ -56,10 +56,6 @@ class _Progress:
     def say(self, line: str) -> None:
         err.print(Text(f"{time.monotonic() - self._started:6.1f} s  ", "dim").append(line, "none"))
 
-    def show(self, line: str) -> None:
-        if line.strip():
-            err.print(Text(f"          {line}", "dim"))
-
 
 def up(
     cluster: ClusterArgument,
@@ -76,9 +72,8 @@ def up(
 ) -> None:
     """Launch a cluster by `ray up`, and wait until every pool has its nodes.
 
-    Checks the file first, makes the cluster's token (~/.ray/auth_token) where there is none, shows
-    the launcher's lines and says what to do when a step fails. Run it again after a change: it
-    updates a cluster that is up, and restarts Ray there.
+    Checks the file first, and makes the cluster's token (~/.ray/auth_token) where there is none.
+    Run it again after a change: it updates a cluster that is up, and restarts Ray there.
 
     Example: splitscribe config show cluster/onprem > cluster.yaml; splitscribe up cluster.yaml
     """
@@ -89,7 +84,7 @@ def up(
         progress.say("made the cluster's token: ~/.ray/auth_token")
     check_sources(file)
     progress.say(f"launching: ray up {cluster}")
-    steps.run_ray_up(file, progress.show)
+    steps.run_ray_up(file)
     with reach(file, None) as dashboard:
         progress.say("the head is up; it sets up the other nodes")
         steps.wait_for_nodes(file, dashboard, timeout_s, progress.say)
@@ -208,5 +203,5 @@ def down(
     except ConfigurationError as error:
         progress.say(f"the application was not stopped by itself: {error.message}")
     progress.say(f"taking down: ray down {cluster}")
-    steps.run_ray_down(file, progress.say, progress.show)
+    steps.run_ray_down(file, progress.say)
     progress.say("nothing is left")

@@ -7,13 +7,11 @@ a ConfigurationError that says what to do.
 
 from __future__ import annotations
 
-import re
 import shlex
 import subprocess
-import threading
 import time
 from collections import Counter
-from collections.abc import Iterable, Sequence
+from collections.abc import Sequence
 from concurrent.futures import ThreadPoolExecutor
 from urllib.parse import urlsplit
 
@@ -26,20 +24,9 @@ POLL_S = 1.0
 STOP_S = 90.0  # for requests in flight when Serve is stopped
 FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
 DOWN_S = 900.0  # clouds take minutes to end machines
-LAST_LINES_S = 1.0  # to read the last lines: ssh may outlive the launcher and keep its output open
+STDERR = 2  # where the launcher's lines go: our standard output has what a person goes on with
 RAY_STOP_S = 60.0  # of one machine
 SSH_AT_ONCE = 16
-
-# What to do when `ray up` fails, by the step in which it did, as its output names the steps.
-REMEDIES = {
-    "SSH": "try it by hand: {ssh}",
-    "file mounts": "rsync must be installed on both machines",
-    "initialization commands": "its output is above; on the machine: {ssh}",
-    "setup commands": "its output is above; the machine needs Python with venv, and must reach "
-    "pip's index or a mirror of it (PIP_INDEX_URL); on the machine: {ssh}",
-    "Ray runtime": "its output is above; look into /tmp/ray/session_latest/logs there ({ssh}), "
-    "and whether something else has its port 6379 or 8265",
-}
 
 
 def pools_line(file: ClusterFile, nodes: Sequence[Node]) -> str:
@@ -141,42 +128,24 @@ def stop_serving(dashboard: Dashboard, say: Say) -> None:
     say("the application is stopped")
 
 
-def run_ray_up(file: ClusterFile, show: Say) -> None:
-    """Raises ConfigurationError, which names the step that failed and what to do about it."""
-    step = "Checking the environment"
-
-    def follow(line: str) -> None:
-        nonlocal step
-        if found := re.match(r"\s*\[\d+(?:-\d+)?/\d+\] (.+)", line):
-            step = found[1].strip()
-        show(line)
-
-    if _launcher("up", file, follow) != 0:
-        raise ConfigurationError(f"`ray up` failed at: {step}. {_remedy(step, file)}")
-
-
-def _remedy(step: str, file: ClusterFile) -> str:
-    ssh = shlex.join(file.ssh(file.head_address or "HEAD"))
-    again = shlex.join(["ray", "up", "-vvv", str(file.path)])
-    told = f"Its last lines say why; more of them come by: {again}"
-    for word, remedy in REMEDIES.items():
-        if word.lower() in step.lower():
-            told = f"What to do: {remedy.format(ssh=ssh)}"
-    # The head has a copy of the file before it runs the file's commands, and its autoscaler reads
-    # that copy again.
-    if any(word in step.lower() for word in ("initialization", "setup", "ray runtime")):
-        told += (
-            ". If the cluster was up: its head has this file already and is setting up the other "
-            "nodes by it, which ends Ray there when that fails too. Correct it and run this again"
+def run_ray_up(file: ClusterFile) -> None:
+    """Raises ConfigurationError, which says what to do."""
+    if _launcher("up", file) != 0:
+        again = shlex.join(["ray", "up", "-vvv", str(file.path)])
+        # It copies the file to the head before it runs the file's commands, and the autoscaler
+        # there reads that copy again.
+        raise ConfigurationError(
+            f"`ray up` failed; its last lines say why, and more of them come by: {again}. If the "
+            f"cluster was up: its head may have this file already and be setting up the other "
+            f"nodes by it, which ends Ray there when that fails too. Correct it and run this again"
         )
-    return told
 
 
-def run_ray_down(file: ClusterFile, say: Say, show: Say) -> None:
+def run_ray_down(file: ClusterFile, say: Say) -> None:
     """On machines of one's own `ray down` stops the head alone, so Ray is stopped on each here."""
     problems = []
     try:
-        if _launcher("down", file, show, DOWN_S) != 0:
+        if _launcher("down", file, DOWN_S) != 0:
             problems.append("`ray down` failed; its last lines say why")
     except subprocess.TimeoutExpired:
         problems.append(f"`ray down` was ended because it still ran after {DOWN_S:.0f} s")
@@ -219,42 +188,16 @@ def _stop_machines(file: ClusterFile, say: Say) -> list[str]:
     return sorted(failed)
 
 
-def _launcher(name: str, file: ClusterFile, show: Say, limit_s: float | None = None) -> int:
-    """Run `ray NAME`, and hand its lines to `show` as they come. Returns its exit status.
+def _launcher(name: str, file: ClusterFile, limit_s: float | None = None) -> int:
+    """Run `ray NAME`, which writes to this process's stderr. Returns its exit status.
 
     Raises subprocess.TimeoutExpired: it still ran after `limit_s` and was ended.
     """
-    flags = ("--yes", "--log-style=pretty", "--log-color=false")
-    process = subprocess.Popen(
-        ray_command(name, *flags, str(file.path)),
+    return subprocess.run(
+        ray_command(name, "--yes", "--log-style=pretty", str(file.path)),
         env=file.environment(),
         stdin=subprocess.DEVNULL,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.STDOUT,
-        text=True,
-        errors="replace",
-    )
-    assert process.stdout is not None
-    failed: list[BaseException] = []
-    reader = threading.Thread(target=_show_lines, args=(process.stdout, show, failed), daemon=True)
-    reader.start()
-    try:
-        status = process.wait(limit_s)
-    finally:
-        if process.poll() is None:
-            process.kill()
-            process.wait()
-        reader.join(LAST_LINES_S)
-    if failed:
-        raise failed[0]
-    return status
-
-
-def _show_lines(lines: Iterable[str], show: Say, failed: list[BaseException]) -> None:
-    """Read to the end, also where lines can no longer be shown: the launcher waits for a reader."""
-    for line in lines:
-        try:
-            if not failed:
-                show(line.rstrip())
-        except BaseException as error:  # a closed terminal is rich's SystemExit
-            failed.append(error)
+        stdout=STDERR,
+        timeout=limit_s,
+        check=False,
+    ).returncode
