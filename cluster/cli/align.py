@@ -28,9 +28,6 @@ def align(
     model: Annotated[
         str | None, typer.Option(help="as of 'splitscribe transcribe'; a server has its own")
     ] = None,
-    yes: Annotated[
-        bool, typer.Option("--yes", help="download the default model without asking")
-    ] = False,
     language: Annotated[str | None, typer.Option(help="left out, it is detected")] = None,
     device: Annotated[Device, typer.Option(help="where the model runs")] = "auto",
     server: Annotated[str | None, typer.Option(help="URL of a server that does the work")] = None,
@@ -47,7 +44,7 @@ def align(
     """
     from rich.console import Console
 
-    from cluster.cli.default_model import ask_before_download, default_model, say_if_toy
+    from cluster.cli.default_model import default_model, download_default, say_if_toy
     from cluster.cli.transcribe.job import ALIAS, Target
     from cluster.cli.transcribe.local import align_in_process, check_audio
     from cluster.cli.transcribe.remote import align_through_server
@@ -64,15 +61,15 @@ def align(
     form = {"text": content, "response_format": output_format}
     if language is not None:
         form["language"] = language
-    named, model = model, model or (ALIAS if server else default_model())
+    model = model or (ALIAS if server else default_model())
     if not server:
         try:
             check_audio(audio)
         except InvalidRequestError as error:
             raise InvalidRequestError(f"{audio}: {error.message}") from error
-        if not named:
-            ask_before_download(model, yes=yes)
-        say_if_toy({model}, Console(stderr=True, highlight=False, soft_wrap=True))
+        err = Console(stderr=True, highlight=False, soft_wrap=True)
+        download_default(model, err)
+        say_if_toy({model}, err)
     target = Target(server, api_key, device)
     do = align_through_server if server else align_in_process
     answer = asyncio.run(do(audio, model, form, target))

@@ -45,7 +45,6 @@ OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
             "a name that is served, or of what is started here: a short name such as small, a Hub "
             "id, a folder, or 'demo', the bundled toy [default: the first one served, or turbo]",
         ),
-        Flag("yes", bool, "download the default model, 1.6 GB, without asking", False),
         Flag("config", Path | None, "YAML file with settings, of what is started here"),
         Flag(
             "files_at_once",
@@ -111,7 +110,7 @@ def _batch(**flags: Any) -> None:
         items = list_items(flags["inputs"], sys.stdin)  # what is not there is told at once
         from cluster.cli.batch.run import run_batch
 
-        own = {name: flags[name] for name in ("model", "yes", "address", "config")}
+        own = {name: flags[name] for name in ("model", "address", "config")}
         status = run_batch(items, archive, out, err, **own)
     except KeyboardInterrupt:
         err.print("splitscribe: interrupted; the same command goes on from here", style="red")

@@ -21,7 +21,7 @@ from rich.console import Console
 from cluster.archives.inputs import Item
 from cluster.archives.outputs import FAILURES, SPEED, Archive, Outputs, told, write_failures
 from cluster.archives.run import RunProgress, duration, look_at, run_archive
-from cluster.cli.default_model import ask_before_download, say_if_toy, with_default_model
+from cluster.cli.default_model import download_default, say_if_toy, with_default_model
 from cluster.common.errors import ConfigurationError
 from cluster.common.logs import counted
 from cluster.common.settings import Settings
@@ -48,15 +48,14 @@ def run_batch(
     err: Console,
     *,
     model: str | None,
-    yes: bool,
     address: str | None,
     config: Path | None,
 ) -> int:
     """Returns the exit status.
 
     archive: with a served name among its fields. model, config: of pools that are started here.
-    yes: the default model may be downloaded without asking. address: of a Ray cluster; None looks
-    for one, NO_CLUSTER starts one. KeyboardInterrupt: what is done is kept.
+    address: of a Ray cluster; None looks for one, NO_CLUSTER starts one. KeyboardInterrupt: what is
+    done is kept.
     """
 
     def say(line: str) -> None:
@@ -88,8 +87,7 @@ def run_batch(
             return _finish(archive, progress, out)
         say_if_toy({archive.model}, err)
         if there is None:
-            if not model and not settings.models:
-                ask_before_download(settings.model, yes=yes)
+            download_default(archive.model, err)
             os.environ.setdefault(KEEP_SIGNALS, "1")
             from cluster.serve.start.launch import running_cluster
 

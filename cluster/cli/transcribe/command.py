@@ -49,7 +49,7 @@ PARALLEL_WAYS = {  # what parallel mode does anyway may be said
 }
 LIVE_FLAGS = {
     *("files", "live", "raw"),
-    *("model", "model_dir", "yes", "device", "threads", "fp16", "server", "api_key"),
+    *("model", "model_dir", "device", "threads", "fp16", "server", "api_key"),
     *("language", "initial_prompt", "hotwords"),
 }
 AUTO = ("auto", 0, None)  # device, threads and dtype, where nothing is said
@@ -223,9 +223,8 @@ def _cues(flags: Mapping[str, Any]) -> CueOptions:
 def _target(flags: Mapping[str, Any]) -> Target:
     dtype = "float32" if flags["fp16"] is False else None
     target = Target(
-        **{name: flags[name] for name in ("server", "api_key", "device", "threads", "yes")},
+        **{name: flags[name] for name in ("server", "api_key", "device", "threads")},
         dtype=dtype,
-        asks=not flags["model"] and not flags["server"],
     )
     if target.server and (flags["model_dir"] or (target.device, target.threads, dtype) != AUTO):
         raise InvalidRequestError(

@@ -110,7 +110,6 @@ OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
             "[default: turbo; a server's own]",
         ),
         Flag("model_dir", Path | None, "folder of downloaded models, in place of the Hub's cache"),
-        Flag("yes", bool, "download the default model, 1.6 GB, without asking", False),
         Flag("device", str, "auto, cpu or cuda", "auto"),
         Flag("threads", int, "number of CPU threads; 0: one for each core", 0, {"min": 0}),
         _switch("fp16", "False: compute in float32; otherwise the device's usual type", None),

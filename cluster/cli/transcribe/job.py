@@ -50,8 +50,7 @@ Form = dict[str, str | tuple[str, ...]]
 class Target:
     """Where the work is done: at `server`, or else in this process on `device`.
 
-    threads: of torch, 0 takes every core; dtype: None leaves it to the device. asks: before the
-    model is downloaded, since nobody has named it.
+    threads: of torch, 0 takes every core; dtype: None leaves it to the device.
     """
 
     server: str | None = None
@@ -59,8 +58,6 @@ class Target:
     device: str = "auto"
     threads: int = 0
     dtype: str | None = None
-    asks: bool = False
-    yes: bool = False
 
 
 @dataclass(frozen=True, slots=True)

@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cluster.archives.places import Place
-from cluster.cli.default_model import ask_before_download, say_if_toy
+from cluster.cli.default_model import download_default, say_if_toy
 from cluster.cli.transcribe.job import Input, Job, TranscribeFile, Watcher, inputs_of
 from cluster.common.errors import InvalidRequestError, SplitscribeError
 from cluster.common.logs import counted
@@ -44,9 +44,8 @@ def transcribe_files(job: Job, out: Console, err: Console) -> None:
         readable = [one.path for one in inputs if _is_readable(one, err, as_audio=local)]
         n_failed = len(inputs) - len(readable)
         if readable:
-            if job.target.asks:
-                ask_before_download(job.params.model, yes=job.target.yes)
             if not job.target.server:
+                download_default(job.params.model, err)
                 say_if_toy({job.params.model}, err)
             n_failed += asyncio.run(_open_and_run(Run(job, out, err, shown), readable))
     if n_failed:

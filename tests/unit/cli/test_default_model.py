@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import io
+import signal
 from pathlib import Path
 from typing import Any
 
@@ -10,30 +11,38 @@ import pytest
 from huggingface_hub import constants
 from rich.console import Console
 
-from cluster.cli import default_model as own
 from cluster.cli.default_model import (
-    ask_before_download,
     default_model,
+    download_default,
     say_if_toy,
     with_default_model,
 )
-from cluster.common.errors import ConfigurationError
+from cluster.common.errors import CheckpointError
 from cluster.common.settings_sources import load_settings
+
+OPEN = "cluster.common.model.checkpoint.open_checkpoint"
 
 
 @pytest.fixture(autouse=True)
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache, a Hub that answers, and nobody at a terminal."""
+    """An empty cache."""
     monkeypatch.delenv("SPLITSCRIBE_MODEL", raising=False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", False)
-    monkeypatch.setattr(own, "_answers", lambda url: True)
     return tmp_path
 
 
-class Terminal(io.StringIO):
-    def isatty(self) -> bool:
-        return True
+@pytest.fixture
+def downloads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
+    """What was downloaded."""
+    models: list[str] = []
+    monkeypatch.setattr(OPEN, models.append)
+    return models
+
+
+def said_of(model: str) -> str:
+    paper = io.StringIO()
+    download_default(model, Console(file=paper, soft_wrap=True))
+    return paper.getvalue()
 
 
 def test_it_is_whispers_unless_the_settings_name_one(monkeypatch: pytest.MonkeyPatch) -> None:
@@ -45,55 +54,34 @@ def test_it_is_whispers_unless_the_settings_name_one(monkeypatch: pytest.MonkeyP
     assert with_default_model(settings) is settings
 
 
-def test_what_is_in_the_cache_is_taken_without_a_word(hub: Path) -> None:
+def test_what_is_in_the_cache_is_taken_without_a_word(hub: Path, downloads: list[str]) -> None:
     folder = hub / "models--openai--whisper-large-v3-turbo"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text("0" * 40)
     snapshot = folder / "snapshots" / ("0" * 40)
     snapshot.mkdir(parents=True)
     (snapshot / "config.json").write_text("{}")
-    with pytest.raises(ConfigurationError):  # a router's copy has no weights
-        ask_before_download("turbo", yes=False)
+    assert "turbo" in said_of("turbo"), "a router's copy has no weights"
     (snapshot / "model.safetensors").write_text("")
-    ask_before_download("turbo", yes=False)
+    assert said_of("turbo") == said_of("demo") == ""
+    assert downloads == ["turbo"]
 
 
-def test_without_a_terminal_the_answer_comes_at_once_with_what_to_do() -> None:
-    with pytest.raises(ConfigurationError, match=r"1\.6 GB from http.*--yes.*--model demo"):
-        ask_before_download("turbo", yes=False)
-    ask_before_download("turbo", yes=True)
-    ask_before_download("demo", yes=False)
-
-
-@pytest.mark.parametrize("yes", [False, True])
-def test_offline_too(monkeypatch: pytest.MonkeyPatch, yes: bool) -> None:
-    monkeypatch.setattr(own, "_answers", lambda url: False)
-    with pytest.raises(ConfigurationError, match=r"cannot be reached.*network.*--model demo"):
-        ask_before_download("turbo", yes=yes)
-    monkeypatch.setattr(constants, "HF_HUB_OFFLINE", True)
-    with pytest.raises(ConfigurationError, match="HF_HUB_OFFLINE is set"):
-        ask_before_download("turbo", yes=yes)
-
-
-@pytest.mark.parametrize("agrees", [True, False])
-def test_at_a_terminal_its_size_is_said_and_asked_for(
-    monkeypatch: pytest.MonkeyPatch, agrees: bool
+def test_its_size_is_said_before_its_download_which_ctrl_c_ends(
+    monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    asked: list[str] = []
+    paper = Console(file=io.StringIO(), soft_wrap=True)
+    before = signal.getsignal(signal.SIGINT)
 
-    def confirm(text: str, **_: Any) -> bool:
-        asked.append(text)
-        return agrees
+    def fail(model: str) -> None:
+        assert "-turbo (1.6 GB); Ctrl-C stops it" in paper.file.getvalue()  # type: ignore[attr-defined]
+        assert signal.getsignal(signal.SIGINT) is signal.SIG_DFL
+        raise CheckpointError("the Hub is unreachable")
 
-    for stream in ("sys.stdin", "sys.stderr"):
-        monkeypatch.setattr(stream, Terminal())
-    monkeypatch.setattr("typer.confirm", confirm)
-    if agrees:
-        ask_before_download("turbo", yes=False)
-    else:
-        with pytest.raises(ConfigurationError, match=r"was not downloaded.*--model demo"):
-            ask_before_download("turbo", yes=False)
-    assert "1.6 GB from https://huggingface.co" in asked[0]
+    monkeypatch.setattr(OPEN, fail)
+    with pytest.raises(CheckpointError, match="unreachable"):
+        download_default("turbo", paper)
+    assert signal.getsignal(signal.SIGINT) is before
 
 
 def test_the_bundled_model_is_called_a_toy_and_no_other_is() -> None:

@@ -74,7 +74,7 @@ class PlayedLiveClient:
 @pytest.fixture
 def job(tmp_path: Path) -> LiveJob:
     file = write_wav(tmp_path / "a.wav", PCM)
-    return LiveJob(str(file), LiveConfig(model="turbo"), Target())
+    return LiveJob(str(file), LiveConfig(model="small"), Target())
 
 
 def play(
@@ -158,7 +158,7 @@ def live_job_of(
 
 
 def test_flags_become_a_live_job(live_job_of: Callable[..., LiveJob]) -> None:
-    assert live_job_of() == LiveJob(None, LiveConfig(model="turbo"), Target(asks=True))
+    assert live_job_of() == LiveJob(None, LiveConfig(model="turbo"), Target())
     asked = live_job_of(
         *("-", "--raw", "--language", "German", "--hotwords", "Ada, Grace ,"),
         *("--initial_prompt", "A talk.", "--server", "http://x:1", "--model", "turbo"),

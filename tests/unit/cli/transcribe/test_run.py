@@ -169,19 +169,22 @@ def test_what_is_no_audio_is_not_aligned_with_a_model(
         align(note, str(note), server="http://127.0.0.1:9", device="cpu")
 
 
-def test_nobody_is_asked_about_a_model_that_was_named(
+def test_a_text_is_aligned_by_a_model_that_is_downloaded_before(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch, capsys: pytest.CaptureFixture[str]
 ) -> None:
     def not_here(*_: object) -> None:
         raise ConfigurationError("not here")
 
-    monkeypatch.setattr("cluster.cli.default_model.ask_before_download", pytest.fail)
+    models: list[str] = []
+    download = "cluster.cli.default_model.download_default"
+    monkeypatch.setattr(download, lambda model, err: models.append(model))
     monkeypatch.setattr("cluster.serve.in_process.local_transcriber", not_here)
     text = tmp_path / "text.txt"
     text.write_text("Victor gave that letter.")
     for model in ("turbo", "demo"):
         with pytest.raises(ConfigurationError, match="not here"):
             align(sample_path("short"), str(text), model=model)
+    assert models == ["turbo", "demo"]
     assert capsys.readouterr().err.count("toy") == 1
 
 
