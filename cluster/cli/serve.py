@@ -87,13 +87,16 @@ def serve(
     if print_config:
         out.print(as_yaml(settings), end="", markup=False)
         return
-    from cluster.cli.foreground import StopSignals
+    from cluster.cli.foreground import StopSignals, serve_foreground
 
     with StopSignals(encoding=settings.log_format) as stop:
-        from cluster.cli.foreground import serve_foreground
-
+        stop.leave = _do_nothing  # no process was started yet
         is_verbose = verbose or log_level is not None
         serve_foreground(settings, err, stop, verbose=is_verbose)
+
+
+def _do_nothing() -> None:
+    pass
 
 
 def as_yaml(settings: Settings) -> str:

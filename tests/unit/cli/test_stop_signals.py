@@ -12,8 +12,11 @@ from functools import partial
 
 import psutil
 import pytest
+from typer.testing import CliRunner
 
+from cluster.cli import foreground
 from cluster.cli.foreground import GAVE_UP, SIGNALS, StopSignals
+from cluster.cli.main import app
 from cluster.serve.start.launch import kill_children
 
 
@@ -99,3 +102,16 @@ def test_what_a_signal_does_is_told_in_json_where_lines_are_json(
         assert asked.wait(20.0)
     (line,) = capfd.readouterr().err.splitlines()
     assert json.loads(line)["message"].startswith("SIGTERM: stopping")
+
+
+def test_before_anything_is_started_a_signal_ends_the_process_at_once(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    may_leave: list[bool] = []
+    monkeypatch.setattr(
+        foreground,
+        "serve_foreground",
+        lambda _settings, _console, stop, **_: may_leave.append(stop.leave is not None),
+    )
+    assert CliRunner().invoke(app, ["serve"]).exit_code == 0
+    assert may_leave == [True]
