@@ -67,9 +67,10 @@ def settings_of(args: Mapping[str, Any], environ: Mapping[str, str] | None = Non
 
     Raises ConfigurationError: one does not fit, holds a secret, or belongs elsewhere in the file.
     """
-    settings = load_settings(None, args, environ)
-    router = args.get("router") or {}
-    batches = args.get("batches") or {}
+    router, batches = (
+        given if isinstance(given := args.get(name), Mapping) else {}
+        for name in ("router", "batches")
+    )
     if args.get("cluster_key") or router.get("api_key") or batches.get("webhook_secret"):
         raise ConfigurationError(
             "a Serve configuration is shown in the dashboard and in logs, so it holds no key: put "
@@ -82,7 +83,7 @@ def settings_of(args: Mapping[str, Any], environ: Mapping[str, str] | None = Non
             f"router.{min(misplaced)} is not for a Serve configuration, where Serve's proxies "
             "listen: set http_options.host and http_options.port of the file"
         )
-    return settings
+    return load_settings(None, args, environ)
 
 
 def _shared_key() -> str:
