@@ -87,6 +87,8 @@ BUSY = {
     "ray_splitscribe_expired_leases_total": "2x20",
     'ray_splitscribe_refused_notifications_total{reason="unknown_lease"}': "0+5x20",
     'ray_serve_deployment_status{application="splitscribe",deployment="encoder"}': "6x20",
+    # A version that could not be built: its deployments are the old ones.
+    'ray_serve_application_status{application="splitscribe"}': "1x20",
     # A new version, which takes its time.
     'ray_serve_deployment_status{application="splitscribe",deployment="decoder"}': "3x20",
     'ray_splitscribe_encoder_queue_seconds_bucket{deployment="encoder",le="5.0"}': "0+10x20",
@@ -119,6 +121,7 @@ BROKEN = {
     "ray_splitscribe_expired_leases_total": "_x5 9x20",
     'ray_splitscribe_refused_notifications_total{reason="malformed"}': "_x5 1x20",
     'ray_serve_deployment_status{application="splitscribe",deployment="encoder"}': "2x20",
+    'ray_serve_application_status{application="splitscribe"}': "2x20",
     'ray_splitscribe_encoder_queue_seconds_bucket{deployment="encoder",le="20.0"}': "0+1x20",
     'ray_splitscribe_encoder_queue_seconds_bucket{deployment="encoder",le="50.0"}': "0+10x20",
     'ray_splitscribe_encoder_queue_seconds_bucket{deployment="encoder",le="+Inf"}': "0+10x20",
@@ -135,6 +138,7 @@ FIRING: dict[str, tuple[dict[str, str], dict[str, str]]] = {
     "busy": (
         BUSY,
         {
+            "SplitscribeReplicaUnhealthy": "page application=splitscribe",
             "SplitscribeForgedHandles": "page reason=signature",
             "SplitscribeDecodersBehind": "warn replica=d",
             "SplitscribeErrors": "page",
