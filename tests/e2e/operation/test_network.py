@@ -27,6 +27,7 @@ pytestmark = [
 ]
 
 OURS, OURS_SUBNET = "10.78.0.11", "10.78.0.0/24"
+DASHBOARD = "http://127.0.0.1:8265"
 READY_S, STOP_S = 120.0, 60.0
 PYTHON = shlex.quote(sys.executable)
 
@@ -72,7 +73,7 @@ class Networks:
         python = f"export PYTHONPATH={package_root()} RAY_AUTH_MODE=disabled; {PYTHON} -m"
         start = f"--head --node-ip-address={OURS} --port=6379 --num-cpus=4"
         self.host.run(f"{python} ray.scripts.scripts start {start}", 90)
-        self.host.run(f"{python} ray.serve.scripts deploy serve.yaml", 90)
+        self.host.run(f"{python} ray.serve.scripts deploy serve.yaml --address {DASHBOARD}", 90)
         wait_until(self._answers, READY_S, "ready")
 
     def _is_ready(self) -> bool:
