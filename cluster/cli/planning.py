@@ -114,7 +114,8 @@ def _fault(text: str) -> dict[str, Any]:
 
 
 def figures_as_yaml(figures: dict[str, Any], without: Iterable[str]) -> str:
-    shown = {name: value for name, value in figures.items() if value and name not in without}
+    told = {name: value for name, value in figures.items() if name not in without}
+    shown = {name: value for name, value in told.items() if value or value == 0}
     return yaml.safe_dump(shown, sort_keys=False, width=96)
 
 

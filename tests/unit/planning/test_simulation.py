@@ -10,6 +10,7 @@ from typing import Any
 
 import pytest
 
+from cluster.cli.planning import figures_as_yaml
 from cluster.cli.planning import simulate as simulate_command
 from cluster.planning.profile import Profile, load_profile
 from cluster.planning.scenario import Arrival, Outcome, make_scenario
@@ -264,6 +265,11 @@ def test_the_command_takes_flags_over_its_file_and_writes_what_it_prints(
     assert "profile two-cores (measured)" in said
     assert f"goodput_per_s: {figures['goodput_per_s']}" in said.splitlines()
     assert "encoder-0 is killed" in said
+
+
+def test_a_figure_of_nothing_is_shown_and_what_was_not_found_is_not() -> None:
+    figures = {"goodput_per_s": 0.0, "requests": 0, "decisions": [], "cost": None}
+    assert figures_as_yaml(figures, ("requests",)) == "goodput_per_s: 0.0\n"
 
 
 def test_the_command_tells_how_far_it_is_once_a_second_at_most(
