@@ -237,6 +237,8 @@ def profile(
     Example: splitscribe profile -o mine.json && splitscribe simulate --profile mine.json
     """
     settings = load_settings(config_file, {"model": model})
+    if settings.models:
+        raise ConfigurationError("one model is measured at a time: --config with model, not models")
     if output.is_dir() or not output.parent.is_dir():  # told before the minutes of measuring
         raise ConfigurationError(f"--output is a file in a folder that exists, not {output}")
     from cluster.planning.measure import measure

@@ -116,6 +116,8 @@ class Scenario(FrozenModel):
     def _simulable(self) -> Scenario:
         if self.settings.handoff != "cross_kv":
             raise ValueError("settings.handoff: only the hand-off of cross_kv is simulated")
+        if self.settings.models:
+            raise ValueError("settings.models: only one model is simulated, that of the profile")
         return self
 
 

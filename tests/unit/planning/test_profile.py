@@ -67,6 +67,13 @@ def test_a_file_that_cannot_be_written_is_told_before_the_measurement(
         profile_command(tmp_path / output)
 
 
+def test_of_several_models_none_is_measured_in_the_place_of_all(tmp_path: Path) -> None:
+    file = tmp_path / "settings.yaml"
+    file.write_text("models: {tiny: {model: openai/whisper-tiny}}\n")
+    with pytest.raises(ConfigurationError, match="one model is measured at a time"):
+        profile_command(tmp_path / "missing" / "mine.json", config_file=file)
+
+
 async def test_a_measurement_that_is_cancelled_ends_behind_its_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:

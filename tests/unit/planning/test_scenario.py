@@ -44,6 +44,7 @@ def test_given_rows_come_in_the_order_of_their_times() -> None:
         ({"cluster": {"placement": "colocated", "encoders": 2}}, "a cell of its own"),
         ({"faults": [{"at_s": 1, "role": "router"}]}, "faults.0.role"),
         ({"settings": {"handoff": "encoder_states"}}, "settings.handoff"),
+        ({"settings": {"models": {"tiny": {"model": "tiny"}}}}, "settings.models"),
     ],
 )
 def test_a_wrong_field_is_named(fields: dict[str, Any], place: str) -> None:
