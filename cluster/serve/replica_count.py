@@ -31,6 +31,7 @@ EMPTY = 0.6  # a worker is removed only if the demand over the others stays belo
 GROWTH_S = 2.0  # over which a queue's growth is taken
 WAITING = 0.5  # what a waiting sequence counts for: it goes as soon as another one ends
 LEAST_WAIT_S = 0.25
+GONE_S = 60.0  # a pool that nobody asks for as long is not scaled any more
 
 
 class ScalingRules(ScalingSettings):
@@ -76,6 +77,7 @@ class _Pool:
     wanted: deque[tuple[float, int, str]] = field(default_factory=deque)  # time, workers, reason
     queue: deque[tuple[float, float]] = field(default_factory=deque)  # time, encoder seconds
     active_s: float = 0.0  # when there was something to do, last
+    asked_s: float = 0.0
 
 
 class Balancer:
@@ -83,10 +85,13 @@ class Balancer:
         self._pools: dict[Role, _Pool] = {}
 
     def decide(self, role: Role, rules: ScalingRules, view: PoolView, now_s: float) -> Decision:
+        for gone in [one for one, it in self._pools.items() if now_s - it.asked_s > GONE_S]:
+            del self._pools[gone]
         pool = self._pools.get(role)
         if pool is None or pool.rules != rules:
             pool = self._pools[role] = _Pool(rules)
             pool.active_s = now_s if view.target else -math.inf  # as it was, asleep or not
+        pool.asked_s = now_s
         if _is_active(everything := view.with_bulk()):
             pool.active_s = now_s
         pool.view = everything if rules.for_bulk else view

@@ -212,3 +212,15 @@ def test_bulk_work_keeps_pools_awake() -> None:
     for second in range(60):
         assert balancer.decide("encoder", rules, busy, float(second)).workers == 1
         assert balancer.decide("decoder", rules, idle, float(second)).workers == 1
+
+
+def test_a_pool_that_is_no_longer_scaled_asks_for_nothing_more() -> None:
+    """Its encoders waited for decoders when a deploy gave them a fixed number."""
+    balancer, rules = Balancer(), ScalingRules(max_workers=4, downscale_delay_s=30.0)
+    starved = (EncoderSignals(busy=1.0, queue_s=5.0, unread=0.9),)
+    balancer.decide("encoder", rules, PoolView(1, encoders=starved), 0.0)
+    idle, found = (DecoderSignals(), DecoderSignals()), 2
+    for second in range(200):
+        view = PoolView(found, decoders=idle[:found])
+        found = balancer.decide("decoder", rules, view, float(second)).workers
+    assert found == 1
