@@ -248,5 +248,7 @@ def at_percentile(values: Sequence[float], percent: float) -> float:
     return float(np.percentile(values, percent, method="higher")) if len(values) else math.inf
 
 
-def percentiles(latencies: Sequence[float]) -> dict[str, float]:
-    return {f"p{p}_s": round(at_percentile(latencies, p), 4) for p in PERCENTILES}
+def percentiles(latencies: Sequence[float]) -> dict[str, float | None]:
+    """None: so many requests failed. JSON knows no infinity."""
+    seen = {f"p{p}_s": at_percentile(latencies, p) for p in PERCENTILES}
+    return {name: round(one, 4) if one < math.inf else None for name, one in seen.items()}

@@ -2,6 +2,7 @@
 
 from __future__ import annotations
 
+import math
 from random import Random
 from typing import Any
 
@@ -9,7 +10,13 @@ import pytest
 
 from cluster.common.errors import ConfigurationError
 from cluster.common.messages import WINDOW_S
-from cluster.planning.scenario import NAMED_LENGTHS, Load, arrivals, make_scenario
+from cluster.planning.scenario import (
+    NAMED_LENGTHS,
+    Load,
+    arrivals,
+    make_scenario,
+    percentiles,
+)
 
 
 def test_a_poisson_load_has_its_rate_and_its_median() -> None:
@@ -28,6 +35,11 @@ def test_windows_cover_their_audio_and_are_never_too_long() -> None:
         starts = (0.0, *request.cuts_s)
         lengths = [end - start for start, end in zip(starts, request.cuts_s, strict=False)]
         assert all(0 < length <= WINDOW_S for length in lengths)
+
+
+def test_a_percentile_of_requests_that_failed_is_none() -> None:
+    latencies = [0.5] * 97 + [math.inf] * 3
+    assert percentiles(latencies) == {"p50_s": 0.5, "p95_s": 0.5, "p99_s": None}
 
 
 def test_given_rows_come_in_the_order_of_their_times() -> None:
