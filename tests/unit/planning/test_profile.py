@@ -9,10 +9,12 @@ from pathlib import Path
 from types import SimpleNamespace
 from typing import Any
 
+import numpy as np
 import pytest
 
 from cluster.cli.planning import profile as profile_command
-from cluster.common.errors import ConfigurationError
+from cluster.common.errors import ConfigurationError, DeadlineExceededError
+from cluster.common.messages import WINDOW_SAMPLES, EncodeRequest
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.settings import BUNDLED_MODEL, Settings
 from cluster.planning.measure import Bench, measure
@@ -53,6 +55,18 @@ def test_seconds_lie_on_the_lines_between_points_and_never_below_the_least() -> 
     assert found.at(8, 1500) == pytest.approx(0.26), "beyond the points the line goes on"
     assert found.at(1, 1) == pytest.approx(0.01)
     assert surface((1, 1500, 0.5)).at(7, 20) == 0.5, "one point is the same everywhere"
+
+
+def test_windows_of_a_round_may_take_a_minute_each() -> None:
+    """As those of a large model do on a few cores, one after another."""
+
+    def submit(request: EncodeRequest) -> None:
+        raise DeadlineExceededError(f"{request.remaining_s}")
+
+    engines: Any = SimpleNamespace(encoder=SimpleNamespace(submit=submit), decoder=None)
+    with pytest.raises(DeadlineExceededError) as caught:
+        Bench(engines, np.zeros(WINDOW_SAMPLES, np.int16)).run(16, 1500, 1500)
+    assert float(caught.value.message) >= 16 * 60.0
 
 
 @pytest.mark.parametrize("output", ["missing/mine.json", "."])
