@@ -236,11 +236,13 @@ def health_line(url: str) -> tuple[bool, str]:
         # environment names for the world outside reaches no machine of ours.
         is_tls = url.startswith("https:")
         answer = httpx.get(f"{url}/health", timeout=10.0, verify=is_tls, trust_env=False)
-        pools = answer.json().get("pools", {})
+        content = answer.json()
     except (httpx.HTTPError, ValueError):
         return False, "does not answer"
+    if not isinstance(content, dict) or "pools" not in content:  # something else has the port
+        return False, f"HTTP {answer.status_code}"
     words = [
         f"{name}: {pool['replicas']} {'ready' if pool['ready'] else 'not ready'}"
-        for name, pool in pools.items()
+        for name, pool in content["pools"].items()
     ]
     return answer.status_code == 200, ", ".join(words) or f"HTTP {answer.status_code}"

@@ -26,14 +26,14 @@ def at(host: str, port: int) -> Settings:
 
 
 @contextmanager
-def answering() -> Iterator[str]:
-    """The URL of a server that answers everything by 200 and an empty object."""
+def answering(body: bytes = b'{"pools": {}}') -> Iterator[str]:
+    """The URL of a server that answers everything by 200 and this."""
 
     class Handler(BaseHTTPRequestHandler):
         def do_GET(self) -> None:
             self.send_response(200)
             self.end_headers()
-            self.wfile.write(b"{}")
+            self.wfile.write(body)
 
     with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
         threading.Thread(target=server.serve_forever, daemon=True).start()
@@ -100,4 +100,10 @@ def test_proxies_of_the_environment_are_not_asked_for_our_own_machines(
     with answering() as url:
         assert health_line(url)[0]
         with reach(None, url) as dashboard:
-            assert dashboard.serve() == {}
+            assert dashboard.serve() == {"pools": {}}
+
+
+@pytest.mark.parametrize("body", [b'"ok"', b"[]", b'{"status": "ok"}', b"ok"])
+def test_another_server_at_the_port_is_not_taken_for_ours(body: bytes) -> None:
+    with answering(body) as url:
+        assert not health_line(url)[0]
