@@ -114,9 +114,11 @@ def make_plan(order: Order, tell: Tell) -> Plan:
             f"{order.load.rate_per_s:g} requests a second (tried: {search.missed}): loosen --slo, "
             "or give faster nodes or --links"
         )
-    kept.sort(key=lambda one: one.price)
-    kept[0], check = search.checked(kept[0])
-    return Plan(kept, skipped, check)
+    while True:  # what the check makes dearer may no longer be the cheapest
+        kept.sort(key=lambda one: one.price)
+        kept[0], check = search.checked(kept[0])
+        if kept[0].price <= min(one.price for one in kept):
+            return Plan(kept, skipped, check)
 
 
 class _Search:

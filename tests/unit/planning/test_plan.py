@@ -20,7 +20,7 @@ from cluster.planning.design import (
     parse_kinds,
     parse_objectives,
 )
-from cluster.planning.plan import Plan, make_plan
+from cluster.planning.plan import Plan, Trial, make_plan
 from cluster.planning.scenario import NAMED_LENGTHS, Lengths, Load
 from tests.unit.planning.test_simulation import ENCODE_S, make_profile
 
@@ -92,6 +92,21 @@ def test_a_plan_keeps_its_objective_with_what_can_be_computed(split: Plan) -> No
     assert least.encoders == 2
     assert split.check.is_kept
     assert split.check.figures["failed"] == 0
+
+
+def test_a_design_that_its_check_makes_dearer_gives_way(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Three colocated workers keep the objective in short simulations, and six in long ones."""
+
+    def try_out(design: Design, _seconds: float, seed: int) -> Trial:
+        colocated = 6 if seed == planning.CHECK_SEED else 3
+        is_kept = design.workers >= (4 if design.is_split else colocated)
+        return Trial(is_kept, "made up", {"encoder_busy": 0.5, "decoder_busy": 0.5})
+
+    monkeypatch.setattr(planning, "try_out", try_out)
+    found = planned(make_order(spare_nodes=0))
+    assert (found.best.placement, found.best.price) == ("split", 4.0)
+    assert [one.price for one in found.kept] == [4.0, 6.0]
+    assert found.figures()["splitting"] == "pays"
 
 
 def test_the_figures_say_what_saturates_next(split: Plan) -> None:
