@@ -44,7 +44,7 @@ def align(
     """
     from rich.console import Console
 
-    from cluster.cli.default_model import default_model, download_default, say_if_toy
+    from cluster.cli.default_model import default_model, download, say_if_toy
     from cluster.cli.transcribe.job import ALIAS, Target
     from cluster.cli.transcribe.local import align_in_process, check_audio
     from cluster.cli.transcribe.remote import align_through_server
@@ -68,7 +68,7 @@ def align(
         except InvalidRequestError as error:
             raise InvalidRequestError(f"{audio}: {error.message}") from error
         err = Console(stderr=True, highlight=False, soft_wrap=True)
-        download_default(model, err)
+        download(model, err)
         say_if_toy({model}, err)
     target = Target(server, api_key, device)
     do = align_through_server if server else align_in_process

@@ -28,28 +28,31 @@ def with_default_model(settings: Settings) -> Settings:
     return settings.model_copy(update={"model": DEFAULT_MODEL})
 
 
-def download_default(model: str, err: Console) -> None:
-    """Download `model`, and say so before, if it is the default one and not in the Hub's cache.
+def download(model: str, err: Console) -> None:
+    """Download what the Hub's cache does not have of `model`; of the default one, say so before.
 
     Raises CheckpointError.
     """
-    if model != DEFAULT_MODEL:
-        return
-    from huggingface_hub import try_to_load_from_cache
-
     from cluster.common.model.checkpoint import open_checkpoint
-    from cluster.common.model.tensor_files import SHORT_NAMES
 
-    hub_id = SHORT_NAMES[DEFAULT_MODEL]
-    if isinstance(try_to_load_from_cache(hub_id, "model.safetensors"), str):
-        return
-    err.print(f"splitscribe: downloading the default model, {hub_id} ({SIZE}); Ctrl-C stops it")
+    if model == DEFAULT_MODEL:
+        _announce(err)
     # Python's own handler would wait until the Hub's threads have their files.
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         open_checkpoint(model)
     finally:
         signal.signal(signal.SIGINT, before)
+
+
+def _announce(err: Console) -> None:
+    from huggingface_hub import try_to_load_from_cache
+
+    from cluster.common.model.tensor_files import SHORT_NAMES
+
+    hub_id = SHORT_NAMES[DEFAULT_MODEL]
+    if not isinstance(try_to_load_from_cache(hub_id, "model.safetensors"), str):
+        err.print(f"splitscribe: downloading the default model, {hub_id} ({SIZE}); Ctrl-C stops it")
 
 
 def say_if_toy(models: set[str], err: Console) -> None:

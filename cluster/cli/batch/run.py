@@ -21,7 +21,7 @@ from rich.console import Console
 from cluster.archives.inputs import Item
 from cluster.archives.outputs import FAILURES, SPEED, Archive, Outputs, told, write_failures
 from cluster.archives.run import RunProgress, duration, look_at, run_archive
-from cluster.cli.default_model import download_default, say_if_toy, with_default_model
+from cluster.cli.default_model import download, say_if_toy, with_default_model
 from cluster.common.errors import ConfigurationError
 from cluster.common.logs import counted
 from cluster.common.settings import Settings
@@ -87,7 +87,8 @@ def run_batch(
             return _finish(archive, progress, out)
         say_if_toy({archive.model}, err)
         if there is None:
-            download_default(archive.model, err)
+            for own in settings.by_model().values():  # no replica may be waited for so long
+                download(own.model, err)
             os.environ.setdefault(KEEP_SIGNALS, "1")
             from cluster.serve.start.launch import running_cluster
 

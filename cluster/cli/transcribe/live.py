@@ -19,7 +19,7 @@ import av
 import numpy as np
 from rich.console import Console
 
-from cluster.cli.default_model import download_default, say_if_toy
+from cluster.cli.default_model import download, say_if_toy
 from cluster.cli.transcribe.job import STDIN, LiveClient, LiveJob
 from cluster.common.errors import ConfigurationError, InvalidAudioError, InvalidRequestError
 from cluster.common.extras import install_command
@@ -40,7 +40,7 @@ def transcribe_live(job: LiveJob, out: Console, err: Console) -> None:
     if job.source is None:
         require_sounddevice()
     if not job.target.server:
-        download_default(job.config.model, err)
+        download(job.config.model, err)
         say_if_toy({job.config.model}, err)
     if n_failed := asyncio.run(_listen(job, out, err)):
         turns = counted(n_failed, "turn")

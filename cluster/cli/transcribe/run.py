@@ -19,7 +19,7 @@ from rich.console import Console
 from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cluster.archives.places import Place
-from cluster.cli.default_model import download_default, say_if_toy
+from cluster.cli.default_model import download, say_if_toy
 from cluster.cli.transcribe.job import Input, Job, TranscribeFile, Watcher, inputs_of
 from cluster.common.errors import InvalidRequestError, SplitscribeError
 from cluster.common.logs import counted
@@ -45,7 +45,7 @@ def transcribe_files(job: Job, out: Console, err: Console) -> None:
         n_failed = len(inputs) - len(readable)
         if readable:
             if not job.target.server:
-                download_default(job.params.model, err)
+                download(job.params.model, err)
                 say_if_toy({job.params.model}, err)
             n_failed += asyncio.run(_open_and_run(Run(job, out, err, shown), readable))
     if n_failed:

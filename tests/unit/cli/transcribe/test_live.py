@@ -89,6 +89,7 @@ def play(
         yield clients[0]
 
     monkeypatch.setattr(live, "_opened", opened)
+    monkeypatch.setattr(live, "download", lambda *_: None)
     out, err = (Console(file=io.StringIO(), soft_wrap=True, highlight=False) for _ in range(2))
     raised: Exception | None = None
     try:

@@ -176,7 +176,7 @@ def test_a_text_is_aligned_by_a_model_that_is_downloaded_before(
         raise ConfigurationError("not here")
 
     models: list[str] = []
-    download = "cluster.cli.default_model.download_default"
+    download = "cluster.cli.default_model.download"
     monkeypatch.setattr(download, lambda model, err: models.append(model))
     monkeypatch.setattr("cluster.serve.in_process.local_transcriber", not_here)
     text = tmp_path / "text.txt"
