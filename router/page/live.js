@@ -29,6 +29,10 @@ export class Live {
     byId("live-clear").addEventListener("click", () => this.#turns.clear());
   }
 
+  get running() {
+    return this.#session !== null;
+  }
+
   async #start() {
     say("Connecting", "wait");
     note("");

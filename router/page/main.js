@@ -14,8 +14,8 @@ const RETRY_MS = 3000; // until the server answers for the first time
 
 const reader = new Reader();
 const queue = new Queue(onJob, askForKey);
-new Live(() => options("live-options"), askForKey);
-new Recorder((file) => queue.add([file], options("options")));
+const live = new Live(() => options("live-options"), askForKey);
+const recorder = new Recorder((file) => queue.add([file], options("options")));
 
 function onJob(what, job) {
   if (what === "select") {
@@ -147,7 +147,9 @@ addEventListener("paste", (event) => {
   if (event.target.closest("input, textarea, [contenteditable]")) return; // cells of a table bring a picture
   if (event.clipboardData?.files.length) queue.add(event.clipboardData.files, options("options"));
 });
-addEventListener("beforeunload", (event) => queue.hasUnsaved && event.preventDefault());
+addEventListener("beforeunload", (event) => {
+  if (queue.hasUnsaved || recorder.running || live.running) event.preventDefault();
+});
 
 // ------------------------------------------------------------------------------------------ tabs
 

@@ -19,6 +19,10 @@ export class Recorder {
     byId("record").addEventListener("click", () => (this.#recorder ? this.#recorder.stop() : this.#start()));
   }
 
+  get running() {
+    return this.#recorder !== null;
+  }
+
   async #start() {
     byId("record").disabled = true;
     try {

@@ -89,6 +89,11 @@ export const byId = (id) => {
 /** The window's listeners hear what this element does not. */
 export const top = new Element();
 
+const track = { stop() {}, addEventListener() {} };
+const microphone = { getAudioTracks: () => [track], getTracks: () => [track] };
+const mediaDevices = { getUserMedia: async () => microphone };
+
+Object.defineProperty(globalThis, "navigator", { value: { mediaDevices } });
 Object.assign(globalThis, {
   document: {
     baseURI: "http://localhost/",
@@ -104,7 +109,25 @@ Object.assign(globalThis, {
   history: { replaceState() {} },
   matchMedia: () => ({ matches: false }),
   fetch: () => new Promise(() => {}), // a server that does not answer
+  window: { isSecureContext: true },
   Audio: Element,
+  AudioContext: class {
+    audioWorklet = { addModule: async () => {} };
+    createMediaStreamSource = () => ({ connect() {} });
+    async resume() {}
+    close() {}
+  },
+  AudioWorkletNode: class { port = {}; },
+  WebSocket: class { // the last one is `socket`
+    static OPEN = 1;
+    readyState = 1;
+    constructor() {
+      globalThis.socket = this;
+      setTimeout(() => this.onopen());
+    }
+    send() {}
+    close() {}
+  },
   FormData: class { // of a form that says nothing
     append() {}
     * [Symbol.iterator]() {}

@@ -89,30 +89,6 @@ def test_a_dropped_folder_is_no_lost_connection(tmp_path: Path) -> None:
 LIVE = """
 import { byId } from "./document.js";
 import { Live } from "./live.js";
-const track = { stop() {}, addEventListener() {} };
-const stream = { getAudioTracks: () => [track], getTracks: () => [track] };
-Object.assign(globalThis, {
-  window: { isSecureContext: true },
-  AudioContext: class {
-    audioWorklet = { addModule: async () => {} };
-    createMediaStreamSource = () => ({ connect() {} });
-    async resume() {}
-    close() {}
-  },
-  AudioWorkletNode: class { port = {}; },
-  WebSocket: class {
-    static OPEN = 1;
-    readyState = 1;
-    constructor() {
-      globalThis.socket = this;
-      setTimeout(() => this.onopen());
-    }
-    send() {}
-    close() {}
-  },
-});
-const mediaDevices = { getUserMedia: async () => stream };
-Object.defineProperty(globalThis, "navigator", { value: { mediaDevices } });
 new Live(() => ({ model: "whisper-1", language: "" }), null);
 byId("live-button").fire("click");
 while (!globalThis.socket?.onmessage) await new Promise((resolve) => setTimeout(resolve, 10));
@@ -150,3 +126,42 @@ process.exit();
 def test_a_server_whose_machine_is_gone_is_told_in_time(tmp_path: Path) -> None:
     """Nothing comes from it any more, not even that the connection is over."""
     assert told_by_node(tmp_path, LOST) == "The server does not answer."
+
+
+LEAVE = """
+import { byId, top } from "./document.js";
+globalThis.MediaRecorder = class {
+  static isTypeSupported = () => true;
+  mimeType = "audio/webm";
+  start() {}
+  stop() { this.onstop(); }
+};
+await import("./main.js");
+const told = [];
+const leave = () => {
+  let asks = false;
+  top.fire("beforeunload", { preventDefault: () => { asks = true; } });
+  told.push(asks);
+};
+leave();
+for (const press of asked) {
+  byId(press).fire("click");
+  await new Promise((resolve) => setTimeout(resolve, 50));
+  leave();
+}
+console.log(JSON.stringify(told));
+process.exit();
+"""
+
+
+@pytest.mark.parametrize(
+    ("presses", "asks"),
+    [
+        (["record"] * 2, [False, True, False]),
+        (["live-button"] * 3, [False, True, True, False]),  # the second waits for the last words
+    ],
+)
+def test_who_leaves_while_the_microphone_is_heard_is_asked(
+    tmp_path: Path, presses: list[str], asks: list[bool]
+) -> None:
+    assert told_by_node(tmp_path, LEAVE, presses) == asks
