@@ -85,7 +85,8 @@ class Session {
   async run() {
     await this.#microphone.open(RATE, (piece) => this.#send(piece), () => this.#fail("The microphone went away."));
     if (this.#ending) return;
-    await this.#connect();
+    await Promise.race([this.#connect(), this.#over]);
+    if (this.#ending) return;
     this.#socket.send(JSON.stringify({ type: "session.update", session: this.#settings() }));
     await this.#over;
   }
@@ -122,6 +123,7 @@ class Session {
   async #connect() {
     const protocols = ["realtime"];
     if (hasKey()) protocols.push(`openai-insecure-api-key.${await this.#secret()}`);
+    if (this.#ending) return;
     const url = place("v1/realtime?intent=transcription");
     url.protocol = url.protocol === "https:" ? "wss:" : "ws:";
     const socket = new WebSocket(url, protocols);

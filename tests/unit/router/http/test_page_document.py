@@ -165,3 +165,26 @@ def test_who_leaves_while_the_microphone_is_heard_is_asked(
     tmp_path: Path, presses: list[str], asks: list[bool]
 ) -> None:
     assert told_by_node(tmp_path, LEAVE, presses) == asks
+
+
+STOP = """
+import { byId } from "./document.js";
+import { Live } from "./live.js";
+globalThis.WebSocket = class { // that does not open
+  static OPEN = 1;
+  close() {}
+};
+const live = new Live(() => ({ model: "whisper-1", language: "" }), null);
+const told = [];
+for (const press of ["start", "stop"]) {
+  byId("live-button").fire("click");
+  await new Promise((resolve) => setTimeout(resolve, 50));
+  told.push([live.running, byId("live-state").textContent]);
+}
+console.log(JSON.stringify(told));
+process.exit();
+"""
+
+
+def test_a_press_ends_a_live_session_that_is_still_connecting(tmp_path: Path) -> None:
+    assert told_by_node(tmp_path, STOP) == [[True, "Connecting"], [False, "Press to speak"]]
