@@ -106,9 +106,9 @@ export class Reader {
 
   #row(segment, index) {
     const time = make("button", {
-      class: "time", tabindex: -1, "aria-label": `Play from ${clock(segment.start)}`,
+      class: "time", tabindex: -1, "aria-label": `Play from ${clock(segment.start)}`, "aria-describedby": `words-${index}`,
     }, clock(segment.start));
-    const text = make("p", { class: "words", dir: "auto" });
+    const text = make("p", { id: `words-${index}`, class: "words", dir: "auto" });
     const item = make("li", { class: "segment", "data-index": index }, time, text);
     if (segment.speaker) {
       if (!this.#speakers.includes(segment.speaker)) this.#speakers.push(segment.speaker);

@@ -11,7 +11,7 @@ from tests.support.programs import needs
 
 pytestmark = needs("node")
 
-EDIT = """
+READ = """
 import { byId } from "./document.js";
 import { Reader } from "./reader.js";
 const words = [" かな", " と"].map((text, i) => ({ text, start: i, end: i + 1, probability: 1 }));
@@ -19,13 +19,15 @@ const segments = [{ start: 0, end: 2, text: " かな と", words }];
 const job = { state: "done", name: "a.wav", segments, timing: "", language: "japanese" };
 new Reader().show(job);
 const text = byId("transcript").querySelector(".words");
+"""
+EDIT = f"""{READ}
 text.fire("dblclick");
 text.textContent = "漢字";
 const told = [];
-for (const event of asked) {
+for (const event of asked) {{
   text.fire("keydown", event);
   told.push([text.hasAttribute("contenteditable"), job.segments[0].text]);
-}
+}}
 console.log(JSON.stringify(told));
 """
 
@@ -38,6 +40,17 @@ def test_enter_that_ends_a_composition_goes_on_with_the_edit(
     enter = {"key": "Enter"}
     told = told_by_node(tmp_path, EDIT, [enter | composing, enter])
     assert told == [[True, " かな と"], [False, " 漢字"]]
+
+
+DESCRIBED = f"""{READ}
+const described = byId("transcript").querySelector(".time").getAttribute("aria-describedby");
+console.log(JSON.stringify([described, text.getAttribute("id")]));
+"""
+
+
+def test_the_button_that_the_arrows_reach_reads_its_segment_out(tmp_path: Path) -> None:
+    described, text = told_by_node(tmp_path, DESCRIBED)
+    assert described == text is not None
 
 
 PASTE = """
