@@ -147,7 +147,6 @@ class TurnDetector:
         if speech is not None and speech[1] > self._next_turn_from:
             if (turn := self._open_turn) is None:
                 turn = self._begin_turn(self._padded(max(speech[0], self._next_turn_from)))
-                turn.cut_at = self._undecoded_from
                 self._events.emit(SpeechStarted(turn.number, milliseconds(turn.start)))
                 turn.is_announced = True
             self._add_speech(turn, *speech)
@@ -208,6 +207,7 @@ class TurnDetector:
 
     def _begin_turn(self, start: int) -> Turn:
         turn = self._events.new_turn(self._n_turns, start, self.config)
+        turn.cut_at = self._undecoded_from
         self._n_turns += 1
         self.turns.append(turn)
         return turn

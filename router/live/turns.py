@@ -103,7 +103,7 @@ class Turn:
     text: str = ""  # all its deltas so far, joined
     logprobs: list[TokenLogprob] = field(default_factory=list)
     end: int | None = None  # None until it is known
-    cut_at: int = 0  # where its last utterance was cut
+    cut_at: int = 0  # where its last utterance, or one of the turn before, was cut
     last_speech_end: int = 0  # of the speech in that one
     language: str | None = None  # of its text, once some is confirmed
     error: SplitscribeError | None = None  # of a part of it; the turn ends with it
@@ -203,7 +203,7 @@ class SessionEvents:
 
     def new_turn(self, number: int, start: int, config: LiveConfig) -> Turn:
         span = self._tracer.root("live turn", "", request_id=self._session_id, turn=number)
-        return Turn(number, start, config, span, cut_at=start, last_speech_end=start)
+        return Turn(number, start, config, span, last_speech_end=start)
 
     def emit_text(
         self, turn: Turn, language: str, tokens: Sequence[Token], start: int, newest: int

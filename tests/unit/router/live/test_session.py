@@ -349,6 +349,18 @@ def test_turn_detection_that_is_turned_on_while_a_word_begins_takes_it_whole() -
     assert told.words == ["one", "two", "three", "four", "five", "six"]
 
 
+def test_a_commit_behind_a_word_that_begins_takes_it_whole() -> None:
+    async def commit(session: LiveSession, pcm: Pcm, played: PlayedEngine) -> None:
+        begun = 4 * SAMPLE_RATE  # with 100 ms of "four"
+        await speak(session, pcm[:begun], played.clock)
+        session.append(pcm[begun:])
+        session.commit()
+
+    config = replace(VAD, turn_detection=ServerVad(prefix_padding_ms=0))
+    told, _ = play("one two three. (2.5) four five six.", config, commit)
+    assert told.words == ["one", "two", "three", "four", "five", "six"]
+
+
 @pytest.mark.parametrize("detector", [LoudIsSpeech, SlowToHear])
 @pytest.mark.parametrize("silence_ms", [100, 200, 300])
 def test_a_word_that_begins_while_a_short_silence_ends_the_turn_is_the_next_turn_s(
