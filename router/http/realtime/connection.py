@@ -203,6 +203,7 @@ class RealtimeConnection:
                     code="input_audio_buffer_full",
                 )
             await self._clock.sleep(ROOM_POLL_S)
+            self._last_received_s = self._clock.monotonic()  # what it sent since was not read
 
     async def _forward_engine_events(self) -> Ending:
         while True:

@@ -135,6 +135,20 @@ async def test_a_file_that_is_pushed_in_is_read_as_fast_as_there_is_room() -> No
             assert sum(map(len, session.appended)) > 7.9 * 16_000
 
 
+async def test_a_client_that_is_not_read_for_want_of_room_is_not_idle() -> None:
+    live = LiveSettings(max_unsent_s=3, idle_timeout_s=0.5)
+    async with opened(make_settings(live=live)) as door, door.connect() as socket:
+        door.engine.is_stuck = True
+        for word in range(1, 9):
+            await append(socket, spoken(word, rate=RATE))
+        with pytest.raises(TimeoutError):
+            await asyncio.wait_for(until(socket, "expiring"), 1.0)
+        door.engine.is_stuck = False
+        door.engine.sessions[0]._n = 0
+        await send(socket, "input_audio_buffer.commit")
+        await until(socket, ".completed")
+
+
 async def test_one_long_event_is_taken_and_a_longer_one_is_refused() -> None:
     live = LiveSettings(max_event_bytes=1_200_000)
     async with opened(make_settings(live=live)) as door, door.connect() as socket:
