@@ -28,7 +28,6 @@ CUT_PAUSE = samples(0.5)  # a pause within a turn that ends an utterance
 # Silence after the speech that still belongs to the utterance. More could hold the beginning of a
 # word whose speech is not detected yet; that word belongs to the next utterance as a whole.
 TAIL = samples(0.3)
-UNDETECTED = samples(0.3)  # so much audio without a VAD result may hold a word: a commit takes it
 LEAD = samples(0.3)  # audio before the speech with which an utterance begins
 # Seconds of silence that end a turn of `semantic_vad`: after a finished sentence, after any text.
 SEMANTIC_S = {"high": (0.5, 2.0), "medium": (0.7, 4.0), "auto": (0.7, 4.0), "low": (1.0, 8.0)}
@@ -82,8 +81,9 @@ class TurnDetector:
         """End the turn at the end of the audio so far. None if there is nothing to commit."""
         turn = self._open_turn
         if turn is None:
-            if self._appended - max(self.detected_to, self._next_turn_from) < UNDETECTED:
-                return None
+            unsure_from = self.detected_to if self._gate.run is None else self._gate.run
+            if self._appended - max(unsure_from, self._next_turn_from) < LEAST_RUN * FRAME_SAMPLES:
+                return None  # that can be no word
             turn = self._begin_turn(self._padded(self.detected_to))
         elif self._appended <= turn.start:
             return None
@@ -250,7 +250,7 @@ class TurnDetector:
 
 class SpeechGate:
     def __init__(self) -> None:
-        self._run: int | None = None  # where the frames began that may be speech
+        self.run: int | None = None  # where the frames began that may be speech
         self._sure = False  # whether one of them reached the threshold
 
     def step(self, probability: float, start: int, threshold: float) -> tuple[int, int] | None:
@@ -258,17 +258,17 @@ class SpeechGate:
         any.
         """
         if probability < threshold - RELEASE_BELOW:
-            self._run, self._sure = None, False
+            self.run, self._sure = None, False
             return None
-        if self._run is None:
-            self._run = start
+        if self.run is None:
+            self.run = start
         if not self._sure:
-            self._run = max(self._run, start - MOST_UNSURE * FRAME_SAMPLES)
+            self.run = max(self.run, start - MOST_UNSURE * FRAME_SAMPLES)
         self._sure = self._sure or probability >= threshold
         end = start + FRAME_SAMPLES
-        if not self._sure or end - self._run < LEAST_RUN * FRAME_SAMPLES:
+        if not self._sure or end - self.run < LEAST_RUN * FRAME_SAMPLES:
             return None
-        return self._run, end
+        return self.run, end
 
 
 def padding_of(detection: TurnDetection) -> int:

@@ -361,6 +361,17 @@ def test_a_commit_behind_a_word_that_begins_takes_it_whole() -> None:
     assert told.words == ["one", "two", "three", "four", "five", "six"]
 
 
+def test_a_commit_takes_a_word_that_no_detector_has_seen() -> None:
+    async def commit(session: LiveSession, pcm: Pcm, played: PlayedEngine) -> None:
+        await speak(session, pcm[: SAMPLE_RATE // 2], played.clock)
+        await played.clock.sleep(0.1)
+        session.append(pcm[SAMPLE_RATE // 2 :])
+        assert session.commit() == 0
+
+    told, _ = play(spoken("one", word_s=0.2), VAD, commit, tail_s=0.0)
+    assert told.words == ["one"]
+
+
 @pytest.mark.parametrize("detector", [LoudIsSpeech, SlowToHear])
 @pytest.mark.parametrize("silence_ms", [100, 200, 300])
 def test_a_word_that_begins_while_a_short_silence_ends_the_turn_is_the_next_turn_s(
