@@ -36,16 +36,19 @@ DRAIN_S = 60.0
 UNBOUNDED = 1_000_000
 
 
-def build_app(settings: Settings, build: str, placement: Placement) -> Any:
+def build_app(
+    settings: Settings, build: str, placement: Placement, running: Mapping[str, int] | None = None
+) -> Any:
     """Compose the Serve application from resolved settings.
 
-    build: `build_id()` of this process; replicas with another one refuse.
+    build: `build_id()` of this process; replicas with another one refuse. running: workers of each
+    deployment that this is a new version of: Serve sets a scaled pool to the size that it is given.
     """
     from ray import serve
 
     deployment: Any = serve.deployment  # its overloads do not know a class with options
     pools = {
-        name: _pools(deployment, own, build, suffix, placement)
+        name: _pools(deployment, own, build, suffix, placement, running or {})
         for (name, own), suffix in zip(
             settings.by_model().items(), deployment_suffixes(settings.models), strict=True
         )
@@ -74,7 +77,7 @@ def build_app(settings: Settings, build: str, placement: Placement) -> Any:
     ).bind(settings, build, encoders, decoders, batches)
 
 
-def _size(role: Role, settings: Settings) -> dict[str, Any]:
+def _size(role: Role, settings: Settings, running: int) -> dict[str, Any]:
     pool = settings.encoder if role == "encoder" else settings.decoder
     if not pool.is_scaled:
         return {"num_replicas": pool.replicas}
@@ -91,7 +94,7 @@ def _size(role: Role, settings: Settings) -> dict[str, Any]:
         return {
             "autoscaling_config": AutoscalingConfig(
                 min_replicas=pool.fewest,
-                initial_replicas=pool.replicas,
+                initial_replicas=max(pool.replicas, min(running, pool.most)),
                 max_replicas=pool.most,
                 metrics_interval_s=pace(pool.most) * STATS_PERIOD_S,
                 look_back_period_s=4 * pace(pool.most) * STATS_PERIOD_S,
@@ -131,7 +134,12 @@ def http_front(router: type, settings: Settings) -> Any:
 
 
 def _pools(
-    deployment: Any, settings: Settings, build: str, suffix: str, placement: Placement
+    deployment: Any,
+    settings: Settings,
+    build: str,
+    suffix: str,
+    placement: Placement,
+    running: Mapping[str, int],
 ) -> tuple[Any, Any]:
     def options(role: EncoderSettings | DecoderSettings) -> dict[str, Any]:
         return _replica_options(placement.gpus_of(role), role.node_labels, most=role.most)
@@ -147,10 +155,11 @@ def _pools(
         return worker, worker
 
     def pool(replica: type, role: Role, own: EncoderSettings | DecoderSettings) -> Any:
+        name = f"{role}{suffix}"
         return deployment(
             replica,
-            name=f"{role}{suffix}",
-            **_size(role, settings),
+            name=name,
+            **_size(role, settings, running.get(name, 0)),
             **replica_choice(),
             max_ongoing_requests=UNBOUNDED,
             **options(own),

@@ -18,6 +18,7 @@ from cluster.common.settings_sources import load_settings
 from cluster.serve.distribution import build_id
 from cluster.serve.ray_environment import ENVIRONMENT
 from cluster.serve.ray_internals import shared_value
+from cluster.serve.start.readiness import state_here
 from cluster.serve.start.resolve import resolved
 
 logger = logging.getLogger("ray.serve")  # the build's log, which the dashboard shows
@@ -35,6 +36,7 @@ def build(args: dict[str, Any]) -> Any:
     deployed before keeps serving.
     """
     import ray
+    from ray import serve
 
     from cluster.common.model.checkpoint import open_checkpoint
     from cluster.serve.app import build_app
@@ -59,7 +61,9 @@ def build(args: dict[str, Any]) -> Any:
     resources: Mapping[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     placement = place(settings, joined_machine(resources.get("GPU", 0.0)))
     logger.info("splitscribe %s, placement: %s", build_id(), placement)
-    return build_app(settings, build_id(), placement)
+    state = state_here(serve.status())
+    running = {pool.name: pool.running for pool in state.pools} if state is not None else {}
+    return build_app(settings, build_id(), placement, running)
 
 
 def settings_of(args: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Settings:

@@ -7,10 +7,21 @@ from typing import Any
 
 import pytest
 from ray.serve._private.constants import REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD
+from ray.serve.schema import (
+    ApplicationStatus,
+    ApplicationStatusOverview,
+    DeploymentStatus,
+    DeploymentStatusOverview,
+    DeploymentStatusTrigger,
+    ServeStatus,
+)
 
 from cluster.common.settings_sources import load_settings
 from cluster.serve import app
+from cluster.serve.from_file import build
 from cluster.serve.placement import Placement
+
+HOW = DeploymentStatusTrigger.CONFIG_UPDATE_COMPLETED
 
 
 def test_routers_and_the_batch_owner_may_be_busy_for_15_s_and_workers_may_not(
@@ -43,6 +54,24 @@ def test_whoever_sends_windows_knows_how_many_workers_each_pool_has(
     app.build_app(settings, "build", Placement(kind, "a test"))
     ours = {name for name, asked in options.items() if "request_router_config" in asked}
     assert ours == pools
+
+
+@pytest.mark.parametrize(("running", "begins"), [(0, 2), (6, 6), (12, 8)])
+def test_a_new_version_begins_with_as_many_workers_as_run(
+    running: int, begins: int, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Serve would end the others at once, however great the load is."""
+    options: dict[str, Any] = {}
+    monkeypatch.setattr("ray.serve.deployment", lambda *_, **asked: Deployment(options, asked))
+    monkeypatch.setattr("ray.cluster_resources", dict)
+    monkeypatch.setattr("cluster.serve.from_file.shared_value", lambda *_: b"k" * 32)
+    encoders = DeploymentStatusOverview(DeploymentStatus.HEALTHY, HOW, {"RUNNING": running}, "")
+    whole = ApplicationStatusOverview(ApplicationStatus.RUNNING, "", 0.0, {"encoder": encoders})
+    status = ServeStatus(applications={"splitscribe": whole})
+    monkeypatch.setattr("ray.serve.status", lambda: status)
+    build({"encoder": {"replicas": 2, "max_replicas": 8, "device": "cpu"}, "placement": "split"})
+    assert options["encoder"]["autoscaling_config"].initial_replicas == begins
+    assert options["decoder"]["num_replicas"] == 1
 
 
 class Deployment:
