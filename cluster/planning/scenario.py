@@ -230,8 +230,8 @@ class Outcome:
     def _of_class(self, name: Priority) -> dict[str, Any]:
         seconds, slo = self.scenario.load.seconds, self.scenario.slo
         at_s, audio_s, late_s = np.array(self.answers[name]).T
-        is_answered = np.isfinite(late_s)
-        counted = is_answered & (at_s >= WARM_UP * seconds)
+        is_answered, is_counted = np.isfinite(late_s), at_s >= WARM_UP * seconds
+        counted = is_answered & is_counted
         good = counted & (late_s <= slo.latency_s + slo.per_audio_s * audio_s)
         n_counted, n_good, span_s = int(counted.sum()), int(good.sum()), (1 - WARM_UP) * seconds
         return {
@@ -239,7 +239,7 @@ class Outcome:
             "failed": dict(sorted(self.failures[name].items())),
             "throughput_per_s": round(n_counted / span_s, 3),
             "goodput_per_s": round(n_good / span_s, 3),
-            "within_slo": round(n_good / max(1, n_counted), 4),
+            "within_slo": round(n_good / max(1, int(is_counted.sum())), 4),
             **(percentiles(late_s[counted]) if n_counted else {}),
         }
 
