@@ -14,7 +14,7 @@ from weakref import WeakValueDictionary
 import torch
 from torch import Tensor
 
-from cluster.common.kernels.gpu.kernels import define, launcher, nothing
+from cluster.common.kernels.gpu.kernels import define, launcher
 
 
 def _plain_append(
@@ -57,7 +57,6 @@ append_qkv = define(
     writes=("pool", "q"),
     cuda=launcher("decoder_worker.gpu.kernels", "launch_append"),
     cpu=_plain_append,
-    shapes=nothing,
 )
 
 
@@ -122,7 +121,6 @@ attend_pages = define(
     writes=("workspace", "out"),
     cuda=_attend,
     cpu=_attend,
-    shapes=nothing,
 )
 
 append_to_pages = define(
@@ -130,5 +128,4 @@ append_to_pages = define(
     writes=("k_pages", "v_pages"),
     cuda=_append,
     cpu=_append,
-    shapes=nothing,
 )

@@ -17,7 +17,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.common.kernels.gpu.kernels import define, launcher, nothing
+from cluster.common.kernels.gpu.kernels import define, launcher
 from cluster.common.kernels.gpu.operators import Pending
 from cluster.common.model.layers import Linear, as_loaded
 from decoder_worker.attention.base import AttentionBatch, ProjectedAttention
@@ -68,7 +68,6 @@ embed = define(
     writes=("out",),
     cuda=launcher("decoder_worker.gpu.kernels", "launch_embed"),
     cpu=_plain_embed,
-    shapes=nothing,
 )
 
 

@@ -14,7 +14,7 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cluster.common.kernels.gpu.kernels import define, launcher, nothing
+from cluster.common.kernels.gpu.kernels import define, launcher
 from cluster.common.kernels.gpu.self_check import KERNELS, is_as_on_cpu, noise
 from decoder_worker.sampling.logit_rules import LogitRules, Marks, apply_rules
 from decoder_worker.sampling.sampler import Sampled, Sampler
@@ -67,7 +67,6 @@ sample_greedy = define(
     writes=("table", "highest", "sums", "places", "tokens", "logprobs"),
     cuda=launcher("decoder_worker.gpu.kernels", "launch_greedy"),
     cpu=_plain,
-    shapes=nothing,
 )
 
 

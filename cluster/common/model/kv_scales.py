@@ -59,11 +59,6 @@ class KVScales:
             grown[f"{prefix}.out_proj.weight"] = out * self.values[layer].to(out)
         return grown
 
-    def stored(self, kv: Tensor) -> Tensor:
-        """K and V [..., L, 2, H, Dh] as what is stored of them."""
-        values = self.values[:, None].expand_as(self.keys)
-        return kv / torch.stack((self.keys, values), 1)[..., None].to(kv)
-
     def _rows(self, layer: int, n: int) -> Tensor:
         heads = self.keys[layer]
         return heads.repeat_interleave(n // len(heads))

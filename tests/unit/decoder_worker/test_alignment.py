@@ -135,9 +135,8 @@ def test_8_bit_pages_are_aligned_as_the_numbers_they_hold(page_frames: int) -> N
     stored = eighth.cross_pool.tensor.float()
     scales = kv_scales(open_checkpoint(str(folder)), torch.float8_e4m3fn)
     assert scales is not None
-    n_layer, _, _, n_head, head_dim = stored.shape[1:]
-    stored_ones = scales.stored(torch.ones(n_layer, 2, n_head, head_dim))
-    wide.cross_pool.tensor.copy_(stored / stored_ones[:, :, None])
+    factors = torch.stack((scales.keys, scales.values[:, None].expand_as(scales.keys)), 1)
+    wide.cross_pool.tensor.copy_(stored * factors[:, :, None, :, None])
     found, expected = (bench.align([bench.item(0, 30)])[0] for bench in (eighth, wide))
     assert found.times_s == expected.times_s
     assert found.probs == pytest.approx(expected.probs, rel=1e-4)

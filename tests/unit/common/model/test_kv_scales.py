@@ -101,10 +101,11 @@ def test_no_audio_can_saturate_what_is_stored(loud: Checkpoint) -> None:
             loudest = weight * gamma["encoder.layer_norm.weight"]
             rows += [1e4 * loudest, -1e4 * loudest]
     states = heard(loud, torch.cat(rows))[None]
-    kv = stored.project(states)
+    wide, kv = plain.project(states), stored.project(states)
     assert kv.abs().max() <= MOST
-    assert plain.project(states).abs().max() > 20 * MOST
-    assert torch.equal(kv, scales.stored(plain.project(states))), "no bit of it is another one"
+    assert wide.abs().max() > 20 * MOST
+    factors = torch.stack((scales.keys, scales.values[:, None].expand_as(scales.keys)), 1)
+    assert torch.equal(kv * factors[..., None], wide), "no bit of it is another one"
     by_head = kv.abs().amax((0, 1, 5))  # [L, 2, H]
     assert (by_head[:, 0] > MOST / 8).all()
 
