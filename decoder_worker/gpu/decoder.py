@@ -17,7 +17,6 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.common.kernels.gpu.kernels import define, launcher
 from cluster.common.kernels.gpu.operators import Pending
 from cluster.common.model.layers import Linear, as_loaded
 from decoder_worker.attention.base import AttentionBatch, ProjectedAttention
@@ -53,24 +52,6 @@ def _product(x: Tensor, linear: Linear) -> Tensor:
     return torch.mm(x, linear.weight.t())
 
 
-def _plain_embed(
-    tokens: Tensor, positions: Tensor, by_token: Tensor, by_position: Tensor, out: Tensor
-) -> None:
-    """out [n, d] = by_token[tokens] + by_position[positions], rounded once.
-
-    tokens, positions: int64 [n], of any stride; the others are contiguous, of any float dtype.
-    """
-    out.copy_(by_token[tokens].float() + by_position[positions].float())
-
-
-embed = define(
-    "embed",
-    writes=("out",),
-    cuda=launcher("decoder_worker.gpu.kernels", "launch_embed"),
-    cpu=_plain_embed,
-)
-
-
 @dataclass(frozen=True, slots=True)
 class GpuDecoder:
     """Shares all of the reference's weights, whose products are as they were loaded."""
@@ -88,14 +69,11 @@ class GpuDecoder:
     def states(self, tokens: Tensor, positions: Tensor) -> Tensor:
         self.attention.begin(positions)
         reference = self.reference
-        by_token, by_position = reference.embed_tokens, reference.embed_positions
-        shape, dtype = (len(tokens), by_token.shape[1]), reference.norm.weight.dtype
-        x = torch.empty(shape, dtype=dtype, device=by_token.device)  # the residual stream
-        embed(tokens, positions, by_token, by_position, x)
+        x = reference.embed(tokens, positions)  # the residual stream
         pending = Pending()
         for index, layer in enumerate(reference.layers):
             pending = run_layer(layer, index, x, reference.n_head, self.attention, pending)
-        return pending.add_norm(x, replace(reference.norm, dtype=dtype))
+        return pending.add_norm(x, replace(reference.norm, dtype=x.dtype))
 
     def logits(self, states: Tensor) -> Tensor:
         return self.reference.logits(states)

@@ -9,7 +9,6 @@ from torch import Tensor
 from cluster.common.kernels.gpu.operators import add_norm
 from cluster.common.model.layers import LayerNorm, Linear
 from decoder_worker.attention.operators import append_qkv
-from decoder_worker.gpu.decoder import embed
 from decoder_worker.gpu.greedy import GpuSampler
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import TorchSampler, gumbel, noise_key, random_bits
@@ -60,17 +59,6 @@ def test_the_append(heads: int) -> None:
         found.append((pool, q))
     for expected, on_gpu in zip(*found, strict=True):
         assert torch.equal(on_gpu.cpu(), expected)
-
-
-def test_embeddings() -> None:
-    found = []
-    for device in ("cpu", "cuda"):
-        table = torch.tensor([[3, 19, 0], [89, 0, 0], [3, 7, 0]], device=device)
-        out = torch.empty(3, 384, dtype=torch.bfloat16, device=device)
-        by_token, by_position = rand(90, 384).to(device), rand(20, 384, seed=1).to(device)
-        embed(table[:, 0], table[:, 1], by_token, by_position, out)
-        found.append(out.cpu())
-    assert torch.equal(*found)
 
 
 @pytest.mark.parametrize("n_in", [384, 1280, 5120])

@@ -15,7 +15,6 @@ from cluster.common.kernels.gpu.kernels import has_triton, loads_triton
 from cluster.common.kernels.gpu.operators import TRITON, add_norm
 from cluster.common.model.layers import LAYER_NORM_EPS, LayerNorm
 from decoder_worker.attention.operators import append_qkv
-from decoder_worker.gpu.decoder import embed
 from decoder_worker.gpu.greedy import empty_parts, sample_greedy
 from decoder_worker.sampling.logit_rules import LogitRules
 from tests.support.gpu.triton_kernels import ARCHITECTURES, compiled, load_kernel
@@ -94,18 +93,6 @@ def test_the_append_splits_and_finds_its_pages(
     assert (pool == UNTOUCHED).sum() == pool.numel() - 2 * qkv.shape[0] * width
 
 
-def test_embeddings_are_summed(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Tokens and positions are columns of one table, as a decode step reads them."""
-    by_token, by_position = rand(90, 384), rand(20, 384, seed=1)
-    table = torch.tensor([[3, 19, 0], [89, 0, 0], [3, 7, 0]])
-    expected, out = torch.empty(2, 3, 384).unbind()
-    embed(table[:, 0], table[:, 1], by_token, by_position, expected)
-    launch = load_kernel(monkeypatch, OURS, interpreted=True).launch_embed
-    launch(table[:, 0], table[:, 1], by_token, by_position, out)
-    assert torch.equal(out, expected)
-    assert torch.equal(out, by_token[[3, 89, 3]] + by_position[[19, 0, 7]])
-
-
 @pytest.mark.parametrize(
     ("seed", "n"), [(0, 6), *(pytest.param(s, N, marks=pytest.mark.slow) for s in (1, 2, 3))]
 )
@@ -158,10 +145,6 @@ def test_every_kernel_compiles_for_gpus(
     args = (on_meta(8, 3 * width), on_meta(3 * width), *table, pool, 5, q)
     built = compiled(ours.launch_append, "append_qkv", architecture, *args)
     assert "st.global.v" in built["ptx"]
-    index = on_meta(8, dtype=torch.int64)
-    args = (index, index, on_meta(51_866, width), on_meta(448, width), rows)
-    built = compiled(ours.launch_embed, "embed", architecture, *args)
-    assert "ld.global.v" in built["ptx"]
 
 
 @pytest.mark.slow

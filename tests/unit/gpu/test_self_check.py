@@ -41,7 +41,6 @@ from decoder_worker import backends
 from decoder_worker.attention import operators as attention
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.backends import Attentions, Decoders, choose_sampler, fastest
-from decoder_worker.gpu import decoder as gpu_decoder
 from decoder_worker.gpu import fixed_sizes, greedy
 from decoder_worker.gpu.decoder import GpuDecoder
 from decoder_worker.gpu.greedy import GpuSampler
@@ -184,7 +183,6 @@ def test_a_decoder_that_is_right_has_our_kernels(flashinfer: ModuleType) -> None
     ("module", "name", "out"),
     [
         (operators, "_add_norm", 5),
-        (gpu_decoder, "embed", -1),
         (attention, "append_qkv", -1),
     ],
 )
