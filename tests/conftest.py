@@ -15,6 +15,9 @@ from pathlib import Path
 
 import pytest
 
+from cluster.common.kernels.cpu.cache import ensure_jit_cache
+
+ensure_jit_cache()  # some tests import kernels themselves
 os.environ.setdefault("OMP_WAIT_POLICY", "PASSIVE")  # read once, when torch is imported
 os.environ.setdefault("TOKENIZERS_PARALLELISM", "false")
 if "PYTEST_XDIST_WORKER" in os.environ:  # there is a worker for every core

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -20,7 +19,7 @@ if TYPE_CHECKING:
 
 
 def decoder_kernels(kinds: Kinds) -> InBackground[DecoderKernels]:
-    return InBackground("decoder", partial(_build_decoder, kinds), KERNEL_SOURCES, str(kinds))
+    return InBackground("decoder", partial(_build_decoder, kinds), str(kinds))
 
 
 def all_builds(*, bfloat16: bool, int8: bool) -> tuple[Callable[[], InBackground[Any]], ...]:
@@ -55,27 +54,9 @@ def _build_decoder(kinds: Kinds) -> DecoderKernels:
 @cache
 def path_finder() -> Callable[[NDArray[np.float32]], NDArray[np.int64]]:
     """`warping.first_columns`, which its first call compiles. On a GPU nobody else has numba."""
-    ensure_jit_cache(KERNEL_SOURCES)
+    ensure_jit_cache()
     load_machine_code_alone()
     from decoder_worker.cpu.warping import first_columns
 
     found: Callable[[NDArray[np.float32]], NDArray[np.int64]] = first_columns
     return found
-
-
-_FOLDER = Path(__file__).resolve().parent
-KERNEL_SOURCES = (
-    _FOLDER / "arrays.py",
-    _FOLDER / "attention_kernels.py",
-    _FOLDER / "attention_vectors.py",
-    _FOLDER / "fused_kernels.py",
-    _FOLDER / "likely_logits.py",
-    _FOLDER / "sampling_kernels.py",
-    _FOLDER / "step_kernels.py",
-    _FOLDER / "step_team.py",
-    _FOLDER / "tile_products.py",
-    _FOLDER / "vector_products.py",
-    _FOLDER / "warping.py",
-    _FOLDER / "work_sharing.py",
-    _FOLDER.parent / "sampling" / "slots.py",
-)

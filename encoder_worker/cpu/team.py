@@ -19,7 +19,6 @@ import threading
 from collections.abc import Callable
 from concurrent.futures import Future
 from functools import partial
-from pathlib import Path
 from typing import TYPE_CHECKING, Any
 
 import numpy as np
@@ -36,11 +35,6 @@ if TYPE_CHECKING:
     from encoder_worker.cpu.team_kernels import TeamKernels
 
 DTYPES = (torch.float32, torch.bfloat16)  # that there are kernels for
-# The files that numba compiles, so that code of older ones is forgotten.
-KERNEL_SOURCES = tuple(
-    Path(__file__).with_name(name)
-    for name in ("team_kernels.py", "rows.py", "tile_attention.py", "vector_attention.py")
-)
 
 UNITS = 4  # of a window whose units hold at least so much each, where there are cores to share it
 LEAST_UNITS = 2  # of any: each unit begins its own products, and reads all weights for them
@@ -58,7 +52,7 @@ def team_kernels(dtype: torch.dtype, *, int8: bool = False) -> InBackground[Team
     ways = {"tiles": tiles, "int8": int8, "vectors": in_8_bits}
     name = " ".join([own.__name__, *(way for way, has in ways.items() if has)])
     build = partial(_build, own, tiles=tiles, int8=int8, in_8_bits=in_8_bits)
-    return InBackground("encoder", build, KERNEL_SOURCES, name)
+    return InBackground("encoder", build, name)
 
 
 def _build(own: Any, **ways: bool) -> TeamKernels:

@@ -6,7 +6,6 @@ NetworkPolicy, the image itself and the autoscaler's container are left out.
 
 from __future__ import annotations
 
-import hashlib
 import os
 import shlex
 import shutil
@@ -19,6 +18,7 @@ from dataclasses import dataclass, field
 from pathlib import Path
 from typing import Any
 
+from cluster.common.kernels.cpu.cache import ensure_jit_cache
 from cluster.serve.distribution import package_root
 from tests.support.hosts import UNSHARE
 from tests.support.image_root import instructions
@@ -173,15 +173,10 @@ def _mounted(
 
 
 def image_cache(folder: Path) -> Path:
-    """What `splitscribe check --compile` leaves in the image: its kernels, as numba names them."""
+    """What `splitscribe check --compile` leaves in the image: its kernels."""
     if not folder.exists():
-        for kept in package_root().glob("*/**/__pycache__"):
-            kernels = [one for one in kept.iterdir() if one.suffix != ".pyc"]
-            digest = hashlib.sha1(str(kept.parent).encode(), usedforsecurity=False).hexdigest()
-            there = folder / "numba" / f"{kept.parent.name}_{digest}"
-            for kernel in kernels:
-                there.mkdir(parents=True, exist_ok=True)
-                shutil.copy(kernel, there)
+        kernels = ensure_jit_cache()
+        shutil.copytree(kernels, folder / "numba" / kernels.name)
     return folder
 
 

@@ -15,8 +15,7 @@ import logging
 import threading
 import time
 import weakref
-from collections.abc import Callable, Sequence
-from pathlib import Path
+from collections.abc import Callable
 from typing import Any, Generic, TypeVar
 
 import torch
@@ -38,15 +37,12 @@ _begun: weakref.WeakSet[InBackground[Any]] = weakref.WeakSet()
 class InBackground(Generic[T]):
     """What `build` returns, once it has: `InBackground("encoder", build).get()`.
 
-    sources: of the kernels, as `ensure_jit_cache` takes them; variant: what `build` compiles for.
+    variant: what `build` compiles for.
     """
 
-    def __init__(
-        self, name: str, build: Callable[[], T], sources: Sequence[Path] = (), variant: str = ""
-    ) -> None:
+    def __init__(self, name: str, build: Callable[[], T], variant: str = "") -> None:
         self.name = name
         self.variant = variant
-        self._sources = sources
         self._build = build
         self._built: T | None = None
         self._done = threading.Event()
@@ -67,9 +63,9 @@ class InBackground(Generic[T]):
     def _main(self) -> None:
         begun = time.monotonic()
         try:
-            ensure_jit_cache(self._sources)
+            ensure_jit_cache()
             load_machine_code_alone()
-            with one_builder(f"{self.name} {self.variant}", self._sources):
+            with one_builder(self.name, self.variant):
                 self._built = self._build()
             logger.info("%s kernels are ready after %.1f s", self.name, time.monotonic() - begun)
         except Exception as error:  # torch's operations do the same, slower

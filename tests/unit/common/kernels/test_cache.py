@@ -10,19 +10,18 @@ import threading
 from pathlib import Path
 
 import pytest
-from numba.core.caching import _CacheLocator
+from numba import config
 
 from cluster.common.kernels.cpu import cache as jit_cache
 from cluster.common.kernels.cpu.cache import (
-    SHARED_SOURCES,
+    N_OTHERS,
+    SOURCES,
     VARIABLE,
-    forget_stale_kernels,
+    ensure_jit_cache,
     one_builder,
 )
 from cluster.demo.samples import sample_path, sample_text
 from cluster.serve.distribution import package_root
-from decoder_worker.cpu import compiled as decoder_sources
-from encoder_worker.cpu import team as encoder_sources
 
 PACKAGES = ("cluster", "encoder_worker", "decoder_worker")
 MOUNT = """\
@@ -78,109 +77,85 @@ def test_a_read_only_install_without_a_home_has_its_kernels(tmp_path: Path) -> N
     assert sample_text("short") in (tmp_path / "short.txt").read_text().replace("\n", " ")
 
 
-def write_sources(root: Path) -> tuple[Path, Path]:
-    """A kernel's own file, and one of the shared floor that it calls."""
-    kernel, called = (
-        root / "decoder_worker" / "kernels.py",
-        root / "cluster" / "kernels" / "rows.py",
-    )
-    for file in (kernel, called):
+def test_each_state_of_the_sources_has_a_folder(
+    monkeypatch: pytest.MonkeyPatch, kept: Path, tmp_path: Path
+) -> None:
+    """Of a kernel's own file, or of one of the floor that it calls."""
+    monkeypatch.setattr(jit_cache, "_ROOT", tmp_path)
+    files = [tmp_path / pattern.replace("*", "kernels") for pattern in SOURCES]
+    for file in files:
         file.parent.mkdir(parents=True)
         file.write_text("one = 1")
-    return kernel, called
+    first = ensure_jit_cache()
+    assert first == ensure_jit_cache(), "so that children keep what they inherit"
+    assert first.parent == kept
+    for file in files:
+        file.write_text("one = 2")
+        changed = ensure_jit_cache()
+        assert changed != first
+        assert os.environ[VARIABLE] == config.CACHE_DIR == str(changed)
+        file.write_text("one = 1")
+        os.environ[VARIABLE] = str(kept)
+        assert ensure_jit_cache() == first
 
 
-@pytest.mark.parametrize("changed", [0, 1])
-def test_machine_code_of_other_sources_is_forgotten(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, changed: int
+def test_folders_of_the_versions_used_last_stay(
+    monkeypatch: pytest.MonkeyPatch, kept: Path
 ) -> None:
-    monkeypatch.delenv(VARIABLE, raising=False)
-    files = kernel, called = write_sources(tmp_path)
-    folder = kernel.parent / "__pycache__"
-    folder.mkdir()
-    kept = folder / "kernels._run_head-1.py311.nbi"
-
-    def is_kept() -> bool:
-        kept.touch()
-        forget_stale_kernels([kernel], [called])
-        return kept.exists()
-
-    assert not is_kept(), "nobody knows of which sources it is"
-    assert is_kept()
-    files[changed].write_text("one = 2")
-    assert not is_kept()
-    assert is_kept()
+    """And whatever else the operator has there."""
+    other = kept / "splitscribe-uploads"
+    other.mkdir(parents=True)
+    folders = []
+    for version in "abcde":
+        monkeypatch.setattr(jit_cache, "_digest", lambda version=version: version)
+        monkeypatch.setenv(VARIABLE, str(kept))
+        folders.append(ensure_jit_cache())
+        for age, folder in enumerate(reversed(folders)):
+            if folder.exists():
+                os.utime(folder, (1e9 - age, 1e9 - age))
+    assert set(kept.iterdir()) == {other, *folders[-1 - N_OTHERS :]}
 
 
-@pytest.mark.parametrize("is_writable", [True, False])
-def test_code_kept_elsewhere_is_forgotten_too(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path, is_writable: bool
+def test_where_the_install_cannot_be_written_the_home_keeps_it(
+    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
 ) -> None:
-    """In the operator's folder; or in the home, below which an upgrade finds the old version's."""
-    elsewhere = tmp_path / "elsewhere"
-    kernel, called = write_sources(tmp_path / "install")
-    subpath = _CacheLocator.get_suitable_cache_subpath(str(kernel))
-    if is_writable:
-        monkeypatch.setenv(VARIABLE, str(elsewhere))
-        folder = elsewhere / subpath
-    else:
-        monkeypatch.delenv(VARIABLE, raising=False)
-        monkeypatch.setenv("XDG_CACHE_HOME", str(elsewhere))
-        monkeypatch.setattr(jit_cache, "_is_writable", lambda folder: False)
-        folder = elsewhere / "numba" / subpath
-    folder.mkdir(parents=True)
-    kept = folder / "kernels._run_head-1.py311.nbi"
-    forget_stale_kernels([kernel], [called])
-    kept.touch()
-    forget_stale_kernels([kernel], [called])
-    assert kept.exists()
-    called.write_text("one = 2")
-    forget_stale_kernels([kernel], [called])
-    assert not kept.exists()
+    monkeypatch.delenv(VARIABLE)
+    monkeypatch.setattr(jit_cache, "__file__", "/proc/none/cache.py")
+    monkeypatch.setenv("XDG_CACHE_HOME", str(tmp_path))
+    monkeypatch.setattr(config, "CACHE_DIR", "")
+    assert ensure_jit_cache().parent == tmp_path / "numba"
 
 
-@pytest.mark.parametrize(
-    ("package", "registered"),
-    [
-        ("cluster", SHARED_SOURCES),
-        ("encoder_worker", encoder_sources.KERNEL_SOURCES),
-        ("decoder_worker", decoder_sources.KERNEL_SOURCES),
-    ],
-)
-def test_every_source_of_kernels_is_registered(package: str, registered: tuple[Path, ...]) -> None:
+@pytest.mark.parametrize("package", ["cluster", "encoder_worker", "decoder_worker"])
+def test_every_source_of_kernels_is_registered(package: str) -> None:
     """Of their functions, and of the constants that they read."""
     root = package_root()
     found = {
         file
         for file in (root / package).rglob("*.py")
         if "njit(" in file.read_text() or "from numba" in file.read_text()
-    } - {
-        root / "cluster" / "common" / "kernels" / "cpu" / "background.py"
-    }  # loads kernels and has none
+    }
     for file in tuple(found):
         for node in ast.walk(ast.parse(file.read_text())):
             module = node.module or "" if isinstance(node, ast.ImportFrom) else ""
             if module.startswith(PACKAGES) and any(one.name.isupper() for one in node.names):
                 found.add(root / f"{module.replace('.', '/')}.py")
     assert found
-    assert found <= {*registered, *SHARED_SOURCES}
+    assert found <= {file for pattern in SOURCES for file in root.glob(pattern)}
 
 
-def test_one_process_builds_and_the_others_load_side_by_side(kept: Path, tmp_path: Path) -> None:
+def test_one_process_builds_and_the_others_load_side_by_side(kept: Path) -> None:
     """The second waits for the first; once something was built nobody waits for anybody."""
-    source = tmp_path / "kernel.py"
-    source.write_text("x = 1")
-    forget_stale_kernels([source], SHARED_SOURCES)
     inside, may_end, order = threading.Event(), threading.Event(), []
 
     def first() -> None:
-        with one_builder("these uint16", [source]):
+        with one_builder("these", "uint16"):
             inside.set()
             may_end.wait(60)
             order.append("first")
 
     def second() -> None:
-        with one_builder("these uint16", [source]):
+        with one_builder("these", "uint16"):
             order.append("second")
 
     threads = [threading.Thread(target=build) for build in (first, second)]
@@ -194,9 +169,9 @@ def test_one_process_builds_and_the_others_load_side_by_side(kept: Path, tmp_pat
         thread.join(60)
     assert order == ["first", "second"]
     with (
-        one_builder("others", [source]),
-        one_builder("these uint16", [source]),
-        one_builder("these uint16", [source]),
+        one_builder("these", "float32"),
+        one_builder("these", "uint16"),
+        one_builder("others", "uint16"),
     ):
         pass  # neither waits for the one that builds others
 
@@ -206,4 +181,5 @@ def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where numba is told to keep what it compiles."""
     folder = tmp_path / "kept"
     monkeypatch.setenv(VARIABLE, str(folder))
+    monkeypatch.setattr(config, "CACHE_DIR", str(folder))
     return folder
