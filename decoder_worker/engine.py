@@ -23,7 +23,6 @@ from cluster.common.errors import (
     WorkerDrainingError,
     WorkerError,
 )
-from cluster.common.kernels.cpu.background import wait_for_builds
 from cluster.common.kv.importer import KVImporter
 from cluster.common.kv.pool import PagePool
 from cluster.common.messages import DecodeOptions, DecodeRequest, DecodeResult, WorkerLoad
@@ -240,7 +239,6 @@ class DecoderEngine(DecoderCore):
         *,
         kv_pool: PagePool | None = None,
         page_tokens: int = 0,
-        waits: bool = False,
     ) -> None:
         """Load the weights, allocate the self-attention pool, start the thread and warm up.
 
@@ -249,7 +247,6 @@ class DecoderEngine(DecoderCore):
             kv_pool: for KV that is projected here, where the importer reads encoder states; None:
                 it reads the KV itself, into its own pool.
             page_tokens: positions in a page of self-attention KV; 0 takes what suits the device.
-            waits: until all kernels that this process compiles for a CPU are there.
 
         Raises:
             ConfigurationError: importer, checkpoint and settings do not fit each other.
@@ -273,7 +270,7 @@ class DecoderEngine(DecoderCore):
         self._is_hurried = False  # whether it is `_hurry`'s
         started: Future[None] = Future()
         self._thread = threading.Thread(
-            target=self._main, args=(parts, waits, started), name="decoder-engine", daemon=True
+            target=self._main, args=(parts, started), name="decoder-engine", daemon=True
         )
         self._thread.start()
         started.result()
@@ -303,15 +300,13 @@ class DecoderEngine(DecoderCore):
 
     # Called on the engine's thread only.
 
-    def _main(self, parts: EngineParts, waits: bool, started: Future[None]) -> None:
+    def _main(self, parts: EngineParts, started: Future[None]) -> None:
         use_step_threads(self._settings.threads)
         try:
             if self.device == "cpu":  # on a GPU graphs were captured, which is a first call too
                 hurry = threading.Thread(target=self._hurry, name="decoder-hurry", daemon=True)
                 hurry.start()  # it would have the lower priority, too
                 let_encoder_go_first()
-                if waits:
-                    wait_for_builds()
                 warm_up(parts.runner, self._prompts, parts.cross_pool, parts.self_pool)
         except Exception as error:
             self._end_turns(f"it did not start: {error}")

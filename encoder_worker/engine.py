@@ -15,7 +15,6 @@ from functools import partial
 
 from cluster.common.cores import usable_cores
 from cluster.common.errors import WorkerDiedError, WorkerDrainingError
-from cluster.common.kernels.cpu.background import wait_for_builds
 from cluster.common.kv.exporter import KVExporter
 from cluster.common.metrics import ENCODER_METRICS, Recorder, silent_recorder
 from cluster.common.model.checkpoint import Checkpoint
@@ -65,14 +64,12 @@ class EncoderEngine(EncoderCore):
         settings: EncoderSettings,
         recorder: Recorder | None = None,
         *,
-        waits: bool = False,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
         """Load the weights, run one window to warm up, and start.
 
-        exporter: of this checkpoint; its pool's payload is what is published. waits: until all
-        kernels that this process compiles for a CPU are there. Raises ConfigurationError:
-        checkpoint and device do not fit each other.
+        exporter: of this checkpoint; its pool's payload is what is published. Raises
+        ConfigurationError: checkpoint and device do not fit each other.
         """
         self.device = resolve_device(settings.device)
         self.dtype = resolve_dtype(settings.dtype, self.device)
@@ -114,7 +111,7 @@ class EncoderEngine(EncoderCore):
         super().__init__(publisher, loops, checkpoint.dims.n_audio_ctx)
         started: Future[None] = Future()
         self._thread = threading.Thread(
-            target=self._run, args=(started, waits), name="encoder-engine", daemon=True
+            target=self._run, args=(started,), name="encoder-engine", daemon=True
         )
         self._thread.start()
         started.result()
@@ -171,11 +168,9 @@ class EncoderEngine(EncoderCore):
         use_threads(self._threads)
         self._go_on(loop)
 
-    def _run(self, started: Future[None], waits: bool) -> None:
+    def _run(self, started: Future[None]) -> None:
         try:
             use_threads(self._threads)
-            if waits:
-                wait_for_builds()
             self._loops[0].warm_up()
         except Exception as error:
             started.set_exception(error)

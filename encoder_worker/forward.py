@@ -1,25 +1,24 @@
 """From windows of PCM to what is published: mel, encoder and projection on one device.
 
 Pages get the cross K/V of all layers or, where the decoder projects, the encoder's states. The call
-launches the computation, on a GPU or on the threads of `encoder_worker.cpu.team`; before that
-team's kernels are built a CPU computes in the call.
+launches the computation, on a GPU or on the threads of `encoder_worker.cpu.team`; where that team's
+kernels do not compile a CPU computes in the call.
 """
 
 from __future__ import annotations
 
 import copy
 import logging
-import threading
 from collections.abc import Callable, Sequence
 from concurrent.futures import Future, wait
+from dataclasses import dataclass
 from functools import partial
-from typing import TYPE_CHECKING, Any, Generic, TypeVar
+from typing import TYPE_CHECKING, Any
 
 import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cluster.common.kernels.cpu.background import InBackground
 from cluster.common.kernels.gpu.kernels import has_triton, loads_triton
 from cluster.common.kernels.gpu.operators import scatters
 from cluster.common.kv.cross_kv import (
@@ -55,8 +54,6 @@ if TYPE_CHECKING:
     from encoder_worker.cpu.team_kernels import TeamKernels
 
 logger = logging.getLogger(__name__)
-
-T = TypeVar("T")
 
 
 class WindowEncoder:
@@ -99,11 +96,13 @@ class WindowEncoder:
             self._output = CrossKVProjection(checkpoint, torch_dtype, device, scales, int8=int8)
         self._stream = new_stream(device, ENCODE_PRIORITY)
         self._static: StaticEncoder | None = None  # see `prepare`; then it has the output
-        self._kernels: InBackground[TeamKernels] | None = None
-        self._team = _Shared[TeamEncoder]()  # made where its kernels are first found built
+        self._kernels: TeamKernels | None = None
+        self._shared = _Shared()
         self._is_urgent = False
         if device == "cpu" and torch_dtype in DTYPES:
             self._kernels = team_kernels(torch_dtype, int8=int8)
+            if self._kernels is not None and isinstance(self._output, CrossKVProjection):
+                self._output.store_float8 = self._kernels.store_float8
 
     def beside(self, *, is_urgent: bool = False, own_threads: bool = False) -> WindowEncoder:
         """One more on the same weights, for calls by another thread at the same time. On a CPU.
@@ -113,18 +112,18 @@ class WindowEncoder:
         other = copy.copy(self)
         other._is_urgent = is_urgent
         if own_threads:
-            other._team = _Shared()
+            other._shared = _Shared()
         return other
 
     @property
     def is_async(self) -> bool:
         """Whether a call returns before its batch is done, so that the next can be launched."""
-        return self._stream is not None or self._team.value is not None
+        return self._stream is not None or self._kernels is not None
 
     @property
     def contexts_to_warm(self) -> Sequence[int]:
         """Contexts below the full one whose first window takes longer than later ones."""
-        return self._contexts if self._team.value is not None else ()
+        return self._contexts if self._kernels is not None else ()
 
     def prepare(self, pool: Tensor, max_batch: int) -> None:
         """On a GPU: capture the graphs that write to `pool`. Call on the thread that will call."""
@@ -169,7 +168,8 @@ class WindowEncoder:
         n_frames = MEL_PER_POSITION * (context or self._dims.n_audio_ctx)
         if self._stream is None:
             mel = self._mel(windows, file_mels)[:, :, :n_frames]
-            if team := self._find_team():
+            if self._kernels is not None:
+                team = self._team(self._kernels)
                 return self._launch_on_team(team, mel, projection, paged, pages)
             projection.write(self._encoder(mel), paged, pages)
             return already_done
@@ -181,18 +181,14 @@ class WindowEncoder:
 
     def close(self) -> None:
         """End the threads; no call may follow. Idempotent."""
-        if self._team.value is not None:
-            self._team.value.close()
+        if self._shared.team is not None:
+            self._shared.team.close()
 
-    def _find_team(self) -> TeamEncoder | None:
-        """Call on the thread that calls; the team has as many threads as torch has there."""
-        if self._team.value is None and self._kernels is not None:
-            with self._team.lock:
-                if self._team.value is None and (built := self._kernels.get()):
-                    if isinstance(self._output, CrossKVProjection):
-                        self._output.store_float8 = built.store_float8
-                    self._team.value = TeamEncoder(self._plain, built, torch.get_num_threads())
-        return self._team.value
+    def _team(self, kernels: TeamKernels) -> TeamEncoder:
+        """Made by the first call: with as many threads as torch has there, of its priority."""
+        if self._shared.team is None:
+            self._shared.team = TeamEncoder(self._plain, kernels, torch.get_num_threads())
+        return self._shared.team
 
     def _launch_on_team(
         self,
@@ -219,12 +215,11 @@ class WindowEncoder:
         return partial(_finish, futures, then)
 
 
-class _Shared(Generic[T]):
-    """By those beside each other; the lock is for making the value."""
+@dataclass(slots=True)
+class _Shared:
+    """By those beside each other. Their first call ends before any other one is made."""
 
-    def __init__(self) -> None:
-        self.value: T | None = None
-        self.lock = threading.Lock()
+    team: TeamEncoder | None = None
 
 
 def _as_paged(pool: Tensor) -> Tensor:

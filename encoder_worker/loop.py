@@ -1,7 +1,7 @@
 """What a thread of the encoder engine does: take windows, encode them into pages, publish.
 
-On a GPU, and on a CPU once its kernels are built, the next batch, if it is full, is launched before
-this one is waited for. No window holds a page before it is encoded; a full export pool stops the
+On a GPU, and on a CPU by its kernels, the next batch, if it is full, is launched before this one is
+waited for. No window holds a page before it is encoded; a full export pool stops the
 loop until pages come free, which is the backpressure that reaches the client. A window that cannot
 be encoded or published fails alone.
 """

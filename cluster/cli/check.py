@@ -10,7 +10,7 @@ import asyncio
 import importlib.util
 import platform
 import time
-from collections.abc import Callable, Iterator
+from collections.abc import Callable
 from functools import partial
 from importlib.metadata import PackageNotFoundError, version
 from pathlib import Path
@@ -31,7 +31,6 @@ from cluster.serve.distribution import build_id, package_root
 Row = tuple[str, str, bool]  # what, finding, whether it is well
 
 DTYPES: tuple[DType, ...] = ("auto", "float32", "int8")  # of either role on a CPU
-LONGEST_S = 600.0  # on cores that other processes have
 
 
 def check(
@@ -179,28 +178,30 @@ def _memory() -> list[Row]:
 
 
 def _kernels() -> list[Row]:
-    rows: dict[str, Row] = {}
-    for begin in _builds():
+    rows: list[Row] = []
+    for name, build in _builds().items():
         began_s = time.monotonic()
-        kernels = begin()
-        name = f"{kernels.name} {kernels.variant}".strip()
-        built = kernels.wait(LONGEST_S) is not None
+        built = build() is not None
         took = f"{time.monotonic() - began_s:.1f} s" if built else "not compiled: see above"
-        rows.setdefault(name, ("kernels", f"{name}, {took}", built))
-    return list(rows.values())
+        rows.append(("kernels", f"{name}, {took}", built))
+    return rows
 
 
-def _builds() -> Iterator[Callable[[], Any]]:
-    """One after another what begins to compile, or to load where it is kept."""
+def _builds() -> dict[str, Callable[[], Any]]:
+    """What compiles each, or loads it where it is kept."""
     import torch
 
     from cluster.common.model.device import resolve_dtype
     from cluster.common.model.weights import TORCH_DTYPES
-    from decoder_worker.cpu import compiled as decoder
+    from decoder_worker.cpu.compiled import all_kinds, decoder_kernels
     from encoder_worker.cpu.team import team_kernels
 
+    builds: dict[str, Callable[[], Any]] = {}
     for dtype in DTYPES:
         computes_in = TORCH_DTYPES[resolve_dtype(dtype, "cpu")]
         int8 = dtype == "int8"
-        yield partial(team_kernels, computes_in, int8=int8)
-        yield from decoder.all_builds(bfloat16=computes_in == torch.bfloat16, int8=int8)
+        name = f"encoder {computes_in}{' in int8' if int8 else ''}"
+        builds[name] = partial(team_kernels, computes_in, int8=int8)
+        for kinds in all_kinds(bfloat16=computes_in == torch.bfloat16, int8=int8):
+            builds[f"decoder {kinds}"] = partial(decoder_kernels, kinds)
+    return builds

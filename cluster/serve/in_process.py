@@ -107,7 +107,7 @@ async def local_engines(
         kv_pool = make_kv_pool(checkpoint, own, device)
         decoder = await _made(
             started,
-            partial(DecoderEngine, waits=True, kv_pool=kv_pool),
+            partial(DecoderEngine, kv_pool=kv_pool),
             checkpoint,
             importer,
             settings.decoder,

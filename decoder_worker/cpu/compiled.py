@@ -4,13 +4,13 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from functools import cache, partial
-from typing import TYPE_CHECKING, Any
+from typing import TYPE_CHECKING
 
 import numpy as np
 from numpy.typing import NDArray
 
-from cluster.common.kernels.cpu.background import InBackground, load_machine_code_alone
 from cluster.common.kernels.cpu.cache import ensure_jit_cache
+from cluster.common.kernels.cpu.machine_code import built, load_machine_code_alone
 from cluster.common.kernels.cpu.tile_registers import products_for
 from decoder_worker.cpu.arrays import Kinds
 
@@ -18,12 +18,13 @@ if TYPE_CHECKING:
     from decoder_worker.cpu.step_kernels import DecoderKernels
 
 
-def decoder_kernels(kinds: Kinds) -> InBackground[DecoderKernels]:
-    return InBackground("decoder", partial(_build_decoder, kinds), str(kinds))
+def decoder_kernels(kinds: Kinds) -> DecoderKernels | None:
+    """Compiled or loaded; None where they do not compile."""
+    return built("decoder", str(kinds), partial(_build_decoder, kinds))
 
 
-def all_builds(*, bfloat16: bool, int8: bool) -> tuple[Callable[[], InBackground[Any]], ...]:
-    """What begins each build of a decoder that computes in bfloat16 or float32.
+def all_kinds(*, bfloat16: bool, int8: bool) -> tuple[Kinds, ...]:
+    """Of every decoder that computes in bfloat16 or float32.
 
     Its own pool has that dtype; that of cross-attention KV has the same, or float8 (`kv_dtype`).
     """
@@ -37,7 +38,7 @@ def all_builds(*, bfloat16: bool, int8: bool) -> tuple[Callable[[], InBackground
     # Small vocabularies, such as the bundled model's, have no coarse head.
     heads = (True, False) if np.dtype(head).itemsize == 2 else (False,)
     return tuple(
-        partial(decoder_kernels, Kinds(weight, own, cross, head, tiles, blocks, has_coarse))
+        Kinds(weight, own, cross, head, tiles, blocks, has_coarse)
         for cross in (own, np.uint8)
         for blocks in layouts
         for has_coarse in heads

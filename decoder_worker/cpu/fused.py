@@ -1,8 +1,8 @@
 """A CPU's decoder: forwards and decode steps of a few rows as one compiled program, else torch's.
 
 `TorchDecoder` is the reference, and does what the program does not: many rows, odd shapes, and all
-until the kernels are built. Beside torch's weights this holds a plain copy of them, which torch
-shares where the model is large (`decoder_worker.backends`). For one engine and its thread.
+where no kernels compile. Beside torch's weights this holds a plain copy of them, which torch shares
+where the model is large (`decoder_worker.backends`). For one engine and its thread.
 
 Greedy rows take steps, several at once where nobody looks at what comes between them. Such a run
 ends where a row does, or where somebody interrupts it, so that whoever arrives waits for one step.
@@ -20,7 +20,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.common.kernels.cpu.background import as_array
+from cluster.common.kernels.cpu.machine_code import as_array
 from cluster.common.kernels.cpu.tile_registers import VECTORS
 from cluster.common.model.dims import ModelDims
 from decoder_worker.attention.base import AttentionBatch, PagedKV
@@ -96,9 +96,7 @@ class FusedDecoder:
         int8: bool,
         packed: bool = False,
     ) -> None:
-        """Begin to build.
-
-        tensors: of a CPU; the head in float32 or in 16 bits. reference: over these pools, as
+        """tensors: of a CPU; the head in float32 or in 16 bits. reference: over these pools, as
         `packed` says. layers: the tensors' weights. Where these are for tiles, so is the head,
         which is then bfloat16 or in 8 bits. int8: hold the head in 8 bits.
         """
@@ -132,8 +130,8 @@ class FusedDecoder:
         self._kernels = decoder_kernels(kinds)
 
     def takes(self, n_rows: int) -> bool:
-        """Whether steps of so many rows are for the compiled program, now."""
-        return n_rows <= MAX_ROWS and self._kernels.get() is not None
+        """Whether steps of so many rows are for the compiled program."""
+        return n_rows <= MAX_ROWS and self._kernels is not None
 
     def forwards(self, lengths: Sequence[int]) -> list[list[int]]:
         """Which prompts of these lengths run together, so that company decides no result.
@@ -176,7 +174,7 @@ class FusedDecoder:
         return torch.from_numpy(memory.normed.copy())
 
     def logits(self, states: Tensor) -> Tensor:
-        if len(states) > self._most_logit_rows or self._kernels.get() is None:
+        if len(states) > self._most_logit_rows or self._kernels is None:
             return self._reference.logits(states)
         out = torch.empty(len(states), self._dims.n_vocab)
         job = partial(self._built.head, as_array(states.contiguous()), self._head, as_array(out))
@@ -237,9 +235,8 @@ class FusedDecoder:
 
     @property
     def _built(self) -> DecoderKernels:
-        kernels = self._kernels.get()
-        assert kernels is not None, "ask `takes` first"
-        return kernels
+        assert self._kernels is not None, "ask `takes` first"
+        return self._kernels
 
     def _room(self, n_rows: int, own: Pages, cross: Pages) -> tuple[Memory, Any]:
         """Memory for a forward, kept for later ones, and a layer's units, int64 [N_PHASES]."""

@@ -15,7 +15,7 @@ import torch
 from torch import Tensor
 from torch.nn import functional as F
 
-from cluster.common.kernels.cpu.background import as_array
+from cluster.common.kernels.cpu.machine_code import as_array
 from cluster.common.kernels.cpu.tile_registers import (
     BLOCK_OUTPUTS,
     HEAD_DIM,

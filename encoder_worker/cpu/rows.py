@@ -24,7 +24,7 @@ from torch import Tensor
 
 from cluster.common.kernels.cpu import vectors
 from cluster.common.kernels.cpu.arithmetic import as_bits, as_float, number, stored
-from cluster.common.kernels.cpu.background import as_array
+from cluster.common.kernels.cpu.machine_code import as_array
 from cluster.common.kernels.cpu.rows import SUMS, add_norm_row
 from cluster.common.kernels.cpu.tile_instructions import address
 from cluster.common.kernels.cpu.vectors import LANES

@@ -25,7 +25,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
-from cluster.common.kernels.cpu.background import InBackground, as_array
+from cluster.common.kernels.cpu.machine_code import as_array, built
 from cluster.common.kernels.cpu.tile_registers import VECTORS, has_bfloat16_tiles, products_for
 from cluster.common.priorities import PASSED_BY
 from encoder_worker.cpu.products import ROWS, Attention, make_attention, make_products
@@ -43,8 +43,8 @@ UNIT_VALUES = 1 << 15  # rows times width; with less, beginning the products tak
 Sink = Callable[[Tensor, int], None]  # takes states [n, d] of rows from an index on
 
 
-def team_kernels(dtype: torch.dtype, *, int8: bool = False) -> InBackground[TeamKernels]:
-    """Those of an encoder that computes in `dtype`, one of DTYPES; begins to build them."""
+def team_kernels(dtype: torch.dtype, *, int8: bool = False) -> TeamKernels | None:
+    """Those of an encoder that computes in `dtype`, one of DTYPES; None where none compile."""
     own = np.uint16 if dtype == torch.bfloat16 else np.float32
     is_bfloat16 = dtype == torch.bfloat16
     tiles = is_bfloat16 and has_bfloat16_tiles()
@@ -52,7 +52,7 @@ def team_kernels(dtype: torch.dtype, *, int8: bool = False) -> InBackground[Team
     ways = {"tiles": tiles, "int8": int8, "vectors": in_8_bits}
     name = " ".join([own.__name__, *(way for way, has in ways.items() if has)])
     build = partial(_build, own, tiles=tiles, int8=int8, in_8_bits=in_8_bits)
-    return InBackground("encoder", build, name)
+    return built("encoder", name, build)
 
 
 def _build(own: Any, **ways: bool) -> TeamKernels:

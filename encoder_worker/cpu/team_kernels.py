@@ -1,6 +1,6 @@
 """What stands between the encoder's matrix products on a CPU, each one pass over rows in cache.
 
-All run on the calling thread. Imports numba, so they are built in the background.
+All run on the calling thread. Imports numba.
 """
 
 from __future__ import annotations

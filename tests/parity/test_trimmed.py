@@ -12,7 +12,6 @@ from typing import Any
 import numpy as np
 import pytest
 
-from cluster.common.kernels.cpu.background import wait_for_builds
 from cluster.common.messages import (
     FRAMES_PER_S,
     SAMPLE_RATE,
@@ -42,7 +41,6 @@ async def engines(**settings: Any) -> AsyncIterator[LocalEngines]:
     exact = {"dtype": "float32", "device": "cpu"}
     flags = {"encoder": {**exact, "max_batch": 4}, "decoder": exact, **settings}
     async with local_engines(load_settings(None, flags, environ={})) as made:
-        await asyncio.to_thread(wait_for_builds)
         yield made
 
 

@@ -33,9 +33,8 @@ class DecoderReplica(DecoderWorker):
 class ColocatedWorker:
     def __init__(self, settings: Settings, build: str) -> None:
         settings = settings.model_copy(update={"transport": "memory"})
-        # One after the other: the decoder's pool takes what the encoder leaves. It waits for the
-        # kernels of both, which are compiled meanwhile.
-        self._encoder = EncoderWorker(settings, build, EXPORT_PORTION, waits=False)
+        # One after the other: the decoder's pool takes what the encoder leaves.
+        self._encoder = EncoderWorker(settings, build, EXPORT_PORTION)
         self._decoder = DecoderWorker(settings, build)
         start_replica("worker", settings, build, ())  # from here on its log lines name the worker
 

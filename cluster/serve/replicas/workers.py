@@ -139,13 +139,8 @@ class EncoderWorker(PoolWorker):
     _engine: EncoderEngine
     _kv: KVExporter
 
-    def __init__(
-        self, settings: Settings, build: str, portion: float = 1.0, *, waits: bool = True
-    ) -> None:
-        """portion: see `encoder_worker.sizing.sized`.
-
-        waits: for its kernels; False where a decoder of the same process does for all.
-        """
+    def __init__(self, settings: Settings, build: str, portion: float = 1.0) -> None:
+        """portion: see `encoder_worker.sizing.sized`."""
         budget = self._start(settings, build)
         from cluster.common.kv.connect import make_exporter
         from encoder_worker.engine import EncoderEngine
@@ -154,9 +149,7 @@ class EncoderWorker(PoolWorker):
         checkpoint, device = self._checkpoint, self._device
         settings = sized(settings, checkpoint, device, budget, portion)
         self._kv = make_exporter(checkpoint, settings, device, self._name)
-        self._engine = EncoderEngine(
-            checkpoint, self._kv, settings.encoder, self._recorder, waits=waits
-        )
+        self._engine = EncoderEngine(checkpoint, self._kv, settings.encoder, self._recorder)
         self._busy, self._bulk_busy = BusyShare(), BusyShare()
         self._ready(settings)
 
@@ -247,9 +240,7 @@ class DecoderWorker(PoolWorker):
         settings = sized(settings, checkpoint, device, budget)
         self._kv = make_importer(checkpoint, settings, device, self._name)
         kv_pool = make_kv_pool(checkpoint, settings, device)
-        self._engine = DecoderEngine(
-            checkpoint, self._kv, settings.decoder, kv_pool=kv_pool, waits=True
-        )
+        self._engine = DecoderEngine(checkpoint, self._kv, settings.decoder, kv_pool=kv_pool)
         self._ready(settings)
 
     async def decode(self, request: DecodeRequest) -> DecodeResult:

@@ -11,7 +11,7 @@ from numba import njit
 from torch import Tensor
 
 from cluster.common.kernels.cpu.arithmetic import number
-from cluster.common.kernels.cpu.background import as_array
+from cluster.common.kernels.cpu.machine_code import as_array
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.backends import choose_attention

@@ -11,7 +11,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.common.kernels.cpu.background import as_array
+from cluster.common.kernels.cpu.machine_code import as_array
 from cluster.common.kernels.cpu.tile_registers import has_bfloat16_tiles, tile_config
 from cluster.common.model.dims import ModelDims
 from cluster.common.model.text.tokenizer import WhisperTokenizer

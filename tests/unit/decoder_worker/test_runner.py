@@ -10,7 +10,6 @@ import pytest
 import torch
 
 from benchmark.shared.forced_length import forced_checkpoint
-from cluster.common.kernels.cpu.background import wait_for_builds
 from cluster.common.messages import DecodeOptions
 from cluster.common.model.device import has_native_bfloat16
 from decoder_worker import backends
@@ -37,9 +36,7 @@ def long_runs(monkeypatch: pytest.MonkeyPatch) -> None:
 
 def make_bench(folder: Path, dtype: str, threads: int = 1) -> RunnerBench:
     """threads: with more than one, a run also ends where a helper was slow."""
-    bench = RunnerBench(folder, 3, "cpu", dtype, threads=threads)
-    wait_for_builds()
-    return bench
+    return RunnerBench(folder, 3, "cpu", dtype, threads=threads)
 
 
 def begun(bench: RunnerBench) -> list[DecodeSequence]:
@@ -209,7 +206,6 @@ def prompt_logprob(bench: RunnerBench) -> float:
 def test_no_speech_is_as_likely_in_company_as_alone() -> None:
     """Bit for bit, so that a window near the threshold is text or silence by itself."""
     bench = RunnerBench(cached_checkpoint("tiny"), 12, "cpu", "int8", threads=2)
-    wait_for_builds()
     plain, long = (
         DecodeOptions(language="en", prompt_tokens=tuple(range(300, 300 + n))) for n in (0, 40)
     )

@@ -8,7 +8,6 @@ import pytest
 import torch
 
 from cluster.common.errors import DeadlineExceededError, InvalidAudioError
-from cluster.common.kernels.cpu.background import wait_for_builds
 from cluster.common.kv.connect import states_layout
 from cluster.common.messages import FileMel
 from cluster.common.metrics import ENCODER_METRICS, Recorder
@@ -42,7 +41,6 @@ def test_each_window_s_kv_is_in_the_pages_of_its_handle(bench: MakeBench, page_f
 def test_a_trimmed_window_fills_as_much_as_its_context(bench: MakeBench, page_frames: int) -> None:
     """In batches of one context each, and with the same KV as alone, to the bit."""
     b = bench(n_windows=6, page_frames=page_frames)
-    wait_for_builds()  # torch rounds otherwise
     contexts = (320, 0, 192, 320, 192)
     windows = [make_pcm(0.3 + 0.6 * n, seed=n) for n in range(5)]
     alone = []

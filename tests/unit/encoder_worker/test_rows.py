@@ -7,7 +7,7 @@ import pytest
 import torch
 from torch import Tensor
 
-from cluster.common.kernels.cpu.background import as_array
+from cluster.common.kernels.cpu.machine_code import as_array
 from cluster.common.kernels.gpu.operators import stored_as
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.common.model.layers import MIDDLE, quantize_rows
@@ -22,7 +22,6 @@ from tests.support.checkpoints import cached_checkpoint
 from tests.support.references.hugging_face import make_pcm
 from tests.support.workers.encoder_engines import encode_by
 
-BUILD_S = 100.0
 NATIVE = pytest.mark.skipif(
     not torch.ops.mkldnn._is_mkldnn_bf16_supported(), reason="needs a CPU with AVX512"
 )
@@ -37,7 +36,7 @@ def checkpoint() -> Checkpoint:
 
 
 def make_kernels(dtype: torch.dtype) -> TeamKernels:
-    kernels = team_kernels(dtype, int8=True).wait(BUILD_S)
+    kernels = team_kernels(dtype, int8=True)
     assert kernels is not None
     return kernels
 
@@ -149,7 +148,6 @@ def test_a_window_s_pages_get_what_its_pages_of_16_bits_become() -> None:
     def encoded(dtype: torch.dtype) -> Tensor:
         encoder = WindowEncoder(checkpoint, "bfloat16", "cpu")  # scales of 1, for both
         assert encoder._kernels is not None
-        assert encoder._kernels.wait(BUILD_S)
         pool = torch.zeros(shape).to(dtype)
         encoder([make_pcm(2.0, 1)], pool, [[0]], context=192)()
         encoder.close()

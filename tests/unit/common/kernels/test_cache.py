@@ -46,11 +46,11 @@ def test_a_read_only_install_without_a_home_has_its_kernels(tmp_path: Path) -> N
     code = (
         "import logging; logging.basicConfig(level=logging.INFO, force=True); "
         "from encoder_worker.mel import LogMel; LogMel(80); "
-        "from cluster.common.kernels.cpu.background import InBackground; "
+        "from cluster.common.kernels.cpu.machine_code import built; "
         "import importlib; names = ('encoder_worker.cpu.team_kernels', "
         "'decoder_worker.cpu.fused_kernels'); "
-        "b = InBackground('test', lambda: [importlib.import_module(n) for n in names]); "
-        "print('kernels', bool(b.wait(100)))"
+        "b = built('test', '', lambda: [importlib.import_module(n) for n in names]); "
+        "print('kernels', bool(b))"
     )
     environment = {k: v for k, v in os.environ.items() if k not in (VARIABLE, "XDG_CACHE_HOME")}
     environment |= {"HOME": "/proc/none", "PYTHONPATH": str(package_root())}

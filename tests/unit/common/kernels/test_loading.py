@@ -11,8 +11,8 @@ from pathlib import Path
 import numba
 import pytest
 
-from cluster.common.kernels.cpu.background import TESTED
 from cluster.common.kernels.cpu.cache import VARIABLE
+from cluster.common.kernels.cpu.machine_code import TESTED
 from cluster.serve.distribution import package_root
 
 KERNEL = """
@@ -28,7 +28,7 @@ def norm(x, out):
     out[:] = x / np.sqrt(total)
 
 if __name__ == "__main__":
-    from cluster.common.kernels.cpu.background import load_machine_code_alone
+    from cluster.common.kernels.cpu.machine_code import load_machine_code_alone
     load_machine_code_alone()
     load_machine_code_alone()
     out = np.zeros(2, np.float32)

@@ -1,20 +1,16 @@
-"""Kernels that are built in the background, and what they are made of."""
+"""Kernels that are compiled at a start, and what they are made of."""
 
 from __future__ import annotations
 
 import logging
-import re
-import threading
 
 import numpy as np
 import pytest
 import torch
 
-from cluster.common.kernels.cpu import background
-from cluster.common.kernels.cpu.background import InBackground, as_array
+from cluster.common.kernels.cpu import machine_code
+from cluster.common.kernels.cpu.machine_code import as_array, built
 from tests.support.workers.decoder_engines import wait_until
-
-BUILD_S = 100.0
 
 
 def test_a_failed_build_leaves_nothing_and_says_so(caplog: pytest.LogCaptureFixture) -> None:
@@ -22,29 +18,24 @@ def test_a_failed_build_leaves_nothing_and_says_so(caplog: pytest.LogCaptureFixt
         raise RuntimeError("no machine code today\nand more lines")
 
     with caplog.at_level(logging.WARNING):
-        assert InBackground("broken", build).wait(BUILD_S) is None
+        assert built("broken", "", build) is None
     assert "no broken kernels, torch's operations stay: no machine code today" in caplog.text
     assert "more lines" not in caplog.text
 
 
-def test_a_worker_waits_for_all_that_it_asked_for_and_tells_how_far(
+def test_a_build_that_takes_long_is_told(
     caplog: pytest.LogCaptureFixture, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However long that takes. One that fails is waited for as well."""
-    monkeypatch.setattr(background, "TELL_S", 0.01)
-    may_end = threading.Event()
-    late = InBackground("late", lambda: may_end.wait(BUILD_S))
-    assert InBackground("broken", lambda: [][0]).is_done(BUILD_S)
-    waiting = threading.Thread(target=background.wait_for_builds)
+    """While it takes that long; it is waited for."""
+    monkeypatch.setattr(machine_code, "TELL_S", 0.01)
+
+    def build() -> bool:
+        wait_until(lambda: "compiling late kernels" in caplog.text, "it tells nothing")
+        return True
+
     with caplog.at_level(logging.INFO):
-        waiting.start()
-        wait_until(lambda: "late is under way" in caplog.text, "it tells nothing")
-        assert waiting.is_alive()
-        may_end.set()
-        waiting.join(BUILD_S)
-    assert not waiting.is_alive()
-    assert late.get()
-    assert re.search(r"building kernels: \d+ of \d+ are done after \d+ s", caplog.text)
+        assert built("late", "", build)
+    assert "late kernels are ready after" in caplog.text
 
 
 def test_numbers_go_to_bfloat16_and_back_as_torch_has_them() -> None:
