@@ -33,9 +33,6 @@ class CudaRuntime:
     def on_stream(self, stream: torch.cuda.Stream) -> AbstractContextManager[Any]:
         return torch.cuda.stream(stream)
 
-    def current_stream(self, device: torch.device | None) -> torch.cuda.Stream:
-        return torch.cuda.current_stream(device)
-
     def default_stream(self, device: torch.device | None) -> torch.cuda.Stream:
         return torch.cuda.default_stream(device)
 
@@ -93,10 +90,6 @@ def has_come(event: torch.cuda.Event) -> bool:
 def on_stream(stream: torch.cuda.Stream | None) -> AbstractContextManager[Any]:
     """While open, this thread's work goes to `stream`; does nothing for None."""
     return nullcontext() if stream is None else _runtime.on_stream(stream)
-
-
-def current_stream(device: torch.device | None = None) -> torch.cuda.Stream:
-    return _runtime.current_stream(device)
 
 
 def default_stream(device: torch.device | None = None) -> torch.cuda.Stream:
