@@ -8,6 +8,7 @@ from dataclasses import dataclass
 
 from cluster.common.errors import ConfigurationError
 from cluster.common.kv.connect import LANDING_WINDOWS, served_kv_layout, served_layout
+from cluster.common.kv.cross_kv import WINDOWS_AT_ONCE
 from cluster.common.kv.importer import KVImporter
 from cluster.common.kv.layout import ITEM_BYTES, window_bytes
 from cluster.common.kv.pool import RESERVE_BYTES, GpuBudget, PagePool, pool_windows
@@ -212,10 +213,11 @@ def weight_bytes(dims: ModelDims, dtype: str) -> int:
 
 
 def landing_bytes(settings: Settings, checkpoint: Checkpoint, device: str) -> int:
-    """The landing pool at its largest, and the weights that make KV of what lands."""
-    layout = served_layout(checkpoint, settings, device)
-    weights = sum(math.prod(shape) for shape in cross_kv_shapes(checkpoint.dims).values())
-    return LANDING_WINDOWS * window_bytes(layout) + weights * ITEM_BYTES[layout.dtype]
+    """The landing pool at its largest, and weights and results of what makes KV of it."""
+    layout, dims = served_layout(checkpoint, settings, device), checkpoint.dims
+    weights = sum(math.prod(shape) for shape in cross_kv_shapes(dims).values())
+    results = WINDOWS_AT_ONCE * dims.n_audio_ctx * 2 * dims.n_text_layer * dims.n_text_state
+    return LANDING_WINDOWS * window_bytes(layout) + (weights + results) * ITEM_BYTES[layout.dtype]
 
 
 def working_bytes(dims: ModelDims, dtype: str, max_batch: int) -> int:

@@ -100,8 +100,8 @@ def test_pools_are_sized_for_what_travels() -> None:
     assert encoder_sizing.sized(states, CHECKPOINT, "cuda", SMALL).encoder.export_windows == 64
     lands = Settings(handoff="encoder_states", decoder=DecoderSettings(max_batch=256))
     held_so = decoder_build.sized(lands, CHECKPOINT, "cuda", H200).decoder.kv_windows
-    # 210 MB of weights and 123 MB of landing pool are more than one window's 246 MB.
-    assert 1 <= held(H200, max_batch=256) - held_so <= 2
+    # 210 MB of weights, 983 of their results and 123 of landing pool, of windows of 246 MB.
+    assert 5 <= held(H200, max_batch=256) - held_so <= 6
 
 
 def test_one_process_shares_what_is_free(monkeypatch: pytest.MonkeyPatch) -> None:
