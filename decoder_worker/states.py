@@ -13,6 +13,7 @@ from collections.abc import Callable, Sequence
 import torch
 
 from cluster.common.failed_batches import run_batch
+from cluster.common.kernels.gpu.operators import scatters
 from cluster.common.kv.cross_kv import CrossKVProjection
 from cluster.common.kv.pool import PagePool
 from cluster.common.model.checkpoint import Checkpoint
@@ -107,6 +108,8 @@ class StatesProjection:
         dtype, scales = landing_pool.tensor.dtype, kv_scales(checkpoint, cross_pool.tensor.dtype)
         self._projection = CrossKVProjection(checkpoint, dtype, cross_pool.device, scales)
         synchronize(cross_pool.device)  # the weights were loaded on another stream than reads them
+        if self._stream is not None:
+            scatters(cross_pool.tensor)  # where it is wrong, torch's is used
         self.n_projected = 0
 
     @torch.inference_mode()

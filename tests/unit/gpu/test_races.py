@@ -18,6 +18,8 @@ import pytest
 import torch
 from torch import Tensor
 
+from cluster.common.kernels.gpu import operators
+from cluster.common.kernels.gpu.self_check import KERNELS, turned_off
 from cluster.common.kv.connect import kv_layout, states_layout
 from cluster.common.kv.pool import PagePool
 from cluster.common.messages import CrossKVHandle, DecodeOptions, DecodeRequest
@@ -139,6 +141,22 @@ def _projected(until: Callable[[Projected], object]) -> Outcome:
         with on_stream(new_stream(CUDA)):
             kv.tensor[:2].sum()
     return outcome
+
+
+def test_a_decoder_that_projects_looks_at_the_scatter() -> None:
+    """As the encoder does where KV travels."""
+    right = operators._scatter_pages
+
+    def wrong(kv: Tensor, pool: Tensor, table: Tensor) -> None:
+        right(kv, pool if pool.device.type == "cpu" else pool.clone(), table)
+
+    with patch.object(operators, "_scatter_pages", wrong), watched():
+        checkpoint = open_checkpoint(str(checkpoint_folder()))
+        kv = PagePool(kv_layout(checkpoint, PAGE_FRAMES, "bfloat16", "cuda"), 4, "cuda")
+        landing = PagePool(states_layout(checkpoint, "bfloat16"), 2, "cuda")
+        StatesProjection(checkpoint, landing, kv)
+        assert list(turned_off) == [KERNELS]
+        turned_off.clear()
 
 
 WHOLE: dict[str, dict[str, Any]] = {
