@@ -51,25 +51,28 @@ def test_a_long_path_is_the_references() -> None:
 
 def test_python_s_lock_is_free_while_a_path_is_found() -> None:
     """A decoder's steps need it again and again, and would wait for it each time."""
-    x, begun, left = np.zeros((60, 20_000), np.float32), threading.Event(), list(range(100))
+    x, begun, seen = np.zeros((60, 20_000), np.float32), threading.Event(), threading.Event()
     first_columns(x)  # compiles it
 
     def find() -> None:
         begun.set()
-        while left:
+        n_left = 1000
+        while n_left and not seen.is_set():
             first_columns(x)
-            left.pop()
+            n_left -= 1
+        found.append(n_left)
 
+    found: list[int] = []
     finder, usual_s = threading.Thread(target=find), sys.getswitchinterval()
     sys.setswitchinterval(600.0)  # nobody is made to give it away
     try:
         finder.start()
         begun.wait()
-        n_left = len(left)
+        seen.set()
     finally:
         sys.setswitchinterval(usual_s)
         finder.join()
-    assert n_left > 0
+    assert found[0] > 0
 
 
 def test_the_network_finds_the_median_of_all_orders() -> None:
