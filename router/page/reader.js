@@ -155,6 +155,7 @@ export class Reader {
         this.#words.push({ start: segment.start, end: segment.end, span: row.text, row: r });
       }
     }
+    this.#words.sort((one, other) => one.start - other.start); // channels speak at once
     this.#lit = -1;
   }
 

@@ -53,6 +53,32 @@ def test_the_button_that_the_arrows_reach_reads_its_segment_out(tmp_path: Path) 
     assert described == text is not None
 
 
+PLAYED = """
+import { byId } from "./document.js";
+import { Reader } from "./reader.js";
+const word = (start) => ({ text: ` ${start}`, start, end: start + 1, probability: 1 });
+const segments = asked.map((starts) => {
+  const words = starts.map(word);
+  const text = words.map((one) => one.text).join("");
+  return { start: words[0].start, end: words.at(-1).end, text, words };
+});
+new Reader().show({ state: "done", name: "a.wav", segments, timing: "", language: "english" });
+const told = [];
+for (let second = 0; second < 6; second += 1) {
+  byId("audio").currentTime = second + 0.2;
+  byId("audio").fire("timeupdate");
+  told.push(byId("transcript").querySelector(".lit")?.textContent);
+}
+console.log(JSON.stringify(told));
+"""
+
+
+def test_playback_lights_the_words_of_segments_that_overlap_by_their_time(tmp_path: Path) -> None:
+    """As those of channels do."""
+    told = told_by_node(tmp_path, PLAYED, [[0, 1, 4, 5], [2, 3]])
+    assert told == ["0", "1", "2", "3", "4", "5"]
+
+
 PASTE = """
 import { byId, top } from "./document.js";
 await import("./main.js");
