@@ -10,7 +10,7 @@ import asyncio
 from collections.abc import Awaitable, Callable, Sequence
 from contextlib import AsyncExitStack
 from dataclasses import replace
-from itertools import islice
+from itertools import count, islice, product
 from pathlib import Path
 from string import ascii_uppercase
 
@@ -111,10 +111,10 @@ async def find_turns(
 
 
 def name_of(number: int, known: Sequence[str]) -> str:
-    """The known voices' names, then A to Z, AA to ZZ, without those that are taken."""
+    """The known voices' names, then A to Z, AA to ZZ and so on, without those that are taken."""
     if number < len(known):
         return known[number]
-    letters = (first + last for first in ("", *ascii_uppercase) for last in ascii_uppercase)
+    letters = ("".join(one) for n in count(1) for one in product(ascii_uppercase, repeat=n))
     free = (name for name in letters if name not in known)
     name: str = next(islice(free, number - len(known), None))
     return name

@@ -86,7 +86,8 @@ async def test_more_known_voices_than_the_server_takes_are_refused() -> None:
 
 
 def test_unknown_speakers_have_letters() -> None:
-    assert [name_of(i, ()) for i in (0, 25, 26, 27)] == ["A", "Z", "AA", "AB"]
+    found = [name_of(i, ()) for i in (0, 25, 26, 27, 701, 702)]
+    assert found == ["A", "Z", "AA", "AB", "ZZ", "AAA"]
     assert [name_of(i, ("B",)) for i in (0, 1, 2)] == ["B", "A", "C"]
 
 
