@@ -35,7 +35,7 @@ from decoder_worker.attention.base import (
     ProjectedAttention,
 )
 from decoder_worker.attention.torch_backend import TorchAttention
-from decoder_worker.cpu.arrays import Layers, Products, fits_tiles, stack_layers
+from decoder_worker.cpu.arrays import Layers, Products, fits_tiles, plain_head, stack_layers
 from decoder_worker.cpu.fused import FusedDecoder, fits_layers, fits_pools
 from decoder_worker.cpu.step_team import StepTeam
 from decoder_worker.gpu.decoder import GpuDecoder
@@ -153,18 +153,20 @@ def load_decoders(
     is_bfloat16 = dtype == torch.bfloat16
     fits = fits_tiles(checkpoint.dims)
     tiles = products_for(bfloat16=is_bfloat16, int8=int8) if fits else None
-    head_dtype = None
-    if is_bfloat16 and not int8:
-        # float16 keeps more of the head's weights, but there are no tiles of it.
-        head_dtype = torch.float16 if tiles is None else torch.bfloat16
-    tensors = DecoderTensors.load(checkpoint, dtype, "cpu", head_dtype, scales)
+    # For a small model the head is most of what a step reads, and 8 bits of it are enough.
+    int8_head = int8 or is_bfloat16
+    head_tiles = products_for(bfloat16=is_bfloat16, int8=int8_head) if fits else None
+    tensors = DecoderTensors.load(checkpoint, dtype, "cpu", scales)
     shared = shares_weights(tensors.dims, dtype, int8=int8)
     blocks = tiles is not None and not shared
     arrays = stack_layers(tensors.by_name, tensors.dims, int8=int8, tiles=tiles, blocks=blocks)
     layers = layers_over(tensors, arrays) if shared else None
-    many = TorchDecoder.of(tensors, attentions.ragged, int8=int8, layers=layers)
+    many = TorchDecoder.of(
+        tensors, attentions.ragged, int8=int8, int8_head=int8_head, layers=layers
+    )
+    head = plain_head(tensors.head, int8=int8_head, tiles=head_tiles)
     pools = (self_pool, cross_pool)
-    few = FusedDecoder(tensors, many, pools, team, arrays, int8=int8, packed=packed)
+    few = FusedDecoder(tensors.dims, many, pools, team, arrays, head, packed=packed)
     return Decoders(few, many, several=few)
 
 

@@ -31,8 +31,6 @@ from cluster.common.model.layers import (
 from cluster.common.model.weights import load_tensors, output_projection
 from decoder_worker.attention.base import AttentionBackend, AttentionBatch
 
-ROWS_AT_ONCE = 4096  # of the vocabulary that `HalfHead` converts
-
 
 @dataclass(frozen=True, slots=True)
 class DecoderTensors:
@@ -54,16 +52,15 @@ class DecoderTensors:
         checkpoint: Checkpoint,
         dtype: torch.dtype,
         device: torch.device | str,
-        head_dtype: torch.dtype | None = None,
         scales: KVScales | None = None,
     ) -> DecoderTensors:
         """Read the decoder's tensors of a checkpoint, no others.
 
-        head_dtype: None takes the residual stream's. scales: of the cross-attention KV in its pool,
+        The head in the residual stream's dtype. scales: of the cross-attention KV in its pool,
         where that is of 8 bits. Raises CheckpointError.
         """
         dims, name = checkpoint.dims, output_projection(checkpoint)
-        kept = stream_dtype(device, dtype) if head_dtype is None else head_dtype
+        kept = stream_dtype(device, dtype)
         head = load_tensors(checkpoint, {name: (dims.n_vocab, dims.n_text_state)}, kept, device)
         by_name = load_tensors(checkpoint, decoder_shapes(dims), dtype, device)
         if scales is not None:
@@ -123,23 +120,6 @@ class DecoderLayer:
 
 
 @dataclass(frozen=True, slots=True)
-class HalfHead:
-    """Logits as float32 sums over a float16 weight [n_vocab, n_text_state], a part at a time.
-
-    Half of the memory that float32 takes, and float16 keeps of these weights 8 times more than
-    bfloat16. Slow: `decoder_worker.cpu.fused` does the same without converting first.
-    """
-
-    weight: Tensor
-
-    def __call__(self, x: Tensor) -> Tensor:
-        """x float32 [n, n_text_state] -> float32 [n, n_vocab]."""
-        begins = range(0, len(self.weight), ROWS_AT_ONCE)
-        parts = (self.weight[begin : begin + ROWS_AT_ONCE] for begin in begins)
-        return torch.cat([x @ part.float().t() for part in parts], 1)
-
-
-@dataclass(frozen=True, slots=True)
 class WideHead:
     """Logits as float32 sums over a weight [n_vocab, n_text_state] of 16 bits, never rounded to it.
 
@@ -178,9 +158,10 @@ class TorchDecoder:
         attention: AttentionBackend,
         *,
         int8: bool = False,
+        int8_head: bool = False,
         layers: tuple[DecoderLayer, ...] | None = None,
     ) -> TorchDecoder:
-        """int8: hold the weights of matrix products in 8 bits (CPU).
+        """int8: hold the weights of matrix products in 8 bits (CPU); int8_head: the head's alone.
 
         layers: where the caller has made them; None: made here, in this device's best layout.
         """
@@ -195,7 +176,7 @@ class TorchDecoder:
             embed_positions=by_name["decoder.embed_positions.weight"],
             layers=layers,
             norm=LayerNorm.load(by_name, "decoder.layer_norm"),
-            head=_head(head, int8=int8),
+            head=_head(head, int8=int8 or int8_head),
             attention=attention,
         )
 
@@ -225,4 +206,4 @@ def _head(weight: Tensor, *, int8: bool) -> Callable[[Tensor], Tensor]:
     """What makes logits of states: float32 sums wherever the weight is of 16 bits."""
     if weight.dtype == torch.float32:
         return packer(weight.device, weight.dtype, int8=int8)(Linear(weight, None))
-    return HalfHead(weight) if weight.device.type == "cpu" else WideHead(weight)
+    return WideHead(weight)

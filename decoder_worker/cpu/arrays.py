@@ -1,7 +1,7 @@
 """What the compiled decoder reads and writes: stacked weights, plans, memory between phases, runs.
 
 Tuples of arrays, as compiled code takes them; a dtype says how an element is stored: float32,
-uint16 for the bits of a bfloat16, int16 for those of a float16, int8 with a scale. No numba.
+uint16 for the bits of a bfloat16, int8 with a scale. No numba.
 """
 
 from __future__ import annotations
@@ -13,6 +13,7 @@ import numpy as np
 import torch
 from torch import Tensor
 
+from cluster.common.kernels.cpu.machine_code import as_array
 from cluster.common.kernels.cpu.tile_registers import (
     BLOCK_OUTPUTS,
     INPUTS_OF_GROUP,
@@ -32,11 +33,6 @@ PIECE = 128  # most positions that one unit attends to; a window has 12 such
 
 ROWS_OF_TILE = 8  # of x in one tile: each is a row of its upper and one of its lower halves
 
-ROWS_AT_ONCE = 4096  # of the vocabulary that are converted, so that little memory is taken
-LEAST_EXACT = BLOCK_OUTPUTS  # tokens from end of text on, which one product computes
-LEAST_VOCAB = 8192  # with fewer tokens the head is not what a step waits for
-_ROUNDED = 1 + 1e-5  # so that no bound is below the exact one for being a float32
-
 # Places in `Run.control`.
 ENDED, LEFT, WAITED_BEFORE = range(3)
 
@@ -48,7 +44,7 @@ N_PHASES = 8
 class Kinds(NamedTuple):
     """What a decoder is compiled for: dtypes of weights, both pools and the head, and the layout.
 
-    tiles, blocks: as in `stack_layers`. has_coarse: with a coarse head beside the head.
+    tiles, blocks: as in `stack_layers`. head_tiles: as in `Head`.
     """
 
     weight: Any
@@ -57,13 +53,17 @@ class Kinds(NamedTuple):
     head: Any
     tiles: Any = None
     blocks: bool = False
-    has_coarse: bool = False
+    head_tiles: Any = None
 
     def __str__(self) -> str:
-        layout = "" if self.tiles is None else " vectors" if self.tiles is VECTORS else " tiles"
-        layout += " in blocks" if self.blocks else ""
+        layout, of_head = _layout(self.tiles), _layout(self.head_tiles)
+        other = "" if of_head == layout else f" head{of_head}"
         dtypes = " ".join(dtype.__name__ for dtype in self[:4])
-        return dtypes + layout + (" coarse" if self.has_coarse else "")
+        return dtypes + layout + (" in blocks" if self.blocks else "") + other
+
+
+def _layout(tiles: Any) -> str:
+    return "" if tiles is None else " vectors" if tiles is VECTORS else " tiles"
 
 
 class Products(NamedTuple):
@@ -96,30 +96,13 @@ class Layers(NamedTuple):
 
 
 class Head(NamedTuple):
-    """weight [n_vocab, d]: float32, uint16, int16 or int8.
+    """weight [n_vocab, d]: float32, or int8, which is `in_blocks` for tiles and for vectors.
 
-    In 8 bits it is `in_blocks`, for tiles and for vectors. scale: float32 [n_vocab]. tiles: as in
-    `Layers`.
+    scale: float32 [n_vocab]. tiles: how its products are computed, as `products_for` has it.
     """
 
     weight: Any
     scale: Any
-    tiles: Any
-
-
-class CoarseHead(NamedTuple):
-    """The head in 8 bits: half of the bytes tell which tokens can be the likeliest at all.
-
-    weight: int8 [n_vocab, d]; for tiles `in_blocks`. scale: float32 [n_vocab].
-    error: float32 [n_vocab], the length of the difference between an output's weights and these:
-        times the length of x, the most that a logit can be off.
-    longest: float32, the greatest length of an output's weights. tiles: as in `Layers`.
-    """
-
-    weight: Any
-    scale: Any
-    error: Any
-    longest: Any
     tiles: Any
 
 
@@ -171,16 +154,13 @@ class Embedding(NamedTuple):
 class Choice(NamedTuple):
     """The rules of sampling, as `LogitRules` has them, and where slots keep what they remember.
 
-    table: int64, the slots'. suppressed, never: float32 [n_vocab]. not_first: int64. n_words:
-    tokens before end of text.
+    table: int64, the slots'. suppressed: float32 [n_vocab]. not_first: int64.
     """
 
     table: Any
     suppressed: Any
-    never: Any
     not_first: Any
     marks: Any
-    n_words: int
 
 
 class Run(NamedTuple):
@@ -217,11 +197,6 @@ def n_units(units: Any, n_layer: int) -> int:
 
 def n_head_units(n_vocab: int) -> int:
     return -(-n_vocab // LOGITS)
-
-
-def n_likely_units(n_rows: int, n_vocab: int, n_words: int) -> int:
-    """Of words, of the tokens behind them, and one for each row whose token is to be chosen."""
-    return -(-n_words // LOGITS) + max(1, (n_vocab - n_words) // LOGITS) + n_rows
 
 
 def stack_layers(
@@ -264,16 +239,16 @@ def stack_layers(
 
 
 def plain_head(weight: Tensor, *, int8: bool, tiles: Any = None) -> Head:
-    """weight [n_vocab, d], float32, or of 16 bits: as it lies there, or in 8 bits."""
+    """weight float32 [n_vocab, d]: as it lies there, or in 8 bits, which `tiles` need."""
     array, scale = _plain(weight, int8)
-    return Head(in_blocks(array) if int8 and tiles is not None else array, scale, tiles)
+    return Head(array if tiles is None else in_blocks(array), scale, tiles)
 
 
 def empty_head(n_vocab: int, d: int, dtype: Any, tiles: Any) -> Head:
     """A head of zeros as `plain_head` gives it for a dtype, to compile for."""
     weight = np.zeros((n_vocab, d), dtype)
-    in_tiles = tiles is not None and weight.itemsize == 1
-    return Head(in_blocks(weight) if in_tiles else weight, np.zeros(n_vocab, np.float32), tiles)
+    scale = np.zeros(n_vocab, np.float32)
+    return Head(weight if tiles is None else in_blocks(weight), scale, tiles)
 
 
 def _stack(linears: list[Linear], int8: bool, blocks: bool) -> Products:
@@ -292,9 +267,7 @@ def _plain(weight: Tensor, int8: bool) -> tuple[Any, Any]:
     if int8:
         quantized, scale = quantize_rows(weight)
         return quantized.numpy(), scale.numpy()
-    bits = {torch.bfloat16: torch.uint16, torch.float16: torch.int16}.get(weight.dtype)
-    array = weight.numpy() if bits is None else weight.view(bits).numpy()
-    return array, np.ones(len(weight), np.float32)
+    return as_array(weight), np.ones(len(weight), np.float32)
 
 
 def new_run(slots: Any, most: int, logits: Any, interrupt: Any) -> Run:
@@ -303,42 +276,13 @@ def new_run(slots: Any, most: int, logits: Any, interrupt: Any) -> Run:
     return Run(slots, tokens, logprobs, logits, np.zeros(3, np.int64), interrupt)
 
 
-def step_units(units: Any, n_layer: int, n_rows: int, n_vocab: int, n_words: int | None) -> Any:
+def step_units(units: Any, n_layer: int, n_rows: int, n_vocab: int) -> Any:
     """int64 [3]: units of a step's layers, of its head, and of all of it.
 
-    n_words: of a coarse head, or None. A step has one unit to begin with, and one to choose each
-    row's token.
+    A step has one unit to begin with, and one to choose each row's token.
     """
-    layers = n_units(units, n_layer)
-    coarse = 0 if n_words is None else n_likely_units(n_rows, n_vocab, n_words)
-    head = coarse or n_head_units(n_vocab)
+    layers, head = n_units(units, n_layer), n_head_units(n_vocab)
     return np.array([layers, head, 1 + layers + head + n_rows], np.int64)
-
-
-def fits_coarse(dims: ModelDims) -> bool:
-    return dims.n_vocab >= LEAST_VOCAB and dims.n_text_state % TILE_ROW_BYTES == 0
-
-
-def coarse_head(weight: Tensor, tiles: Any = None) -> CoarseHead:
-    n_vocab, d = weight.shape
-    quantized = torch.zeros(n_vocab, d, dtype=torch.int8)
-    scale, error = torch.empty(n_vocab), torch.empty(n_vocab)
-    longest = 0.0
-    for begin in range(0, n_vocab, ROWS_AT_ONCE):
-        rows = slice(begin, min(n_vocab, begin + ROWS_AT_ONCE))
-        exact = weight[rows].float()
-        quantized[rows], scale[rows] = quantize_rows(exact)
-        longest = max(longest, exact.norm(dim=1).max().item())
-        near = quantized[rows].float().mul_(scale[rows, None])
-        error[rows] = exact.sub_(near).norm(dim=1) * _ROUNDED
-    array = quantized.numpy()
-    return CoarseHead(
-        array if tiles is None else in_blocks(array),
-        scale.numpy(),
-        error.numpy(),
-        np.float32(longest * _ROUNDED),
-        tiles,
-    )
 
 
 def fits_tiles(dims: ModelDims) -> bool:

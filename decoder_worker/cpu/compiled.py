@@ -31,17 +31,15 @@ def all_kinds(*, bfloat16: bool, int8: bool) -> tuple[Kinds, ...]:
     own = np.uint16 if bfloat16 else np.float32
     weight = np.int8 if int8 else own
     tiles = products_for(bfloat16=bfloat16, int8=int8)
-    head = np.int16 if bfloat16 and not int8 and tiles is None else weight
+    head = np.int8 if bfloat16 else weight
+    head_tiles = products_for(bfloat16=bfloat16, int8=bfloat16 or int8)
     # Of tiles both: the weights of a large model stay in rows, which torch reads as well, but for
     # those in 8 bits, which it does not read.
     layouts = (False,) if tiles is None else (True,) if int8 else (True, False)
-    # Small vocabularies, such as the bundled model's, have no coarse head.
-    heads = (True, False) if np.dtype(head).itemsize == 2 else (False,)
     return tuple(
-        Kinds(weight, own, cross, head, tiles, blocks, has_coarse)
+        Kinds(weight, own, cross, head, tiles, blocks, head_tiles)
         for cross in (own, np.uint8)
         for blocks in layouts
-        for has_coarse in heads
     )
 
 

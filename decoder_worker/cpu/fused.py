@@ -27,28 +27,25 @@ from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.cpu.arrays import (
     ENDED,
     HEAD_DIM,
-    LEAST_EXACT,
     N_DIMS_IN_ROWS,
     OUTPUTS,
     PIECE,
     Choice,
     Embedding,
+    Head,
     Kinds,
     Layers,
     Memory,
     Pages,
-    coarse_head,
-    fits_coarse,
     n_head_units,
     n_units,
     new_memory,
     new_run,
-    plain_head,
     step_units,
 )
 from decoder_worker.cpu.compiled import decoder_kernels
 from decoder_worker.cpu.step_team import StepTeam
-from decoder_worker.model import DecoderTensors, TorchDecoder
+from decoder_worker.model import TorchDecoder
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.slots import SlotTable
 
@@ -87,35 +84,26 @@ class FusedDecoder:
 
     def __init__(
         self,
-        tensors: DecoderTensors,
+        dims: ModelDims,
         reference: TorchDecoder,
         pools: tuple[Tensor, Tensor],
         team: StepTeam,
         layers: Layers,
+        head: Head,
         *,
-        int8: bool,
         packed: bool = False,
     ) -> None:
-        """tensors: of a CPU; the head in float32 or in 16 bits. reference: over these pools, as
-        `packed` says. layers: the tensors' weights. Where these are for tiles, so is the head,
-        which is then bfloat16 or in 8 bits. int8: hold the head in 8 bits.
-        """
-        self._dims = tensors.dims
+        """reference: over these pools, as `packed` says. layers, head: the reference's weights."""
+        self._dims = dims
         self._reference = reference
         self._own, self._cross = (as_array(pool) for pool in pools)
-        self._layers = layers
+        self._layers, self._head = layers, head
         self._embedding = Embedding(
             as_array(reference.embed_tokens), as_array(reference.embed_positions)
         )
         tiles = layers.tiles
-        self._head = plain_head(tensors.head, int8=int8, tiles=tiles)
-        has_16_bits = self._head.weight.dtype.itemsize == 2
-        has_coarse = has_16_bits and fits_coarse(tensors.dims)
-        self._coarse = coarse_head(tensors.head, tiles) if has_coarse else None
         self._most_queries = FEW_QUERIES if tiles is None or tiles is VECTORS else MAX_ROWS
-        # Torch has no product of float32 rows over 16 bits: it would convert the weights each time.
-        any_rows = has_16_bits or tiles is not None
-        self._most_logit_rows = sys.maxsize if any_rows else FEW_LOGITS
+        self._most_logit_rows = FEW_LOGITS if head.tiles is None else sys.maxsize
         self._team = team
         self._packed = packed
         self._memory: Memory | None = None
@@ -123,10 +111,10 @@ class FusedDecoder:
         self._logits: Any = None
         self._interrupted = np.zeros(1, np.int64)
         self._step_s = RUN_S / 2
-        read = (layers.qkv.weight, self._own, self._cross, self._head.weight)
-        weight, own, cross, head = (array.dtype.type for array in read)
+        read = (layers.qkv.weight, self._own, self._cross, head.weight)
+        weight, own, cross, of_head = (array.dtype.type for array in read)
         in_blocks = layers.qkv.weight.ndim > N_DIMS_IN_ROWS
-        kinds = Kinds(weight, own, cross, head, tiles, in_blocks, has_coarse)
+        kinds = Kinds(weight, own, cross, of_head, tiles, in_blocks, head.tiles)
         self._kernels = decoder_kernels(kinds)
 
     def takes(self, n_rows: int) -> bool:
@@ -209,10 +197,7 @@ class FusedDecoder:
         own, cross = self._planned
         n, dims = len(index), self._dims
         memory, units = self._room(n, own, cross)
-        # What ends or times a segment is always computed from the head itself, a unit at least.
-        coarse = self._coarse if dims.n_vocab - rules.eot >= LEAST_EXACT else None
-        n_words = None if coarse is None else rules.eot
-        parts = step_units(units, dims.n_text_layer, n, dims.n_vocab, n_words)
+        parts = step_units(units, dims.n_text_layer, n, dims.n_vocab)
         if self._logits is None or len(self._logits) < n:  # kept: new memory costs page faults
             self._logits = np.empty((n, dims.n_vocab), np.float32)
         most = min(most, _within_pieces(own))
@@ -220,12 +205,10 @@ class FusedDecoder:
         choice = Choice(
             slots.table.numpy(),
             rules.suppressed.numpy(),
-            rules.never_or_not_first.numpy(),
             rules.begin.numpy(),
             rules.marks,
-            rules.eot,
         )
-        weights = (self._embedding, self._layers, self._head, coarse)
+        weights = (self._embedding, self._layers, self._head)
         job = partial(self._built.steps, *weights, own, cross, memory, units, parts, choice, run)
         begun = time.monotonic()
         self._team.run(job, most * int(parts[2]))

@@ -11,7 +11,6 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
-import torch
 from numba import njit, types
 from numba.extending import overload
 
@@ -28,7 +27,6 @@ from decoder_worker.cpu.arrays import (
     Kinds,
     Layers,
     Products,
-    coarse_head,
     empty_head,
     in_blocks,
     new_memory,
@@ -37,7 +35,6 @@ from decoder_worker.cpu.arrays import (
 )
 from decoder_worker.cpu.attention_kernels import cut, empty_pages
 from decoder_worker.cpu.fused_kernels import run_head, run_layers
-from decoder_worker.cpu.likely_logits import run_likely
 from decoder_worker.cpu.sampling_kernels import sample_rows
 from decoder_worker.cpu.step_team import WAITED, new_counters
 from decoder_worker.cpu.work_sharing import claim, finish, is_past, skip_to, wait
@@ -112,7 +109,6 @@ def _begin_step(
 def _choose(
     step: Any,
     head: Any,
-    coarse: Any,
     memory: Any,
     choice: Any,
     run: Any,
@@ -121,16 +117,9 @@ def _choose(
     leads: Any,
 ) -> None:
     """Logits of the forward that was made, and each row's next token; both parts' units."""
-    x, logits = memory.normed, run.logits
-    if coarse is None:
-        run_head(x, head, logits, counters, begin, leads)
-        n_units = (logits.shape[1] + LOGITS - 1) // LOGITS
-    else:
-        n_words, n_vocab = choice.n_words, logits.shape[1]
-        added, always = choice.never, choice.not_first
-        run_likely(x, head, coarse, added, always, n_words, logits, counters, begin, leads)
-        n_units = (n_words + LOGITS - 1) // LOGITS + max(1, (n_vocab - n_words) // LOGITS) + len(x)
-    begin += n_units
+    logits = run.logits
+    run_head(memory.normed, head, logits, counters, begin, leads)
+    begin += (logits.shape[1] + LOGITS - 1) // LOGITS
     if wait(counters, begin, leads):
         sample_rows(
             logits,
@@ -152,7 +141,6 @@ def _run_steps(
     embedding: Any,
     layers: Any,
     head: Any,
-    coarse: Any,
     own: Any,
     cross: Any,
     memory: Any,
@@ -193,7 +181,7 @@ def _run_steps(
         if not wait(counters, begin, leads):
             control[LEFT] = 1
             return
-        _choose(step, head, coarse, memory, choice, run, counters, begin, leads)
+        _choose(step, head, memory, choice, run, counters, begin, leads)
         begin = behind
     if not leads:
         return
@@ -229,20 +217,19 @@ def build(kinds: Kinds) -> DecoderKernels:
     layers = Layers(products(3 * d, d), square, square, square, wide, narrow, norms, tiles)
     memory, units = new_memory(1, 1, 1, d, n_mlp), np.ones(N_PHASES, np.int64)
     memory.x[:] = 0
-    vocabulary = empty_head(n_vocab, d, kinds.head, tiles)
-    coarse = coarse_head(torch.zeros(n_vocab, d), tiles) if kinds.has_coarse else None
+    vocabulary = empty_head(n_vocab, d, kinds.head, kinds.head_tiles)
     embedding = Embedding(np.zeros((n_vocab, d), kinds.own), np.zeros((2, d), kinds.own))
     plain, no_ids = np.zeros(n_vocab, np.float32), np.zeros(0, np.int64)
-    n_words = n_vocab // 2
-    marks = Marks(n_words, n_words + 1, n_words + 2, 1)
-    table = np.zeros((1, N_COLUMNS), np.int64)
-    choice = Choice(table, plain, plain.copy(), no_ids, marks, n_words)
+    eot = n_vocab // 2
+    choice = Choice(
+        np.zeros((1, N_COLUMNS), np.int64), plain, no_ids, Marks(eot, eot + 1, eot + 2, 1)
+    )
     logits = np.zeros((1, n_vocab), np.float32)
     run = new_run(np.zeros(1, np.int64), 1, logits, np.zeros(1, np.int64))
-    parts = step_units(units, 1, 1, n_vocab, n_words if kinds.has_coarse else None)
+    parts = step_units(units, 1, 1, n_vocab)
     pages = empty_pages(kinds.own, True), empty_pages(kinds.cross, False)
     run_layers(layers, *pages, memory, units, new_counters(), 0, True)
     run_head(memory.normed, vocabulary, logits, new_counters(), 0, True)
-    given = (embedding, layers, vocabulary, coarse, *pages, memory, units, parts, choice, run)
+    given = (embedding, layers, vocabulary, *pages, memory, units, parts, choice, run)
     _run_steps(*given, new_counters(), 0, True)
     return DecoderKernels(cut, run_layers, run_head, _run_steps)

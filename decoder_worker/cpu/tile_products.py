@@ -322,15 +322,3 @@ def _scale_last(sums: Any, r: Any, scale: Any, step: Any, first: Any, last: Any,
         whole = np.float32(tile[2 * r, (o - first) % TILE_ROWS])
         rest = np.float32(tile[2 * r + 1, (o - first) % TILE_ROWS])
         out[o] = scale[o] * step * (whole + rest * finer)
-
-
-def lost_by_split(tiles: Any) -> Any:
-    """How far an input is off at most, as a share of its row's largest value."""
-    raise NotImplementedError("only inside a kernel")
-
-
-@overload(lost_by_split)
-def _lost_by_split(tiles):
-    # The second integer ends at 127 of 254 steps, so half a step of the first is never cut off.
-    share = 0.0 if isinstance(tiles, types.NoneType) else 0.5 / (STEPS * FINER)
-    return lambda tiles: np.float32(share)

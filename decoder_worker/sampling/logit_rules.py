@@ -71,7 +71,6 @@ class LogitRules:
         """max_initial_timestamp: highest index that the first timestamp may have.
 
         suppressed: float32 [n_vocab], added to logits; begin: int64, added to it at first.
-        never_or_not_first: `suppressed`, with the tokens of `begin` in it.
         """
         special = tokenizer.special
         self.eot = special.eot
@@ -86,8 +85,6 @@ class LogitRules:
         suppressed[special.timestamp_end + 1 :] = NEVER  # rows that pad the embedding
         self.suppressed = suppressed.to(device)
         self.begin = torch.tensor(tokenizer.begin_suppress_tokens, dtype=torch.int64, device=device)
-        self.never_or_not_first = self.suppressed.clone()
-        self.never_or_not_first[self.begin] = NEVER
         n_stamps = tokenizer.n_vocab - special.timestamp_begin
         self.latest_first = n_stamps if max_initial_timestamp is None else max_initial_timestamp
 

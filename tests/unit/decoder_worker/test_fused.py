@@ -22,7 +22,7 @@ from cluster.common.kv.cross_kv import packed_page
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
-from decoder_worker.cpu.arrays import stack_layers
+from decoder_worker.cpu.arrays import plain_head, stack_layers
 from decoder_worker.cpu.fused import FusedDecoder, fits_layers
 from decoder_worker.cpu.step_team import CLAIMED, LEAST_REST_S, WAITED, StepTeam
 from decoder_worker.cpu.work_sharing import claim, finish, wait
@@ -73,17 +73,20 @@ class Bench:
 
         own = pool(4 * MANY_ROWS, OWN_PAGE, dtype)
         self.pools = (own, pool(16, cross_page, cross_dtype or dtype))
-        halves = torch.float16 if dtype == torch.bfloat16 and not int8 else None
-        head = halves if tiles is None or int8 else dtype
-        tensors = DecoderTensors.load(checkpoint, dtype, "cpu", head)
+        tensors = DecoderTensors.load(checkpoint, dtype, "cpu")
         layers = stack_layers(
             tensors.by_name, tensors.dims, int8=int8, tiles=tiles, blocks=in_blocks
         )
         attention = TorchAttention(*self.pools, packed=packed)
-        self.torch = TorchDecoder.of(tensors, attention, int8=int8)
+        int8_head = int8 or dtype == torch.bfloat16
+        self.torch = TorchDecoder.of(tensors, attention, int8=int8, int8_head=int8_head)
+        head_tiles = tiles
+        if tiles is None and not int8:  # bfloat16 has vectors for its head alone
+            head_tiles = products_for(bfloat16=False, int8=int8_head)
+        head = plain_head(tensors.head, int8=int8_head, tiles=head_tiles)
         team = StepTeam(threads - 1)
         self.compiled = FusedDecoder(
-            tensors, self.torch, self.pools, team, layers, int8=int8, packed=packed
+            tensors.dims, self.torch, self.pools, team, layers, head, packed=packed
         )
         assert self.compiled._kernels is not None
 
@@ -204,7 +207,7 @@ def test_rows_are_computed_by_the_decoder_that_is_faster_for_so_many(bench: Benc
     states, logits = bench.fused(batch)
     expected_states, expected_logits = bench.reference(batch)
     assert torch.equal(states, expected_states)
-    assert_close("logits", logits, expected_logits)
+    assert_close("logits", logits, expected_logits, share=bench.share)
     assert not torch.equal(bench.fused(steps(2))[0], bench.reference(steps(2))[0])
 
 
@@ -248,6 +251,8 @@ def test_weights_in_eight_bits_are_near_those_in_sixteen(checkpoint: Checkpoint)
     (states, logits), (exact_states, exact_logits) = bench.fused(steps(5)), exact.fused(steps(5))
     assert_close("states", states, exact_states, share=0.05)
     assert_close("logits", logits, exact_logits, share=0.05)
+    head = DecoderTensors.load(checkpoint, torch.float32, "cpu").head
+    assert_close("logits of bfloat16", exact_logits, exact_states @ head.t(), share=0.01)
 
 
 @pytest.mark.parametrize(

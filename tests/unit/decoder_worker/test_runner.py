@@ -203,9 +203,10 @@ def prompt_logprob(bench: RunnerBench) -> float:
 # What is heard in a window is the same in any company.
 
 
-def test_no_speech_is_as_likely_in_company_as_alone() -> None:
+@pytest.mark.parametrize("dtype", ["int8", "bfloat16"])
+def test_no_speech_is_as_likely_in_company_as_alone(dtype: str) -> None:
     """Bit for bit, so that a window near the threshold is text or silence by itself."""
-    bench = RunnerBench(cached_checkpoint("tiny"), 12, "cpu", "int8", threads=2)
+    bench = RunnerBench(cached_checkpoint("tiny"), 12, "cpu", dtype, threads=2)
     plain, long = (
         DecodeOptions(language="en", prompt_tokens=tuple(range(300, 300 + n))) for n in (0, 40)
     )

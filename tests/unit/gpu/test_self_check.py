@@ -7,7 +7,7 @@ from __future__ import annotations
 
 from collections.abc import AsyncIterator, Callable, Iterator
 from contextlib import asynccontextmanager
-from dataclasses import fields
+from dataclasses import fields, replace
 from functools import partial
 from types import ModuleType
 from typing import Any
@@ -166,8 +166,8 @@ def make_decoders(flashinfer: ModuleType) -> Decoders:
     cross = torch.full((2, *shape, 50, *heads), torch.nan, dtype=torch.bfloat16)
     kernels = flashinfer.FlashInfer(own, cross)
     ragged = kernels.ragged()
-    tensors = DecoderTensors.load(checkpoint, torch.bfloat16, "cpu", torch.bfloat16)
-    decoder = TorchDecoder.of(tensors, ragged)
+    tensors = DecoderTensors.load(checkpoint, torch.bfloat16, "cpu")
+    decoder = TorchDecoder.of(replace(tensors, head=tensors.head.bfloat16()), ragged)
     return fastest(decoder, Attentions(ragged, kernels.fixed, projected=ragged), own, cross)
 
 

@@ -46,8 +46,8 @@ def _half_bits(float8: Any) -> Any:
 
 
 def number(stored: Any) -> Any:
-    """A stored element as float32: uint16 holds the bits of a bfloat16, int16 those of a float16,
-    int8 an integer, and uint8 the bits of a float8_e4m3fn that is not NaN.
+    """A stored element as float32: uint16 holds the bits of a bfloat16, int8 an integer, and uint8
+    the bits of a float8_e4m3fn that is not NaN.
     """
     raise NotImplementedError("only inside a kernel")
 
@@ -56,8 +56,6 @@ def number(stored: Any) -> Any:
 def _number(stored):
     if stored == types.uint16:
         return lambda stored: as_float(uint32(stored) << uint32(16))
-    if stored == types.int16:
-        return lambda stored: half_number(uint16(stored))
     if stored == types.int8:
         return lambda stored: np.float32(stored)
     if stored == types.uint8:
