@@ -50,6 +50,7 @@ MAX_VALUES_PER_S = 48_000 * 2  # decoded samples of all channels, per second of 
 LENGTH_SLACK_S = 0.1
 BAD_PACKETS, BAD_SHARE = 8, 0.1  # tolerated: a few, and then a tenth of all
 READ_BYTES = 65_536
+PACKET_BYTES = 32_768
 
 
 class AudioFile:
@@ -182,6 +183,7 @@ def _open_container(file: _Content, kind: Container | None) -> InputContainer:
     }
     if kind is Container.WAV:
         options["probesize"] = "32"  # its header says it all; guessing costs 20 ms
+        options["max_size"] = str(PACKET_BYTES)  # its own are of 1,024 samples
     try:
         return av.open(
             file,
