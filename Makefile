@@ -1,5 +1,5 @@
 # Two commands for a newcomer: `make demo` and `make test`. `make help` lists the rest.
-#   make PIP_ARGS="--index-url URL"   passes pip another index, for another torch build
+#   make PIP_ARGS="--extra-index-url URL"   passes pip one more index, for another torch build
 #   make PYTHON=python3.12            chooses the interpreter
 
 PYTHON ?= $(shell for p in python3 python3.13 python3.12 python3.11; do \
