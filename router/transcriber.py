@@ -154,9 +154,8 @@ class RequestTranscriber:
             # What is aligned twice is to have the same KV both times.
             context_for=None if params.known_lines else self._context_for,
         )
-        early = params.stream and work.context_for is not None
         async with self._audio.open(
-            upload, context, chunking=params.chunking, early=early, channel=channel
+            upload, context, chunking=params.chunking, channel=channel
         ) as stream:
             if stream.expected_s is not None:
                 context.expect_audio(stream.expected_s)

@@ -6,8 +6,6 @@ of the original audio, so its offset is true: speech is never joined across remo
   0.2 s, the window ends at the quietest spot.
 - A silence of 3 s ends a window that is half full, one of 8 s ends any: the model drifts over long
   silence. A half-full minimum keeps a file of short remarks from costing an encoder pass for each.
-- Where windows are to end early, the first good pause behind 6 s ends one: an encoder whose context
-  is trimmed takes as much less time, and the first text comes so much sooner.
 - Silence around a cut is left out only from 1.6 s on; a shorter pause is shared by both sides.
 - Audio that fits one window is one window. Without speech there is none.
 """
@@ -52,7 +50,6 @@ class WindowCutter:
         self._shared = shared or SharedStream(detector)
         self._audio = HeardAudio(self._shared.reader())
         self._options = options or CutOptions()
-        self._clip_samples = min(WINDOW_SAMPLES, samples(self._options.clip_s))
         self._start = 0  # sample at which the next window begins, within the first frames
         self._index = 0
 
@@ -62,12 +59,12 @@ class WindowCutter:
 
     def feed(self, pcm: Pcm) -> Iterator[Window | None]:
         self._audio.add(pcm)
-        if self.n_samples > self._clip_samples:
+        if self.n_samples > WINDOW_SAMPLES:
             yield from self._hear(BLOCK_SAMPLES)
 
     def finish(self) -> Iterator[Window | None]:
         audio, options = self._audio, self._options
-        if self.n_samples <= self._clip_samples:
+        if self.n_samples <= WINDOW_SAMPLES:
             yield from clip_window(audio.join(), self._detector, self._vad, options, self._shared)
             return
         yield from self._hear(1)
@@ -117,12 +114,9 @@ class WindowCutter:
             self._move_start(first - samples(keep_s))
 
     def _ending_silence(self, mask: NDArray[np.bool_]) -> tuple[int, int] | None:
-        """The first silence after speech that may end the window, in samples; else, where windows
-        are to end early, the first good pause.
-        """
+        """The first silence after speech that may end the window, in samples."""
         options = self._options
         speech = runs(mask)
-        pauses = []
         following = [start for start, _ in speech[1:]] + [mask.shape[0]]
         for (_, end), next_start in zip(speech, following, strict=False):
             silence = self._audio.sample(end), self._audio.sample(next_start)
@@ -133,19 +127,13 @@ class WindowCutter:
             half_full = fill_s >= options.half_full_s
             if silence_s >= (options.long_silence_s if half_full else options.skip_silence_s):
                 return silence
-            if (
-                options.early_s is not None
-                and fill_s >= options.early_s
-                and silence_s >= options.early_pause_s
-                and next_start < mask.shape[0]
-            ):
-                pauses.append(silence)
-        return pauses[0] if pauses else None
+        return None
 
     def _cut_silence(self, start: int, end: int) -> Window:
-        options, limit = self._options, self._start + WINDOW_SAMPLES
+        options = self._options
         if end - start < samples(options.drop_s):
-            return self._cut(min((start + end) // 2, limit))
+            return self._cut((start + end) // 2)
+        limit = self._start + WINDOW_SAMPLES
         window = self._cut(min(start + samples(options.pad_after_s), limit))
         self._move_start(max(self._start, end - samples(options.pad_before_s)))
         return window

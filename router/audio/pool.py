@@ -128,7 +128,6 @@ class AudioPool:
         context: RequestContext,
         *,
         chunking: Chunking | None = None,
-        early: bool = False,
         channel: int | None = None,
     ) -> AsyncIterator[AudioStream]:
         """Begin to decode the file at `path`, which must stay there. Leaving the block ends the
@@ -139,9 +138,7 @@ class AudioPool:
             SplitscribeError: of the 4xx kind if it is not audio; WorkerError if its worker died on
             it; DeadlineExceededError if it could not be opened in time.
         """
-        upload = OpenUpload(
-            next(self._upload_ids), str(path), chunking=chunking, early=early, channel=channel
-        )
+        upload = OpenUpload(next(self._upload_ids), str(path), chunking=chunking, channel=channel)
         async with self._opened(AudioStream(upload, context)) as stream:
             yield stream
 

@@ -141,7 +141,6 @@ class OpenUpload:
     path: str
     n_mels: int | None = None
     chunking: Chunking | None = None  # the client's wish
-    early: bool = False  # by `EARLY_CUTS`, where the client has no wish
     channel: int | None = None  # None: their mix
     survey: bool = False  # no windows, but what the channels are
     credit: int = 0  # windows that the router will take

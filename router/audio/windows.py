@@ -7,7 +7,7 @@ from dataclasses import dataclass
 
 import numpy as np
 
-from cluster.common.messages import SAMPLE_RATE, WINDOW_S, WINDOW_SAMPLES, Pcm
+from cluster.common.messages import SAMPLE_RATE, WINDOW_SAMPLES, Pcm
 
 
 @dataclass(frozen=True, slots=True)
@@ -47,22 +47,12 @@ class CutOptions:
     short_s: float = 10.0  # a clip that its start and its end tell enough of
     long_silence_s: float = 3.0  # ends a window of at least `half_full_s`
     skip_silence_s: float = 8.0  # ends any
-    early_s: float | None = None  # a window ends in the first pause of `early_pause_s` behind it
-    early_pause_s: float = 0.35
-    early_clip_s: float = 10.0
-
-    @property
-    def clip_s(self) -> float:
-        return WINDOW_S if self.early_s is None else self.early_clip_s
 
     def tail_end(self, speech_end: int, pcm_end: int) -> int:
         """Where audio ends whose last speech ends there: silence is cut to the pad."""
         if pcm_end - speech_end < samples(self.drop_s):
             return pcm_end
         return speech_end + samples(self.pad_after_s)
-
-
-EARLY_CUTS = CutOptions(early_s=6.0)  # text comes soon, where a short window costs little
 
 
 def samples(seconds: float) -> int:

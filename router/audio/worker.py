@@ -55,7 +55,7 @@ from router.audio.protocol import (
 )
 from router.audio.vad import SharedStream, SpeechDetector
 from router.audio.voices import Voices
-from router.audio.windows import EARLY_CUTS, CutOptions, Pieces, Window
+from router.audio.windows import CutOptions, Pieces, Window
 
 MAX_MESSAGE_CHARS = 500
 FRAME_GRID_S = 0.01  # by which a pause may look shorter on the detector's grid
@@ -147,7 +147,7 @@ class AudioWorker:
             assert self._network is not None, "the router asks only where there is one"
             voices = Voices(self._detector, self._network, limits)
             return voices.turns_of(path, command.speakers, shared)
-        cutter = make_cutter(self._detector, command.chunking, shared, early=command.early)
+        cutter = make_cutter(self._detector, command.chunking, shared)
         return transcode(path, limits, cutter, channel=command.channel)
 
     def _shared(self, path: Path, channel: int | None) -> SharedStream:
@@ -245,12 +245,10 @@ def make_cutter(
     detector: SpeechDetector,
     chunking: Chunking | None,
     shared: SharedStream | None = None,
-    *,
-    early: bool = False,
 ) -> WindowCutter:
     """A pause must last `silence_duration_ms`; `prefix_padding_ms` of a longer one are kept."""
     if chunking is None:
-        return WindowCutter(detector, EARLY_CUTS if early else None, shared=shared)
+        return WindowCutter(detector, shared=shared)
     usual, threshold = CutOptions(), chunking.threshold
     padding_s = chunking.prefix_padding_ms / 1000
     pause_s = chunking.silence_duration_ms / 1000

@@ -37,18 +37,16 @@ Fault = Callable[[int, int], Exception | None]  # (window, nth call for it) -> w
 
 
 class PlayedAudio:
-    """Gives `n` windows of 2 s, then perhaps fails. early: as it was last opened."""
+    """Gives `n` windows of 2 s, then perhaps fails."""
 
     def __init__(self, n: int, error: Exception | None = None) -> None:
         self.n, self.error = n, error
         self.closed = False
-        self.early: bool | None = None
 
     @asynccontextmanager
     async def open(
-        self, upload: Path, context: RequestContext, *, early: bool = False, **_: Any
+        self, upload: Path, context: RequestContext, **_: Any
     ) -> AsyncIterator[PlayedStream]:
-        self.early = early
         try:
             yield PlayedStream(self.n, self.error)
         finally:

@@ -174,24 +174,6 @@ async def test_a_doubted_window_is_encoded_once_more_in_full(pools: PlayedPools)
     assert [dict(event.attributes or {}) for event in doubts] == [{"splitscribe.context": 192}] * 2
 
 
-@pytest.mark.parametrize(
-    ("options", "trims", "early"),
-    [
-        ({"stream": True}, True, True),
-        ({"stream": False}, True, False),
-        ({"stream": True}, False, False),
-        ({"stream": True, "fallback": False}, True, True),
-    ],
-)
-async def test_short_windows_are_cut_where_they_cost_little_and_somebody_reads_along(
-    pools: PlayedPools, options: dict[str, bool], trims: bool, early: bool
-) -> None:
-    audio = PlayedAudio(1)
-    trimmed = TRIMMED if trims else None
-    await run(pools, audio, replace(PARAMS, **options), context_for=trimmed)
-    assert audio.early is early
-
-
 async def test_an_unknown_language_is_settled_by_the_first_speech(pools: PlayedPools) -> None:
     """Windows go one by one until one with speech tells the language; the rest use it."""
     pools.no_speech = lambda window: 0.9 if window == 0 else 0.0

@@ -14,7 +14,7 @@ from numpy.typing import NDArray
 from cluster.common.messages import SAMPLE_RATE, WINDOW_SAMPLES, Pcm
 from router.audio.cutter import WindowCutter
 from router.audio.vad import FRAME_SAMPLES, SpeechDetector, VadOptions, runs, speech_mask
-from router.audio.windows import EARLY_CUTS, CutOptions, Window
+from router.audio.windows import Window
 from tests.support.audio.sounds import espeak, joined, silence, voice
 
 FRAME_S = FRAME_SAMPLES / SAMPLE_RATE
@@ -43,10 +43,8 @@ def detector() -> SpeechDetector:
     return SpeechDetector()
 
 
-def cut(
-    pcm: Pcm, detector: Any, feed_samples: int = 32_000, options: CutOptions | None = None
-) -> list[Window]:
-    cutter = WindowCutter(detector, options)
+def cut(pcm: Pcm, detector: Any, feed_samples: int = 32_000) -> list[Window]:
+    cutter = WindowCutter(detector)
     windows = []
     for at in range(0, pcm.shape[0], feed_samples):
         windows += [w for w in cutter.feed(pcm[at : at + feed_samples]) if w]
@@ -91,12 +89,10 @@ def make_pcm(script: list[tuple[bool, int]], extra_samples: int = 0) -> Pcm:
 
 
 @settings(max_examples=25, deadline=None)
-@given(pieces, st.integers(0, FRAME_SAMPLES - 1), st.sampled_from([None, EARLY_CUTS]))
-def test_windows_cover_all_speech(
-    script: list[tuple[bool, int]], extra_samples: int, options: CutOptions | None
-) -> None:
+@given(pieces, st.integers(0, FRAME_SAMPLES - 1))
+def test_windows_cover_all_speech(script: list[tuple[bool, int]], extra_samples: int) -> None:
     pcm = make_pcm(script, extra_samples)
-    windows = cut(pcm, LoudnessDetector(), options=options)
+    windows = cut(pcm, LoudnessDetector())
     check(windows, pcm)
     lost = (np.abs(pcm.astype(np.int32)) > 100) & ~covered(windows, pcm.shape[0])
     assert not lost.any(), f"speech at {np.flatnonzero(lost)[0] / SAMPLE_RATE:.2f} s is lost"
@@ -105,13 +101,13 @@ def test_windows_cover_all_speech(
 
 
 @settings(max_examples=15, deadline=None)
-@given(pieces, st.integers(1_000, 100_000), st.sampled_from([None, EARLY_CUTS]))
+@given(pieces, st.integers(1_000, 100_000))
 def test_windows_do_not_depend_on_how_the_audio_arrives(
-    script: list[tuple[bool, int]], feed_samples: int, options: CutOptions | None
+    script: list[tuple[bool, int]], feed_samples: int
 ) -> None:
     pcm = make_pcm(script)
-    once = cut(pcm, LoudnessDetector(), pcm.shape[0], options)
-    pieced = cut(pcm, LoudnessDetector(), feed_samples, options)
+    once = cut(pcm, LoudnessDetector(), pcm.shape[0])
+    pieced = cut(pcm, LoudnessDetector(), feed_samples)
     assert [(w.start_sample, w.n_samples) for w in once] == [
         (w.start_sample, w.n_samples) for w in pieced
     ]
@@ -159,39 +155,6 @@ def test_long_silence_ends_a_half_full_window_and_very_long_silence_any() -> Non
     apart = cut(make_pcm([speech, wait, speech, wait, speech]), LoudnessDetector())
     assert [round(w.start_s) for w in apart] == [0, 14, 29]
     assert all(w.n_samples < 7 * SAMPLE_RATE for w in apart), "silence is left out"
-
-
-def test_an_early_cut_is_in_the_first_good_pause_behind_six_seconds() -> None:
-    second, good, short = round(1 / FRAME_S), (False, 12), (False, 8)  # 0.38 and 0.26 s
-    speech = (True, 2 * second)
-    script = [speech, good, speech, good, speech, short, speech, good, speech, good, speech]
-    pcm = make_pcm([*script, good, *script])
-    assert len(cut(pcm, LoudnessDetector())) == 1
-    windows = cut(pcm, LoudnessDetector(), options=EARLY_CUTS)
-    check(windows, pcm)
-    behind_the_short_pause = 4 * 2 * second + 2 * 12 + 8 + 6
-    assert windows[0].end_s == pytest.approx(behind_the_short_pause * FRAME_S)
-    assert all(6.0 <= w.n_samples / SAMPLE_RATE < 10.0 for w in windows[:-1])
-    clip_pcm = make_pcm([speech, good, speech, good, speech, good, speech])  # 9 s: a clip
-    assert len(cut(clip_pcm, LoudnessDetector(), options=EARLY_CUTS)) == 1
-
-
-@pytest.mark.parametrize("speech_s", [29.3, 29.6, 29.9])
-@pytest.mark.parametrize("pause_s", [0.4, 0.8, 1.5])
-def test_an_early_cut_in_a_pause_at_the_end_of_a_window_is_no_later(
-    speech_s: float, pause_s: float
-) -> None:
-    frames = round(speech_s / FRAME_S), round(pause_s / FRAME_S)
-    pcm = make_pcm([(True, frames[0]), (False, frames[1]), (True, 200)])
-    windows = cut(pcm, LoudnessDetector(), options=EARLY_CUTS)
-    check(windows, pcm)
-    assert speech_s - FRAME_S < windows[0].end_s <= min(30.0, speech_s + pause_s)
-
-
-def test_without_a_good_pause_early_windows_are_as_full_as_others() -> None:
-    pcm = make_pcm([(True, round(40 / FRAME_S))])
-    usual, early = cut(pcm, LoudnessDetector()), cut(pcm, LoudnessDetector(), options=EARLY_CUTS)
-    assert [w.end_s for w in early] == [w.end_s for w in usual]
 
 
 def test_nothing_gives_nothing() -> None:
