@@ -81,6 +81,17 @@ CREATE TABLE usage (
 );
 """
 
+# Of this owner alone, in memory. bytes: announced, or come, whichever is more; grew_at: Unix time.
+UPLOADS = """
+PRAGMA temp_store = MEMORY;
+CREATE TEMP TABLE uploads (
+    id TEXT PRIMARY KEY,
+    owner TEXT NOT NULL,
+    bytes INTEGER NOT NULL,
+    grew_at INTEGER NOT NULL
+);
+"""
+
 Result = TypeVar("Result")
 Values = ParamSpec("Values")
 
@@ -126,6 +137,7 @@ class Database:
             )
         self.run("PRAGMA journal_mode = WAL")
         self.run("PRAGMA synchronous = FULL")  # also after the power was lost
+        self.connection.executescript(UPLOADS)
         with self.connection:
             self.epoch = int(self.run("INSERT INTO owners DEFAULT VALUES").lastrowid or 0)
 

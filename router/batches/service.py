@@ -23,13 +23,12 @@ from router.api.batch_bodies import (
     UploadFields,
     expiry_s,
 )
-from router.batches.blobs import FOLDERS, Blobs
+from router.batches.blobs import ABANDONED_S, FOLDERS, Blobs
 from router.batches.database import FILE_NAME, Database, check_local
 from router.batches.hosts import HostRules, Resolve, resolve
 from router.batches.line_work import BulkTranscriber, LineWork
 from router.batches.outbound import Downloads, Webhooks
 from router.batches.owned import Owned
-from router.batches.quota import Quota
 from router.batches.runner import BatchRunner
 from router.batches.store import Order, Store, no_such_file
 from router.batches.work_queue import Usage, WorkQueue
@@ -60,7 +59,6 @@ class BatchService:
         self._call = owned.store.database.call
         self._look_at_once = asyncio.Event()
         settings = owned.settings
-        self._quota = Quota(owned.store, settings.quota_bytes)
         networks = settings.private_networks
         self._downloads = Downloads(
             HostRules(settings.allowed_hosts, networks, resolve), owned.blobs, settings
@@ -86,32 +84,30 @@ class BatchService:
     async def begin_upload(self, owner: str, upload_id: str, expected_bytes: int) -> None:
         """Announce an upload; `expected_bytes` is 0 where the client does not say."""
         self._owned.blobs.check_room(expected_bytes)
-        await self._quota.reserve(owner, upload_id, expected_bytes)
+        await self._reserve(owner, upload_id, expected_bytes)
 
-    async def append(self, upload_id: str, offset: int, piece: bytes) -> None:
+    async def append(self, owner: str, upload_id: str, offset: int, piece: bytes) -> None:
         """Write a piece of at most `PIECE_BYTES`. The same call again does no harm."""
-        await self._quota.grow(upload_id, offset + len(piece))
+        await self._reserve(owner, upload_id, offset + len(piece))
         await asyncio.to_thread(self._owned.blobs.append, upload_id, offset, piece)
 
     async def finish_upload(
         self, owner: str, upload_id: str, filename: str, size_bytes: int, fields: UploadFields
     ) -> FileObject:
         """Make a file of an upload; it keeps the id."""
-        await self._quota.reserve(owner, upload_id, size_bytes)
+        await self._reserve(owner, upload_id, size_bytes)
         await asyncio.to_thread(self._owned.blobs.keep, upload_id, size_bytes)
         kept_s = expiry_s(fields.expires_after) or self._owned.settings.retention_s
         file = self._store.new_file(upload_id, fields.purpose, filename, size_bytes, kept_s)
         try:
-            added = await self._call(self._store.add_file, owner, file)
+            return await self._call(self._store.add_file, owner, file)
         except InsufficientStorageError:
             await asyncio.to_thread(self._owned.blobs.path(upload_id).unlink, missing_ok=True)
             raise
-        self._quota.release(upload_id)
-        return added
 
     async def abort_upload(self, upload_id: str) -> None:
         await asyncio.to_thread(self._owned.blobs.abort, upload_id)
-        self._quota.release(upload_id)
+        await self._call(self._store.release, upload_id)
 
     async def file(self, owner: str, file_id: str) -> FileObject:
         return await self._call(self._store.file, owner, file_id)
@@ -159,6 +155,10 @@ class BatchService:
     async def usage(self, owner: str) -> list[Usage]:
         return await self._call(self._owned.queue.usage, owner)
 
+    async def _reserve(self, owner: str, upload_id: str, n_bytes: int) -> None:
+        if most_bytes := self._owned.settings.quota_bytes:
+            await self._call(self._store.reserve, owner, upload_id, n_bytes, most_bytes)
+
     def _shown(self, batch: Batch) -> Batch:
         """With why it waits, where it does."""
         waits = batch.status in ("in_progress", "finalizing")
@@ -187,7 +187,7 @@ class BatchService:
         gone = await asyncio.to_thread(blobs.remove, deleted)
         await self._call(store.forget_files, gone)
         await asyncio.to_thread(blobs.sweep)
-        self._quota.forget()
+        await self._call(store.forget_uploads, ABANDONED_S)
         await self._call(self._owned.queue.forget_usage)
         if retention_s := self._owned.settings.retention_s:
             await self._call(store.forget_batches, retention_s)

@@ -200,7 +200,7 @@ async def _receive(request: Request, access: BatchAccess, owner: str) -> FileObj
     batches, most = access.batches, access.max_file_bytes
     file_id = new_id("file-")
     length = check_content_length(request.headers, most)
-    sink = _Upload(batches, file_id)
+    sink = _Upload(batches, owner, file_id)
     form = FormReader(form_boundary(request.headers), sink, most)
     await batches.begin_upload(owner, file_id, length or 0)
     try:
@@ -222,8 +222,9 @@ async def _receive(request: Request, access: BatchAccess, owner: str) -> FileObj
 
 
 class _Upload:
-    def __init__(self, batches: BatchService, upload_id: str) -> None:
+    def __init__(self, batches: BatchService, owner: str, upload_id: str) -> None:
         self._batches = batches
+        self._owner = owner
         self._upload_id = upload_id
         self._buffer = bytearray()
         self._sent_bytes = 0
@@ -239,6 +240,6 @@ class _Upload:
         """Send what is there, in pieces, while it is `at_least` so much."""
         while len(self._buffer) >= at_least:
             piece = bytes(self._buffer[:PIECE_BYTES])
-            await self._batches.append(self._upload_id, self._sent_bytes, piece)
+            await self._batches.append(self._owner, self._upload_id, self._sent_bytes, piece)
             del self._buffer[: len(piece)]
             self._sent_bytes += len(piece)

@@ -52,7 +52,7 @@ class Desk:
     async def upload(self, content: bytes, purpose: Purpose = "batch", name: str = "a") -> str:
         file_id = new_id("file-")
         await self.service.begin_upload(self.owner, file_id, len(content))
-        await self.service.append(file_id, 0, content)
+        await self.service.append(self.owner, file_id, 0, content)
         await self.service.finish_upload(
             self.owner, file_id, name, len(content), UploadFields(purpose=purpose)
         )

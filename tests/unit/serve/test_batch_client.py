@@ -48,7 +48,7 @@ async def test_an_owner_that_is_being_replaced_is_asked_again(
         handle = Handle(at.service, absent=3)
         batches = batches_behind(handle)
         await batches.begin_upload("", "file-1", 4)
-        await batches.append("file-1", 0, b"RIFF")
+        await batches.append("", "file-1", 0, b"RIFF")
         handle.absent = 2
         stored = await batches.finish_upload("", "file-1", "a", 4, UploadFields(purpose="batch"))
         assert stored == await at.service.file("", "file-1")

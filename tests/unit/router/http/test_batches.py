@@ -16,9 +16,6 @@ import openai
 import pytest
 from openai.types import Batch
 
-from cluster.common.errors import InsufficientStorageError
-from router.api.batch_bodies import UploadFields
-from router.batches.blobs import ABANDONED_S
 from router.batches.service import PIECE_BYTES
 from router.http.keys import KeyRing
 from router.transcript import Channel
@@ -327,41 +324,6 @@ async def test_an_upload_over_the_limit_is_cut_off(at: Desk, tmp_path: Path) -> 
         await client.files.create(file=("a", b"x" * 100_000), purpose="user_data")
     assert len(list((tmp_path / "uploads").iterdir())) == 0
     assert len(list((tmp_path / "files").iterdir())) == 1
-
-
-async def test_a_keys_quota_is_kept(tmp_path: Path) -> None:
-    async with desk(tmp_path, quota_bytes=1000) as at, served(at) as server:
-        client = server.client()
-        first = await client.files.create(file=("a", b"x" * 600), purpose="user_data")
-        with pytest.raises(openai.APIStatusError) as refused:
-            await client.files.create(file=("a", b"x" * 600), purpose="user_data")
-        assert (refused.value.status_code, refused.value.code) == (507, "storage_quota_exceeded")
-        await client.files.delete(first.id)
-        await client.files.create(file=("a", b"x" * 600), purpose="user_data")
-
-
-async def test_uploads_on_their_way_count(tmp_path: Path) -> None:
-    """By what was announced, by what has come, and until they are over."""
-    hands, fields = Hands(), UploadFields(purpose="user_data")
-    async with desk(tmp_path, hands=hands, quota_bytes=1000) as at:
-        service = at.service
-        await service.begin_upload("aa", "file-a", 600)
-        for _ in range(2):
-            await service.begin_upload("aa", "file-b", 0)
-            await service.append("file-b", 0, b"x" * 400)
-        for more in (service.begin_upload("aa", "file-c", 1), service.append("file-b", 400, b"x")):
-            with pytest.raises(InsufficientStorageError, match="uploads that run included"):
-                await more
-        await service.begin_upload("bb", "file-d", 1000)
-        await service.append("file-a", 0, b"x" * 500)
-        await service.finish_upload("aa", "file-a", "a", 500, fields)
-        with pytest.raises(InsufficientStorageError):
-            await service.begin_upload("aa", "file-c", 101)
-        await service.begin_upload("aa", "file-c", 100)
-        await service.abort_upload("file-c")
-        hands.pass_s(ABANDONED_S + 1)
-        await service.clean()
-        await service.begin_upload("aa", "file-c", 500)
 
 
 async def test_where_it_is_off_it_says_which_setting_turns_it_on() -> None:
