@@ -24,7 +24,7 @@ import psutil
 from cluster.common.errors import ConfigurationError, InsufficientStorageError
 
 FILE_NAME = "batches.sqlite"
-VERSION = 3
+VERSION = 4
 # File systems of which several machines may see different states.
 NETWORKED = (
     *("9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4"),
@@ -34,7 +34,6 @@ NETWORKED = (
     *("fuse.mountpoint-s3", "fuse.rclone", "fuse.s3fs", "fuse.sshfs"),
 )
 SCHEMA = """
-CREATE TABLE owners (epoch INTEGER PRIMARY KEY AUTOINCREMENT);
 CREATE TABLE files (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,
@@ -66,7 +65,6 @@ CREATE TABLE lines (
     offset INTEGER NOT NULL,
     length INTEGER NOT NULL,
     state TEXT NOT NULL DEFAULT 'waiting',
-    epoch INTEGER,
     attempts INTEGER NOT NULL DEFAULT 0,
     result TEXT,
     UNIQUE (batch_id, number)
@@ -103,8 +101,8 @@ def new_id(kind: str) -> str:
 
 class Database:
     def __init__(self, folder: Path, owned_s: float = 0.0) -> None:
-        """`epoch` tells the claims of this owner from those before it. Raises ConfigurationError:
-        another version of splitscribe wrote it, or another process keeps it longer than `owned_s`.
+        """Raises ConfigurationError: another version of splitscribe wrote it, or another process
+        keeps it for longer than `owned_s`.
         """
         file = folder / FILE_NAME
         file.touch(0o600)
@@ -138,8 +136,6 @@ class Database:
         self.run("PRAGMA journal_mode = WAL")
         self.run("PRAGMA synchronous = FULL")  # also after the power was lost
         self.connection.executescript(UPLOADS)
-        with self.connection:
-            self.epoch = int(self.run("INSERT INTO owners DEFAULT VALUES").lastrowid or 0)
 
     def run(self, statement: str, *values: object) -> sqlite3.Cursor:
         return self.connection.execute(statement, values)

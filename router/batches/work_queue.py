@@ -1,9 +1,9 @@
 """The lines of batches that are left to do, and what keys have used by them. All but
 `results` runs by `Database.call`.
 
-A line is waiting, claimed, completed or failed. A claim is of one owner: the next one takes the
-lines of those before it anew, and a result is taken from whoever holds the claim, once. Result and
-count change in one transaction, so that no line counts twice.
+A line is waiting, claimed, completed or failed. The owner claims it, and its result is taken while
+it is claimed, once; what an owner had claimed when it ended waits again under the next one. Result
+and count change in one transaction, so that no line counts twice.
 """
 
 from __future__ import annotations
@@ -43,10 +43,7 @@ class WorkQueue:
 
     def take_over(self) -> None:
         """Let the lines wait that the owners before this one had claimed."""
-        self.database.run(
-            "UPDATE lines SET state = 'waiting' WHERE state = 'claimed' AND epoch < ?",
-            self.database.epoch,
-        )
+        self.database.run("UPDATE lines SET state = 'waiting' WHERE state = 'claimed'")
 
     def claim(self, batches: Iterable[OpenBatch]) -> Claim | None:
         """Take the next line of the first of these batches that has one waiting."""
@@ -60,9 +57,8 @@ class WorkQueue:
             ).fetchone()
             if row is not None:
                 self.database.run(
-                    "UPDATE lines SET state = 'claimed', epoch = ?, attempts = attempts + 1"
+                    "UPDATE lines SET state = 'claimed', attempts = attempts + 1"
                     " WHERE batch_id = ? AND number = ?",
-                    self.database.epoch,
                     batch.id,
                     row[0],
                 )
@@ -70,9 +66,7 @@ class WorkQueue:
         return None
 
     def settle(self, claim: Claim, outcome: Outcome, result: str, audio_s: float) -> None:
-        """Unless the claim is not this owner's any more. audio_s: transcribed; 0.0 where it
-        failed.
-        """
+        """Unless the line was given up meanwhile. audio_s: transcribed; 0.0 where it failed."""
         if self._change(claim, "state = ?, result = ?", outcome, result):
             self._count(claim.batch.id, outcome, 1)
             self.database.run(
@@ -126,14 +120,12 @@ class WorkQueue:
         self.database.run("DELETE FROM usage WHERE day <= ?", oldest)
 
     def _change(self, claim: Claim, what: str, *values: object) -> int:
-        """Returns how many rows were changed: none where the claim is another owner's."""
+        """Returns how many rows were changed: none where the line is not claimed any more."""
         return self.database.run(
-            f"UPDATE lines SET {what}"
-            " WHERE batch_id = ? AND number = ? AND state = 'claimed' AND epoch = ?",
+            f"UPDATE lines SET {what} WHERE batch_id = ? AND number = ? AND state = 'claimed'",
             *values,
             claim.batch.id,
             claim.number,
-            self.database.epoch,
         ).rowcount
 
     def _count(self, batch_id: str, outcome: Outcome, by: int) -> None:

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import shutil
 import threading
 from pathlib import Path
 from typing import Any
@@ -48,8 +49,6 @@ def held() -> FakeTranscriber:
 
 async def test_an_owner_that_is_killed_loses_no_line(tmp_path: Path, held: FakeTranscriber) -> None:
     """Nothing is given back: the database and its log are as a kill leaves them."""
-    import shutil
-
     left = tmp_path / "left"
     async with desk(tmp_path / "first", held, concurrency=2) as first:
         batch_id = await first.create(await first.upload(talks(3)))
@@ -64,12 +63,14 @@ async def test_an_owner_that_is_killed_loses_no_line(tmp_path: Path, held: FakeT
 async def test_a_line_that_ends_every_owner_fails_by_itself(
     tmp_path: Path, held: FakeTranscriber
 ) -> None:
-    async with desk(tmp_path, held) as first:
+    left = tmp_path / "left"
+    async with desk(tmp_path / "first", held) as first:
         batch_id = await first.create(await first.upload(line("bad", **AUDIO)))
         await eventually(lambda: bool(held.uploads))
         database = first.service._owned.store.database
-        await database.call(database.run, "UPDATE lines SET attempts = ?, epoch = 0", MAX_CLAIMS)
-    async with desk(tmp_path, held) as second:
+        await database.call(database.run, "UPDATE lines SET attempts = ?", MAX_CLAIMS)
+        shutil.copytree(tmp_path / "first", left)
+    async with desk(left, held) as second:
         batch = await second.ended(batch_id)
         assert (batch.request_counts.completed, batch.request_counts.failed) == (0, 1)
         [error] = await second.content(batch.error_file_id)
