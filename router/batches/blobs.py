@@ -11,14 +11,13 @@ import os
 import re
 import shutil
 import time
-from collections.abc import Callable, Collection, Iterable
+from collections.abc import Collection, Iterable
 from contextlib import suppress
 from pathlib import Path
 
 from cluster.common.errors import OverloadedError
 from router.batches.database import disk_full, telling_full_disk
 
-READERS_GRACE_S = 60.0  # a download that asked for nothing so long is over
 ABANDONED_S = 3600.0  # an upload that did not grow so long is nobody's
 LINES_PER_LOOK = 64  # written between two looks at what is free
 FOLDERS = ("files", "uploads", "fetched")
@@ -26,13 +25,7 @@ _ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 
 
 class Blobs:
-    def __init__(
-        self,
-        folder: Path,
-        min_free_bytes: int = 0,
-        monotonic: Callable[[], float] = time.monotonic,
-    ) -> None:
-        self._monotonic = monotonic
+    def __init__(self, folder: Path, min_free_bytes: int = 0) -> None:
         self._min_free_bytes = min_free_bytes
         self._folder = folder
         self._files, self._uploads, self.fetched = (folder / name for name in FOLDERS)
@@ -40,8 +33,6 @@ class Blobs:
         for one in (self._files, self._uploads, self.fetched):
             one.mkdir(parents=True, exist_ok=True)
             one.chmod(0o700)
-        self._started_s = monotonic()
-        self._read_s: dict[str, float] = {}  # when a piece of it was asked for last
 
     def check_room(self, wanted_bytes: int = 0) -> None:
         """Raises InsufficientStorageError where the disk would be fuller than it may be."""
@@ -104,24 +95,13 @@ class Blobs:
 
     def read(self, file_id: str, offset: int, length: int) -> bytes:
         """A piece of a file. Raises FileNotFoundError."""
-        self._read_s[file_id] = self._monotonic()
         with self.path(file_id).open("rb") as file:
             file.seek(offset)
             return file.read(length)
 
-    def remove(self, file_ids: Collection[str]) -> list[str]:
-        """Remove the bytes of those that nobody reads now. Returns their ids."""
-        now_s = self._monotonic()
-        gone = []
+    def remove(self, file_ids: Iterable[str]) -> None:
         for file_id in file_ids:
-            # Who read from the owner before this one is not known: as if all had just been read.
-            last_s = self._read_s.get(file_id, self._started_s)
-            if now_s - last_s < READERS_GRACE_S:
-                continue
             self.path(file_id).unlink(missing_ok=True)
-            self._read_s.pop(file_id, None)
-            gone.append(file_id)
-        return gone
 
     def sweep(self, known: Collection[str] | None = None) -> None:
         """Remove uploads that were given up, and files that are not among `known`; None: no

@@ -122,8 +122,8 @@ class BatchService:
         await self._call(self._store.delete_file, owner, file_id)
 
     async def read(self, file_id: str, offset: int) -> bytes:
-        """At most `PIECE_BYTES`, empty at the end. A file that is deleted meanwhile stays readable
-        while somebody reads it.
+        """At most `PIECE_BYTES`, empty at the end. Of a file that is deleted meanwhile there is
+        nothing more from the next cleaning on.
         """
         try:
             return await asyncio.to_thread(self._owned.blobs.read, file_id, offset, PIECE_BYTES)
@@ -181,11 +181,11 @@ class BatchService:
                     await self._look_at_once.wait()
 
     async def clean(self) -> None:
-        """Let go of what has expired, and of what nobody reads any more."""
+        """Let go of what has expired, was deleted or given up."""
         store, blobs = self._store, self._owned.blobs
         deleted = await self._call(store.expire_files)
-        gone = await asyncio.to_thread(blobs.remove, deleted)
-        await self._call(store.forget_files, gone)
+        await asyncio.to_thread(blobs.remove, deleted)
+        await self._call(store.forget_files, deleted)
         await asyncio.to_thread(blobs.sweep)
         await self._call(store.forget_uploads, ABANDONED_S)
         await self._call(self._owned.queue.forget_usage)
@@ -211,7 +211,6 @@ async def open_service(
     *,
     resolve: Resolve = resolve,
     unix_time: Callable[[], float] = time.time,
-    monotonic: Callable[[], float] = time.monotonic,
     owned_s: float = OWNED_S,
 ) -> BatchService:
     """Own the folder of `settings`. Raises ConfigurationError: it cannot be used, or another
@@ -232,7 +231,7 @@ async def open_service(
     try:
         store, queue = Store(database, unix_time), WorkQueue(database, unix_time)
         await database.call(queue.take_over)
-        blobs = await asyncio.to_thread(Blobs, folder, settings.min_free_bytes, monotonic)
+        blobs = await asyncio.to_thread(Blobs, folder, settings.min_free_bytes)
         await asyncio.to_thread(blobs.sweep, await database.call(store.known_files))
         recorder = recorder or silent_recorder(BATCH_METRICS)
         return BatchService(Owned(settings, blobs, store, queue, recorder), engine, resolve)

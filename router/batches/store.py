@@ -1,7 +1,7 @@
 """What is kept of files and of batches. All runs by `Database.call`.
 
 The bytes of files are in `router.batches.blobs`, lines of batches in `router.batches.work_queue`.
-A deleted file's row stays until its bytes are gone, so that a download that runs can end. Batches:
+A deleted file's row stays until its bytes are gone. Batches:
 
     validating -> failed
                -> in_progress -> finalizing -> completed | expired

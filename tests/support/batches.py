@@ -32,14 +32,12 @@ HOUR_S = 3600
 
 @dataclass
 class Hands:
-    """Clocks that a test turns. `wall_s`: Unix time; `steady_s`: of the monotonic one."""
+    """A clock that a test turns. `wall_s`: Unix time."""
 
     wall_s: float = 1_800_000_000.0
-    steady_s: float = 0.0
 
     def pass_s(self, seconds: float) -> None:
         self.wall_s += seconds
-        self.steady_s += seconds
 
 
 @dataclass
@@ -111,7 +109,6 @@ async def desk(
         make_batch_settings(folder, **settings),
         BulkEngine(make_registry(transcriber)),
         unix_time=lambda: hands.wall_s,
-        monotonic=lambda: hands.steady_s,
         **(options or {}),
     )
     try:

@@ -14,10 +14,10 @@ import pytest
 
 from cluster.common.errors import ConfigurationError, InsufficientStorageError
 from router.api.batch_bodies import CreateBatchRequest, FileObject
-from router.batches.blobs import ABANDONED_S, READERS_GRACE_S, Blobs
+from router.batches.blobs import ABANDONED_S, Blobs
 from router.batches.database import VERSION, Database, disk_full
 from router.batches.store import Store
-from tests.support.batches import AUDIO, ENDPOINT, Hands, desk, line
+from tests.support.batches import AUDIO, ENDPOINT, desk, line
 
 
 async def test_a_network_file_system_is_refused_by_name(
@@ -136,20 +136,6 @@ def test_a_batch_that_was_cancelled_with_its_last_line_ends_as_cancelled(tmp_pat
     [batch] = store.open_batches()
     assert (batch.status, batch.ends_as) == ("cancelling", "cancelled")
     database.close()
-
-
-def test_bytes_go_when_nobody_reads_them_any_more(tmp_path: Path) -> None:
-    hands = Hands()
-    blobs = Blobs(tmp_path, monotonic=lambda: hands.steady_s)
-    for name in ("a", "b"):
-        blobs.write(f"file-{name}", [b"content"])
-    assert blobs.remove(["file-a"]) == [], "somebody may have begun under the owner before"
-    hands.pass_s(READERS_GRACE_S + 1)
-    assert blobs.read("file-a", 2, 100) == b"ntent"
-    assert blobs.remove(["file-a", "file-b"]) == ["file-b"]
-    hands.pass_s(READERS_GRACE_S + 1)
-    assert blobs.remove(["file-a"]) == ["file-a"]
-    assert not list((tmp_path / "files").iterdir())
 
 
 def test_an_upload_that_no_disk_has_room_for_in_the_end_is_told_so(
