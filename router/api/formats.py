@@ -162,7 +162,10 @@ def logprob_bodies(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
 
 
 def token_usage(transcript: Transcript) -> dict[str, Any]:
-    """As OpenAI's streams tell it; see `router.api.responses.TokenUsage`."""
+    """As OpenAI's streams tell it, whose type allows no duration: that stands beside. Audio tokens
+    are encoder positions; output tokens are the segments', with their timestamps. A prompt is not
+    counted.
+    """
     audio_tokens = math.ceil(transcript.transcribed_s * POSITIONS_PER_S)
     output_tokens = sum(len(segment.tokens) for segment in transcript.segments)
     return {

@@ -16,7 +16,7 @@ from router.api.documents import AUDIO_FIELD, AUDIO_SCHEMA
 from router.api.kinds import RequestField, Schema
 from router.api.params import Operation
 from router.api.request_fields import fields_of
-from router.api.responses import DiarizedSegment, ErrorResponse, TextDeltaEvent, TextDoneEvent
+from router.api.responses import ErrorResponse
 
 TRANSCRIPTION_EXAMPLES: dict[str, dict[str, str]] = {
     "Text": {"model": "whisper-1"},
@@ -176,33 +176,8 @@ _TEXTS: Schema = {
         "example": "WEBVTT\n\n00:00.000 --> 00:01.500\nWhat was said.\n\n",
     },
 }
-_EVENT = {
-    "oneOf": [
-        whole_schema(TextDeltaEvent),
-        whole_schema(DiarizedSegment),
-        whole_schema(TextDoneEvent),
-        whole_schema(ErrorResponse),
-    ]
-}
 _EVENTS: Schema = {
-    "schema": {  # of one event, as OpenAPI 3.2 describes a stream's items
-        "type": "object",
-        "required": ["data"],
-        "properties": {
-            "data": {
-                "anyOf": [
-                    {
-                        "type": "string",
-                        "contentMediaType": "application/json",
-                        "contentSchema": _EVENT,
-                    },
-                    {"type": "string", "const": "[DONE]"},
-                ]
-            }
-        },
-        "description": "Each event has `data`; the last is `[DONE]`. A failure in the middle is an "
-        "event with an `error`, then the end. Lines with `:` are no events.",
-    },
+    "schema": {"type": "string"},
     "example": 'data: {"type":"transcript.text.delta","delta":"What was said."}\n\n'
     'data: {"type":"transcript.text.done","text":"What was said.",'
     '"usage":{"type":"tokens","input_tokens":75,"output_tokens":7,"total_tokens":82,'
@@ -214,8 +189,17 @@ _TIMING = (
     "same audio had been encoded before."
 )
 
+_STREAM = (
+    "With `stream=true` it comes as OpenAI's events: `transcript.text.delta`, whose texts joined "
+    "are the whole (with `diarized_json` `transcript.text.segment`), then `transcript.text.done`, "
+    "which has the answer's other fields, then `[DONE]`. With `verbose_json` a delta also has the "
+    "`segments` that closed, and the last event as `server_timing` what the header cannot say at a "
+    "stream's beginning. A failure in the middle is an event with an `error`, then the end. Lines "
+    "with `:` are no events."
+)
+
 TRANSCRIPTION_OK: Schema = {
-    "description": f"The transcript. {_TIMING}",
+    "description": f"The transcript. {_TIMING} {_STREAM}",
     "content": {**_TEXTS, "text/event-stream": _EVENTS},
 }
 TRANSLATION_OK: Schema = {"description": f"The translation. {_TIMING}", "content": _TEXTS}

@@ -1,7 +1,8 @@
 """The bodies of answers, as the API's documentation shows them.
 
 Answers are written from plain dicts (`router.api.formats`, `router.http.sse`), as validating them
-would cost more than writing them; tests hold those to these models. Errors' are written here.
+would cost more than writing them; tests hold those to these models, and events of streams to the
+types of OpenAI's SDK. Errors' are written here.
 """
 
 from __future__ import annotations
@@ -18,26 +19,6 @@ class DurationUsage(BaseModel):
 
     type: Literal["duration"] = "duration"
     seconds: int = Field(description="seconds of audio, rounded up")
-
-
-class InputTokens(BaseModel):
-    """What went into the model. A prompt is not counted."""
-
-    text_tokens: int
-    audio_tokens: int = Field(description="encoder positions, 50 for a second")
-
-
-class TokenUsage(BaseModel):
-    """What a stream is billed by: OpenAI's type allows no duration there, so it stands beside."""
-
-    type: Literal["tokens"] = "tokens"
-    input_tokens: int
-    output_tokens: int = Field(description="of the segments, their timestamps included")
-    total_tokens: int
-    input_token_details: InputTokens
-    seconds: int = Field(description="seconds of audio, rounded up")
-    prompt_tokens: int | None = Field(None, description="with `stream_include_usage`: the input's")
-    completion_tokens: int | None = Field(None, description="with it, too: the output's")
 
 
 class LogprobResponse(BaseModel):
@@ -195,36 +176,6 @@ class DetectedLanguageResponse(BaseModel):
     detected_language: str = Field(description="English name, such as 'english'")
     language_code: str
     confidence: float = Field(description="its probability among all languages")
-
-
-class TextDeltaEvent(BaseModel):
-    """What became certain of the text; joined, the deltas are the whole of it."""
-
-    type: Literal["transcript.text.delta"] = "transcript.text.delta"
-    delta: str
-    logprobs: list[LogprobResponse] | None = None
-    segments: list[SegmentResponse] | None = Field(None, description="verbose_json: closed by now")
-    choices: list[dict[str, Any]] | None = Field(
-        None, description="with `stream_include_usage`: the delta again, in vLLM's shape"
-    )
-    usage: dict[str, int] | None = Field(
-        None, description="with `stream_continuous_usage_stats`: of segments closed by now"
-    )
-
-
-class TextDoneEvent(BaseModel):
-    """The end. With `verbose_json` it also has that format's other fields."""
-
-    type: Literal["transcript.text.done"] = "transcript.text.done"
-    text: str
-    languages: list[LanguageResponse] | None = Field(None, description="as in `json`")
-    usage: TokenUsage
-    logprobs: list[LogprobResponse] | None = None
-    server_timing: str | None = Field(
-        None,
-        description="verbose_json: what the header `server-timing` of a whole answer says, which "
-        "that of a stream, sent at its beginning, cannot",
-    )
 
 
 class ModelResponse(BaseModel):

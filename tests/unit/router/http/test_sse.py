@@ -11,6 +11,7 @@ from typing import Any
 import httpx
 import openai
 import pytest
+from openai.types.audio import TranscriptionTextDeltaEvent, TranscriptionTextDoneEvent
 
 from cluster.common.errors import (
     AudioTooShortError,
@@ -19,7 +20,7 @@ from cluster.common.errors import (
     SplitscribeError,
 )
 from router.api.params import TranscriptionParams
-from router.api.responses import TextDeltaEvent, TextDoneEvent, VerboseTranscriptionResponse
+from router.api.responses import VerboseTranscriptionResponse
 from router.http.routes import create_app
 from router.http.sse import EventWriter
 from router.interface import Update
@@ -97,8 +98,8 @@ def test_vllm_s_clients_read_choices_and_usage(url: str, continuous: bool) -> No
     assert counts == sorted(counts)
     assert not continuous or counts[-1] == done["usage"]["completion_tokens"]
     for event in deltas:
-        TextDeltaEvent.model_validate(event)
-    TextDoneEvent.model_validate(done)
+        TranscriptionTextDeltaEvent.model_validate(event)
+    TranscriptionTextDoneEvent.model_validate(done)
 
 
 @pytest.mark.parametrize("form", [{}, {"stream_continuous_usage_stats": "true"}])
@@ -226,8 +227,8 @@ def test_joined_deltas_are_what_the_whole_answer_says(
     joined = "".join(event["delta"] for event in events[:-1])
     assert events[-1]["text"] == joined
     for event in events[:-1]:
-        TextDeltaEvent.model_validate(event)
-    TextDoneEvent.model_validate(events[-1])
+        TranscriptionTextDeltaEvent.model_validate(event)
+    TranscriptionTextDoneEvent.model_validate(events[-1])
     match response_format:
         case "srt" | "vtt":
             assert joined == whole
