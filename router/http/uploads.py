@@ -156,21 +156,20 @@ class _Spool:
         if self.buffered < at_least:
             return
         pieces, self._pieces, self.buffered = self._pieces, [], 0
-        if pieces:
-            # Shielded: the descriptor must not be closed under a thread that writes to it.
-            writing = asyncio.ensure_future(asyncio.to_thread(self._write, b"".join(pieces)))
-            try:
-                await asyncio.shield(writing)
-            except asyncio.CancelledError:
-                with suppress(OSError):
-                    await writing
-                raise
-            except OSError as error:
-                logger.exception("the upload cannot be stored in %s", self.path.readlink().parent)
-                raise OverloadedError(
-                    "The server has no room for the upload now. Please try again shortly.",
-                    retry_after_s=RETRY_AFTER_S,
-                ) from error
+        # Shielded: the descriptor must not be closed under a thread that writes to it.
+        writing = asyncio.ensure_future(asyncio.to_thread(self._write, b"".join(pieces)))
+        try:
+            await asyncio.shield(writing)
+        except asyncio.CancelledError:
+            with suppress(OSError):
+                await writing
+            raise
+        except OSError as error:
+            logger.exception("the upload cannot be stored in %s", self.path.readlink().parent)
+            raise OverloadedError(
+                "The server has no room for the upload now. Please try again shortly.",
+                retry_after_s=RETRY_AFTER_S,
+            ) from error
 
     def close(self) -> None:
         self._file.close()
