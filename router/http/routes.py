@@ -53,7 +53,6 @@ from router.http.realtime.access import ClientSecrets
 from router.http.realtime.service import RealtimeService, add_realtime
 from router.http.service import Endpoint, TranscriptionService
 from router.http.shared import Shared
-from router.http.sse import HEARTBEAT_S
 from router.http.usage import UsageAccount, add_usage
 
 EXPOSED_HEADERS = (
@@ -74,7 +73,6 @@ def create_app(
     clock: Clock = SYSTEM_CLOCK,
     echo_request_id: bool = True,
     spool_dir: Path | None = None,
-    heartbeat_s: float = HEARTBEAT_S,
     cluster_key: str | None = None,
     batches: BatchAccess | None = None,
 ) -> FastAPI:
@@ -132,7 +130,7 @@ def create_app(
             expose_headers=EXPOSED_HEADERS,
         )
     install_error_handlers(app)
-    service = TranscriptionService(shared, spool_dir, heartbeat_s)
+    service = TranscriptionService(shared, spool_dir)
     schemes = [Depends(BEARER)] if len(keys) else []
     api = APIRouter(prefix="/v1", dependencies=schemes, responses=ERRORS)
     client_secrets = ClientSecrets(cluster_key or secrets.token_hex(32), keys)

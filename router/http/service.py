@@ -91,13 +91,12 @@ class Endpoint:
 
 
 class TranscriptionService:
-    def __init__(self, shared: Shared, spool_dir: Path | None, heartbeat_s: float) -> None:
+    def __init__(self, shared: Shared, spool_dir: Path | None) -> None:
         most_s = shared.settings.max_pending_audio_s
         self.admission = Admission(most_s, shared.clock.monotonic)
         self._upload_of = AtOnce("uploads", MAX_UPLOADS).one_of
         self._shared = shared
         self._spool_dir = spool_dir
-        self._heartbeat_s = heartbeat_s
 
     def report(self) -> None:
         if self.admission.requests:
@@ -207,7 +206,7 @@ class TranscriptionService:
     ) -> Response:
         tell_timing = partial(self._timing, checked)
         headers = {"server-timing": _stage("upload", checked.upload_s)}
-        stream = EventStream(checked.params, checked.share, tell_timing, headers, self._heartbeat_s)
+        stream = EventStream(checked.params, checked.share, tell_timing, headers)
         context.share, context.on_update = stream, stream.update
         await stream.begin(self._run(checked, context), stack)
         return stream

@@ -124,14 +124,12 @@ class EventStream(StreamingResponse):
         share: AudioShare,
         tell_timing: TellTiming,
         headers: dict[str, str],
-        heartbeat_s: float = HEARTBEAT_S,
     ) -> None:
         super().__init__(
             self._events(), media_type="text/event-stream", headers={**HEADERS, **headers}
         )
         self._share = share
         self._writer = EventWriter(params, tell_timing)
-        self._heartbeat_s = heartbeat_s
         self._updates: asyncio.Queue[Update | None] = asyncio.Queue()  # None: the work has ended
         self._opened = asyncio.Event()  # the 200 may be sent
         self._stack = AsyncExitStack()
@@ -183,7 +181,7 @@ class EventStream(StreamingResponse):
             assert self._task is not None
             while True:
                 try:
-                    async with asyncio.timeout(self._heartbeat_s):
+                    async with asyncio.timeout(HEARTBEAT_S):
                         update = await self._updates.get()
                 except TimeoutError:
                     yield HEARTBEAT

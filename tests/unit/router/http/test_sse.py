@@ -21,6 +21,7 @@ from cluster.common.errors import (
 )
 from router.api.params import TranscriptionParams
 from router.api.responses import VerboseTranscriptionResponse
+from router.http import sse
 from router.http.routes import create_app
 from router.http.sse import EventWriter
 from router.interface import Update
@@ -37,7 +38,6 @@ from tests.support.router_fakes import (
 )
 
 STREAM = {**MODEL_FORM, "stream": "true"}
-HEARTBEAT_S = 0.05
 
 
 @pytest.fixture
@@ -46,10 +46,11 @@ def transcriber() -> FakeTranscriber:
 
 
 @pytest.fixture
-def url(transcriber: FakeTranscriber, tmp_path: Path) -> Iterator[str]:
-    app = create_app(
-        make_registry(transcriber), make_settings(), spool_dir=tmp_path, heartbeat_s=HEARTBEAT_S
-    )
+def url(
+    transcriber: FakeTranscriber, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> Iterator[str]:
+    monkeypatch.setattr(sse, "HEARTBEAT_S", 0.05)
+    app = create_app(make_registry(transcriber), make_settings(), spool_dir=tmp_path)
     with running_server(app) as url:
         yield url
 
