@@ -17,11 +17,10 @@ import hashlib
 import hmac
 import json
 import logging
-import os
 from collections.abc import AsyncIterator, Mapping
 from contextlib import asynccontextmanager
 from pathlib import Path
-from typing import Any
+from typing import Any, BinaryIO
 from urllib.parse import urljoin
 
 import httpx
@@ -153,13 +152,12 @@ class Downloads(Caller):
                 size_bytes += len(piece)
                 if size_bytes > self._max_bytes:
                     raise too_large(self._max_bytes, size_bytes)
-                await asyncio.to_thread(self._put, file.fileno(), piece)
+                await asyncio.to_thread(self._put, file, piece)
 
-    def _put(self, handle: int, piece: bytes) -> None:
+    def _put(self, file: BinaryIO, piece: bytes) -> None:
+        """By its object: when the download was given up, its descriptor may be another file's."""
         self._blobs.check_room(len(piece))
-        view = memoryview(piece)
-        while view:
-            view = view[os.write(handle, view) :]
+        file.write(piece)
 
 
 def _failed(why: str, param: str) -> SplitscribeError:

@@ -2,10 +2,13 @@
 
 from __future__ import annotations
 
+import asyncio
 import gzip
 import ssl
 import subprocess
+import threading
 from collections.abc import Sequence
+from contextlib import ExitStack
 from pathlib import Path
 from typing import Any
 
@@ -20,7 +23,7 @@ from router.batches import outbound
 from router.batches.blobs import Blobs
 from router.batches.hosts import HostRules
 from router.batches.outbound import Downloads
-from tests.support.batches import make_batch_settings
+from tests.support.batches import DEADLINE_S, make_batch_settings
 from tests.support.http_host import Answer, Came, Host, http_host
 from tests.support.programs import needs
 
@@ -83,6 +86,32 @@ async def test_a_zero_byte_in_a_url_is_refused(tmp_path: Path, url: str, code: s
             await fetch(tmp_path, url.format(port=host.port, host=host.url), *hosts)
         assert (refused.value.code, refused.value.param) == (code, "url")
         assert host.came == []
+
+
+async def test_a_download_that_is_given_up_writes_into_no_other_file(
+    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    """Its thread may be about to write when its time is over."""
+    about_to, may_write = threading.Event(), threading.Event()
+
+    def check_room(self: Blobs, wanted_bytes: int = 0) -> None:
+        about_to.set()
+        may_write.wait(DEADLINE_S)
+
+    monkeypatch.setattr(Blobs, "check_room", check_room)
+    with http_host(lambda came, host: Answer(body=b"audio")) as host:
+        task = asyncio.create_task(fetch(tmp_path, f"{host.url}/", host.name))
+        await asyncio.to_thread(about_to.wait, DEADLINE_S)
+        task.cancel()
+        with pytest.raises(asyncio.CancelledError):
+            await task
+    others = [tmp_path / f"other {i}" for i in range(64)]
+    with ExitStack() as opened:
+        for path in others:  # one of them has the descriptor that the download had
+            opened.enter_context(path.open("wb"))
+        may_write.set()
+        await asyncio.get_running_loop().shutdown_default_executor()
+    assert {path.read_bytes() for path in others} == {b""}
 
 
 @pytest.mark.parametrize("packed", ["gzip", "gzip, gzip", "br", "x", "identity, gzip"])
