@@ -21,7 +21,6 @@ from typing import Any
 from cluster.common.kernels.cpu.cache import ensure_jit_cache
 from cluster.serve.distribution import package_root
 from tests.support.hosts import UNSHARE
-from tests.support.image_root import instructions
 
 USER = 1000
 TOKEN = "0" * 64  # the operator's secret
@@ -230,11 +229,20 @@ def of_group(service: dict[str, Any], group: dict[str, Any], head: str) -> Conta
     )
 
 
+def _instructions(dockerfile: Path) -> list[tuple[str, str]]:
+    """Each instruction with its arguments, its continued lines in one."""
+    text = "\n".join(
+        line for line in dockerfile.read_text().splitlines() if not line.startswith("#")
+    )
+    lines = text.replace("\\\n", " ").splitlines()
+    return [(word, rest.strip()) for word, _, rest in (one.partition(" ") for one in lines) if word]
+
+
 def _environ(spec: dict[str, Any], container: dict[str, Any]) -> dict[str, str]:
     """The variables of the image, of kubelet and of the manifest; an absent secret sets none."""
     path = f"{Path(sys.prefix) / 'bin'}:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     environ = {"PATH": path, "HOME": "/home/ray"}
-    for word, rest in instructions(package_root() / "configs/docker/cpu.Dockerfile"):
+    for word, rest in _instructions(package_root() / "configs/docker/cpu.Dockerfile"):
         if word == "ENV":
             environ |= dict(one.split("=", 1) for one in shlex.split(rest))
     environ |= KUBELET | (LINKS if spec.get("enableServiceLinks", True) else {})
