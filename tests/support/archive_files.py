@@ -1,4 +1,4 @@
-"""Archives: pieces of the recordings in every container, broken files, a long one."""
+"""Archives: pieces of the recordings in every container, and broken files."""
 
 from __future__ import annotations
 
@@ -27,15 +27,12 @@ class ArchiveFiles:
     folder: Path
     talks: tuple[Path, ...]
     broken: tuple[Path, ...]
-    long: Path | None
 
 
-def make_files(folder: Path, n_files: int, n_broken: int, long_s: int = 0) -> ArchiveFiles:
-    """Write `n_files` in all, of which the broken ones and the long one are a part."""
-    talks = tuple(_talk(folder, i) for i in range(n_files - n_broken - bool(long_s)))
-    broken = tuple(_broken(folder, i) for i in range(n_broken))
-    long = write_long(folder / "long.aac", long_s) if long_s else None
-    return ArchiveFiles(folder, talks, broken, long)
+def make_files(folder: Path, n_files: int, n_broken: int) -> ArchiveFiles:
+    """Write `n_files` in all, of which the broken ones are a part."""
+    talks = tuple(_talk(folder, i) for i in range(n_files - n_broken))
+    return ArchiveFiles(folder, talks, tuple(_broken(folder, i) for i in range(n_broken)))
 
 
 def _talk(folder: Path, number: int) -> Path:
@@ -47,17 +44,6 @@ def _talk(folder: Path, number: int) -> Path:
     target = folder / f"{number // 10:02d}" / f"talk-{number:03d}.{kind}"
     target.parent.mkdir(parents=True, exist_ok=True)
     return encode(target, speech[begin : begin + n_samples], *FORMATS[kind])
-
-
-def write_long(file: Path, seconds: int) -> Path:
-    """AAC whose frames need no container, so that a minute of them may be repeated: 2 kB/s."""
-    minute = np.resize(pcm_of("long"), 60 * SAMPLE_RATE)
-    encode(file, minute, "adts", "aac", SAMPLE_RATE, bit_rate=16_000)
-    frames = file.read_bytes()
-    with file.open("wb") as target:
-        for _ in range(seconds // 60):
-            target.write(frames)
-    return file
 
 
 def _without_an_index(path: Path) -> None:
