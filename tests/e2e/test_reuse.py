@@ -57,11 +57,6 @@ def test_all_windows_of_a_long_file_are_found_in_either_mode(
         assert again == first
 
 
-def test_other_audio_is_a_miss(server: Server) -> None:
-    for seed in (3, 4):
-        assert ask(server, lengthened("short", seed))[1].startswith("miss")
-
-
 def test_the_same_audio_many_times_at_once_is_encoded_once_by_a_worker(server: Server) -> None:
     """The second worker encodes it too only if the first one seemed busy."""
     audio, before = lengthened("short", 5), cached(server, "cache_misses")

@@ -17,7 +17,7 @@ import soxr
 
 from cluster.demo.samples import sample_path, sample_text, words_of
 from tests.e2e.conftest import Server
-from tests.support.audio.sounds import encode_as, joined, write_wav
+from tests.support.audio.sounds import encode_as, write_wav
 from tests.support.audio.speech import pcm_of
 from tests.support.in_process import in_process_server, translating_model
 from tests.support.programs import needs
@@ -109,25 +109,3 @@ def test_the_python_of_a_page_runs(server: Server, folder: Path, page: str, prin
     )
     assert done.returncode == 0, done.stderr
     assert re.search(printed, done.stdout, re.MULTILINE), done.stdout
-
-
-@needs_curl
-def test_curl_sees_a_stream_as_it_comes(server: Server, folder: Path) -> None:
-    long = write_wav(folder / "long.wav", joined(pcm_of("long"), pcm_of("long")))
-    command = [
-        "curl",
-        "-sSN",
-        f"{server.url}/v1/audio/transcriptions",
-        *("-F", "model=whisper-1", "-F", "stream=true"),
-        *("-F", f"file=@{long}"),
-    ]
-    with subprocess.Popen(command, stdout=subprocess.PIPE, text=True) as curl:
-        assert curl.stdout is not None
-        first = curl.stdout.readline()
-        health = server.health()
-        rest = curl.stdout.read()
-    assert json.loads(first.removeprefix("data: "))["type"] == "transcript.text.delta"
-    assert health["router"]["requests"] == 1
-    events = [line for line in rest.splitlines() if line]
-    assert json.loads(events[-2].removeprefix("data: "))["type"] == "transcript.text.done"
-    assert events[-1] == "data: [DONE]"

@@ -10,7 +10,7 @@ import openai
 import pytest
 
 from cluster.demo.samples import sample_path
-from tests.e2e.conftest import Server, wait_until
+from tests.e2e.conftest import Server
 
 SHORT = sample_path("short")
 
@@ -73,25 +73,6 @@ def test_a_stream_can_be_iterated(server: Server, said: str) -> None:
     assert streamed == [one.logprob for one in events[-1].logprobs]
 
 
-async def test_an_async_stream_can_be_iterated(server: Server, said: str) -> None:
-    async with server.async_client() as client:
-        stream = await client.audio.transcriptions.create(
-            model="whisper-1", file=SHORT, stream=True
-        )
-        assert deltas_of([event async for event in stream]) == said
-
-
-def test_with_streaming_response_gives_the_lines_as_they_come(server: Server, said: str) -> None:
-    create = server.client().audio.transcriptions.with_streaming_response.create
-    with create(model="whisper-1", file=SHORT, stream=True) as raw:
-        assert raw.headers["content-type"].startswith("text/event-stream")
-        lines = [line for line in raw.iter_lines() if line]
-    assert all(line.startswith("data: ") for line in lines)
-    assert lines[-1] == "data: [DONE]"
-    with create(model="whisper-1", file=SHORT, response_format="text") as raw:
-        assert raw.read().decode().strip() == said
-
-
 def test_raw_responses_have_an_id_and_the_time_of_each_stage(server: Server, said: str) -> None:
     create = server.client().audio.transcriptions.with_raw_response.create
     ids = set()
@@ -121,12 +102,3 @@ def test_a_failure_in_mid_stream_is_an_error_and_no_short_text(server: Server, s
     assert received
     assert failure.value.code == "audio_truncated"
     assert client.audio.transcriptions.create(model="whisper-1", file=SHORT).text == said
-
-
-def test_leaving_a_stream_frees_everything(server: Server) -> None:
-    stream = server.client().audio.transcriptions.create(
-        model="whisper-1", file=sample_path("long"), stream=True
-    )
-    with stream:
-        assert next(iter(stream)).type == "transcript.text.delta"
-    wait_until(server.is_idle, 60, "every window of the request is gone")

@@ -9,14 +9,13 @@ from typing import Any
 
 import httpx
 import numpy as np
-import openai
 import pytest
 from openai.types.audio import TranscriptionDiarized
 
 from cluster.common.messages import SAMPLE_RATE, Pcm
 from tests.e2e.conftest import SPLITSCRIBE, Server
 from tests.support.audio.sounds import encode
-from tests.support.audio.speech import pcm_of, sentence_pcm
+from tests.support.audio.speech import sentence_pcm
 
 pytestmark = pytest.mark.slow
 NAMES = ["Agent", "Caller"]
@@ -107,61 +106,6 @@ def test_the_sdk_reads_a_call(server: Server, call: Path) -> None:
         assert event.model_dump() == segment.model_dump()
     assert done.type == "transcript.text.done"
     assert done.text == "".join(segment.text for segment in answer.segments).strip()
-
-
-def test_every_format_tells_who_speaks(server: Server, call: Path) -> None:
-    create = server.client().audio.transcriptions.create
-    told = {
-        name: str(create(model="whisper-1", file=call, response_format=name, extra_body=CHANNELS))
-        for name in ("vtt", "srt", "text")
-    }
-    for speaker in NAMES:
-        assert f"\n<v {speaker}>" in told["vtt"]
-        assert f"\n{speaker}: " in told["srt"]
-        assert f"{speaker}: " in told["text"]
-    events = create(
-        model="whisper-1", file=call, response_format="text", stream=True, extra_body=CHANNELS
-    )
-    deltas = [event.delta for event in events if event.type == "transcript.text.delta"]
-    assert "".join(deltas) == told["text"].strip()
-
-
-@pytest.mark.parametrize("gain", [1.0, 0.4])
-def test_mono_in_stereo_is_transcribed_once(server: Server, gain: float, tmp_path: Path) -> None:
-    pcm = pcm_of("short")
-    path = encode(
-        tmp_path / "short.mp3",
-        np.stack((pcm, (gain * pcm).astype(np.int16))),
-        "mp3",
-        "libmp3lame",
-        44_100,
-        "stereo",
-        bit_rate=64_000,
-    )
-    body = verbose(server, path, channels="separate")
-    assert body["channels"] == [
-        {"channel": 1, "speaker": "channel 1"},
-        {"channel": 2, "same_as": 1},
-    ]
-    assert {segment["speaker"] for segment in body["segments"]} == {"channel 1"}
-    assert body["usage"]["seconds"] == int(np.ceil(body["duration"]))
-
-
-def test_what_cannot_be_done_is_told(server: Server, call: Path, tmp_path: Path) -> None:
-    create = server.client(max_retries=0).audio.transcriptions.create
-    mono = write(tmp_path / "mono.wav", pcm_of("short"), "pcm")
-    garbage = tmp_path / "garbage.wav"
-    garbage.write_bytes(call.read_bytes()[:20_000])
-    for file, more, param, code in (
-        (mono, {"channels": "separate"}, "channels", "single_channel"),
-        (call, {"channels": "both"}, "channels", "invalid_value"),
-        (call, {"channels": "separate", "channel_names": list("abc")}, "channel_names", None),
-        (garbage, {"channels": "separate"}, "file", "audio_truncated"),
-    ):
-        for stream in (False, True):
-            with pytest.raises(openai.BadRequestError) as refused:
-                create(model="whisper-1", file=file, stream=stream, extra_body=more)
-            assert (refused.value.param, refused.value.code) == (param, code)
 
 
 def test_the_command_line_has_channels(server: Server, call: Path, tmp_path: Path) -> None:

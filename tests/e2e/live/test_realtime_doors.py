@@ -24,7 +24,6 @@ from tests.support.live.realtime_door import (
     Door,
     append,
     opened,
-    read_nothing,
     types_of,
     until,
 )
@@ -99,22 +98,6 @@ async def test_a_session_a_refusal_and_a_drain_come_through(
             await until(socket, "never")
         assert socket.close_code == 1012
         await draining
-
-
-@pytest.mark.slow
-@pytest.mark.parametrize("kind", ["haproxy", "nginx"])
-async def test_a_client_that_reads_nothing_is_closed(
-    kind: str, certificate: Path, tmp_path: Path
-) -> None:
-    async with opened() as door, proxied(kind, door, tmp_path, certificate) as proxy:
-        socket = await proxy.connect(ping_interval=None, close_timeout=1)
-        await until(socket, "session.created")
-
-        async def is_closed() -> bool:
-            return not door.app.state.realtime.sessions
-
-        await read_nothing(socket, is_closed, CLOSED_S)
-        await door.none_left()
 
 
 @pytest.mark.slow

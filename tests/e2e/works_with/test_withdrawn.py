@@ -235,29 +235,6 @@ def test_every_way_to_ask_gives_the_same_text(answers: Answers, said: str) -> No
     assert answers["successor"]["languages"] == [{"code": "en"}]
 
 
-def test_segments_are_the_cues_of_both_subtitle_formats(answers: Answers) -> None:
-    for kind in (SPEECH, ENGLISH):
-        verbose = answers[f"{kind} verbose_json"]
-        texts = [segment["text"].strip() for segment in verbose["segments"]]
-        srt, vtt = answers[f"{kind} srt"], answers[f"{kind} vtt"]
-        assert texts == [cue.split("\n", 2)[2] for cue in srt.strip().split("\n\n")]
-        assert srt.startswith("1\n00:00:0")
-        assert texts == [cue.split("\n", 1)[1] for cue in vtt.strip().split("\n\n")[1:]]
-        assert vtt.startswith("WEBVTT\n\n00:0")
-
-
-def test_word_times_lie_within_the_audio_and_in_order(answers: Answers, said: str) -> None:
-    alone, both = answers["words"], answers["both"]
-    assert "segments" not in alone
-    assert "words" not in answers[f"{SPEECH} verbose_json"]
-    assert both["segments"]
-    assert alone["words"] == both["words"]
-    assert " ".join(word["word"] for word in alone["words"]) == said
-    times = [word[end] for word in alone["words"] for end in ("start", "end")]
-    assert times == sorted(times)
-    assert 0 <= times[0] < times[-1] <= alone["duration"] + 0.01
-
-
 def spelt(logprobs: list[dict[str, Any]]) -> str:
     assert all(one["logprob"] <= 0 for one in logprobs)
     return b"".join(bytes(map(int, one["bytes"])) for one in logprobs).decode().strip()
@@ -273,16 +250,6 @@ def test_log_probabilities_and_deltas_spell_the_text(answers: Answers, said: str
     assert spelt(streamed) == spelt(done["logprobs"]) == said
 
 
-def test_lines_of_a_batch_are_answered_as_requests(answers: Answers, said: str) -> None:
-    _, batch, output, errors = answers["batch"]
-    assert batch["status"] == "completed"
-    assert batch["request_counts"] == {"total": 2, "completed": 1, "failed": 1}
-    good, wrong = (json.loads(text) for text in (output, errors))
-    assert (good["custom_id"], good["response"]["body"]["text"]) == ("good", said)
-    assert (wrong["custom_id"], wrong["response"]["status_code"]) == ("wrong", 400)
-    assert wrong["response"]["body"]["error"]["param"] == "temperature"
-
-
 def test_a_realtime_session_hears_what_is_said(answers: Answers) -> None:
     events = answers["realtime"]
     assert [event["type"] for event in events[:2]] == ["session.created", "session.updated"]
@@ -290,11 +257,3 @@ def test_a_realtime_session_hears_what_is_said(answers: Answers) -> None:
     transcript = events[-1]["transcript"]
     assert "".join(deltas) == transcript
     assert wrong_share(transcript) <= MOST_WRONG
-
-
-def test_translations_are_english_in_every_format(answers: Answers) -> None:
-    text = answers[f"{ENGLISH} json"]["text"]
-    assert text
-    assert answers[f"{ENGLISH} text"] == f"{text}\n"
-    verbose = answers[f"{ENGLISH} verbose_json"]
-    assert (verbose["text"], verbose["language"]) == (text, "english")
