@@ -20,7 +20,6 @@ from cluster.common.errors import (
     StaleGenerationError,
 )
 from cluster.common.kv.handles import sign
-from cluster.common.kv.wire import LEASE_S
 from cluster.common.messages import CrossKVHandle
 from tests.support.kv.host import (
     DEADLINE_S,
@@ -100,8 +99,6 @@ def test_handles_of_impossible_lengths_are_refused(
     ):
         with pytest.raises(LayoutMismatchError, match="frames"):
             importer.accept(sign(changed, KEY))
-    with pytest.raises(HandleRefusedError, match="signature"):
-        importer.accept(replace(handle, frames=320))
 
 
 def test_many_transfers_at_once_into_scattered_pages(
@@ -152,15 +149,6 @@ def test_fetches_from_many_threads(make_host: MakeHost, make_reader: MakeHost) -
         assert not thread.is_alive()
     assert not wrong
     importer.pool.check_integrity()
-
-
-def test_a_lease_that_nobody_renews_expires(make_host: MakeHost) -> None:
-    """A lost reply: with the real lease of LEASE_S pages are free within 15 s."""
-    host = make_host(lease_s=1.0)
-    host.publish(1)
-    assert host.state().n_windows_free == 3
-    wait_for(lambda: host.state().n_windows_free == 4, "the lease expired")
-    assert LEASE_S <= 10.0
 
 
 def test_renewals_keep_a_lease_and_a_drop_ends_it(
@@ -219,28 +207,6 @@ def test_a_handle_dropped_while_it_is_fetched_never_gives_wrong_bytes(
     wait_for(lambda: host.state().n_windows_free == 4, "pages free")
 
 
-def test_wrong_signature_and_wrong_layout_are_refused(
-    make_host: MakeHost, make_reader: MakeHost
-) -> None:
-    host, importer = make_host(), make_reader()
-    handle = host.publish(1)
-    for forged in (
-        replace(handle, signature=b""),
-        replace(handle, addresses=tuple(address + 64 for address in handle.addresses)),
-        replace(handle, payload="neither"),
-        replace(handle, remaining_s=handle.remaining_s + 1),
-        sign(handle, b"another key"),
-    ):
-        with pytest.raises(HandleRefusedError, match="signature"):
-            importer.accept(forged)
-    other = make_reader(layout=replace(importer.layout, model="another checkpoint"))
-    with pytest.raises(HandleRefusedError, match="layout"):
-        other.accept(handle)
-    with pytest.raises(HandleRefusedError, match="signature"):  # checked before the layout
-        other.accept(replace(handle, layout_hash=other.layout.hash))
-    assert torch.equal(take(importer, handle), kv_of(1, importer.layout))
-
-
 def own_state() -> tuple[int, int]:
     rss_pages = int(Path("/proc/self/statm").read_text().split()[1])
     return rss_pages * os.sysconf("SC_PAGE_SIZE"), len(os.listdir("/proc/self/fd"))
@@ -295,11 +261,14 @@ def test_forged_handles_are_counted(make_host: MakeHost, make_reader: MakeHost) 
     ):
         with pytest.raises(HandleRefusedError):
             importer.accept(forged)
-    with pytest.raises(HandleRefusedError):
-        importer.accept(sign(replace(handle, layout_hash="another"), KEY))
-    assert importer.refused() == {"signature": 4, "layout": 1}
+    another = replace(handle, layout_hash="another")
+    with pytest.raises(HandleRefusedError, match="signature"):  # checked before the layout
+        importer.accept(another)
+    with pytest.raises(HandleRefusedError, match="layout"):
+        importer.accept(sign(another, KEY))
+    assert importer.refused() == {"signature": 5, "layout": 1}
     assert torch.equal(take(importer, handle), kv_of(1, importer.layout))
-    assert importer.refused() == {"signature": 4, "layout": 1}
+    assert importer.refused() == {"signature": 5, "layout": 1}
 
 
 def test_a_handle_serves_once(make_host: MakeHost, make_reader: MakeHost) -> None:
@@ -308,6 +277,7 @@ def test_a_handle_serves_once(make_host: MakeHost, make_reader: MakeHost) -> Non
     importer.accept(handle)
     first, second = allocate(importer), allocate(importer)
     reading = importer.fetch(handle, first)
+    assert not reading.cancel()
     with pytest.raises(KVLostError):
         importer.fetch(handle, second).result(DEADLINE_S)
     reading.result(DEADLINE_S)

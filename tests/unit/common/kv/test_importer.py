@@ -47,19 +47,6 @@ def take_pages(importer: KVImporter) -> tuple[int, ...]:
     return pages
 
 
-def test_a_handle_is_fetched_once_at_a_time(importer: KVImporter, wire: StubWire) -> None:
-    wire.done = False
-    handle, pages, others = make_handle(), take_pages(importer), take_pages(importer)
-    importer.accept(handle)
-    importer.accept(handle)
-    first = importer.fetch(handle, pages)
-    with pytest.raises(KVLostError, match="already"):
-        importer.fetch(handle, others).result(DEADLINE_S)
-    assert not first.cancel()
-    wire.done = True
-    first.result(DEADLINE_S)
-
-
 def test_short_leases_are_renewed_in_good_time(wire: StubWire) -> None:
     """As an exporter of another version may have them: the handle says how long they last."""
     config = TransferConfig(KEY, "decoder", renew_s=3600.0)
