@@ -5,8 +5,7 @@ from __future__ import annotations
 import heapq
 import itertools
 import random
-from collections import Counter
-from collections.abc import Callable, Collection
+from collections.abc import Callable
 from dataclasses import dataclass, field
 
 import numpy as np
@@ -16,34 +15,20 @@ from cluster.serve.own_calls import OwnCalls, key_of
 from cluster.serve.worker_choice import Members
 
 HOLD_S = 0.05  # of one window at an encoder
-FAILS_IN_S = 0.005  # at one that fails
 PCM = np.zeros(1, np.int16)
-
-
-@dataclass
-class Outcome:
-    """wait: holds that a window waited, in the mean. failures: of tries, by worker."""
-
-    wait: float
-    longest: int
-    failures: Counter[int]
-    tries: int
 
 
 @dataclass
 class Queues:
     """`routers` that send windows at `load` of what `workers` can do.
 
-    at_random: instead of by the real choice. failing: workers at which every window fails at once.
-    audio: how many different windows there are; 0: each is another.
+    at_random: instead of by the real choice.
     """
 
     workers: int
     routers: int
     load: float
     at_random: bool = False
-    failing: Collection[int] = ()
-    audio: int = 0
     seed: int = 1
     now_s: float = 0.0
     _events: list[tuple[float, int, Callable[[], None]]] = field(default_factory=list)
@@ -55,10 +40,9 @@ class Queues:
         self.members = Members({n: f"node-{n}" for n in range(self.workers)})
         self._queue, self._free_s = [0] * self.workers, [0.0] * self.workers
         self._waits: list[float] = []
-        self._failures: Counter[int] = Counter()
-        self._longest = self._tries = 0
 
-    def run(self, windows: int) -> Outcome:
+    def run(self, windows: int) -> float:
+        """Holds that a window waited, in the mean."""
         at_s = 0.0
         for number in range(windows):
             at_s += self._chance.expovariate(self.load * self.workers / HOLD_S)
@@ -67,41 +51,24 @@ class Queues:
             self.now_s, _, happen = heapq.heappop(self._events)
             happen()
         waits = self._waits[windows // 5 :]  # from when the queues are as long as they get
-        wait = sum(waits) / len(waits) / HOLD_S
-        return Outcome(wait, self._longest, self._failures, self._tries)
-
-    def request(self, number: int, attempt: int = 1) -> EncodeRequest:
-        audio = number % self.audio if self.audio else number
-        key = random.Random(audio).randbytes(32)
-        return EncodeRequest(str(number), 0, attempt, PCM, 30.0, audio_key=key)
+        return sum(waits) / len(waits) / HOLD_S
 
     def _at(self, at_s: float, happen: Callable[[], None]) -> None:
         heapq.heappush(self._events, (at_s, next(self._number), happen))
 
     def _arrive(self, number: int) -> None:
-        self._choose(self.request(number), self._calls[self._chance.randrange(self.routers)])
-
-    def _choose(self, request: EncodeRequest, calls: OwnCalls) -> None:
+        key = random.Random(number).randbytes(32)
+        request = EncodeRequest(str(number), 0, 1, PCM, 30.0, audio_key=key)
+        calls = self._calls[self._chance.randrange(self.routers)]
         calls.begin(key_of(request))
-        self._tries = max(self._tries, request.attempt)
         worker = self._chance.randrange(self.workers)
         if not self.at_random:
             worker = self.members.choose(request, calls, self._chance)[0]  # type: ignore[assignment]
-        if worker in self.failing:
-            self._at(self.now_s + FAILS_IN_S, lambda: self._fail(request, calls, worker))
-            return
         self._queue[worker] += 1
-        self._longest = max(self._longest, self._queue[worker])
         begins_s = max(self.now_s, self._free_s[worker])
         self._waits.append(begins_s - self.now_s)
         self._free_s[worker] = begins_s + HOLD_S
         self._at(begins_s + HOLD_S, lambda: self._end(request, calls, worker))
-
-    def _fail(self, request: EncodeRequest, calls: OwnCalls, worker: int) -> None:
-        self._failures[worker] += 1
-        calls.failed(key_of(request), is_worker_s_fault=True)
-        calls.end(key_of(request))
-        self._choose(self.request(int(request.request_id), request.attempt + 1), calls)
 
     def _end(self, request: EncodeRequest, calls: OwnCalls, worker: int) -> None:
         self._queue[worker] -= 1

@@ -78,21 +78,6 @@ def planned(seeker: Seeker) -> PlannedWindow:
 # -------------------------------------------------------------------------------- seeking
 
 
-def test_the_next_window_begins_at_the_last_closed_timestamp() -> None:
-    seeker = seeker_of(5_000)
-    planned(seeker)
-    segments = seeker.take(result_of(0.0, " a", 4.0, 5.0, " b", 9.0, 9.5, " c"))
-    assert [(s.start, s.end, s.text) for s in segments] == [(0.0, 4.0, " a"), (5.0, 9.0, " b")]
-    assert planned(seeker).seek == 900
-
-
-def test_a_single_timestamp_at_the_end_means_that_nothing_follows() -> None:
-    seeker = seeker_of(5_000)
-    planned(seeker)
-    seeker.take(result_of(0.0, " a", 4.0, 5.0, " b", 9.0))
-    assert planned(seeker).seek == 3_000
-
-
 @pytest.mark.parametrize(
     ("timestamps", "expected"),
     [
@@ -173,6 +158,3 @@ def test_hotwords_that_take_all_the_room_leave_none() -> None:
     seeker = seeker_of(9_000, hotwords="wq" * 200, prompt="hi")
     tokens = planned(seeker).prompt_tokens
     assert tokens == tokens_of(" " + "wq" * 200)[:223]
-
-
-# ---------------------------------------------------------------------------- hallucination

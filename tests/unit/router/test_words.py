@@ -140,24 +140,3 @@ def test_a_sentence_ends_in_any_script(text: str) -> None:
     assert ends_sentence(text)
     assert not ends_sentence(f"{text} and")
     assert not ends_sentence(text[:2])
-
-
-def frames(*marks: int) -> list[float]:
-    return [mark / 50 for mark in marks]
-
-
-def test_a_word_that_crosses_segments_is_in_the_first() -> None:
-    """Its other half is a segment of its own tokens without a word."""
-    case = Case([(0.0, 1.0, " w"), (1.0, 2.0, "ords"), (2.0, 3.0, " and")], frames(0, 20, 60, 90))
-    assert_equal(case)
-    assert [[word.word for word in segment.words] for segment in case.ours()] == [
-        [" words"], [" and"], [],
-    ]  # fmt: skip
-
-
-def test_times_are_of_the_upload() -> None:
-    case = Case([(61.0, 62.0, " and the")], frames(0, 20, 40), seek=6012)
-    assert_equal(case)
-    assert [(word.start, word.end) for word in case.ours()[0].words] == [
-        (60.12, 60.52), (60.52, 60.92),
-    ]  # fmt: skip

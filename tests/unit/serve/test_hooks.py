@@ -186,21 +186,12 @@ def make_policy(**rules: Any) -> PoolPolicy:
     return PoolPolicy("encoder", "hooks", settings.model_dump())
 
 
-def test_a_policy_reads_what_workers_tell() -> None:
-    told = {
-        "busy": {"a": 1.0, "b": 1.0},
-        "queue_s": {"a": 8.0, "b": 7.0},
-        "slack_s": {"a": 100.0, "b": 100.0},
-        "unread": {"a": 0.0, "b": 0.0},
-    }
-    workers, _ = make_policy()(make_context(aggregated_metrics=told))
-    assert workers == 5  # two work all the time, and 15 s of work are to be done in 5 s
-
-
-def test_a_pool_grows_although_the_clock_was_set_back() -> None:
+def test_a_policy_reads_what_workers_tell_although_the_clock_was_set_back() -> None:
+    """Two work all the time, and 15 s of work are to be done in 5 s."""
     policy, busy = make_policy(), {"a": 1.0, "b": 1.0}
     assert policy(make_context(app_name="clock")) == (2, {})
     told = {"busy": busy, "queue_s": {"a": 8.0, "b": 7.0}, "slack_s": {"a": 100.0, "b": 100.0}}
+    told["unread"] = {"a": 0.0, "b": 0.0}
     an_hour_ago = make_context(app_name="clock", aggregated_metrics=told, current_time=1e9 - 3600)
     assert policy(an_hour_ago) == (5, {})
 

@@ -26,12 +26,6 @@ from tests.support.router_fakes import (
 )
 
 
-def test_any_key_opens_and_says_whose_it_is() -> None:
-    keys = KeyRing(("one", "zwoelf"))
-    assert keys.owner(b"one") == 0
-    assert keys.owner(b"zwoelf") == 1
-
-
 def test_an_owner_is_told_by_what_is_no_key_and_always_by_the_same() -> None:
     one, two = (KeyRing(("one", "two")).owner_digest(owner) for owner in (0, 1))
     assert one != two

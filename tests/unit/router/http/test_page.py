@@ -54,13 +54,6 @@ async def test_the_setting_and_the_keys_say_whether_it_is_there(
                 assert error_of(answer)["code"] == "unknown_url"
 
 
-async def test_with_keys_only_the_shell_answers_without_one() -> None:
-    async with client(page="on", api_key=("one",)) as page:
-        assert (await page.get("/")).status_code == 200
-        for path in ("/v1/models", "/openapi.json"):
-            assert (await page.get(path)).status_code == 401
-
-
 async def test_the_shell_is_the_same_for_everyone_and_tells_nothing_of_the_server() -> None:
     shells = []
     for settings in ({}, {"page": "on", "api_key": ("a-secret",), "max_upload_bytes": 4711}):

@@ -135,17 +135,6 @@ def test_the_sdk_raises_typed_errors_with_message_code_and_request_id(
     assert words.value.param == "timestamp_granularities"
 
 
-@pytest.mark.parametrize("size", [LIMIT + 1, LIMIT + 8_000_000])
-def test_the_sdk_sees_413_for_uploads_over_the_limit(
-    size: int, client: openai.OpenAI, transcriber: FakeTranscriber
-) -> None:
-    with pytest.raises(openai.APIStatusError) as caught:
-        client.audio.transcriptions.create(model="demo", file=bytes(size))
-    assert caught.value.status_code == 413
-    assert f"Maximum content size limit ({LIMIT}) exceeded" in str(caught.value)
-    assert transcriber.uploads == []
-
-
 def test_the_sdk_retries_an_overload_and_nothing_deterministic(
     url: str, transcriber: FakeTranscriber
 ) -> None:
