@@ -142,7 +142,7 @@ def _pools(
     running: Mapping[str, int],
 ) -> tuple[Any, Any]:
     def options(role: EncoderSettings | DecoderSettings) -> dict[str, Any]:
-        return _replica_options(placement.gpus_of(role), role.node_labels, most=role.most)
+        return _replica_options(placement.gpus_of(role), role.node_labels, role.cpus, role.most)
 
     if placement.kind == "colocated":
         worker = deployment(
@@ -174,7 +174,7 @@ def _pools(
 def _replica_options(
     gpus: float, node_labels: Mapping[str, str], cpus: float = 0.0, most: int = 1
 ) -> dict[str, Any]:
-    """Options that all deployments share. A CPU worker claims no core: roles share them."""
+    """Options that all deployments share. A worker claims no core unless told: roles share them."""
     return {
         "ray_actor_options": {
             "num_cpus": cpus,

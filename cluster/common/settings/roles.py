@@ -163,6 +163,12 @@ class PoolSettings(FrozenModel):
     gpus: float | None = Field(
         None, ge=0, description="GPUs of each worker, also less than 1; unset: as many as there are"
     )
+    cpus: float = Field(
+        0.0,
+        ge=0,
+        description="CPUs of its node that each worker reserves in Ray, so that a cloud adds nodes "
+        "for workers on CPUs; 0: none, and any number of them fits a node",
+    )
     node_labels: Labels = Field(
         {}, description="Ray's labels of the nodes to run on: LABEL: VALUE; empty: any node"
     )

@@ -56,6 +56,17 @@ def test_whoever_sends_windows_knows_how_many_workers_each_pool_has(
     assert ours == pools
 
 
+def test_a_worker_on_cpus_reserves_what_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
+    """Without a claim every worker fits the nodes that are there, so a cloud never adds one."""
+    options: dict[str, Any] = {}
+    monkeypatch.setattr("ray.serve.deployment", lambda *_, **asked: Deployment(options, asked))
+    settings = load_settings(None, {"encoder": {"cpus": 7, "gpus": 0}}, environ={})
+    app.build_app(settings, "build", Placement("split", "a test"))
+    claims = {name: asked["ray_actor_options"]["num_cpus"] for name, asked in options.items()}
+    assert claims == {"router": 0, "encoder": 7, "decoder": 0}
+    assert options["encoder"]["max_surge_percent"] == 0, "a new one may fit when an old one ends"
+
+
 @pytest.mark.parametrize(("running", "begins"), [(0, 2), (6, 6), (12, 8)])
 def test_a_new_version_begins_with_as_many_workers_as_run(
     running: int, begins: int, monkeypatch: pytest.MonkeyPatch
