@@ -25,7 +25,6 @@ from router.http.keys import KeyRing, sent_key
 
 SUBPROTOCOL = "realtime"
 KEY_SUBPROTOCOL = "openai-insecure-api-key."  # for browsers, which cannot set headers
-BETA_SUBPROTOCOL = "openai-beta.realtime-v1"
 
 
 def authorised(websocket: WebSocket, keys: KeyRing, secrets: ClientSecrets) -> ClientSecret:
@@ -41,13 +40,6 @@ def _offered_key(websocket: WebSocket) -> bytes | None:
         if offered.startswith(KEY_SUBPROTOCOL):
             return str(offered).removeprefix(KEY_SUBPROTOCOL).encode("latin-1", "replace")
     return None
-
-
-def is_beta(websocket: WebSocket) -> bool:
-    """Whether the client expects the beta's events."""
-    return "realtime=v1" in websocket.headers.get(
-        "openai-beta", ""
-    ) or BETA_SUBPROTOCOL in websocket.scope.get("subprotocols", [])
 
 
 PREFIX = "ek_"

@@ -10,10 +10,10 @@ import time
 from collections.abc import Iterator
 from contextlib import contextmanager
 from dataclasses import dataclass
-from typing import Any, Literal, TypeVar
+from typing import Any, Literal
 
 from fastapi import APIRouter, FastAPI, Request
-from pydantic import BaseModel, ConfigDict, Field
+from pydantic import BaseModel, Field
 from starlette.exceptions import HTTPException
 from starlette.websockets import WebSocket, WebSocketDisconnect
 
@@ -39,12 +39,11 @@ from router.http.realtime.access import (
     ClientSecret,
     ClientSecrets,
     authorised,
-    is_beta,
 )
 from router.http.realtime.connection import RealtimeConnection
 from router.http.shared import Shared
 from router.live.interface import LiveConfig
-from router.live.protocol.events import ProtocolVersion, RealtimeWriter, new_id
+from router.live.protocol.events import RealtimeWriter, new_id
 from router.live.protocol.session_config import (
     ModelNames,
     SessionConfig,
@@ -197,8 +196,7 @@ class RealtimeService:
                 f"intent '{intent[:64]}' is not served here; this server transcribes",
                 param="intent",
             )
-        version: ProtocolVersion = "beta" if is_beta(websocket) else "ga"
-        writer = RealtimeWriter(self._shared.clock.random, version)
+        writer = RealtimeWriter(self._shared.clock.random)
         config = self._first_config(query.get("model"))
         if secret.session:
             config = updated(config, secret.session, self._names)
@@ -233,17 +231,13 @@ class RealtimeService:
         return updated(base, {}, self._names)
 
     def create_secret(
-        self, owner: int | None, session: dict[str, Any], seconds: int, *, is_beta: bool = False
-    ) -> dict[str, Any]:
-        """is_beta: of `transcription_sessions`, which has the same in another shape."""
+        self, owner: int | None, session: dict[str, Any], seconds: int
+    ) -> ClientSecretResponse:
         config = updated(self._first_config(None), session, self._names)
         value, expires_at = self._secrets.issue(owner, known_fields(session), seconds)
         session_id = new_id(self._shared.clock.random, "sess")
-        secret = {"value": value, "expires_at": expires_at}
-        if is_beta:
-            beta = as_session(config, session_id, expires_at, beta=True)
-            return {**beta, "client_secret": secret}
-        return {**secret, "session": as_session(config, session_id, expires_at)}
+        written = as_session(config, session_id, expires_at)
+        return ClientSecretResponse(value=value, expires_at=expires_at, session=written)
 
 
 def _check_room(taken: int, most: int, who: str) -> None:
@@ -255,9 +249,7 @@ def _check_room(taken: int, most: int, who: str) -> None:
         )
 
 
-# ---- the paths, and the bodies of the two that are not a WebSocket
-
-Body = TypeVar("Body", bound=BaseModel)
+# ---- the paths, and the bodies of the one that is not a WebSocket
 
 
 class ExpiresAfter(BaseModel):
@@ -282,21 +274,8 @@ class ClientSecretResponse(BaseModel):
     session: dict[str, Any]
 
 
-class BetaSecretRequest(BaseModel):
-    expires_at: ExpiresAfter | None = None
-    expires_after: ExpiresAfter | None = None
-
-
-class BetaSessionRequest(BaseModel):
-    """A session in the beta's flat shape, and how long its secret is valid."""
-
-    model_config = ConfigDict(extra="allow")
-
-    client_secret: BetaSecretRequest | None = None
-
-
 def add_realtime(app: FastAPI, api: APIRouter, service: RealtimeService) -> None:
-    """Add the WebSocket, which checks keys itself, to `app`, and the other paths to `api`."""
+    """Add the WebSocket, which checks keys itself, to `app`, and the other path to `api`."""
 
     @app.websocket("/v1/realtime")
     async def realtime(websocket: WebSocket) -> None:
@@ -306,44 +285,19 @@ def add_realtime(app: FastAPI, api: APIRouter, service: RealtimeService) -> None
     async def upgrade_required() -> None:
         raise HTTPException(426, "connect to /v1/realtime by WebSocket", {"upgrade": "websocket"})
 
+    content = {"application/json": {"schema": whole_schema(ClientSecretRequest)}}
+
     @api.post(
         "/realtime/client_secrets",
         tags=["realtime"],
         summary="Make a client secret",
-        openapi_extra=_described(ClientSecretRequest),
+        openapi_extra={"requestBody": {"required": False, "content": content}},
     )
     async def create_client_secret(request: Request) -> ClientSecretResponse:
         """A key for a browser: it opens realtime sessions until it expires, and nothing else."""
-        body = await _body(request, ClientSecretRequest)
+        sent = await request.body()
+        if sent and media_type(request.headers) != JSON_TYPE:
+            raise InvalidRequestError("the body must be JSON, with content-type application/json")
+        body = parse_document(ClientSecretRequest, sent or b"{}")
         seconds = (body.expires_after or ExpiresAfter()).seconds
-        made = service.create_secret(notes_of(request.scope).owner, body.session or {}, seconds)
-        return ClientSecretResponse(**made)
-
-    @api.post(
-        "/realtime/transcription_sessions",
-        tags=["realtime"],
-        summary="Make a client secret, in the beta's shape",
-        openapi_extra=_described(BetaSessionRequest),
-    )
-    async def create_transcription_session(request: Request) -> dict[str, Any]:
-        """The same for clients of the beta of OpenAI's realtime API."""
-        body = await _body(request, BetaSessionRequest)
-        wanted = body.client_secret or BetaSecretRequest()
-        expiry = wanted.expires_at or wanted.expires_after or ExpiresAfter()
-        session = body.model_extra or {}
-        return service.create_secret(
-            notes_of(request.scope).owner, session, expiry.seconds, is_beta=True
-        )
-
-
-def _described(model: type[BaseModel]) -> dict[str, Any]:
-    content = {"application/json": {"schema": whole_schema(model)}}
-    return {"requestBody": {"required": False, "content": content}}
-
-
-async def _body(request: Request, model: type[Body]) -> Body:
-    """Without one the defaults. Raises SplitscribeError."""
-    content = await request.body()
-    if content and media_type(request.headers) != JSON_TYPE:
-        raise InvalidRequestError("the body must be JSON, with content-type application/json")
-    return parse_document(model, content or b"{}")
+        return service.create_secret(notes_of(request.scope).owner, body.session or {}, seconds)

@@ -1,6 +1,5 @@
-"""The shapes of the events of OpenAI's realtime transcription, of the current protocol ("ga") and
-of its beta: reads those of a client, writes those for it. Source: openai-python, `types/realtime`
-and `types/beta/realtime`.
+"""The shapes of the events of OpenAI's realtime transcription: reads those of a client, writes
+those for it. Source: openai-python, `types/realtime`.
 """
 
 from __future__ import annotations
@@ -8,14 +7,13 @@ from __future__ import annotations
 from collections.abc import Mapping
 from dataclasses import dataclass
 from random import Random
-from typing import Any, Literal
+from typing import Any
 
 from cluster.common.errors import InvalidRequestError, PayloadTooLargeError, SplitscribeError
 from router.api.documents import base64_pieces, read_json
 from router.api.responses import error_body
 
 Event = dict[str, Any]
-ProtocolVersion = Literal["ga", "beta"]
 
 TRANSCRIPTION = "conversation.item.input_audio_transcription"
 _ID_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
@@ -32,7 +30,6 @@ class ClientEvent:
 @dataclass(frozen=True, slots=True)
 class SessionUpdate(ClientEvent):
     session: object  # as it came
-    version: ProtocolVersion  # of the answer that the client expects
 
 
 @dataclass(frozen=True, slots=True)
@@ -96,9 +93,7 @@ def _read(sent: Mapping[str, Any], event_id: str | None) -> ClientEvent:
         case "input_audio_buffer.clear":
             return Clear(event_id)
         case "session.update":
-            return SessionUpdate(event_id, sent.get("session"), "ga")
-        case "transcription_session.update":
-            return SessionUpdate(event_id, sent.get("session"), "beta")
+            return SessionUpdate(event_id, sent.get("session"))
         case None:
             raise _wrong(
                 "The event has no 'type'.", param="type", code="missing_required_parameter"
@@ -131,10 +126,9 @@ def _wrong(
 
 
 class RealtimeWriter:
-    """Writes a session's events in one version of the protocol."""
+    """Writes a session's events."""
 
-    def __init__(self, random: Random, version: ProtocolVersion) -> None:
-        self.version = version
+    def __init__(self, random: Random) -> None:
         self._random = random
 
     def new_id(self, kind: str) -> str:
@@ -142,10 +136,6 @@ class RealtimeWriter:
 
     def event(self, type: str, **fields: Any) -> Event:
         return {"type": type, "event_id": self.new_id("event"), **fields}
-
-    def session(self, what: Literal["created", "updated"], session: Event) -> Event:
-        kind = "session" if self.version == "ga" else "transcription_session"
-        return self.event(f"{kind}.{what}", session=session)
 
     def item(self, item_id: str, previous: str | None) -> list[Event]:
         item = {
@@ -156,10 +146,9 @@ class RealtimeWriter:
             "role": "user",
             "content": [{"type": "input_audio", "transcript": None}],
         }
-        kinds = ("added", "done") if self.version == "ga" else ("created",)
         return [
             self.event(f"conversation.item.{kind}", previous_item_id=previous, item=item)
-            for kind in kinds
+            for kind in ("added", "done")
         ]
 
     def transcription(self, kind: str, item_id: str, **fields: Any) -> Event:

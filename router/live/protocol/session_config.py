@@ -1,9 +1,8 @@
 """The configuration of a realtime session: how a client's update changes it, and how it is written.
 
-Both of OpenAI's shapes are read, in either event: the current one, nested under `audio.input`, and
-the beta's flat one (`input_audio_format` ...). In both, a field that is left out keeps its value,
-and null resets it to its default. Unknown fields are ignored, since many clients end at an error
-about one. A value that a known field cannot have is refused.
+A field that is left out keeps its value, and null resets it to its default. Unknown fields are
+ignored, since many clients end at an error about one. A value that a known field cannot have is
+refused.
 Sources: https://developers.openai.com/api/docs/guides/realtime-transcription and openai-python's
 `types/realtime`.
 """
@@ -40,11 +39,6 @@ from router.live.protocol.audio_format import G711_RATE, AudioFormat
 LOGPROBS = "item.input_audio_transcription.logprobs"
 
 PCM_24_KHZ = AudioFormat()
-BETA_FORMATS = {
-    "pcm16": PCM_24_KHZ,
-    "g711_ulaw": AudioFormat("pcmu", G711_RATE),
-    "g711_alaw": AudioFormat("pcma", G711_RATE),
-}
 MAX_SILENCE_MS = 60_000
 # Of LiveConfig and of the two kinds of turn detection, under the names of their attributes. The
 # model comes first, since other fields depend on it.
@@ -68,13 +62,6 @@ RATE = Integer(8_000, 48_000)
 NOISE_REDUCTION = Choice(("near_field", "far_field"))
 INCLUDE = ListOf(Text(longest=256), most=64)
 DETECTIONS = Choice(("server_vad", "semantic_vad"))
-BETA_NAMES = {
-    "input_audio_format": "format",
-    "input_audio_noise_reduction": "noise_reduction",
-    "input_audio_transcription": "transcription",
-    "turn_detection": "turn_detection",
-    "include": "include",
-}
 PARTS = {
     "format": ("type", "rate"),
     "noise_reduction": ("type",),
@@ -127,7 +114,7 @@ def updated(config: SessionConfig, sent: object, names: ModelNames) -> SessionCo
 
 
 def _fields(session: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
-    """(field, value, its name in errors) of both shapes; a null above fields is null for each."""
+    """(field, value, its name in errors); a null above fields is null for each."""
     kind = session.get("type")
     if kind not in (None, "transcription"):
         raise UnsupportedValueError(
@@ -135,9 +122,8 @@ def _fields(session: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
             f"'transcription'",
             param="session.type",
         )
-    for beta_name, name in BETA_NAMES.items():
-        if beta_name in session:
-            yield name, session[beta_name], f"session.{beta_name}"
+    if "include" in session:
+        yield "include", session["include"], "session.include"
     if "audio" not in session:
         return
     audio = session["audio"]
@@ -187,10 +173,6 @@ def _with_field(
 def _format(sent: Any, where: str) -> AudioFormat:
     if sent is None:
         return PCM_24_KHZ
-    if isinstance(sent, str):
-        if sent in BETA_FORMATS:
-            return BETA_FORMATS[sent]
-        sent = {"type": sent}
     sent = as_object(where, sent)
     match sent.get("type", "audio/pcm"):
         case "audio/pcm":
@@ -198,13 +180,13 @@ def _format(sent: Any, where: str) -> AudioFormat:
             rate = PCM_24_KHZ.rate if rate is None else RATE.parse(f"{where}.rate", rate)
             return AudioFormat("pcm", rate)
         case "audio/pcmu":
-            return BETA_FORMATS["g711_ulaw"]
+            return AudioFormat("pcmu", G711_RATE)
         case "audio/pcma":
-            return BETA_FORMATS["g711_alaw"]
+            return AudioFormat("pcma", G711_RATE)
         case other:
             raise InvalidRequestError(
                 f"The audio format {shown(other)} is not supported; send 'audio/pcm', "
-                f"'audio/pcmu' or 'audio/pcma' (in beta sessions {', '.join(BETA_FORMATS)})",
+                f"'audio/pcmu' or 'audio/pcma'",
                 param=f"{where}.type",
             )
 
@@ -247,10 +229,8 @@ def _with_parts(part: Part, sent: Mapping[str, Any], kinds: Mapping[str, Kind], 
     return replace(part, **values)
 
 
-def as_session(
-    config: SessionConfig, session_id: str, expires_at: int, *, beta: bool = False
-) -> dict[str, Any]:
-    """In the current protocol's shape, or in the beta's flat one."""
+def as_session(config: SessionConfig, session_id: str, expires_at: int) -> dict[str, Any]:
+    """In the shape of OpenAI's events."""
     live, form, detection = config.live, config.audio, config.live.turn_detection
     noise = None if config.noise_reduction is None else {"type": config.noise_reduction}
     transcription: dict[str, Any] = {
@@ -265,21 +245,6 @@ def as_session(
     if detection is not None:
         kind = "server_vad" if isinstance(detection, ServerVad) else "semantic_vad"
         turns = {"type": kind, **asdict(detection)}
-    session: dict[str, Any] = {
-        "object": "realtime.transcription_session",
-        "id": session_id,
-        "expires_at": expires_at,
-        "include": [LOGPROBS] if live.logprobs else None,
-    }
-    if beta:
-        by_format = {one: name for name, one in BETA_FORMATS.items()}
-        return session | {
-            "modalities": ["text"],
-            "input_audio_format": by_format.get(form, f"pcm16 at {form.rate} Hz"),
-            "input_audio_noise_reduction": noise,
-            "input_audio_transcription": transcription,
-            "turn_detection": turns,
-        }
     rate = {"rate": form.rate} if form.encoding == "pcm" else {}
     written = {
         "format": {"type": f"audio/{form.encoding}", **rate},
@@ -287,4 +252,11 @@ def as_session(
         "transcription": transcription,
         "turn_detection": turns,
     }
-    return session | {"type": "transcription", "audio": {"input": written}}
+    return {
+        "object": "realtime.transcription_session",
+        "id": session_id,
+        "expires_at": expires_at,
+        "include": [LOGPROBS] if live.logprobs else None,
+        "type": "transcription",
+        "audio": {"input": written},
+    }

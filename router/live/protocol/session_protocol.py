@@ -94,7 +94,7 @@ class LiveProtocol:
     # ---- what the client sends ----
 
     def open(self) -> list[Event]:
-        return [self._writer.session("created", self._written())]
+        return [self._writer.event("session.created", session=self._written())]
 
     def receive(self, event: ClientEvent) -> list[Event]:
         """The answer to an event of the client, between the engine's events before it and those
@@ -138,14 +138,13 @@ class LiveProtocol:
         return taken
 
     def _update(self, event: SessionUpdate) -> list[Event]:
-        self._writer.version = event.version
         try:
             config = updated(self.config, event.session, self._names)
             self._configure(config)
         except SplitscribeError as error:
             return self._mistake(error, event.event_id)
         self._release_held()
-        return [self._writer.session("updated", self._written())]
+        return [self._writer.event("session.updated", session=self._written())]
 
     def _configure(self, config: SessionConfig) -> None:
         before = self.config
@@ -213,8 +212,7 @@ class LiveProtocol:
         return [self._writer.error(error, event_id)]
 
     def _written(self) -> dict[str, Any]:
-        beta = self._writer.version == "beta"
-        return as_session(self.config, self.session_id, self._expires_at, beta=beta)
+        return as_session(self.config, self.session_id, self._expires_at)
 
     # ---- what the engine sends ----
 

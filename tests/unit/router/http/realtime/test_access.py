@@ -123,11 +123,8 @@ async def test_wrong_secrets_are_refused_with_the_fields_name(door: Door) -> Non
     assert answer.json()["error"]["code"] == "string_above_max_length"
 
 
-SECRET_PATHS = ("client_secrets", "transcription_sessions")
-
-
-@pytest.mark.parametrize("path", SECRET_PATHS)
-async def test_a_long_or_deep_body_makes_no_secret(door: Door, path: str) -> None:
+async def test_a_long_or_deep_body_makes_no_secret(door: Door) -> None:
+    path = "client_secrets"
     json_type = {"Content-Type": "application/json"}
     junk = b"[" + 80_000 * b"[]," + b"[]]"
     for content in (junk, 50 * b"["):
@@ -138,27 +135,14 @@ async def test_a_long_or_deep_body_makes_no_secret(door: Door, path: str) -> Non
     assert answer.status_code == 400, "a page of another site can send this without asking"
 
 
-async def test_the_beta_makes_secrets_in_its_own_shape(door: Door) -> None:
-    body = {"input_audio_format": "g711_alaw", "client_secret": {"expires_at": {"seconds": 20}}}
-    made = (await door.post("transcription_sessions", body)).json()
-    assert made["input_audio_format"] == "g711_alaw"
-    async with door.connect(**bearer(made["client_secret"]["value"])) as socket:
-        (created,) = await until(socket, "session.created")
-        assert created["session"]["audio"]["input"]["format"] == {"type": "audio/pcma"}
-
-
 async def test_a_secret_keeps_what_is_read_and_nothing_else() -> None:
     """What nobody reads would have to be unpacked for each connection."""
     junk = {"x": "a" * 30_000}
     read = {"transcription": {"language": "de"}, "turn_detection": None}
     fields = {**read, "transcription": {"language": "de", **junk}, **junk}
     session = {"type": "transcription", "audio": {"input": fields, **junk}, "include": [], **junk}
-    beta = {"input_audio_format": "g711_alaw", "input_audio_transcription": None, **junk}
     secrets = ClientSecrets("k", KeyRing(()))
     async with opened(cluster_key="k") as door:
         made = (await door.post("client_secrets", {"session": session})).json()
         kept = secrets.read(made["value"]).session
         assert kept == {"type": "transcription", "audio": {"input": read}, "include": []}
-        made = (await door.post("transcription_sessions", beta)).json()
-        kept = secrets.read(made["client_secret"]["value"]).session
-        assert kept == {"input_audio_format": "g711_alaw", "input_audio_transcription": None}

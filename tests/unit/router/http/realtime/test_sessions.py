@@ -109,22 +109,27 @@ async def test_openais_sdk_talks_to_it_as_to_openai(door: Door) -> None:
     await door.none_left()
 
 
-async def test_the_beta_is_answered_in_its_own_words(door: Door) -> None:
-    headers = {"OpenAI-Beta": "realtime=v1"}
-    async with door.connect(additional_headers=headers) as socket:
-        session = {"input_audio_format": "g711_ulaw", "turn_detection": {"type": "server_vad"}}
-        await send(socket, "transcription_session.update", session=session)
+async def test_g711_is_heard_and_a_commit_behind_turn_detection_is_answered(door: Door) -> None:
+    async with door.connect() as socket:
+        fields = {"format": {"type": "audio/pcmu"}, "turn_detection": {"type": "server_vad"}}
+        session = {"type": "transcription", "audio": {"input": fields}}
+        await send(socket, "session.update", session=session)
         await append(socket, bytes([0x10]) * 8000 + bytes([0xFF]) * 9600)
         events = await until(socket, ".completed")
-        assert types_of(events)[:2] == [
-            "transcription_session.created",
-            "transcription_session.updated",
-        ]
-        assert events[1]["session"]["input_audio_format"] == "g711_ulaw"
-        assert "created" in types_of(events)
+        assert types_of(events)[:2] == ["session.created", "session.updated"]
+        assert events[1]["session"]["audio"]["input"]["format"] == {"type": "audio/pcmu"}
         # A commit after the server's own turn detection has taken everything gets an answer.
         await send(socket, "input_audio_buffer.commit")
         assert (await until(socket, ".completed"))[-1]["transcript"] == ""
+
+
+async def test_the_beta_of_2024_is_answered_with_an_error_that_names_today_s_event(
+    door: Door,
+) -> None:
+    async with door.connect(additional_headers={"OpenAI-Beta": "realtime=v1"}) as socket:
+        await send(socket, "transcription_session.update", session={})
+        (_, error) = await until(socket, "error")
+        assert "'session.update'" in error["error"]["message"]
 
 
 async def test_a_failed_turn_and_wrong_events_leave_the_session_open(door: Door) -> None:
