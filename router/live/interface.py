@@ -31,7 +31,7 @@ class ServerVad:
     threshold: float = 0.5  # probability from which a VAD frame counts as speech
     prefix_padding_ms: int = 300  # before the speech
     silence_duration_ms: int = 500  # that ends a turn
-    idle_timeout_ms: int | None = None  # of silence, then `IdleTimeout` is sent; None: never
+    idle_timeout_ms: int | None = None  # only repeated: it triggers answers, and here are none
 
 
 @dataclass(frozen=True, slots=True)
@@ -118,15 +118,6 @@ class TurnFailed:
     error: SplitscribeError
 
 
-@dataclass(frozen=True, slots=True)
-class IdleTimeout:
-    """Nobody spoke for `ServerVad.idle_timeout_ms`, once for each silence; the turn is empty."""
-
-    turn: int
-    audio_start_ms: int
-    audio_end_ms: int
-
-
 LiveEvent = (
     SpeechStarted
     | SpeechStopped
@@ -135,5 +126,4 @@ LiveEvent = (
     | TurnSegment
     | TurnCompleted
     | TurnFailed
-    | IdleTimeout
 )

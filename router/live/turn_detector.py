@@ -13,7 +13,6 @@ from collections.abc import Iterable
 from router.audio.vad import FRAME_SAMPLES
 from router.audio.windows import samples
 from router.live.interface import (
-    IdleTimeout,
     LiveConfig,
     ServerVad,
     SpeechStarted,
@@ -55,7 +54,6 @@ class TurnDetector:
         self._next_turn_from = 0  # earlier audio belongs to an earlier turn, or was cleared
         self._undecoded_from = 0  # the same, without the silence that ended the last turn
         self._appended = 0
-        self._silence_from: int | None = 0  # None after the silence was reported
 
     # -- what the client sends ---------------------------------------------------------------
 
@@ -100,7 +98,6 @@ class TurnDetector:
         self._gate = SpeechGate()
         if turn is None:
             return None
-        self._silence_from = self._appended
         self.utterances = [utterance for utterance in self.utterances if utterance.turn is not turn]
         self.turns.remove(turn)
         turn.is_cleared = True
@@ -150,8 +147,8 @@ class TurnDetector:
                 self._events.emit(SpeechStarted(turn.number, milliseconds(turn.start)))
                 turn.is_announced = True
             self._add_speech(turn, *speech)
-        else:
-            self._silence(end)
+        elif (turn := self._open_turn) is not None:
+            self._silence(turn, end)
 
     def _is_over(self, turn: Turn, silence: int) -> bool:
         detection = self.config.turn_detection
@@ -171,13 +168,8 @@ class TurnDetector:
             utterance = Utterance(turn, max(turn.cut_at, first - LEAD))
             self.utterances.append(utterance)
         utterance.add_speech(max(first, utterance.start), last)
-        self._silence_from = None
 
-    def _silence(self, end: int) -> None:
-        turn = self._open_turn
-        if turn is None:
-            self._note_idle(end)
-            return
+    def _silence(self, turn: Turn, end: int) -> None:
         utterance = self._open_utterance(turn)
         last_speech_end = utterance.speech_end if utterance is not None else turn.last_speech_end
         silence = end - max(last_speech_end, turn.start)
@@ -186,22 +178,6 @@ class TurnDetector:
         elif utterance is not None and silence >= CUT_PAUSE:
             utterance.end = turn.cut_at = min(end, utterance.speech_end + TAIL)
             turn.last_speech_end = utterance.speech_end
-
-    def _note_idle(self, end: int) -> None:
-        detection = self.config.turn_detection
-        if not isinstance(detection, ServerVad) or detection.idle_timeout_ms is None:
-            return
-        if self._silence_from is None or end - self._silence_from < samples(
-            detection.idle_timeout_ms / 1000
-        ):
-            return
-        turn = self._begin_turn(self._silence_from)
-        first, last = milliseconds(turn.start), milliseconds(end)
-        self._events.emit(IdleTimeout(turn.number, first, last))
-        self._events.emit(TurnCommitted(turn.number))
-        turn.is_announced, turn.end, self._next_turn_from = True, end, end
-        self._finish_turn(turn, end)
-        self._silence_from = None  # reported once for each silence
 
     # -- turns and utterances -----------------------------------------------------------------
 
@@ -241,7 +217,6 @@ class TurnDetector:
             self.utterances.append(utterance)
         utterance.end = max(decoded_to, utterance.start)
         utterance.ends_turn = True
-        self._silence_from = turn.end
 
     def _open_utterance(self, turn: Turn) -> Utterance | None:
         last = self.utterances[-1] if self.utterances else None

@@ -17,7 +17,6 @@ from cluster.common.messages import SAMPLE_RATE, Pcm
 from router.api.formats import logprob_bodies
 from router.api.responses import error_body
 from router.live.interface import (
-    IdleTimeout,
     LiveConfig,
     LiveEvent,
     SpeechStarted,
@@ -223,9 +222,6 @@ class LiveProtocol:
                 return [self._buffer("speech_started", item, audio_start_ms=start_ms)]
             case SpeechStopped(_, end_ms):
                 return [self._buffer("speech_stopped", item, audio_end_ms=end_ms)]
-            case IdleTimeout(_, start_ms, end_ms):
-                times = {"audio_start_ms": start_ms, "audio_end_ms": end_ms}
-                return [self._buffer("timeout_triggered", item, **times)]
             case TurnCommitted():
                 return self._committed(item)
             case TextDelta(_, text, logprobs):

@@ -14,7 +14,6 @@ from cluster.common.messages import SAMPLE_RATE, Pcm
 from cluster.common.model.text.quality import compression_ratio
 from cluster.planning.virtual_time import run_virtually
 from router.live.interface import (
-    IdleTimeout,
     LiveConfig,
     SemanticVad,
     ServerVad,
@@ -50,8 +49,6 @@ from tests.support.live.virtual_sessions import (
     speak,
     speak_all,
 )
-
-IDLE = LiveConfig(turn_detection=ServerVad(idle_timeout_ms=3000))
 
 
 @pytest.mark.parametrize("policy", POLICIES)
@@ -266,12 +263,6 @@ def test_semantic_turns_wait_for_the_end_of_a_sentence() -> None:
     assert len(told.of(TurnCompleted)) == 3
 
 
-def test_a_quiet_line_is_reported_once() -> None:
-    told, _ = play("one two.", IDLE, tail_s=12.0)
-    assert [event.turn for event in told.of(IdleTimeout)] == [1]
-    assert set(told.texts) == {0}
-
-
 def test_windows_are_live_and_carry_the_prompt() -> None:
     config = replace(MANUAL, prompt="before", keywords=("Ada",))
     _, played = play("one two three four five six seven", config)
@@ -381,10 +372,3 @@ def test_a_word_that_begins_while_a_short_silence_ends_the_turn_is_the_next_turn
     talk = " ".join(f"w{n + 4} ({silence_ms / 1000 + n / 100})" for n in range(-4, 5))
     told, _ = play(talk, replace(VAD, turn_detection=detection), detector=detector())
     assert told.words == plain(talk)
-
-
-def test_a_word_that_begins_while_a_quiet_line_is_reported_is_whole() -> None:
-    words = spoken("one two.", at_s=2.96)
-    told, _ = play(words, IDLE)
-    assert told.of(IdleTimeout)
-    assert told.words == ["one", "two"]
