@@ -72,9 +72,7 @@ class LiveSettings(FrozenModel):
         ge=0,
         description="sessions of one API key at once per router; more get a 429; 0: no limit",
     )
-    max_session_s: float = Field(
-        3600.0, gt=0, description="longest session; a warning comes 30 s before its end"
-    )
+    max_session_s: float = Field(3600.0, gt=0, description="longest session")
     idle_timeout_s: float = Field(
         600.0,
         gt=0,

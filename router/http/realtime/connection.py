@@ -42,7 +42,6 @@ logger = logging.getLogger(__name__)
 # Close codes of RFC 6455 and IANA's list.
 GOING_AWAY, POLICY_VIOLATION, INTERNAL_ERROR, SERVICE_RESTART = 1001, 1008, 1011, 1012
 
-WARNING_S = 30.0  # from the warning to the end of a session by a time limit
 DRAIN_S = 20.0  # longest wait for open turns, which fail after it
 FLUSH_S = 5.0  # longest wait until the last events are sent
 CLOSE_S = 5.0
@@ -216,13 +215,11 @@ class RealtimeConnection:
                 )
 
     async def _watch_time(self) -> Ending:
-        """Warn once before each limit, and end the session there."""
+        """End the session at its limits."""
         limits = self._settings
-        warning_s = min(WARNING_S, limits.idle_timeout_s / 2, limits.max_session_s / 2)
-        warned_of_end, warned_at_s = False, -1.0
+        end_s = self._started_s + limits.max_session_s
         while True:
             now_s = self._clock.monotonic()
-            end_s = self._started_s + limits.max_session_s
             idle_end_s = self._last_received_s + limits.idle_timeout_s
             if now_s >= end_s:
                 return _expired(f"Your session hit the maximum duration of {_time(limits)}.")
@@ -230,18 +227,7 @@ class RealtimeConnection:
                 return _expired(
                     f"You have sent nothing for {limits.idle_timeout_s:.0f} s.", "session_idle"
                 )
-            if now_s >= end_s - warning_s and not warned_of_end:
-                warned_of_end = True
-                self._warn("max_duration", end_s - now_s)
-            if now_s >= idle_end_s - warning_s and warned_at_s < self._last_received_s:
-                warned_at_s = now_s
-                self._warn("idle", idle_end_s - now_s)
-            next_s = [end_s, idle_end_s, end_s - warning_s, idle_end_s - warning_s]
-            await self._clock.sleep(max(0.001, min(at for at in next_s if at > now_s) - now_s))
-
-    def _warn(self, reason: str, left_s: float) -> None:
-        event = self._writer.event("session.expiring", reason=reason, seconds_left=round(left_s, 1))
-        self._outbox.put([event])
+            await self._clock.sleep(max(0.001, min(end_s, idle_end_s) - now_s))
 
     async def _wait_for_drain(self) -> Ending:
         await self._draining.wait()
