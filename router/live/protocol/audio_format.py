@@ -39,7 +39,7 @@ class AudioFormat:
 class StreamDecoder:
     def __init__(self, form: AudioFormat) -> None:
         self.form = form
-        self._odd = b""  # the first byte of a sample whose second byte has not come yet
+        self._odd = b""  # a sample's first byte, before its second: `flush` keeps it
         self._resampler = self._new_resampler()
 
     def decode(self, data: bytes) -> Iterator[Pcm]:
@@ -51,7 +51,6 @@ class StreamDecoder:
 
     def flush(self) -> Iterator[Pcm]:
         """The last samples, which the resampler still holds. Then a new stream begins."""
-        self._odd = b""
         if self._resampler is not None:
             yield from self._resample(np.zeros(0, np.int16), last=True)
             self._resampler = self._new_resampler()
