@@ -32,6 +32,7 @@ export class Player {
   /** Play another file from its beginning; null: none. */
   open(url) {
     this.#audio.pause();
+    this.#audio.ontimeupdate = null; // of a recording whose end is still being sought
     this.note = "";
     if (url === null) this.#audio.removeAttribute("src");
     else this.#audio.src = url;
@@ -65,7 +66,7 @@ export class Player {
     const { duration } = this.#audio;
     if (duration === Infinity) {
       this.#audio.currentTime = Number.MAX_SAFE_INTEGER;
-      this.#audio.addEventListener("timeupdate", () => { this.#audio.currentTime = 0; }, { once: true });
+      this.#audio.ontimeupdate = () => { this.#audio.ontimeupdate = null; this.#audio.currentTime = 0; };
     } else {
       this.#setLength(duration);
     }

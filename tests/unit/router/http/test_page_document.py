@@ -79,6 +79,30 @@ def test_playback_lights_the_words_of_segments_that_overlap_by_their_time(tmp_pa
     assert told == ["0", "1", "2", "3", "4", "5"]
 
 
+SOUGHT = """
+import { byId } from "./document.js";
+import { Player } from "./player.js";
+const player = new Player(() => {}, null);
+const audio = byId("audio");
+const told = [];
+for (const duration of asked) {
+  player.open("blob:");
+  audio.duration = duration ?? Infinity;
+  audio.fire("durationchange");
+  if (duration) {
+    player.seek(5);
+    audio.fire("timeupdate");
+  }
+  told.push(audio.currentTime);
+}
+console.log(JSON.stringify(told));
+"""
+
+
+def test_a_recording_whose_end_is_sought_moves_no_other_file(tmp_path: Path) -> None:
+    assert told_by_node(tmp_path, SOUGHT, [None, 9]) == [2**53 - 1, 5]
+
+
 PASTE = """
 import { byId, top } from "./document.js";
 await import("./main.js");
