@@ -104,6 +104,7 @@ class TurnDetector:
         turn.end = self._appended
         if not turn.is_announced:
             self._n_turns -= 1  # it is the last one, and was not announced: its number is free
+            turn.span.end()
             return None
         return turn
 

@@ -11,10 +11,11 @@ from collections.abc import Callable
 import pytest
 
 from cluster.common.errors import OverloadedError, SequenceFailedError, UnsupportedValueError
-from cluster.common.messages import SAMPLE_RATE
+from cluster.common.messages import SAMPLE_RATE, Pcm
 from cluster.common.settings import LiveSettings
 from cluster.planning.virtual_time import run_virtually
 from router.live.interface import LiveConfig, SpeechStarted, TextDelta, TurnCompleted, TurnFailed
+from router.live.session import LiveSession
 from tests.support.live.played_speech import SlowToHear, pcm_of_words, spoken
 from tests.support.live.virtual_sessions import (
     GAP_S,
@@ -193,3 +194,14 @@ def test_each_turn_is_a_trace_and_each_update_a_span_of_it() -> None:
     windows = [span for span in spans if span.name == "window"]
     assert {parent_of(span) for span in windows} <= {id_of(span) for span in updates}
     assert len(windows) == len(updates)
+
+
+def test_a_turn_that_is_cleared_before_it_was_told_of_ends_its_span() -> None:
+    async def clear(session: LiveSession, pcm: Pcm, played: PlayedEngine) -> None:
+        session.append(pcm[: SAMPLE_RATE // 2])
+        session.clear()
+        assert [span.name for span in traced.all()] == ["live turn"]
+
+    traced = Traced()
+    told, _ = play("one two", client=clear, tracer=traced.tracer)
+    assert told.events == []
