@@ -32,7 +32,6 @@ from router.live.protocol.events import (
     Append,
     ClientEvent,
     InvalidEvent,
-    RealtimeWriter,
     read_event,
 )
 from router.live.protocol.session_protocol import LiveProtocol, TooManyMistakesError
@@ -84,7 +83,6 @@ class RealtimeConnection:
         self,
         websocket: WebSocket,
         protocol: LiveProtocol,
-        writer: RealtimeWriter,
         settings: LiveSettings,
         clock: Clock,
         *,
@@ -97,7 +95,6 @@ class RealtimeConnection:
         """
         self._websocket = websocket
         self._protocol = protocol
-        self._writer = writer
         self._settings = settings
         self._clock = clock
         self._is_proxied = is_proxied
@@ -244,7 +241,7 @@ class RealtimeConnection:
             await _cancel([forwarding])
             self._outbox.put(self._protocol.fail_open_items(_left_over(ending)))
             if ending.error is not None:
-                self._outbox.put([self._writer.error(ending.error)])
+                self._outbox.put([self._protocol.writer.error(ending.error)])
             flushing = asyncio.ensure_future(self._outbox.sent())
             await asyncio.wait(
                 {flushing, sending}, timeout=FLUSH_S, return_when=asyncio.FIRST_COMPLETED

@@ -115,8 +115,7 @@ class RealtimeService:
                 )
             with self._occupied(secret.owner) as slot:
                 self._shared.usage.begin(secret.owner)
-                protocol, writer = self._begin(websocket, secret)
-                await self._run(websocket, protocol, writer, slot)
+                await self._run(websocket, self._begin(websocket, secret), slot)
         except SplitscribeError as error:
             if websocket.application_state.name != "CONNECTING":
                 raise
@@ -143,13 +142,7 @@ class RealtimeService:
             if not self._slots:
                 self._all_ended.set()
 
-    async def _run(
-        self,
-        websocket: WebSocket,
-        protocol: LiveProtocol,
-        writer: RealtimeWriter,
-        slot: SessionSlot,
-    ) -> None:
+    async def _run(self, websocket: WebSocket, protocol: LiveProtocol, slot: SessionSlot) -> None:
         offered = websocket.scope.get("subprotocols", [])
         try:
             await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
@@ -161,7 +154,6 @@ class RealtimeService:
         connection = RealtimeConnection(
             websocket,
             protocol,
-            writer,
             self._shared.settings.live,
             self._shared.clock,
             is_proxied=self._is_proxied,
@@ -186,9 +178,7 @@ class RealtimeService:
             extra=log_fields(key=key, wall_s=wall_s, duration_s=protocol.completed_s),
         )
 
-    def _begin(
-        self, websocket: WebSocket, secret: ClientSecret
-    ) -> tuple[LiveProtocol, RealtimeWriter]:
+    def _begin(self, websocket: WebSocket, secret: ClientSecret) -> LiveProtocol:
         """Raises SplitscribeError: no such model, an intent that is not served, or no capacity."""
         query = websocket.query_params
         if (intent := query.get("intent", "transcription")) != "transcription":
@@ -212,16 +202,13 @@ class RealtimeService:
             return engine.open(live, session_id=session_id, owner=owner)
 
         lifetime_s = self._shared.settings.live.max_session_s
-        return (
-            LiveProtocol(
-                config,
-                names=self._names,
-                open_session=open_session,
-                writer=writer,
-                expires_at=int(time.time() + lifetime_s),
-                is_configured=bool(secret.session),
-            ),
-            writer,
+        return LiveProtocol(
+            config,
+            names=self._names,
+            open_session=open_session,
+            writer=writer,
+            expires_at=int(time.time() + lifetime_s),
+            is_configured=bool(secret.session),
         )
 
     def _first_config(self, model: str | None) -> SessionConfig:

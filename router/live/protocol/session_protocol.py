@@ -78,7 +78,7 @@ class LiveProtocol:
         self.session = open_session(config.live)
         self._names = names
         self._open_session = open_session
-        self._writer = writer
+        self.writer = writer
         self._expires_at = expires_at
         self._decoder = StreamDecoder(config.audio)
         self._held_audio: list[Pcm] | None = None if is_configured else []
@@ -93,7 +93,7 @@ class LiveProtocol:
     # ---- what the client sends ----
 
     def open(self) -> list[Event]:
-        return [self._writer.event("session.created", session=self._written())]
+        return [self.writer.event("session.created", session=self._written())]
 
     def receive(self, event: ClientEvent) -> list[Event]:
         """The answer to an event of the client, between the engine's events before it and those
@@ -119,7 +119,7 @@ class LiveProtocol:
                 self._release_held()
                 self._decoder = StreamDecoder(self.config.audio)
                 self.session.clear()
-                return [self._writer.event("input_audio_buffer.cleared")]
+                return [self.writer.event("input_audio_buffer.cleared")]
             case InvalidEvent():
                 return self._mistake(event.error, event.event_id)
         raise AssertionError(f"not an event of a client: {event!r}")
@@ -143,7 +143,7 @@ class LiveProtocol:
         except SplitscribeError as error:
             return self._mistake(error, event.event_id)
         self._release_held()
-        return [self._writer.event("session.updated", session=self._written())]
+        return [self.writer.event("session.updated", session=self._written())]
 
     def _configure(self, config: SessionConfig) -> None:
         before = self.config
@@ -196,7 +196,7 @@ class LiveProtocol:
         events: list[Event] = []
         while self._empty_commits and not self._open_items:
             self._empty_commits -= 1
-            item = Item(self._writer.new_id("item"))
+            item = Item(self.writer.new_id("item"))
             events += self._committed(item)
             events.append(self._completed(item, TurnCompleted(-1, "", 0.0, None)))
         return events
@@ -208,7 +208,7 @@ class LiveProtocol:
                 f"more than {MAX_MISTAKES} events of this session were wrong; the last error was: "
                 f"{error.message}"
             )
-        return [self._writer.error(error, event_id)]
+        return [self.writer.error(error, event_id)]
 
     def _written(self) -> dict[str, Any]:
         return as_session(self.config, self.session_id, self._expires_at)
@@ -216,7 +216,7 @@ class LiveProtocol:
     # ---- what the engine sends ----
 
     def on_engine_event(self, event: LiveEvent) -> list[Event]:
-        item, write = self._item_of(event.turn), self._writer
+        item, write = self._item_of(event.turn), self.writer
         match event:
             case SpeechStarted(_, start_ms):
                 return [self._buffer("speech_started", item, audio_start_ms=start_ms)]
@@ -255,7 +255,7 @@ class LiveProtocol:
 
     def _item_of(self, number: int) -> Item:
         if number not in self._open_items:
-            self._open_items[number] = Item(self._writer.new_id("item"))
+            self._open_items[number] = Item(self.writer.new_id("item"))
         return self._open_items[number]
 
     def _committed(self, item: Item) -> list[Event]:
@@ -263,7 +263,7 @@ class LiveProtocol:
         item.committed = True
         return [
             self._buffer("committed", item, previous_item_id=previous),
-            *self._writer.item(item.item_id, previous),
+            *self.writer.item(item.item_id, previous),
         ]
 
     def _completed(self, item: Item, event: TurnCompleted) -> Event:
@@ -271,7 +271,7 @@ class LiveProtocol:
         fields = self._logprobs(event.logprobs)
         if event.language is not None:
             fields["languages"] = [{"code": event.language}]
-        return self._writer.transcription(
+        return self.writer.transcription(
             "completed",
             item.item_id,
             transcript=event.text,
@@ -280,7 +280,7 @@ class LiveProtocol:
         )
 
     def _buffer(self, kind: str, item: Item, **fields: Any) -> Event:
-        return self._writer.event(f"input_audio_buffer.{kind}", item_id=item.item_id, **fields)
+        return self.writer.event(f"input_audio_buffer.{kind}", item_id=item.item_id, **fields)
 
     def _logprobs(self, logprobs: Any) -> dict[str, Any]:
         return {"logprobs": logprob_bodies(logprobs)} if self.config.live.logprobs else {}
