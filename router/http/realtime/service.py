@@ -43,7 +43,7 @@ from router.http.realtime.access import (
 from router.http.realtime.connection import RealtimeConnection
 from router.http.shared import Shared
 from router.live.interface import LiveConfig
-from router.live.protocol.events import RealtimeWriter, new_id
+from router.live.protocol.events import RealtimeWriter
 from router.live.protocol.session_config import (
     ModelNames,
     SessionConfig,
@@ -198,8 +198,7 @@ class RealtimeService:
                 raise UnsupportedValueError(
                     f"the model '{live.model}' has no realtime sessions here", param="model"
                 )
-            session_id = new_id(self._shared.clock.random, "live")
-            return engine.open(live, session_id=session_id, owner=owner)
+            return engine.open(live, session_id=writer.new_id("live"), owner=owner)
 
         lifetime_s = self._shared.settings.live.max_session_s
         return LiveProtocol(
@@ -222,7 +221,7 @@ class RealtimeService:
     ) -> ClientSecretResponse:
         config = updated(self._first_config(None), session, self._names)
         value, expires_at = self._secrets.issue(owner, known_fields(session), seconds)
-        session_id = new_id(self._shared.clock.random, "sess")
+        session_id = RealtimeWriter(self._shared.clock.random).new_id("sess")
         written = as_session(config, session_id, expires_at)
         return ClientSecretResponse(value=value, expires_at=expires_at, session=written)
 

@@ -132,7 +132,8 @@ class RealtimeWriter:
         self._random = random
 
     def new_id(self, kind: str) -> str:
-        return new_id(self._random, kind)
+        """A random id, such as "event_" with 21 letters or digits."""
+        return f"{kind}_{''.join(self._random.choices(_ID_LETTERS, k=_ID_LENGTH))}"
 
     def event(self, type: str, **fields: Any) -> Event:
         return {"type": type, "event_id": self.new_id("event"), **fields}
@@ -156,8 +157,3 @@ class RealtimeWriter:
 
     def error(self, error: SplitscribeError, event_id: str | None = None) -> Event:
         return self.event("error", error={**error_body(error)["error"], "event_id": event_id})
-
-
-def new_id(random: Random, kind: str) -> str:
-    """A random id, such as "event_" with 21 letters or digits."""
-    return f"{kind}_{''.join(random.choices(_ID_LETTERS, k=_ID_LENGTH))}"
