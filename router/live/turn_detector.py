@@ -113,7 +113,6 @@ class TurnDetector:
     def add_probabilities(self, probabilities: Iterable[float]) -> None:
         for probability in probabilities:
             self._frame(float(probability))
-        self._close_committed()
 
     @property
     def has_undetected_audio(self) -> bool:
