@@ -206,9 +206,10 @@ class SessionEvents:
         return Turn(number, start, config, span, last_speech_end=start)
 
     def emit_text(
-        self, turn: Turn, language: str, tokens: Sequence[Token], start: int, newest: int
+        self, utterance: Utterance, language: str, tokens: Sequence[Token], newest: int
     ) -> None:
-        """start: of the tokens' positions. newest: for the delay of words."""
+        """newest: for the delay of words."""
+        turn = utterance.turn
         if turn.is_cleared or not tokens:
             return
         turn.language = turn.language or language
@@ -218,7 +219,7 @@ class SessionEvents:
         self.emit(delta)
         for token in tokens:
             if token.peak is not None:
-                delay_s = seconds(newest - start - token.peak * SAMPLES_PER_POSITION)
+                delay_s = seconds(newest - utterance.start - token.peak * SAMPLES_PER_POSITION)
                 self._recorder.observe("splitscribe_live_word_delay_seconds", delay_s)
 
     def end_turn(self, turn: Turn, end: int) -> None:

@@ -136,7 +136,8 @@ class UtteranceTranscriber:
         else:
             if decoded is None:
                 return
-            self._emit_text(partial, decoded, partial.add_update(decoded, end))
+            fresh = partial.add_update(decoded, end)
+            self._events.emit_text(utterance, decoded.language, fresh, self._audio.end)
             if await self._cut(partial, end):
                 return
         if end - utterance.start >= MAX_UTTERANCE and not utterance.turn.is_cleared:
@@ -196,7 +197,7 @@ class UtteranceTranscriber:
             if decoded is None:
                 return
             fresh = partial.add_final(decoded)
-            self._emit_text(partial, decoded, fresh)
+            self._events.emit_text(partial.utterance, decoded.language, fresh, self._audio.end)
             if not (decoded.is_cut and fresh):
                 return
             await self._cut(partial, end)
@@ -226,14 +227,6 @@ class UtteranceTranscriber:
             return
         for one, speaker in zip(segments, speakers, strict=True):
             self._events.emit(replace(one, speaker=speaker))
-
-    def _emit_text(
-        self, partial: PartialTranscript, decoded: Hypothesis, tokens: list[Token]
-    ) -> None:
-        utterance = partial.utterance
-        self._events.emit_text(
-            utterance.turn, decoded.language, tokens, utterance.start, self._audio.end
-        )
 
     def _policy(self, config: LiveConfig) -> Policy:
         policy = self._engine.policy
