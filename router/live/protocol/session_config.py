@@ -137,14 +137,11 @@ def _fields(session: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
 def known_fields(session: Mapping[str, Any]) -> dict[str, Any]:
     """What is read of a configuration that `updated` took, in the same shape."""
     known: dict[str, Any] = {"type": session["type"]} if "type" in session else {}
-    for name, value, where in _fields(session):
-        *above, last = where.split(".")[1:]
-        node = known
-        for part in above:
-            node = node.setdefault(part, {})
+    for name, value, _ in _fields(session):
+        node = known if name == "include" else known.setdefault("audio", {}).setdefault("input", {})
         parts = PARTS.get(name, ())
         is_object = isinstance(value, Mapping)
-        node[last] = {part: value[part] for part in parts if part in value} if is_object else value
+        node[name] = {part: value[part] for part in parts if part in value} if is_object else value
     return known
 
 
