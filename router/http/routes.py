@@ -9,7 +9,6 @@ import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from importlib.metadata import version
-from pathlib import Path
 
 from fastapi import APIRouter, Depends, FastAPI, Request, Response
 from starlette.middleware.cors import CORSMiddleware
@@ -72,7 +71,6 @@ def create_app(
     tracer: Tracer = NO_TRACER,
     clock: Clock = SYSTEM_CLOCK,
     echo_request_id: bool = True,
-    spool_dir: Path | None = None,
     cluster_key: str | None = None,
     batches: BatchAccess | None = None,
 ) -> FastAPI:
@@ -80,7 +78,6 @@ def create_app(
 
     echo_request_id: False behind Ray Serve's proxy, which adds `x-request-id` to every answer
         itself (twice would join to one wrong id), and queues what a WebSocket sends.
-    spool_dir: where uploads wait; default: the system's folder for temporary files.
     cluster_key: signs client secrets, so that any router with it takes them; default: made.
     """
 
@@ -130,7 +127,7 @@ def create_app(
             expose_headers=EXPOSED_HEADERS,
         )
     install_error_handlers(app)
-    service = TranscriptionService(shared, spool_dir)
+    service = TranscriptionService(shared)
     schemes = [Depends(BEARER)] if len(keys) else []
     api = APIRouter(prefix="/v1", dependencies=schemes, responses=ERRORS)
     client_secrets = ClientSecrets(cluster_key or secrets.token_hex(32), keys)

@@ -91,12 +91,11 @@ class Endpoint:
 
 
 class TranscriptionService:
-    def __init__(self, shared: Shared, spool_dir: Path | None) -> None:
+    def __init__(self, shared: Shared) -> None:
         most_s = shared.settings.max_pending_audio_s
         self.admission = Admission(most_s, shared.clock.monotonic)
         self._upload_of = AtOnce("uploads", MAX_UPLOADS).one_of
         self._shared = shared
-        self._spool_dir = spool_dir
 
     def report(self) -> None:
         if self.admission.requests:
@@ -146,13 +145,7 @@ class TranscriptionService:
                 share.received(len(chunk))
                 yield chunk
 
-        form = receive_form(
-            request.headers,
-            chunks(),
-            max_upload_bytes=limit,
-            spool_dir=self._spool_dir,
-            shape=endpoint.shape,
-        )
+        form = receive_form(request.headers, chunks(), max_upload_bytes=limit, shape=endpoint.shape)
         with self._upload_of(_address(request) if owner is None else owner):
             uploaded = await stack.enter_async_context(form)
         fields = uploaded.fields if endpoint.fields is None else endpoint.fields

@@ -89,7 +89,6 @@ async def receive_form(
     chunks: AsyncIterator[bytes],
     *,
     max_upload_bytes: int,
-    spool_dir: Path | None = None,
     shape: BodyShape = FORM_OR_JSON,
 ) -> AsyncIterator[UploadedForm]:
     """Read a whole body; the file is at `path` until the context ends.
@@ -97,7 +96,7 @@ async def receive_form(
     Raises InvalidRequestError: of another type, malformed, over a limit on fields, or without a
     file; PayloadTooLargeError.
     """
-    spool = _Spool(spool_dir, wav_head() if shape.is_headerless else b"")
+    spool = _Spool(wav_head() if shape.is_headerless else b"")
     try:
         if shape.is_json(headers):
             filename = ""
@@ -139,8 +138,8 @@ async def _receive_json(
 class _Spool:
     """A temporary file, written in large pieces by a thread. `head` does not count."""
 
-    def __init__(self, folder: Path | None, head: bytes = b"") -> None:
-        self._file = tempfile.TemporaryFile(buffering=0, dir=folder)  # noqa: SIM115 - see `close`
+    def __init__(self, head: bytes = b"") -> None:
+        self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - see `close`
         self.path = path_of(self._file.fileno())
         self.size_bytes = 0
         self._pieces: list[bytes] = [head] if head else []

@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import re
-from pathlib import Path
 
 import httpx
 import pytest
@@ -27,10 +26,10 @@ WATCH_POLICY = """() => {
 HOSTILE = ' <img src=x onerror="window.hit=1"><script>window.hit=1</script> & </p> &lt;b&gt;'
 
 
-def test_a_key_opens_the_api_and_is_kept_nowhere(browser: Browser, tmp_path: Path) -> None:
+def test_a_key_opens_the_api_and_is_kept_nowhere(browser: Browser) -> None:
     """On the router alone, whose transcriber answers at once: keys go no further than there."""
     settings = make_settings(api_key=(KEY,), page="on", max_upload_bytes=26_214_400)
-    app = create_app(make_registry(FakeTranscriber()), settings, spool_dir=tmp_path)
+    app = create_app(make_registry(FakeTranscriber()), settings)
     refused = ("status of 401", "status of 503")  # the first answer of /health may be early
     with running_server(app) as url, opened(browser, url, expected=refused) as page:
         assert httpx.get(f"{url}/v1/models").status_code == 401

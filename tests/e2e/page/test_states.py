@@ -34,10 +34,9 @@ def transcriber() -> FakeTranscriber:
 
 
 @pytest.fixture(scope="module")
-def url(transcriber: FakeTranscriber, tmp_path_factory: pytest.TempPathFactory) -> Iterator[str]:
+def url(transcriber: FakeTranscriber) -> Iterator[str]:
     settings = make_settings(max_upload_bytes=26_214_400)
-    spool = tmp_path_factory.mktemp("spool")
-    with running_server(create_app(make_registry(transcriber), settings, spool_dir=spool)) as url:
+    with running_server(create_app(make_registry(transcriber), settings)) as url:
         wait_until(lambda: httpx.get(f"{url}/health").is_success, 20, "the pools have answered")
         yield url
 

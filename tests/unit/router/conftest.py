@@ -31,14 +31,19 @@ def pytest_asyncio_loop_factories(
     return {"real": asyncio.new_event_loop}
 
 
+@pytest.fixture(autouse=True)
+def _uploads_wait_here(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
+
+
 @pytest.fixture
 def transcriber() -> FakeTranscriber:
     return FakeTranscriber()
 
 
 @pytest.fixture
-def app(transcriber: FakeTranscriber, tmp_path: Path) -> FastAPI:
-    return create_app(make_registry(transcriber), make_settings(), spool_dir=tmp_path)
+def app(transcriber: FakeTranscriber) -> FastAPI:
+    return create_app(make_registry(transcriber), make_settings())
 
 
 @pytest.fixture

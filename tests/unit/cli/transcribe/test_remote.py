@@ -46,9 +46,9 @@ def transcriber() -> FakeTranscriber:
 
 
 @pytest.fixture
-def url(transcriber: FakeTranscriber, tmp_path: Path) -> Iterator[str]:
+def url(transcriber: FakeTranscriber) -> Iterator[str]:
     registry = ModelRegistry([ServedModel(NAMES, LANGUAGES, transcriber, description="A toy.")])
-    app = create_app(registry, make_settings(api_key="key"), spool_dir=tmp_path)
+    app = create_app(registry, make_settings(api_key="key"))
     with running_server(app) as base:
         yield base
 

@@ -30,7 +30,7 @@ PCM = bytes(range(256)) * 8
 @pytest.fixture
 async def asr(transcriber: FakeTranscriber, tmp_path: Path) -> AsyncIterator[httpx.AsyncClient]:
     settings = make_settings(asr_webservice=True)
-    app = create_app(make_registry(transcriber), settings, spool_dir=tmp_path)
+    app = create_app(make_registry(transcriber), settings)
     async with client_of(app) as client:
         yield client
     assert not open_files(tmp_path), "nothing stays on disk"
@@ -137,12 +137,10 @@ async def test_what_is_wrong_is_named_for_both_kinds_of_clients(
     assert body["error"]["param"] == param
 
 
-async def test_a_key_is_asked_for_and_may_stand_in_the_url(
-    transcriber: FakeTranscriber, tmp_path: Path
-) -> None:
+async def test_a_key_is_asked_for_and_may_stand_in_the_url(transcriber: FakeTranscriber) -> None:
     """Clients of that server cannot send a bearer key; a URL with one they can be given."""
     settings = make_settings(asr_webservice=True, api_key=("right",))
-    app = create_app(make_registry(transcriber), settings, spool_dir=tmp_path)
+    app = create_app(make_registry(transcriber), settings)
     async with client_of(app) as client:
         for path in ("/asr", "/detect-language"):
             assert (await client.post(path, files=FILES)).status_code == 401

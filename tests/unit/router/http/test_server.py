@@ -42,8 +42,8 @@ def seen() -> list[Headers]:
 
 
 @pytest.fixture
-def url(transcriber: FakeTranscriber, tmp_path: Path, seen: list[Headers]) -> Iterator[str]:
-    app = create_app(make_registry(transcriber), make_settings(api_key="key"), spool_dir=tmp_path)
+def url(transcriber: FakeTranscriber, seen: list[Headers]) -> Iterator[str]:
+    app = create_app(make_registry(transcriber), make_settings(api_key="key"))
 
     async def recording(scope: Scope, receive: Receive, send: Send) -> None:
         if scope["type"] == "http":

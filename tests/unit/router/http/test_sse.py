@@ -46,11 +46,9 @@ def transcriber() -> FakeTranscriber:
 
 
 @pytest.fixture
-def url(
-    transcriber: FakeTranscriber, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> Iterator[str]:
+def url(transcriber: FakeTranscriber, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(sse, "HEARTBEAT_S", 0.05)
-    app = create_app(make_registry(transcriber), make_settings(), spool_dir=tmp_path)
+    app = create_app(make_registry(transcriber), make_settings())
     with running_server(app) as url:
         yield url
 

@@ -78,9 +78,7 @@ def chunks_of(receive: Receive) -> AsyncIterator[bytes]:
 async def read(
     channel: Channel, folder: Path, headers: dict[str, str] = HEADERS
 ) -> tuple[UploadedForm, bytes]:
-    async with receive_form(
-        headers, chunks_of(channel.receive), max_upload_bytes=LIMIT, spool_dir=folder
-    ) as form:
+    async with receive_form(headers, chunks_of(channel.receive), max_upload_bytes=LIMIT) as form:
         content = form.path.read_bytes()
         assert form.size_bytes == len(content)
     assert not open_files(folder)
@@ -250,7 +248,7 @@ async def test_a_cancelled_upload_leaves_nothing(tmp_path: Path) -> None:
 
     async def upload() -> None:
         chunks = chunks_of(receive)
-        async with receive_form(HEADERS, chunks, max_upload_bytes=LIMIT, spool_dir=tmp_path):
+        async with receive_form(HEADERS, chunks, max_upload_bytes=LIMIT):
             raise AssertionError("the body never ended")
 
     task = asyncio.create_task(upload())
@@ -276,15 +274,14 @@ async def test_a_full_disk_is_an_overload(
 
 
 async def test_what_a_worker_opens_has_no_name_that_a_killed_router_could_leave(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
+    tmp_path: Path,
 ) -> None:
     """Neither an upload nor the recordings of voices; another process reads both."""
-    monkeypatch.setattr("tempfile.tempdir", str(tmp_path))
     channel = Channel(body_of((FILE_NAME, b"abc")))
     async with AsyncExitStack() as files:
         paths = [await files.enter_async_context(as_file(one)) for one in (b"one", b"two")]
         async with receive_form(
-            HEADERS, chunks_of(channel.receive), max_upload_bytes=LIMIT, spool_dir=tmp_path
+            HEADERS, chunks_of(channel.receive), max_upload_bytes=LIMIT
         ) as form:
             seen = subprocess.check_output(["cat", form.path, *paths])  # noqa: ASYNC221
             assert seen == b"abconetwo"
