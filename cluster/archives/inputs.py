@@ -162,11 +162,11 @@ def _path(row: Any, where: str) -> str:
         try:
             row = json.loads(row)
         except (ValueError, RecursionError) as error:
-            raise InvalidRequestError(f"this line of the list is no JSON: {row[:200]!r}") from error
+            raise InvalidRequestError(f"a line of the list is not JSON: {row[:200]!r}") from error
     path = row[_column(row, where)] if isinstance(row, dict) else row
     if path is not None and not isinstance(path, str):
         raise InvalidRequestError(
-            f"a row of the list has no path, but {type(path).__name__}: audio inside of Parquet "
+            f"a row of the list has {type(path).__name__} in place of a path: audio inside Parquet "
             "files goes through Ray Data (configs/README.md, Transcribe archives)"
         )
     return (path or "").strip()
@@ -178,8 +178,8 @@ def _column(columns: Collection[str], where: str) -> str:
             return name
     has = ", ".join(map(str, columns)) or "none"
     raise InvalidRequestError(
-        f"{where} has no column of paths: it has {has}, and one of {', '.join(PATH_COLUMNS)} was "
-        "looked for"
+        f"{where} has no column of paths, which may be called {', '.join(PATH_COLUMNS)}; it has: "
+        f"{has}"
     )
 
 

@@ -182,7 +182,7 @@ def _local_path(name: str) -> str:
             raise InvalidRequestError(f"{name} begins with the home of an unknown user") from error
     parts = urlsplit(name)
     if parts.netloc not in ("", "localhost") or not parts.path:
-        raise InvalidRequestError(f"{name} names no file of this machine: write file:///PATH")
+        raise InvalidRequestError(f"{name} is not a file on this machine: write file:///PATH")
     return str(Path(unquote(parts.path)).absolute())
 
 

@@ -16,7 +16,7 @@ from cluster.common.settings import Device
 def align(
     audio: Annotated[Path, typer.Argument(help="the recording", metavar="AUDIO")],
     text: Annotated[
-        str, typer.Argument(help="a file of what is said in it, or '-'", metavar="TEXT")
+        str, typer.Argument(help="a file with what is said, or '-' for stdin", metavar="TEXT")
     ],
     output_format: Annotated[
         Literal["json", "srt", "vtt"],
@@ -26,9 +26,9 @@ def align(
         Path | None, typer.Option("-o", "--output", help="file to write, if not the terminal")
     ] = None,
     model: Annotated[
-        str | None, typer.Option(help="as of 'splitscribe transcribe'; a server has its own")
+        str | None, typer.Option(help="as in 'splitscribe transcribe'; a server uses its own")
     ] = None,
-    language: Annotated[str | None, typer.Option(help="left out, it is detected")] = None,
+    language: Annotated[str | None, typer.Option(help="if left out, it is detected")] = None,
     device: Annotated[Device, typer.Option(help="where the model runs")] = "auto",
     server: Annotated[str | None, typer.Option(help="URL of a server that does the work")] = None,
     api_key: Annotated[
@@ -37,8 +37,8 @@ def align(
 ) -> None:
     """Find when each word of a known text is said.
 
-    Words that are said nowhere in the recording get no times, and what is heard where the text has
-    nothing is listed beside them.
+    Words that are not said in the recording get no times. What is said and is not in the text is
+    listed by itself.
 
     splitscribe align talk.mp3 talk.txt -f srt -o talk.srt
     """
@@ -55,7 +55,7 @@ def align(
         why = getattr(error, "strerror", None) or error
         raise InvalidRequestError(f"{text} cannot be read as a text: {why}") from error
     if server and device != "auto":
-        raise InvalidRequestError("--device is for work in this process: a server has its own")
+        raise InvalidRequestError("--device has no effect with --server, which has its own")
     if not audio.is_file():
         raise InvalidRequestError(f"there is no file {audio}")
     form = {"text": content, "response_format": output_format}

@@ -41,7 +41,7 @@ def check(
         ),
     ] = False,
 ) -> None:
-    """Tell what this machine has, and which device and transport a cluster would use here."""
+    """Show what this machine has, and which device and transport a cluster would use here."""
     rows: list[Row] = []
     probes = [
         _system,

@@ -31,7 +31,7 @@ config = PlainTyper(
 
 @config.command("list")
 def list_configs() -> None:
-    """Tell which configurations are shipped."""
+    """List the shipped configurations."""
     table = Table(box=None, padding=(0, 2), show_header=False)
     for one in shipped_configs():
         table.add_row(Text(one.name), Text(one.about))
@@ -42,7 +42,7 @@ def list_configs() -> None:
 def show(
     name: Annotated[str, typer.Argument(help="as `config list` has it, such as cluster/onprem")],
 ) -> None:
-    """Print one of them, to be written into a file and changed.
+    """Print one of them, to save it in a file and change it.
 
     Example: splitscribe config show cluster/onprem > cluster.yaml
     """
@@ -51,7 +51,7 @@ def show(
 
 @config.command()
 def env() -> None:
-    """Print the environment that every node of a cluster starts Ray in, for a shell.
+    """Print, for a shell, the variables that Ray needs on every node of a cluster.
 
     Example: eval "$(splitscribe config env)"; ray start --head
     """

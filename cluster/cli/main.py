@@ -33,7 +33,7 @@ COMMANDS = {  # the help shows the summaries, which begin the commands' own
     ),
     "pull": Listed(
         "cluster.cli.pull",
-        "Download models, from where every command takes them afterwards, also without a network",
+        "Download models into the cache of all commands, which then start without a network",
     ),
     "demo": Listed(
         "cluster.demo.showcase",
@@ -42,11 +42,11 @@ COMMANDS = {  # the help shows the summaries, which begin the commands' own
     ),
     "check": Listed(
         "cluster.cli.check",
-        "Tell what this machine has, and which device and transport a cluster would use here",
+        "Show what this machine has, and which device and transport a cluster would use here",
     ),
     "up": Listed(
         "cluster.cli.operate.commands",
-        "Launch a cluster by `ray up`, and wait until every pool has its nodes",
+        "Launch a cluster with `ray up`, and wait until every pool has its nodes",
         CLUSTERS,
     ),
     "deploy": Listed(
@@ -56,12 +56,12 @@ COMMANDS = {  # the help shows the summaries, which begin the commands' own
     ),
     "status": Listed(
         "cluster.cli.operate.commands",
-        "Tell what runs: nodes of each pool, workers, what they wait for, the URL",
+        "Show what runs: nodes of each pool, workers, what they wait for, the URL",
         CLUSTERS,
     ),
     "down": Listed(
         "cluster.cli.operate.commands",
-        "Stop the application, then take the cluster down by `ray down`",
+        "Stop the application, then take the cluster down with `ray down`",
         CLUSTERS,
     ),
     "config": Listed(
@@ -72,17 +72,17 @@ COMMANDS = {  # the help shows the summaries, which begin the commands' own
     ),
     "profile": Listed(
         "cluster.cli.planning",
-        "Measure what workers take on this machine, for splitscribe simulate",
+        "Measure how long each step of the work takes here, for `splitscribe simulate`",
         PLANNING,
     ),
     "simulate": Listed(
         "cluster.cli.planning",
-        "Try a cluster and a load without either: the real policies on a virtual clock",
+        "Simulate a cluster under a load: the server's own policies on a virtual clock",
         PLANNING,
     ),
     "plan": Listed(
         "cluster.cli.planning",
-        "Find the cheapest cluster that keeps an objective, and print the file that deploys it",
+        "Find the cheapest cluster that meets an objective, and print the file that deploys it",
         PLANNING,
     ),
 }

@@ -38,24 +38,26 @@ def simulate(
         typer.Argument(help="YAML or JSON file; flags win over what it says", show_default=False),
     ] = None,
     profile: Annotated[
-        str | None, typer.Option(help="one that comes with the package, or a file [two-cores]")
+        str | None, typer.Option(help="name of a shipped profile, or a file [two-cores]")
     ] = None,
     rate: Annotated[float | None, typer.Option(help="requests per second [10]")] = None,
-    seconds: Annotated[float | None, typer.Option(help="during which they come [300]")] = None,
-    encoders: Annotated[int | None, typer.Option(help="[1]")] = None,
-    decoders: Annotated[int | None, typer.Option(help="[1]")] = None,
-    routers: Annotated[int | None, typer.Option(help="[1]")] = None,
+    seconds: Annotated[float | None, typer.Option(help="how long they come [300]")] = None,
+    encoders: Annotated[int | None, typer.Option(help="number of encoder workers [1]")] = None,
+    decoders: Annotated[int | None, typer.Option(help="number of decoder workers [1]")] = None,
+    routers: Annotated[int | None, typer.Option(help="number of routers [1]")] = None,
     kill: Annotated[
-        list[str] | None, typer.Option(help="SECOND:ROLE[:COUNT], such as 60:encoder; repeatable")
+        list[str] | None,
+        typer.Option(help="kill workers: SECOND:ROLE[:COUNT], such as 60:encoder; repeatable"),
     ] = None,
     slo: Annotated[
-        float | None, typer.Option(help="seconds for an answer, and 0.1 s a second of audio [1]")
+        float | None,
+        typer.Option(help="allowed seconds of an answer, and 0.1 s for each second of audio [1]"),
     ] = None,
-    seed: Annotated[int | None, typer.Option(help="of all chance [0]")] = None,
+    seed: Annotated[int | None, typer.Option(help="seed of all random numbers [0]")] = None,
     json_file: JsonFile = None,
     profiles: Annotated[bool, typer.Option("--profiles", help="list profiles")] = False,
 ) -> None:
-    """Try a cluster and a load without either: the real policies on a virtual clock.
+    """Simulate a cluster under a load: the server's own policies on a virtual clock.
 
     Admission, batching, scheduling, pages, choice of workers, autoscaling, retries and deadlines
     are all the server's own code. Time and devices come from a profile, which `splitscribe profile`
@@ -125,35 +127,35 @@ def plan(
         str, typer.Option(help="percentiles of the latency: 'p50 < 400 ms, p99 < 2 s'")
     ] = "p95 < 1 s",
     gpus: Annotated[
-        str, typer.Option(help="devices, or profiles or their files, with dollars an hour of each")
+        str, typer.Option(help="devices, profiles or their files, each with its dollars per hour")
     ] = "h200,l40s",
-    links: Annotated[float, typer.Option(min=0.001, help="Gbit per second of a node")] = 100.0,
+    links: Annotated[float, typer.Option(min=0.001, help="Gbit/s of a node's network")] = 100.0,
     model: Annotated[str, typer.Option(help="large-v3 or large-v3-turbo")] = "large-v3",
     lengths: Annotated[
         Literal["short", "mixed", "long"],
-        typer.Option(help="of the audio: medians of 5 s, 10 s, 10 minutes"),
+        typer.Option(help="length of the audio, in the median 5 s, 10 s or 10 minutes"),
     ] = "short",
     placement: Annotated[
-        Literal["split", "colocated"] | None, typer.Option(help="only this one [the cheaper one]")
+        Literal["split", "colocated"] | None, typer.Option(help="plan only this [the cheaper one]")
     ] = None,
-    per_node: Annotated[int, typer.Option(min=1, help="devices of a node")] = 1,
+    per_node: Annotated[int, typer.Option(min=1, help="devices in a node")] = 1,
     spare: Annotated[
-        int, typer.Option(min=0, help="more nodes of each role than it takes: N+1 is 1")
+        int, typer.Option(min=0, help="spare nodes of each role, beyond those that the load needs")
     ] = 1,
     seconds: Annotated[
-        float, typer.Option(min=20, help="simulated, of the check at the end")
+        float, typer.Option(min=20, help="simulated seconds of the check at the end")
     ] = 300.0,
     json_file: JsonFile = None,
 ) -> None:
-    """Find the cheapest cluster that keeps an objective, and print the file that deploys it.
+    """Find the cheapest cluster that meets an objective, and print the file that deploys it.
 
-    Tries colocated workers and split ones on every combination of --gpus by short simulations
-    (splitscribe simulate), and checks what it found by a long one with another seed. The comments
-    of the file say what the cluster costs, how many nodes of which pool it has, what saturates
-    next, and whether splitting pays. A plan from a predicted profile is a prediction.
+    Tries colocated and split workers on every combination of --gpus in short simulations
+    (splitscribe simulate), and checks the best in a long one with another seed. The comments of
+    the file say what the cluster costs, how many nodes each pool has, what saturates next, and
+    whether splitting pays. A plan from a predicted profile is a prediction.
 
-    A few requests a second are planned within a minute, hundreds in several: each simulated request
-    takes 0.5 to 2 ms of one core, and the long simulation is most of it, which --seconds shortens.
+    A plan for a few requests per second takes less than a minute, for hundreds several: each
+    simulated request takes 0.5 to 2 ms of one core. Most of it is the check; see --seconds.
 
     Example: splitscribe plan --rate 500 --gpus h200:1.9,l40s:0.6 > serve.yaml
     """
@@ -225,10 +227,10 @@ def profile(
     config_file: Annotated[
         Path | None, typer.Option("--config", help="YAML file with settings", show_default=False)
     ] = None,
-    name: Annotated[str | None, typer.Option(help="of the profile [the file's]")] = None,
-    rounds: Annotated[int, typer.Option(min=3, help="of each, whose fastest counts")] = 5,
+    name: Annotated[str | None, typer.Option(help="the profile's name [the file's]")] = None,
+    rounds: Annotated[int, typer.Option(min=3, help="of which the fastest counts")] = 5,
 ) -> None:
-    """Measure what workers take on this machine, for splitscribe simulate.
+    """Measure how long each step of the work takes here, for `splitscribe simulate`.
 
     Times one encoder and one decoder in this process, on an otherwise idle machine: batches by size
     and context, decode steps by rows and context, prompts, and the hand-off of KV. Router and audio
@@ -240,7 +242,7 @@ def profile(
     if settings.models:
         raise ConfigurationError("one model is measured at a time: --config with model, not models")
     if output.is_dir() or not output.parent.is_dir():  # told before the minutes of measuring
-        raise ConfigurationError(f"--output is a file in a folder that exists, not {output}")
+        raise ConfigurationError(f"--output must be a file in an existing folder, not {output}")
     from cluster.planning.measure import measure
     from cluster.planning.profile import write_text
 

@@ -14,9 +14,9 @@ def pull(
         list[str], typer.Argument(help="Hub ids, or short names such as turbo", metavar="MODEL...")
     ],
 ) -> None:
-    """Download models, from where every command takes them afterwards, also without a network.
+    """Download models into the cache of all commands, which then start without a network.
 
-    What is there already is not downloaded again.
+    A model that is there already is not downloaded again.
 
     Example: splitscribe pull turbo
     """

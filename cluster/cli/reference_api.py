@@ -30,21 +30,20 @@ field it is, and its flag of `splitscribe transcribe`. Fields that are not OpenA
 
 A list may be sent as `name[]` several times, as `name[0]`, `name[1]` and so on, or as JSON in
 `name`; an object as `name[key]` or as JSON in `name`. Flags may be written with dashes or with
-underscores. A field or value that is not described here, or that could not be honoured beside the
-others, is refused with a 400 that names it.
+underscores. A field or value that is not described here, or that conflicts with another, is
+refused with a 400 that names it.
 
 In place of a form all three take JSON (`Content-Type: application/json`): the same fields with
 JSON's own numbers, booleans, lists and objects, and in place of `file` the object `input_audio` of
-`data`, the file's bytes in base64, and `format`, such as `wav`. What the audio is is seen from its
-content here too. `null` is as if the field had not been sent. The limit on uploads
-(`router.max_upload_bytes`) is that of the decoded audio, which is written to disk as it comes. All
-that is not `input_audio` may have 1 MiB, known speakers' recordings too, which in a form may have
-4 MB each.
+`data`, the file's bytes in base64, and `format`, such as `wav`. Here too the format is found from
+the content. `null` means that the field was not sent. The limit on uploads
+(`router.max_upload_bytes`) holds for the decoded audio, which is written to disk as it comes.
+Everything except `input_audio` may have 1 MiB together, recordings of known speakers included.
 
-The header `x-splitscribe-timeout` gives a request so many seconds from the end of its upload on;
-when they are over it ends with a 504 (`timeout_exceeded`). Where the file says how long it is, and
-they would not suffice at the speed that the workers had lately, it is refused at once with a 400
-(`timeout_too_short`). Without the header it may take its time while windows are finished.
+The header `x-splitscribe-timeout` limits a request to that number of seconds from the end of its
+upload on; then it ends with a 504 (`timeout_exceeded`). Where the file says how long it is, and the
+time would not suffice at the recent speed of the workers, it is refused at once with a 400
+(`timeout_too_short`). Without the header it has no limit while windows are finished.
 
 The lines of a batch take the same fields in their `body`; [BATCHES.md](BATCHES.md) says how they
 name their audio.

@@ -53,11 +53,11 @@ def serve(
         list[str] | None, typer.Option(help="name that clients may use; repeatable")
     ] = None,
     log_level: Annotated[
-        LogLevel | None, typer.Option(help="least level of the log lines [INFO]")
+        LogLevel | None, typer.Option(help="lowest level of log lines that are shown [INFO]")
     ] = None,
     verbose: Annotated[
         bool,
-        typer.Option("--verbose", "-v", help="tell all of the start, as --log-level also does"),
+        typer.Option("--verbose", "-v", help="show all lines of the start, as --log-level does"),
     ] = False,
     print_config: Annotated[
         bool, typer.Option("--print-config", help="print the merged settings and exit")

@@ -86,14 +86,14 @@ def base64_pieces(text: str, start: int = 0) -> Iterator[bytes]:
     for at in range(start, len(text), PIECE):
         letters += text[at : at + PIECE].encode("ascii").translate(None, _BLANKS)
         if is_padded and letters:
-            raise ValueError("something follows its padding")
+            raise ValueError("characters follow its padding")
         n_whole = len(letters) & ~3
         if n_whole:
             is_padded = letters[n_whole - 1 : n_whole] == b"="
             yield binascii.a2b_base64(letters[:n_whole], strict_mode=True)
         letters = letters[n_whole:]
     if letters:
-        raise ValueError("its length is no multiple of four: the end is missing")
+        raise ValueError("its length is not a multiple of four: the end is missing")
 
 
 def parse_document(model: type[Body], content: bytes) -> Body:
@@ -134,7 +134,7 @@ def _loaded(content: bytes) -> Any:
             json.dumps(found, ensure_ascii=False).encode()
         except UnicodeEncodeError as error:  # it can be neither stored, logged nor sent
             half = ascii(error.object[error.start])
-            raise ValueError(f"it has half of a surrogate pair, {half}, which is no text") from None
+            raise ValueError(f"it has half of a surrogate pair, {half}: not valid text") from None
     return found
 
 
@@ -159,7 +159,7 @@ def _unique(pairs: list[tuple[str, Any]]) -> dict[str, Any]:
 
 
 def _no_such_number(text: str) -> NoReturn:
-    raise ValueError(f"{text} is no number of JSON")
+    raise ValueError(f"{text} is not a number of JSON")
 
 
 AUDIO_FIELD = "input_audio"

@@ -71,13 +71,13 @@ def _aligning(params: TranscriptionParams, values: Mapping[str, Any]) -> Transcr
     """`params` with a known text; the answer is a document, or subtitles of its lines."""
     if "text" in values and "lines" in values:
         raise InvalidRequestError(
-            "'text' and 'lines' are the same in two forms; send one of them",
+            "'text' and 'lines' are two forms of the same; send only one of them",
             param="lines",
             code="incompatible_parameters",
         )
     lines = tuple(values.get("lines", ())) or tuple(values.get("text", "").splitlines())
     if not any(line.strip() for line in lines):
-        raise InvalidRequestError("send what is said as 'text', or as 'lines'", param="text")
+        raise InvalidRequestError("send the known text as 'text' or 'lines'", param="text")
     name = "response_format"
     shape = values.get(name, "json")
     if shape not in ALIGNED_FORMATS:
@@ -168,7 +168,7 @@ def _add_to_object(known: dict[str, str], name: str, key: str, text: str) -> Non
         try:
             parts = json.loads(text)
         except (ValueError, RecursionError):
-            raise InvalidRequestError(f"'{name}' is no JSON object", param=name) from None
+            raise InvalidRequestError(f"'{name}' is not a JSON object", param=name) from None
     else:
         parts = {"type": text}
     if known.keys() & parts.keys():

@@ -88,7 +88,7 @@ class Language(Kind):
         code = language_code(sent) if isinstance(sent, str) else None
         if code is None:
             raise InvalidRequestError(
-                f"{shown(sent)} is no language that is known here; send an ISO-639-1 code such as "
+                f"{shown(sent)} is not a known language; send an ISO-639-1 code such as "
                 f"'en', an English name such as 'english', or leave it out to have it detected",
                 param=name,
                 code="invalid_language_format",

@@ -98,8 +98,8 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
         RequestField(
             "languages",
             ListOf(Language()),
-            "Languages that it may be: it is detected among them, and `json` and the last event "
-            "of a stream tell which. Not beside `language`.",
+            "The languages that are possible: one of them is detected, and `json` and the last "
+            "event of a stream name it. Not beside `language`.",
             tasks=TRANSCRIPTIONS,
         ),
         RequestField(
@@ -176,8 +176,8 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
         _flagged(
             "diarize",
             Boolean(),
-            "Tell speakers apart by their voices, as `diarized_json` does anyway. They stand in "
-            "`verbose_json`, `vtt` and `srt`, and before each turn of a text. Not beside "
+            "Tell speakers apart by their voices, as `diarized_json` always does. `verbose_json`, "
+            "`vtt` and `srt` name them too, and a text does before each turn. Not beside "
             "`channels=separate`.",
             "Mistral",
             sets=NO_ATTRIBUTE,
@@ -186,8 +186,8 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
             "channels",
             Choice(("mix", "separate")),
             "`separate`: transcribe each channel of the file by itself; each is a speaker. Equal "
-            "channels are transcribed once, and silent ones not. `mix`, the default, transcribes "
-            "their sum.",
+            "channels are transcribed once, silent ones not at all. `mix`, the default, "
+            "transcribes the sum of the channels.",
             "splitscribe",
             sets=NO_ATTRIBUTE,
         ),
@@ -203,37 +203,38 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
         _flagged(
             "num_speakers",
             Integer(1, MAX_SPEAKERS),
-            "How many voices there are. If it is left out, that is found.",
+            "The number of speakers. If it is left out, it is estimated.",
             "splitscribe",
             sets="speakers.num_speakers",
         ),
         _flagged(
             "min_speakers",
             Integer(1, MAX_SPEAKERS),
-            "How many voices there are at least.",
+            "The least number of speakers.",
             "splitscribe",
             sets="speakers.min_speakers",
         ),
         _flagged(
             "max_speakers",
             Integer(1, MAX_SPEAKERS),
-            "How many voices there are at most.",
+            "The largest number of speakers.",
             "splitscribe",
             sets="speakers.max_speakers",
         ),
         RequestField(
             "known_speaker_names",
             ListOf(SpeakerName(), MAX_KNOWN),
-            "Names of voices that are known, 4 unless the server allows more. Others are called "
-            "`A`, `B` and so on.",
+            "Names of known speakers, at most 4 unless the server allows more. Other speakers "
+            "are called `A`, `B` and so on.",
             flag="--known-speaker-names",
             sets="speakers.names",
         ),
         RequestField(
             "known_speaker_references",
             ListOf(AudioUrl(MAX_REFERENCE_BYTES), MAX_KNOWN),
-            "Those voices, in the names' order: each a data URL (or on the command line a file) "
-            "with 1.2 to 10 s of audio, of at most 4 MB, and of 16 MB together.",
+            "Recordings of the known speakers, in the order of their names: data URLs (on the "
+            "command line files) with 1.2 to 10 s of audio each, of at most 4 MB each and 16 MB "
+            "together.",
             flag="--known-speaker-references",
             sets="speakers.references",
         ),
@@ -276,7 +277,8 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
         RequestField(
             "max_completion_tokens",
             Integer(1, MAX_TOKENS),
-            "Most tokens of each window, with its timestamps. Text beyond them is cut off.",
+            "The largest number of tokens of a window, timestamps included. Text beyond it is "
+            "cut off.",
             "vLLM",
         ),
     ),

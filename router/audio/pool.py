@@ -218,8 +218,8 @@ class AudioPool:
             self._ended_s[client] = recent
         if len(recent) >= MOST_ENDED:
             raise RateLimitError(
-                f"{len(recent)} decoding processes ended while they had audio of this client, so "
-                "it is refused for a while.",
+                f"{len(recent)} decoding processes ended while they decoded audio of this client. "
+                "Its audio is refused for a while.",
                 retry_after_s=recent[-MOST_ENDED] + ENDED_S - now_s,
             )
 

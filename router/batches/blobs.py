@@ -49,7 +49,7 @@ class Blobs:
         self.check_room(len(piece))
         path = self._path(self._uploads, upload_id)
         if offset and (not path.exists() or path.stat().st_size < offset):
-            raise OverloadedError("The upload was lost on the way. Please try again.")
+            raise OverloadedError("The upload was lost. Please try again.")
         with telling_full_disk(), path.open("r+b" if offset else "wb") as file:
             file.seek(offset)
             file.write(piece)
@@ -64,7 +64,7 @@ class Blobs:
         if size_bytes == 0:
             upload.touch()
         if not upload.exists() or upload.stat().st_size != size_bytes:
-            raise OverloadedError("The upload was lost on the way. Please try again.")
+            raise OverloadedError("The upload was lost. Please try again.")
         with telling_full_disk():
             _sync(upload)
             upload.rename(path)

@@ -84,7 +84,7 @@ class HostRules:
         parts, host, port = _split(url, param)
         if not any(_matches(host, port, *allowed) for allowed in self._hosts):
             raise InvalidRequestError(
-                f"This server does not call {host}:{port}: its operator allows it not.",
+                f"This server may not call {host}:{port}. Its operator can allow the host.",
                 param=param,
                 code=NOT_ALLOWED,
             )
@@ -92,7 +92,7 @@ class HostRules:
         for address in addresses:
             if not self._may_call(ipaddress.ip_address(address.partition("%")[0])):
                 raise InvalidRequestError(
-                    f"{host} has an address that this server does not call.",
+                    f"{host} has an address that this server may not call.",
                     param=param,
                     code=NOT_ALLOWED,
                 )
@@ -135,7 +135,7 @@ def _split(url: str, param: str) -> tuple[SplitResult, str, int]:
         parts = urlsplit(url)
         port = parts.port or PORTS.get(parts.scheme, 0)
     except ValueError as error:
-        raise InvalidRequestError(f"'{param}' is no URL: {error}", param=param) from None
+        raise InvalidRequestError(f"'{param}' is not a URL: {error}", param=param) from None
     if parts.scheme not in PORTS or not parts.hostname:
         raise InvalidRequestError(
             f"'{param}' must be an http or https URL, not {url[:64]!r}", param=param
@@ -146,7 +146,9 @@ def _split(url: str, param: str) -> tuple[SplitResult, str, int]:
         return parts, _canonical(parts.hostname), port
     except ValueError:
         raise InvalidRequestError(
-            f"'{param}' names no host: {parts.hostname[:253]!r}", param=param, code="invalid_url"
+            f"'{param}' has no valid host: {parts.hostname[:253]!r}",
+            param=param,
+            code="invalid_url",
         ) from None
 
 

@@ -104,7 +104,7 @@ class LineWork:
     async def _answer(self, claim: Claim, name: str) -> Any:
         if claim.attempts > MAX_CLAIMS:
             raise SplitscribeError(
-                f"The server ended {MAX_CLAIMS} times while it worked on this line.",
+                f"The server ended {MAX_CLAIMS} times while it ran this line.",
                 code="line_lost",
             )
         body = await asyncio.to_thread(self._read, claim)

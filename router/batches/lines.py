@@ -110,9 +110,9 @@ def parse_line(content: bytes) -> dict[str, Any]:
     except InvalidRequestError as error:
         raise _refused("invalid_json_line", error.message) from None
     except ValueError as error:
-        raise _refused("invalid_json_line", f"the line is no JSON: {error}") from None
+        raise _refused("invalid_json_line", f"the line is not JSON: {error}") from None
     if not isinstance(document, dict):
-        raise _refused("invalid_json_line", "the line is no JSON object")
+        raise _refused("invalid_json_line", "the line is not a JSON object")
     return document
 
 

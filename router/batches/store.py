@@ -150,8 +150,8 @@ class Store:
         )
         if reader is not None:
             raise ConflictError(
-                f"The file is the input of batch {reader}, which has not ended; cancel "
-                "the batch first, or wait for its end.",
+                f"The file is the input of batch {reader}, which has not ended. Cancel the batch "
+                "first, or wait until it ends.",
                 code="file_in_use",
             )
         self.database.run("UPDATE files SET deleted = 1 WHERE id = ?", file_id)
@@ -410,7 +410,7 @@ class Store:
             seq = self._first(f"SELECT seq FROM {table} WHERE id = ? AND owner = ?", after, owner)
             if seq is None:
                 raise InvalidRequestError(
-                    f"'after' names nothing that is listed here: {after[:64]!r}", param="after"
+                    f"'after' is not the id of a listed object: {after[:64]!r}", param="after"
                 )
         rows = self.database.run(
             f"SELECT document FROM {table} WHERE owner = ? AND seq {sign} ? AND {where}"

@@ -110,9 +110,9 @@ class HostNames:
             name = _name_of(host)
             if not (self._takes_all or self._is_known(name)):
                 raise HostRefusedError(
-                    f"This server does not know {name[:128]!a} as a name of its own. Its "
-                    "operator can add the name to the setting router.hosts; localhost, IP "
-                    "addresses and the name of its machine need no setting."
+                    f"This server is not known as {name[:128]!a}. Its operator can add the name "
+                    "to the setting router.hosts; localhost, IP addresses and the name of the "
+                    "machine need no setting."
                 )
 
     def _is_known(self, name: str) -> bool:
@@ -145,8 +145,8 @@ def check_origin(headers: Headers, cors_origins: Sequence[str]) -> None:
     is_foreign = origin is not None and origin.partition("://")[2] != headers.get("host")
     if is_foreign or site == "cross-site":
         raise OriginRefusedError(
-            "Pages of this origin may not do this here, since the server has no API keys. Its "
-            "operator can allow the origin by the setting router.cors_origins."
+            "This server has no API keys, so web pages of other origins may not do this. Its "
+            "operator can allow an origin by the setting router.cors_origins."
         )
 
 

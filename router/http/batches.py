@@ -64,8 +64,8 @@ def add_batches(
 
     async def refuse() -> None:
         raise NotFoundError(
-            "Files and batches are turned off here; the server's setting batches.folder names the "
-            "folder that they are kept in, and turns them on.",
+            "Files and batches are turned off. The server's setting batches.folder, which names "
+            "a folder for them, turns them on.",
             code="batches_not_enabled",
         )
 

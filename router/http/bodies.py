@@ -101,8 +101,8 @@ class FormReader:
         others = self._read_bytes - self._sink.size_bytes - self._reference_bytes
         if others > MAX_FRAMING_BYTES or self._reference_bytes > MAX_REFERENCES_BYTES:
             raise PayloadTooLargeError(
-                f"a form has at most {MAX_FRAMING_BYTES} bytes beside its file and '{REFERENCES}', "
-                f"and {MAX_REFERENCES_BYTES} bytes of those"
+                f"a form may have {MAX_REFERENCES_BYTES} bytes of '{REFERENCES}', and "
+                f"{MAX_FRAMING_BYTES} bytes besides those and its file"
             )
 
     def finish(self) -> tuple[tuple[str, str], ...]:
@@ -223,7 +223,7 @@ def read_document(content: bytes) -> tuple[tuple[tuple[str, str], ...], str]:
         document = read_json(content, MAX_FRAMING_BYTES, (AUDIO_FIELD, DATA_PART))
     except PayloadTooLargeError:
         raise PayloadTooLargeError(
-            f"a JSON body has at most {MAX_FRAMING_BYTES} bytes beside '{DATA}'; send longer "
+            f"a JSON body may have {MAX_FRAMING_BYTES} bytes besides '{DATA}'; send longer "
             f"'{REFERENCES}' in a form"
         ) from None
     except InvalidRequestError as error:
@@ -231,7 +231,7 @@ def read_document(content: bytes) -> tuple[tuple[tuple[str, str], ...], str]:
             raise repeated(DATA) from None
         raise
     except ValueError as error:
-        raise InvalidRequestError(f"the body is no JSON document: {error}") from None
+        raise InvalidRequestError(f"the body is not a JSON document: {error}") from None
     if not isinstance(document, dict):
         raise InvalidRequestError("the body must be a JSON object")
     if not (data := audio_of(document)):

@@ -36,20 +36,21 @@ OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag(
             "address",
             str | None,
-            "of a Ray cluster, such as 10.0.0.1:6379; none: start one here; without it: the "
-            "cluster on this machine if an application runs there, otherwise one is started here",
+            "address of a Ray cluster, such as 10.0.0.1:6379; none: start one here; if left out: "
+            "the cluster on this machine if an application runs there, otherwise one is started",
         ),
         Flag(
             "model",
             str | None,
-            "a name that is served, or of what is started here: a short name such as small, a Hub "
-            "id, a folder, or 'demo', the bundled toy [default: the first one served, or turbo]",
+            "a name that is served, or for a cluster that is started here a short name such as "
+            "small, a Hub id, a folder, or 'demo', the bundled toy [default: the first one "
+            "served, or turbo]",
         ),
-        Flag("config", Path | None, "YAML file with settings, of what is started here"),
+        Flag("config", Path | None, "YAML file with settings of a cluster that is started here"),
         Flag(
             "files_at_once",
             int,
-            "number of files that are in work at the same time",
+            "number of files that are transcribed at the same time",
             FILES_AT_ONCE,
             NUMBER_OF_ONE_OR_MORE,
         ),
@@ -58,7 +59,7 @@ OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag(
             "retry_failed",
             bool,
-            "try files again that failed for a reason of their own, such as damaged audio",
+            "also try files again that failed because of themselves, such as damaged audio",
             False,
         ),
         Flag(
@@ -69,7 +70,7 @@ OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
             False,
         ),
     ),
-    "Language and context": (Flag("task", Task, "translate means: into English", "transcribe"),),
+    "Language and context": (Flag("task", Task, "translate: into English", "transcribe"),),
     "Output": (
         Flag("output", str | None, "folder, or URL of a prefix", short=("-o",)),
         Flag(

@@ -70,7 +70,7 @@ def up(
         ),
     ] = 1200.0,
 ) -> None:
-    """Launch a cluster by `ray up`, and wait until every pool has its nodes.
+    """Launch a cluster with `ray up`, and wait until every pool has its nodes.
 
     Checks the file first, and makes the cluster's token (~/.ray/auth_token) where there is none.
     Run it again after a change: it updates a cluster that is up, and restarts Ray there.
@@ -149,9 +149,9 @@ def _deploy(
 
 
 def status(cluster: ClusterOption = None, address: AddressOption = None) -> None:
-    """Tell what runs: nodes of each pool, workers, what they wait for, the URL.
+    """Show what runs: nodes of each pool, workers, what they wait for, the URL.
 
-    Ends with status 0 when the API takes requests, else 1.
+    The exit status is 0 if the API takes requests, otherwise 1.
 
     Example: splitscribe status --cluster cluster.yaml
     """
@@ -186,7 +186,7 @@ def down(
     cluster: ClusterArgument,
     yes: Annotated[bool, typer.Option("--yes", "-y", help="do not ask for confirmation")] = False,
 ) -> None:
-    """Stop the application, then take the cluster down by `ray down`.
+    """Stop the application, then take the cluster down with `ray down`.
 
     Workers finish what they have. In a cloud the machines are ended; machines of your own get
     `ray stop`, each of them, which `ray down` alone does on the head only.

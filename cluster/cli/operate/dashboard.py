@@ -115,7 +115,8 @@ def head_address(file: ClusterFile) -> str:
     )
     lines = run.stdout.split()
     if run.returncode or not lines:
-        raise ConfigurationError(f"{file.path} has no head: is it up? {run.stderr.strip()[-500:]}")
+        why = run.stderr.strip()[-500:]
+        raise ConfigurationError(f"the cluster of {file.path} has no head; is it up? {why}")
     return lines[-1]
 
 
@@ -134,7 +135,7 @@ def reach(file: ClusterFile | None, address: str | None) -> Iterator[Dashboard]:
         try:
             client = httpx.Client(base_url=url, headers=headers, timeout=30, trust_env=not is_here)
         except httpx.InvalidURL as error:
-            raise ConfigurationError(f"{url} is no address of a dashboard: {error}") from error
+            raise ConfigurationError(f"{url} is not the URL of a dashboard: {error}") from error
         yield Dashboard(stack.enter_context(client))
 
 

@@ -139,7 +139,7 @@ def _check_wheel(folder: Path) -> None:
         found = ", ".join(one.name for one in wheels) or "none"
         raise ConfigurationError(
             f"file_mounts: {folder.resolve()} must hold one wheel of splitscribe, found {found}; "
-            f"in its sources: make wheel"
+            f"run `make wheel` in its sources"
         )
     if not (folder / "constraints.txt").is_file():
         raise ConfigurationError(

@@ -135,9 +135,9 @@ def run_ray_up(file: ClusterFile) -> None:
         # It copies the file to the head before it runs the file's commands, and the autoscaler
         # there reads that copy again.
         raise ConfigurationError(
-            f"`ray up` failed; its last lines say why, and more of them come by: {again}. If the "
-            f"cluster was up: its head may have this file already and be setting up the other "
-            f"nodes by it, which ends Ray there when that fails too. Correct it and run this again"
+            f"`ray up` failed; its last lines say why, and this prints more of them: {again}. "
+            f"Correct the file and run this again soon if the cluster was up: its head may already "
+            f"set up the other nodes with the file, and where that fails, Ray ends there"
         )
 
 

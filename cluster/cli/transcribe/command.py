@@ -153,10 +153,7 @@ def form_of(flags: Mapping[str, Any]) -> Form:
         value = field.kind.parse(field.name, list(texts) if field.kind.shape == "list" else text)
         if field.only_sequential and flags["decoding"] != "sequential":
             if field.name not in PARALLEL_WAYS or PARALLEL_WAYS[field.name] != value:
-                raise InvalidRequestError(
-                    f"{field.flag} is for windows that follow one another: "
-                    "add --decoding sequential"
-                )
+                raise InvalidRequestError(f"{field.flag} needs --decoding sequential")
         elif value != field.default:
             given = texts if isinstance(field.kind, ListOf) else text
             form[field.name] = "null" if value is None else given
@@ -228,12 +225,12 @@ def _target(flags: Mapping[str, Any]) -> Target:
     )
     if target.server and (flags["model_dir"] or (target.device, target.threads, dtype) != AUTO):
         raise InvalidRequestError(
-            "--model-dir, --device, --threads and --fp16 are for work in this process: "
-            "where --server is, they are its own settings"
+            "--model-dir, --device, --threads and --fp16 have no effect with --server, which has "
+            "its own"
         )
     if target.server and flags["task"] == "translate" and flags["word_timestamps"]:
         raise InvalidRequestError(
-            "--word-timestamps of a translation is for work in this process: "
+            "--word-timestamps of a translation does not work with --server: "
             "servers answer /v1/audio/translations without words"
         )
     return target

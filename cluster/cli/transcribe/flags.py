@@ -132,11 +132,11 @@ OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
         Flag(
             "live",
             bool,
-            "transcribe while it is spoken, from the microphone, or from a FILE or '-' that grows",
+            "transcribe live: from the microphone, or from a FILE or '-' that still grows",
             False,
         ),
     ),
-    "Language and context": (Flag("task", Task, "translate means: into English", "transcribe"),),
+    "Language and context": (Flag("task", Task, "translate: into English", "transcribe"),),
     "Output": (
         Flag("output_dir", Path, "folder for the results", Path("."), short=("-o",)),
         Flag(

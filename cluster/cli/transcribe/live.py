@@ -52,7 +52,7 @@ async def _listen(job: LiveJob, out: Console, err: Console) -> int:
     async with _opened(job) as client:
         with _stopped_by_interrupt(stop):
             if job.source is None:
-                err.print("splitscribe: listening; Ctrl-C ends", style="dim")
+                err.print("splitscribe: listening; Ctrl-C stops it", style="dim")
             try:
                 async with asyncio.TaskGroup() as group:
                     sending = group.create_task(_send(job, client, stop))

@@ -136,7 +136,7 @@ def read_answer(content: bytes, params: TranscriptionParams) -> Transcript:
         )
     except (ValueError, KeyError, TypeError, AttributeError) as error:
         raise InvalidRequestError(
-            f"the server's answer is no verbose_json transcript: {content[:80]!r}"
+            f"the server's answer is not a verbose_json transcript: {content[:80]!r}"
         ) from error
 
 

@@ -53,7 +53,7 @@ class BatchOwner:
 
     def check_health(self) -> None:
         if not self._service.healthy():
-            raise WorkerError("the owner of batches has stopped looking after them")
+            raise WorkerError("the owner of batches no longer runs them")
 
     async def __del__(self) -> None:
         await self._opened.aclose()

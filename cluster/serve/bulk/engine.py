@@ -188,7 +188,7 @@ async def application_settings() -> Told:
         ) from error
     except (TimeoutError, WorkerGoneError) as error:
         raise ConfigurationError(
-            f"the routers of '{APP_NAME}' do not tell their settings: {str(error) or 'no answer'}"
+            f"no router of '{APP_NAME}' has sent its settings: {str(error) or 'no answer'}"
         ) from error
     return told
 

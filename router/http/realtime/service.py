@@ -111,7 +111,7 @@ class RealtimeService:
             secret = authorised(websocket, self._shared.keys, self._secrets)
             if self.is_draining:
                 raise OverloadedError(
-                    "This server restarts. Please connect again.", code="overloaded"
+                    "The server is restarting. Please connect again.", code="overloaded"
                 )
             with self._occupied(secret.owner) as slot:
                 self._shared.usage.begin(secret.owner)
@@ -183,7 +183,7 @@ class RealtimeService:
         query = websocket.query_params
         if (intent := query.get("intent", "transcription")) != "transcription":
             raise UnsupportedValueError(
-                f"intent '{intent[:64]}' is not served here; this server transcribes",
+                f"intent '{intent[:64]}' is not supported; the only one is 'transcription'",
                 param="intent",
             )
         writer = RealtimeWriter(self._shared.clock.random)
@@ -196,7 +196,7 @@ class RealtimeService:
             engine = self._shared.registry.find(live.model).live
             if engine is None:
                 raise UnsupportedValueError(
-                    f"the model '{live.model}' has no realtime sessions here", param="model"
+                    f"the model '{live.model}' does not support realtime sessions", param="model"
                 )
             return engine.open(live, session_id=writer.new_id("live"), owner=owner)
 

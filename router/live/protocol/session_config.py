@@ -118,8 +118,7 @@ def _fields(session: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
     kind = session.get("type")
     if kind not in (None, "transcription"):
         raise UnsupportedValueError(
-            f"Sessions of type {shown(kind)} are not served here; this server transcribes: send "
-            f"'transcription'",
+            f"Sessions of type {shown(kind)} are not supported; the only type is 'transcription'",
             param="session.type",
         )
     if "include" in session:

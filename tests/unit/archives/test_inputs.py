@@ -60,7 +60,7 @@ def test_a_file_named_twice_is_one_item(folder: Path) -> None:
         ("{folder}/empty", "no audio file"),
         ("{folder}/gone.mp3", "no file or folder"),
         ("nosuch://bucket/x.mp3", "cannot be opened"),
-        ("file://elsewhere/a.mp3", "no file of this machine"),
+        ("file://elsewhere/a.mp3", "not a file on this machine"),
         ("~nobody-here/a.mp3", "home of an unknown user"),
     ],
 )
@@ -196,7 +196,7 @@ def test_standard_input_is_a_list(folder: Path) -> None:
 )
 def test_a_line_of_json_that_cannot_be_taken_is_told(folder: Path, line: str) -> None:
     (folder / "list.jsonl").write_text(line)
-    with pytest.raises(InvalidRequestError, match=r"is no JSON|cannot be read"):
+    with pytest.raises(InvalidRequestError, match=r"is not JSON|cannot be read"):
         list_items([str(folder / "list.jsonl")])
 
 

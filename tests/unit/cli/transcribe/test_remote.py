@@ -136,7 +136,7 @@ def test_a_wrong_key_and_a_dead_server_are_told_once_before_any_upload(
 
 @pytest.mark.parametrize("content", [b"", b"[]", b"<html>", b'{"text": "a"}', b'{"segments": [1]}'])
 def test_an_answer_that_is_no_transcript_is_refused(content: bytes) -> None:
-    with pytest.raises(InvalidRequestError, match="no verbose_json"):
+    with pytest.raises(InvalidRequestError, match="not a verbose_json"):
         read_answer(content, TranscriptionParams("demo"))
 
 

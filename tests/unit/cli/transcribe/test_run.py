@@ -165,7 +165,7 @@ def test_what_is_no_audio_is_not_aligned_with_a_model(
         align(note, str(note), model="demo")
     with pytest.raises(InvalidRequestError, match=r"as a text: No such file or directory$"):
         align(note, "none.txt", model="demo")
-    with pytest.raises(InvalidRequestError, match="--device is for work in this process"):
+    with pytest.raises(InvalidRequestError, match="--device has no effect"):
         align(note, str(note), server="http://127.0.0.1:9", device="cpu")
 
 
