@@ -1,7 +1,7 @@
-"""Audio of which workers die: who is suspected of it, and what is refused for a while.
+"""Audio on which workers die: which windows are suspected, and which are refused for a while.
 
 When a worker dies, each window that it had may be the cause. Most are not, and are tried again at
-once. Those whose workers died twice go one by one, and one that is alone in that is the cause.
+once. Those whose workers died twice go one by one; when a worker dies of one alone, that is it.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""What `router.http` and the command line ask of a request, and what they are told of it."""
+"""How `router.http` and the command line run a request: the protocol, its options, its events."""
 
 from __future__ import annotations
 

@@ -1,11 +1,11 @@
-"""A known text against what was heard of it: which word is said where, and which is not.
+"""Compares a known text with what was heard: which word is said where, and which is not said.
 
 The text's words are compared with those of a transcript of the same audio. Equal words tie the two
-together. Between two ties, words that have about as many on the other side are the same said
-otherwise (as it was heard wrong, or written in digits); text that has nothing like as much on the
-other side has no audio, and so has audio no text. Each part of the audio is then aligned with what
-is said in it: the text's own words, and where there are none those that were heard, so that
-dynamic time warping, which spreads all tokens over all frames, spreads nobody's words over them.
+together. Between two ties, about as many words on both sides are the same words, heard wrong or
+written otherwise (as digits); where one side has many more, they are taken as not said, or as not
+in the text. Each part of the audio is then aligned with what is said in it: the text's own words,
+and where there are none those that were heard, so that dynamic time warping, which spreads all
+tokens over all frames, does not spread words of the text over them.
 """
 
 from __future__ import annotations

@@ -1,6 +1,6 @@
-"""The way of a request from its upload to its transcript.
+"""Takes a request from its upload to its transcript.
 
-It turns a request's parameters into decode options, opens the upload in an audio worker, and runs
+It turns the request's parameters into decode options, opens the upload in an audio worker, and runs
 the mode that was asked for: `router.parallel` or `router.sequential`.
 """
 

@@ -5,7 +5,7 @@ A window's audio stays with its request until its turn comes in the one order of
 changed, and no window waits in a queue that knows none. Room is a bound on this process's own work
 in flight, of a window's class and more urgent ones, since workers let these pass: of the encoders
 until the window is encoded, of the decoders from before that until its text is there, since KV that
-no decoder has accepted does not last. Live windows wait for nobody, nor do those whose KV is there
+no decoder has accepted does not last. Live windows do not wait, nor do windows whose KV is there
 or being made. Where no worker is known one window is sent, which starts one.
 """
 

@@ -1,4 +1,4 @@
-"""Two lists of words, compared: ten thousand against nine thousand take a second."""
+"""Compares two lists of words: ten thousand with nine thousand take a second."""
 
 from __future__ import annotations
 

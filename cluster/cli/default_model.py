@@ -1,4 +1,4 @@
-"""Which model transcribes a person's own files where the command line names none.
+"""The model that transcribes a user's own files where the command line names none.
 
 It is openai/whisper's default, since the bundled one would not understand them.
 """

@@ -35,7 +35,7 @@ def serve_foreground(
     """Start, print how to call it, wait for `stop`, which may come at any time, and stop cleanly.
 
     The cluster has a thread of its own: in the main thread Ray would take SIGTERM for itself.
-    verbose: tell all of the start, and what Ray and Serve tell of it. Raises ConfigurationError or
+    verbose: show all of the start, also what Ray and Serve log. Raises ConfigurationError or
     CheckpointError before or while starting; where log lines are JSON, SystemExit.
     """
     is_json = settings.log_format == "json"

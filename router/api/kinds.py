@@ -1,5 +1,5 @@
-"""What a field may hold: of forms, JSON bodies and batch lines, and of realtime sessions; and what
-a field of a request is. All of these are declared in `router.api.request_fields`.
+"""The kinds of values that fields have, in forms, JSON bodies, batch lines and realtime sessions;
+and `RequestField`. `router.api.request_fields` declares the fields of a request with them.
 
 Each kind reads what a client sent, a text or one of JSON's own values, by `parse`, which raises an
 error that names the field; `schema` says the same as JSON schema.

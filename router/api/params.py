@@ -1,4 +1,4 @@
-"""What a client asks for, checked, from a form or from the command line's flags."""
+"""The checked parameters of a request, from a form or from the command line's flags."""
 
 from __future__ import annotations
 

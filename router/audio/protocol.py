@@ -1,4 +1,4 @@
-"""What the router and an audio worker say to each other, and the limits of an upload.
+"""The messages between the router and an audio worker, and the limits of an upload.
 
 Each message over their socket pair is one of the dataclasses below, as a JSON object, and for a
 window followed by its PCM, framed as `multiprocessing.connection` does it. What arrives is checked

@@ -1,4 +1,4 @@
-"""What a window is, and by which figures audio is cut into windows or into pieces of 30 s."""
+"""The type of a window, and the figures by which audio is cut into windows or pieces of 30 s."""
 
 from __future__ import annotations
 

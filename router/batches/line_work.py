@@ -1,5 +1,5 @@
-"""Runs one line of a batch, in the class `bulk`, the way of an endpoint's request. Whatever fails
-becomes the line's result: what other workers may do better was tried again by the engine.
+"""Runs one line of a batch as its endpoint would run a request, in the class `bulk`. A failure
+becomes the line's result: what another worker might have done was tried again by the engine.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""The lines of a batch: what each of its input has to be, and what those of its results are.
+"""The lines of a batch: checks those of its input, and writes those of its results.
 
 A line of the input is `{custom_id, method, url, body}`. What is checked here ends the whole batch
 as `failed`, with the numbers of the lines, as OpenAI does it. Values of the body's other fields are

@@ -1,4 +1,4 @@
-"""What the parts of an owner share."""
+"""What the parts of the process that owns the batches share."""
 
 from __future__ import annotations
 

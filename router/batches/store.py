@@ -1,4 +1,4 @@
-"""What is kept of files and of batches. All runs by `Database.call`.
+"""The rows of files and of batches. All functions run in `Database.call`.
 
 The bytes of files are in `router.batches.blobs`, lines of batches in `router.batches.work_queue`.
 A deleted file's row stays until its bytes are gone. Batches:

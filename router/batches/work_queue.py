@@ -1,9 +1,9 @@
-"""The lines of batches that are left to do, and what keys have used by them. All but
-`results` runs by `Database.call`.
+"""The lines of batches that still have to run, and the seconds that keys have used with them. All
+functions but `results` run in `Database.call`.
 
 A line is waiting, claimed, completed or failed. The owner claims it, and its result is taken while
-it is claimed, once; what an owner had claimed when it ended waits again under the next one. Result
-and count change in one transaction, so that no line counts twice.
+it is claimed, once; after a restart, lines that were claimed wait again. Result and count change in
+one transaction, so that no line counts twice.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from router.batches.database import Database
 from router.batches.store import OpenBatch
 
 Outcome = Literal["completed", "failed"]
-Result = tuple[int, str, str | None]  # number and custom_id of a line, and what came of it
+Result = tuple[int, str, str | None]  # number and custom_id of a line, and its result
 RESULTS_AT_ONCE = 64
 Usage = tuple[int, int, float]  # day since 1970, lines that ended, seconds of audio
 DAY_S = 86_400

@@ -1,6 +1,6 @@
-"""Who may come in, and how much of a body: asked before a byte of it is read, for every route, so
-that a new one needs nothing of its own. The keys of WebSockets may be client secrets:
-they are read in `router.http.realtime`.
+"""Which requests are let in, and how large their bodies may be: checked before a byte of a body is
+read, for every route, so that a new route needs no check of its own. The keys of WebSockets may
+be client secrets: `router.http.realtime` reads them.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""Whether a request may come in, by the seconds of audio that this router already holds.
+"""Whether a request is admitted, by the seconds of audio that this router already holds.
 
 It is admitted as a whole, before the first byte of its answer: first by the bytes that it
 announces, then by the length that its container states. While requests wait in queues for more than

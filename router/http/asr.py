@@ -1,4 +1,4 @@
-"""`/asr` and `/detect-language`, as whisper-asr-webservice has them: for Bazarr and its like.
+"""`/asr` and `/detect-language`, as whisper-asr-webservice has them: for Bazarr and others.
 
 Off unless a setting turns it on. As there, a parameter that is unknown is ignored. Source:
 whisper-asr-webservice 1.9, `app/webservice.py`.

@@ -1,7 +1,7 @@
-"""API keys: who may come in, how many requests each key may have at once, and the file of keys.
+"""API keys: which are valid, how many requests each may have at once, and the file of keys.
 
 Keys are compared as digests, each in constant time and all of them every time, so that the time of
-an answer tells nothing about them. Behind the router an owner is named by a digest.
+an answer says nothing about them. Behind the router an owner is named by a digest.
 """
 
 from __future__ import annotations

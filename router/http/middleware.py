@@ -1,6 +1,5 @@
-"""The outermost layer of the HTTP surface: a request id for everyone, the door, an answer for every
-crash, the access log. Pure ASGI, so that the channel on which a client's hang-up arrives stays
-untouched.
+"""The outermost layer of the HTTP surface: request ids, access control, an answer for every crash,
+the access log. Pure ASGI, so that the channel on which a client's hang-up arrives stays untouched.
 """
 
 from __future__ import annotations

@@ -1,8 +1,8 @@
-"""What programs ask of a router. `/livez` answers as long as the process does, also while models
-load; `/readyz` is for balancers; `/health` tells people more; all three without a key.
+"""The endpoints for probes and monitoring. `/livez` answers as long as the process runs, also while
+models load; `/readyz` is for balancers; `/health` is for people; all three without a key.
 
-`/metrics` is what a router counts, and what it knows of its pools, as Prometheus reads it. Names
-are those of `cluster.common.metrics`, where Ray exports each as `ray_<name>`.
+`/metrics` has what a router counts and what it knows of its pools, as Prometheus reads it. Names
+are those of `cluster.common.metrics`; Ray exports each as `ray_<name>`.
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""A request that streams: its work runs as a task and sends what is certain as events, OpenAI's.
+"""A request that streams: its work runs as a task and sends final text as OpenAI's events.
 
 For srt and vtt a delta is the cues that closed; for diarized_json each segment is an event, and
 there are no deltas. A comment keeps proxies from cutting a quiet stream; a failure in the middle is

@@ -1,9 +1,9 @@
-"""What each API key uses, and how much it may: requests a minute, hours of audio a day.
+"""How much each API key uses and may use: requests a minute, hours of audio a day.
 
-Audio counts when its transcript is whole, live audio when its session ends. The account is a
-router's own and begins with it; metrics carry it over restarts. A batch that was taken runs to its
-end. The answer has the shape of OpenAI's usage of audio transcriptions, with a key's name as its
-id.
+Audio counts when its transcript is complete, live audio when its session ends. Each router has its
+own account, which begins when it starts; metrics carry it over restarts. A batch that was accepted
+runs to its end. The answer has the shape of OpenAI's usage of audio transcriptions, with a key's
+name as its id.
 """
 
 from __future__ import annotations

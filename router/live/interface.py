@@ -1,4 +1,4 @@
-"""What a live session is configured by, and the events that it tells: frozen values.
+"""The configuration of a live session, and the events that it sends: frozen values.
 
 Turns are numbered from 0 on, in the order of their audio. The events of one turn come in this
 order; those in brackets do not come for every turn:

@@ -1,4 +1,4 @@
-"""One session's audio, the turns and utterances in it, and what its client is told of them.
+"""One session's audio, the turns and utterances in it, and the events about them.
 
 Places in the audio are samples from the session's start, at 16 kHz. A delta holds whole characters
 only. The text of a turn has no space at its beginning and its end, as in a transcript: a space at

@@ -1,8 +1,8 @@
-"""Who speaks when, brought to the words and segments of a transcript, and to its text.
+"""Gives the words and segments of a transcript, and its text, their speakers.
 
-A word has the speaker whose turns overlap it most. One that no turn overlaps has the nearest within
-1 s; of two that are even, it has the speaker of the word before. Inside a sentence one speaker
-stands, unless another has two words and half a second there. Knows nothing of how turns are found.
+A word gets the speaker whose turns overlap it most. One that no turn overlaps gets the nearest
+within 1 s; where two are equal, it gets the speaker of the word before. A sentence has one speaker,
+unless another has two words and half a second in it. Knows nothing of how turns are found.
 """
 
 from __future__ import annotations

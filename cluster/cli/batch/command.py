@@ -95,10 +95,10 @@ INPUTS = typer.Argument(
 def _batch(**flags: Any) -> None:
     """Transcribe an archive: files, folders, buckets and manifests.
 
-    It uses the application of the Ray cluster on this machine or at --address, after all more
-    urgent requests there. Where none runs on this machine it starts one for this run. A second run
-    transcribes only what is missing. The exit status is 0 if all files have their transcripts,
-    and 3 if some failed.
+    It uses the application of the Ray cluster on this machine or at --address, whose other requests
+    go first. Where none runs on this machine it starts one for this run. A second run transcribes
+    only what is missing. The exit status is 0 if all files have their transcripts, and 3 if some
+    failed.
 
     Example: splitscribe batch s3://talks/2026 -o s3://texts/2026 -f srt
     """

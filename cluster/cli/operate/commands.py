@@ -1,4 +1,4 @@
-"""The commands of whoever runs a cluster: up, deploy, status, down.
+"""The commands of a cluster's operator: up, deploy, status, down.
 
 Each says what it does, what it waits for and what comes next; a failure is one line with a remedy.
 """

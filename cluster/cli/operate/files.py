@@ -1,4 +1,4 @@
-"""What an operator writes, read and checked before any machine is touched.
+"""Reads the files that an operator writes, and checks them before any machine is touched.
 
 A cluster file for `ray up`, by Ray's own launcher code and by what that would find out late; and a
 Serve configuration, by Serve's own schema.

@@ -1,9 +1,9 @@
-"""What the `transcribe` command is asked for, its inputs as files, and the seam between its parts.
+"""The work of a `transcribe` command as data, its inputs as files, and the protocols of its parts.
 
-`command` makes a `Job`, and `run` takes its files through a `TranscribeFile`; or a `LiveJob`, whose
-sound `live` sends to a `LiveClient`. `local` has either in this process, `remote` that of a server.
-Inputs of other places are brought into a temporary folder, under the name that their results shall
-have; headerless samples get a header on the way.
+`command` makes a `Job`, whose files `run` gives to a `TranscribeFile`, or a `LiveJob`, whose audio
+`live` sends to a `LiveClient`. `local` has both for this process, `remote` has both for a server.
+Inputs that are not files are written into a temporary folder, under the names that their results
+will have; headerless samples get a header there.
 """
 
 from __future__ import annotations

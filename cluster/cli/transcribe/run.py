@@ -1,4 +1,4 @@
-"""Takes a job's files through a transcriber, several at a time, and writes what comes of them.
+"""Transcribes a job's files, several at a time, and writes the results.
 
 A file that fails is told in one line and the others go on. Each result appears whole or not at all.
 """

@@ -1,4 +1,4 @@
-"""Who may open a realtime session: whoever has an API key or a client secret.
+"""Access to realtime sessions: by an API key or a client secret.
 
 A key comes in a header, or among the sub-protocols, since a browser cannot set headers. A client
 secret holds its own content, signed with a key that is derived from the cluster's, so any router

@@ -1,4 +1,4 @@
-"""What a realtime session has to tell its client, until it is sent."""
+"""The events of a realtime session that wait to be sent to its client."""
 
 from __future__ import annotations
 

@@ -1,5 +1,5 @@
-"""How a realtime session begins: the paths `/v1/realtime` and of its client secrets. A client is
-refused before the upgrade, with a status and OpenAI's error envelope.
+"""Opens realtime sessions: `/v1/realtime` and the paths of client secrets. A client is refused
+before the upgrade, with a status and OpenAI's error envelope.
 """
 
 from __future__ import annotations
