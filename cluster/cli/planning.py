@@ -50,8 +50,7 @@ def simulate(
         typer.Option(help="kill workers: SECOND:ROLE[:COUNT], such as 60:encoder; repeatable"),
     ] = None,
     slo: Annotated[
-        float | None,
-        typer.Option(help="allowed seconds of an answer, and 0.1 s for each second of audio [1]"),
+        float | None, typer.Option(help="seconds within which an answer is good [1]")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="seed of all random numbers [0]")] = None,
     json_file: JsonFile = None,
@@ -80,7 +79,7 @@ def simulate(
         "profile": profile,
         "load": {"rate_per_s": rate, "seconds": seconds},
         "cluster": {"encoders": encoders, "decoders": decoders, "routers": routers},
-        "slo": {"latency_s": slo},
+        "slo_s": slo,
         "faults": [_fault(one) for one in kill or ()] or None,
         "seed": seed,
     }
@@ -124,8 +123,8 @@ def figures_as_yaml(figures: dict[str, Any], without: Iterable[str]) -> str:
 def plan(
     rate: Annotated[float, typer.Option(min=0.001, help="requests per second")],
     slo: Annotated[
-        str, typer.Option(help="percentiles of the latency: 'p50 < 400 ms, p99 < 2 s'")
-    ] = "p95 < 1 s",
+        float, typer.Option(min=0.001, help="seconds within which 95 % are answered")
+    ] = 1.0,
     gpus: Annotated[
         str, typer.Option(help="devices, profiles or their files, each with its dollars per hour")
     ] = "h200,l40s",
@@ -159,14 +158,14 @@ def plan(
 
     Example: splitscribe plan --rate 500 --gpus h200:1.9,l40s:0.6 > serve.yaml
     """
-    from cluster.planning.design import Order, parse_kinds, parse_objectives
+    from cluster.planning.design import Order, parse_kinds
     from cluster.planning.plan import make_plan
     from cluster.planning.profile import write_text
     from cluster.planning.scenario import NAMED_LENGTHS, Load
 
     order = Order(
         load=Load(rate_per_s=rate, lengths=NAMED_LENGTHS[lengths]),
-        objectives=parse_objectives(slo),
+        slo_s=slo,
         kinds=parse_kinds(gpus, model),
         link_gbit_per_s=links,
         per_node=per_node,

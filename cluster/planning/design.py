@@ -6,7 +6,6 @@ Costs are computed without simulating, and without waiting: no cluster does with
 from __future__ import annotations
 
 import math
-import re
 from dataclasses import dataclass, field, replace
 from itertools import islice
 from pathlib import Path
@@ -24,13 +23,11 @@ from cluster.planning.scenario import TIMESTAMPS, Load, arrivals
 SAMPLES = 2000  # requests of the load from which means are taken
 ROUTER_BUSY = 0.5  # share of a core that a router, and each audio worker, may be busy
 CELL_WORKERS = 400  # of a cell at most; configs/SCALE.md advises up to 500
+PERCENT = 95  # of the requests, which are answered within an order's `slo_s`
 PENDING_S = 20.0  # of what all workers do, that may be pending: as configs/SCALE.md advises
 LEAST_PENDING_S = 120.0  # of audio
 
 Placement = Literal["split", "colocated"]
-
-OBJECTIVE = re.compile(r"p(\d+\.?\d*)\s*<=?\s*(\d+\.?\d*|\.\d+)\s*(ms|s|min)?", re.IGNORECASE)
-UNITS_S = {"ms": 1e-3, "s": 1.0, "min": 60.0}
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,13 +41,13 @@ class NodeKind:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """objectives: by percentile, the seconds within which so many requests are answered. per_node:
-    devices of a node, each for one worker. spare_nodes: of each role. trial_requests: of a short
-    simulation. check_s: of the long one.
+    """slo_s: within which `PERCENT` of the requests are answered. per_node: devices of a node, each
+    for one worker. spare_nodes: of each role. trial_requests: of a short simulation. check_s: of
+    the long one.
     """
 
     load: Load
-    objectives: dict[float, float]
+    slo_s: float
     kinds: tuple[NodeKind, ...]
     link_gbit_per_s: float
     per_node: int = 1
@@ -60,32 +57,12 @@ class Order:
     check_s: float = 300.0
 
     @property
-    def loosest_s(self) -> float:
-        return max(self.objectives.values())
-
-    @property
     def has_prices(self) -> bool:
         return any(kind.dollars for kind in self.kinds)
 
     @property
     def asked(self) -> str:
-        return ", ".join(f"p{percent:g} < {s:g} s" for percent, s in self.objectives.items())
-
-
-def parse_objectives(text: str) -> dict[float, float]:
-    """Objectives separated by commas: "p95 < 1 s", "p50 < 400ms, p99 < 2 s"."""
-    objectives = {}
-    for part in map(str.strip, text.split(",")):
-        found = OBJECTIVE.fullmatch(part)
-        percent, limit, unit = found.groups("s") if found else ("0", "0", "s")
-        limit_s = float(limit) * UNITS_S[unit.lower()]
-        if not 0 < float(percent) < 100 or not limit_s:
-            raise ConfigurationError(
-                "--slo is percentiles of the latency, such as 'p95 < 1 s' or 'p50 < 400 ms, "
-                f"p99 < 2 s', not {part!r}"
-            )
-        objectives[float(percent)] = limit_s
-    return objectives
+        return f"p{PERCENT} < {self.slo_s:g} s"
 
 
 def parse_kinds(text: str, model: str) -> tuple[NodeKind, ...]:
@@ -220,7 +197,7 @@ class Design:
         busiest_s = max(costs.router_s, costs.audio_cpu_s / MOST_AUDIO_WORKERS)
         routers = max(1, math.ceil(rate * busiest_s / ROUTER_BUSY))
         audio_workers = math.ceil(rate * costs.audio_cpu_s / ROUTER_BUSY / routers)
-        pending_s = max(PENDING_S, 3 * self.order.loosest_s) * rate * costs.audio_s / routers
+        pending_s = max(PENDING_S, 3 * self.order.slo_s) * rate * costs.audio_s / routers
         return routers, RouterSettings(
             audio_workers=max(LEAST_AUDIO_WORKERS, audio_workers),
             max_pending_audio_s=max(LEAST_PENDING_S, pending_s),

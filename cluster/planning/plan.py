@@ -1,6 +1,6 @@
-"""Makes a plan: the cheapest design that keeps the objectives, checked with another seed.
+"""Makes a plan: the cheapest design that keeps the objective, checked with another seed.
 
-Short simulations find the fewest workers of each design: they are added until the objectives are
+Short simulations find the fewest workers of each design: they are added until the objective is
 kept, and then taken away by bisection: more workers are assumed to keep what fewer keep. A design
 whose least costs more than what was found is not simulated. Split and colocated ones compete apart,
 so that a plan can say which is cheaper.
@@ -17,12 +17,12 @@ from typing import Any
 
 from cluster.common.errors import ConfigurationError
 from cluster.common.settings import Settings
-from cluster.planning.design import Design, Order
-from cluster.planning.scenario import Cluster, Scenario, Slo, at_percentile, percentiles
+from cluster.planning.design import PERCENT, Design, Order
+from cluster.planning.scenario import Cluster, Scenario, at_percentile, percentiles
 from cluster.planning.simulate import simulate
 
 SHORTEST_S, LONGEST_S = 20.0, 120.0  # of a short simulation
-OBJECTIVES = 12  # it is so many times as long as the loosest objective
+OBJECTIVES = 12  # it is so many times as long as the objective
 GROWTHS = (1.2, 2.4, 4.8)  # of the least that may do, one after the other; then it is given up
 CORRECTION = 1.03  # of a plan that the check refused
 TRIAL_SEED, CHECK_SEED = 1, 1001
@@ -34,7 +34,7 @@ Tell = Callable[[str], object]  # progress, a line at a time
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One cell, simulated: does it keep the objectives? told: the percentiles asked for."""
+    """One cell, simulated: does it keep the objective? told: the percentile asked for."""
 
     is_kept: bool
     told: str
@@ -70,7 +70,7 @@ class Plan:
             "profile": best.profile.origin(),
             "rate_per_s": round(rate, 4),
             "mean_audio_s": round(costs.audio_s, 3),
-            "objectives": order.asked,
+            "objective": order.asked,
             "design": best.name,
             "cells": best.cells,
             **{
@@ -91,7 +91,7 @@ class Plan:
 
 
 def make_plan(order: Order, tell: Tell) -> Plan:
-    """Raises ConfigurationError: no cluster keeps the objectives; tells how near one came."""
+    """Raises ConfigurationError: no cluster keeps the objective; tells how near one came."""
     search, skipped = _Search(order, tell), {}
     kept: list[Design] = []
     designs = [
@@ -122,14 +122,14 @@ def make_plan(order: Order, tell: Tell) -> Plan:
 
 
 class _Search:
-    """Simulations for one order. missed: the last one that did not keep the objectives."""
+    """Simulations for one order. missed: the last one that did not keep the objective."""
 
     def __init__(self, order: Order, tell: Tell) -> None:
         self._order, self._tell = order, tell
         self.missed = "none, they would need more"
 
     def fewest(self, least: Design) -> Design | None:
-        """Grow until the objectives are kept, then take away; None: they never are."""
+        """Grow until the objective is kept, then take away; None: it never is."""
         grown = [least.grown(least.dims, factor) for factor in GROWTHS]
         able = (one for one in grown if one.workers <= MOST_WORKERS and self._keeps(one))
         if (found := next(able, None)) is None:
@@ -161,7 +161,7 @@ class _Search:
         order = self._order
         seconds = order.trial_requests * design.cells / order.load.rate_per_s
         seconds = min(LONGEST_S, max(SHORTEST_S, seconds))
-        trial = try_out(design, max(seconds, OBJECTIVES * order.loosest_s), TRIAL_SEED)
+        trial = try_out(design, max(seconds, OBJECTIVES * order.slo_s), TRIAL_SEED)
         said = f"{design}: {trial.told}"
         self._tell(f"{said}, {'kept' if trial.is_kept else 'missed'}")
         if not trial.is_kept:
@@ -184,18 +184,16 @@ def try_out(design: Design, seconds: float, seed: int) -> Trial:
             link_gbit_per_s=order.link_gbit_per_s,
         ),
         load=order.load.model_copy(update={"rate_per_s": rate, "seconds": seconds}),
-        slo=Slo(latency_s=order.loosest_s, per_audio_s=0.0),
+        slo_s=order.slo_s,
         settings=Settings(router=settings),
         seed=seed,
     )
     outcome = simulate(scenario, design.profile)
     latencies, used = outcome.latencies(), outcome.busy()
-    seen = {percent: at_percentile(latencies, percent) for percent in order.objectives}
+    seen_s = at_percentile(latencies, PERCENT)
     figures = {
         **percentiles(latencies),
         "failed": sum(map(math.isinf, latencies)),
         **{name: used[name] for name in ("encoder_busy", "decoder_busy")},
     }
-    is_kept = all(seen[percent] < limit_s for percent, limit_s in order.objectives.items())
-    told = ", ".join(f"p{percent:g} {seconds:.3g} s" for percent, seconds in seen.items())
-    return Trial(is_kept, told, figures)
+    return Trial(seen_s < order.slo_s, f"p{PERCENT} {seen_s:.3g} s", figures)

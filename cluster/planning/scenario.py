@@ -96,19 +96,12 @@ class Kill(FrozenModel):
     count: int = Field(1, ge=1, description="workers that end at the same time")
 
 
-class Slo(FrozenModel):
-    """A request is good when it is answered within `latency_s` and `per_audio_s` of its length."""
-
-    latency_s: float = Field(1.0, gt=0)
-    per_audio_s: float = Field(0.1, ge=0)
-
-
 class Scenario(FrozenModel):
     profile: str = "two-cores"
     cluster: Cluster = Cluster()
     load: Load = Load()
     faults: tuple[Kill, ...] = ()
-    slo: Slo = Slo()
+    slo_s: float = Field(1.0, gt=0, description="a request is good that is answered within it")
     settings: Settings = Settings()
     seed: int = 0
 
@@ -228,19 +221,17 @@ class Outcome:
         }
 
     def _of_class(self, name: Priority) -> dict[str, Any]:
-        seconds, slo = self.scenario.load.seconds, self.scenario.slo
-        at_s, audio_s, late_s = np.array(self.answers[name]).T
-        is_answered, is_counted = np.isfinite(late_s), at_s >= WARM_UP * seconds
-        counted = is_answered & is_counted
-        good = counted & (late_s <= slo.latency_s + slo.per_audio_s * audio_s)
-        n_counted, n_good, span_s = int(counted.sum()), int(good.sum()), (1 - WARM_UP) * seconds
+        seconds, slo_s = self.scenario.load.seconds, self.scenario.slo_s
+        at_s, _, late_s = np.array(self.answers[name]).T
+        counted, span_s = late_s[at_s >= WARM_UP * seconds], (1 - WARM_UP) * seconds
+        answered, n_good = counted[np.isfinite(counted)], int((counted <= slo_s).sum())
         return {
-            "answered": int(is_answered.sum()),
+            "answered": int(np.isfinite(late_s).sum()),
             "failed": dict(sorted(self.failures[name].items())),
-            "throughput_per_s": round(n_counted / span_s, 3),
+            "throughput_per_s": round(len(answered) / span_s, 3),
             "goodput_per_s": round(n_good / span_s, 3),
-            "within_slo": round(n_good / max(1, int(is_counted.sum())), 4),
-            **(percentiles(late_s[counted]) if n_counted else {}),
+            "within_slo": round(n_good / max(1, len(counted)), 4),
+            **(percentiles(answered) if len(answered) else {}),
         }
 
 

@@ -13,13 +13,7 @@ from cluster.cli.planning import plan as plan_command
 from cluster.common.cores import MOST_AUDIO_WORKERS
 from cluster.common.errors import ConfigurationError
 from cluster.planning import plan as planning
-from cluster.planning.design import (
-    Design,
-    NodeKind,
-    Order,
-    parse_kinds,
-    parse_objectives,
-)
+from cluster.planning.design import Design, NodeKind, Order, parse_kinds
 from cluster.planning.plan import Plan, Trial, make_plan
 from cluster.planning.scenario import NAMED_LENGTHS, Lengths, Load
 from tests.unit.planning.test_simulation import ENCODE_S, make_profile
@@ -32,7 +26,7 @@ def make_order(rate: float = 15.0, limit_s: float = 1.0, **changes: Any) -> Orde
     load = Load(rate_per_s=rate, lengths=CLIPS)
     fields: dict[str, Any] = {
         "load": load,
-        "objectives": {95.0: limit_s},
+        "slo_s": limit_s,
         "kinds": (kind,),
         "link_gbit_per_s": 100.0,
         "trial_requests": 300,
@@ -48,16 +42,6 @@ def planned(order: Order) -> Plan:
 @pytest.fixture(scope="module")
 def split() -> Plan:
     return planned(make_order(placements=("split",)))
-
-
-def test_objectives_are_read() -> None:
-    assert parse_objectives("p50 < 400 ms, p99.9<2 s, p95<1") == {50: 0.4, 99.9: 2.0, 95: 1.0}
-
-
-@pytest.mark.parametrize("text", ["95 < 1", "p100 < 1 s", "p95 < 0 s", "p95", "p9.5.1 < 1 s"])
-def test_an_objective_that_is_none_tells_what_would_be_one(text: str) -> None:
-    with pytest.raises(ConfigurationError, match="p95 < 1 s"):
-        parse_objectives(text)
 
 
 def test_devices_are_found_by_model_and_only_together_where_they_fit() -> None:

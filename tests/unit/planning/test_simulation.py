@@ -101,7 +101,7 @@ def test_a_window_full_of_words_is_decoded_once() -> None:
 def test_more_than_the_encoders_can_do_is_not_done() -> None:
     load = {"rate_per_s": 20.0, "seconds": 40.0}
     limit = {"router": {"max_pending_audio_s": 100.0}}
-    _, one = run({"load": dict(load), "settings": limit, "slo": {"latency_s": 5.0}})
+    _, one = run({"load": dict(load), "settings": limit, "slo_s": 5.5})
     assert one["throughput_per_s"] == pytest.approx(1 / ENCODE_S, rel=0.1)
     assert one["classes"]["interactive"]["failed"]
     good = one["classes"]["interactive"]["within_slo"]
