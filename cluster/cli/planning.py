@@ -45,10 +45,6 @@ def simulate(
     encoders: Annotated[int | None, typer.Option(help="number of encoder workers [1]")] = None,
     decoders: Annotated[int | None, typer.Option(help="number of decoder workers [1]")] = None,
     routers: Annotated[int | None, typer.Option(help="number of routers [1]")] = None,
-    kill: Annotated[
-        list[str] | None,
-        typer.Option(help="kill workers: SECOND:ROLE[:COUNT], such as 60:encoder; repeatable"),
-    ] = None,
     slo: Annotated[
         float | None, typer.Option(help="seconds within which an answer is good [1]")
     ] = None,
@@ -80,7 +76,6 @@ def simulate(
         "load": {"rate_per_s": rate, "seconds": seconds},
         "cluster": {"encoders": encoders, "decoders": decoders, "routers": routers},
         "slo_s": slo,
-        "faults": [_fault(one) for one in kill or ()] or None,
         "seed": seed,
     }
     checked = make_scenario(read_fields(scenario, "the scenario", flags))
@@ -101,17 +96,6 @@ def simulate(
     out.print(shown, markup=False, end="")
     if json_file is not None:
         write_text(json_file, json.dumps(figures, indent=1) + "\n")
-
-
-def _fault(text: str) -> dict[str, Any]:
-    at, _, rest = text.partition(":")
-    role, _, count = rest.partition(":")
-    try:
-        return {"at_s": float(at), "role": role, "count": int(count or 1)}
-    except ValueError as error:
-        raise ConfigurationError(
-            f"--kill is SECOND:ROLE[:COUNT], such as 60:encoder:2, not {text!r}"
-        ) from error
 
 
 def figures_as_yaml(figures: dict[str, Any], without: Iterable[str]) -> str:

@@ -1,4 +1,4 @@
-"""What is to be simulated: a cluster, a load, faults, and what counts as good; and what came out.
+"""What is to be simulated: a cluster, a load, and what counts as good; and what came out.
 
 A seed gives the same requests whatever the cluster does with them. Rates and shares are over the
 time in which requests came, without the first tenth.
@@ -17,7 +17,7 @@ import numpy as np
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
 
 from cluster.common.errors import ConfigurationError
-from cluster.common.messages import FRAMES_PER_S, WINDOW_S, Priority, Role
+from cluster.common.messages import FRAMES_PER_S, WINDOW_S, Priority
 from cluster.common.settings import FrozenModel, Settings
 from cluster.common.settings_sources import first_problem
 from cluster.planning.profile import Profile
@@ -88,19 +88,10 @@ class Cluster(FrozenModel):
         return self
 
 
-class Kill(FrozenModel):
-    """A worker ends at once, as by SIGKILL; Serve starts another one in its place."""
-
-    at_s: float = Field(ge=0)
-    role: Role
-    count: int = Field(1, ge=1, description="workers that end at the same time")
-
-
 class Scenario(FrozenModel):
     profile: str = "two-cores"
     cluster: Cluster = Cluster()
     load: Load = Load()
-    faults: tuple[Kill, ...] = ()
     slo_s: float = Field(1.0, gt=0, description="a request is good that is answered within it")
     settings: Settings = Settings()
     seed: int = 0

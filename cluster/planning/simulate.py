@@ -20,7 +20,6 @@ from types import SimpleNamespace
 from typing import Any
 
 import numpy as np
-from ray.exceptions import RayActorError
 
 from cluster.common.cores import audio_workers_of
 from cluster.common.errors import SplitscribeError
@@ -30,7 +29,7 @@ from cluster.planning.profile import Profile
 from cluster.planning.scenario import Arrival, LoadRequest, Outcome, Scenario, arrivals
 from cluster.planning.virtual_time import run_virtually
 from cluster.planning.workers import Cell, SimDecoder, SimEncoder, SimWorker
-from cluster.serve.app import DRAIN_S, STATS_PERIOD_S
+from cluster.serve.app import STATS_PERIOD_S
 from cluster.serve.hooks import USUAL_ROWS, USUAL_WINDOW_S
 from cluster.serve.model_parts import make_transcriber
 from cluster.serve.own_calls import OwnCalls
@@ -47,7 +46,6 @@ GPU_MACHINE_CORES = 16  # where a profile tells none
 SILENCE = np.zeros(WINDOW_SAMPLES, np.int16)
 SILENCE.flags.writeable = False
 
-DETECTED_S = 0.1  # until those who wait for a dead process hear of it: at most, in a real server
 USUAL_CALL: dict[Role, float] = {"encoder": USUAL_WINDOW_S, "decoder": 1 / USUAL_ROWS}
 
 OnProgress = Callable[[float, int], None]  # simulated seconds, requests that have come
@@ -80,8 +78,6 @@ async def _run(
     else:
         pools = {role: SimPool((role,), size, cell) for role, size in sizes.items()}
     routers = [SimRouter(cell, pools) for _ in range(cluster.routers)]
-    for fault in scenario.faults:
-        loop.call_at(fault.at_s, pools[fault.role].kill, fault.count)
     keeping = asyncio.create_task(_keep(cell, pools, routers, on_progress))
     await asyncio.sleep(0)  # it looks once where no request comes, too
     async with asyncio.TaskGroup() as requests:
@@ -220,22 +216,18 @@ class SimRouter:
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """A worker as Serve knows it. ends_s: when it ends, if it is not idle before."""
+    """A worker as Serve knows it."""
 
     name: str
     node: str
     roles: Mapping[Role, SimWorker]
     ongoing: int = 0
-    ends_s: float = math.inf
-
-    def kill(self, detected_after_s: float) -> None:
-        for worker in self.roles.values():
-            worker.kill(detected_after_s)
 
 
 class SimPool:
-    """replicas: all that run. opened: those that take new calls, replaced as a whole. changed: set
-    when a worker was added. waiting: calls that no worker has taken.
+    """replicas: all that run. opened: those that take new calls, replaced as a whole; the others
+    end when they are idle. changed: set when a worker was added. waiting: calls that no worker has
+    taken.
     """
 
     def __init__(self, roles: tuple[Role, ...], size: int, cell: Cell) -> None:
@@ -259,23 +251,14 @@ class SimPool:
         for _ in range(size):
             self._add()
 
-    def kill(self, count: int) -> None:
-        alive = [one for one in self.opened if not one.roles[self._roles[0]].is_dead]
-        for replica in alive[:count]:
-            replica.kill(DETECTED_S)
-            self._note(self._loop.time(), f"{replica.name} is killed", "fault")
-            self._loop.call_later(DETECTED_S, self.remove, replica)
-            self._loop.call_later(DETECTED_S + self._start_s, self._add)
-
     def scale(self, balancer: Balancer) -> None:
         """By what `PoolPolicy` reads of Serve; and end workers that were closed before."""
         if not self._is_scaled:
             return
-        for one in [one for one in self.replicas if one.ends_s < math.inf]:
-            if one.roles[self._roles[0]].is_idle() or self._loop.time() >= one.ends_s:
-                one.kill(0.0)
-                self.remove(one)
         role, starting = self._roles[0], max(0, self._wanted - len(self.opened))
+        closed = [one for one in self.replicas if one not in self.opened]
+        for replica in [one for one in closed if not one.ongoing and one.roles[role].is_idle()]:
+            self.replicas.remove(replica)
         queued = self.waiting + (0 if self.opened else sum(one.ongoing for one in self.replicas))
         signals: Any = {f"{role}s": tuple(one.roles[role].signals() for one in self.opened)}
         view = PoolView(self._wanted, queued * USUAL_CALL[role], starting, **signals)
@@ -287,11 +270,11 @@ class SimPool:
             )
         for _ in range(self._wanted - before):
             self._loop.call_later(self._start_s, self._add)
-        n_ended = max(0, len(self.opened) - self._wanted)  # those that are starting go first
-        for replica in sorted(self.opened, key=lambda one: one.ongoing)[:n_ended]:
-            self._close(replica)
-            replica.ends_s = self._loop.time() + DRAIN_S
-            replica.roles[role].core.begin_drain()
+        if len(self.opened) > self._wanted:  # those that are starting have gone first
+            busiest = sorted(self.opened, key=lambda one: -one.ongoing)[: self._wanted]
+            self.opened = [one for one in self.opened if one in busiest]
+            if not self.opened:
+                self.changed.clear()
 
     def _add(self) -> None:
         """A worker has started; nothing where it is not wanted any more."""
@@ -308,16 +291,6 @@ class SimPool:
         self.replicas.append(replica)
         self.opened = [*self.opened, replica]
         self.changed.set()
-
-    def _close(self, replica: Replica) -> None:
-        self.opened = [one for one in self.opened if one is not replica]
-        if not self.opened:
-            self.changed.clear()
-
-    def remove(self, replica: Replica) -> None:
-        self._close(replica)
-        if replica in self.replicas:
-            self.replicas.remove(replica)
 
 
 class SimHandle:
@@ -346,9 +319,6 @@ class SimHandle:
         worker = replica.roles[self._role]
         try:
             return replace(await worker.call(request), load=worker.core.load())
-        except RayActorError:
-            pool.remove(replica)  # as Serve's router does when a call finds it dead
-            raise
         finally:
             replica.ongoing -= 1
 

@@ -12,9 +12,7 @@ from random import Random
 from types import SimpleNamespace
 from typing import Any
 
-from ray.exceptions import RayActorError
-
-from cluster.common.errors import KVLostError, PeerLostError
+from cluster.common.errors import KVLostError
 from cluster.common.kv.exporter import KVExporter
 from cluster.common.kv.handles import release_message, renewal_messages
 from cluster.common.kv.layout import PageLayout
@@ -42,7 +40,6 @@ from encoder_worker.loop import IDLE_WAIT_S, EncodeLoop
 from encoder_worker.publisher import Publisher
 
 LINK_LATENCY_S = 20e-6  # of a READ between nodes, where the scenario gives the links' rate
-LOST_AFTER_S = 0.005  # until a READ from a dead process fails: 0.2 to 31 ms, 1 in the median
 
 
 class Cell:
@@ -98,11 +95,9 @@ class _Worker(ABC):
     def __init__(self, node: str, cell: Cell, device: Device) -> None:
         self.node = node
         self.device = device
-        self.is_dead = False
         self.clock = WorkerClock(cell.loop.time)
         self._hop_s = cell.profile.router.hop_s
         self._woken = asyncio.Event()
-        self._calls: dict[asyncio.Future[None], None] = {}  # in order: a seed gives one result
         self._loop = cell.loop
         self._turns = cell.loop.create_task(self._take_turns())
 
@@ -114,14 +109,11 @@ class _Worker(ABC):
         return not (self.core.load().work or self.pool.n_used)
 
     async def call(self, request: Any) -> Any:
-        """May be cancelled at any time. Raises RayActorError: the worker was killed."""
+        """May be cancelled at any time."""
         await asyncio.sleep(self._hop_s)
-        if self.is_dead:
-            raise RayActorError
         submitted: Future[Any] = self.core.submit(request)
         answered: asyncio.Future[None] = self._loop.create_future()
         submitted.add_done_callback(lambda _: self._loop.call_at(self.clock.now(), _tell, answered))
-        self._calls[answered] = None
         self.wake()
         try:
             await answered
@@ -129,20 +121,10 @@ class _Worker(ABC):
             submitted.cancel()  # KV that was answered already goes with its lease
             self.wake()
             raise
-        finally:
-            del self._calls[answered]
-        if self.is_dead:
-            raise RayActorError
         return submitted.result()
 
     def wake(self) -> None:
         self._woken.set()
-
-    def kill(self, detected_after_s: float) -> None:
-        self.is_dead = True
-        self._turns.cancel()
-        for answered in self._calls:
-            self._loop.call_later(detected_after_s, _tell, answered)
 
     async def _take_turns(self) -> None:
         while True:
@@ -198,9 +180,8 @@ class SimEncoder(_Worker):
         return min(ready_s or IDLE_WAIT_S, IDLE_WAIT_S) if len(self._batcher) else None
 
     def on_notification(self, message: bytes) -> None:
-        if not self.is_dead:
-            self._exporter.handle_notifications([message])
-            self.wake()  # pages may have come free
+        self._exporter.handle_notifications([message])
+        self.wake()  # pages may have come free
 
     def look_after_leases(self) -> None:
         self._exporter.expire()
@@ -280,8 +261,8 @@ class SimImporter:
         n_bytes = len(pages) * self.pool.filled_bytes(handle.frames)
         seconds = self._cell.links.read_s(n_bytes, source.node, self._node, now_s)
         stats = FetchStats(n_bytes, seconds, "simulated")
-        ends_s = LOST_AFTER_S if source.is_dead else min(seconds, self._timeout_s)
-        self._cell.loop.call_at(now_s + ends_s, self._arrive, handle, stats, arrival)
+        ends_s = now_s + min(seconds, self._timeout_s)
+        self._cell.loop.call_at(ends_s, self._arrive, handle, stats, arrival)
         return arrival
 
     def drop(self, handle: CrossKVHandle) -> None:
@@ -296,11 +277,9 @@ class SimImporter:
     def _arrive(
         self, handle: CrossKVHandle, stats: FetchStats, arrival: Future[FetchStats]
     ) -> None:
-        late = f"the READ took more than {self._timeout_s:g} s"
         self.drop(handle)
-        if self._cell.exporters[handle.agent].is_dead:
-            arrival.set_exception(PeerLostError(f"exporter {handle.agent} is gone"))
-        elif stats.seconds > self._timeout_s:  # the real one keeps the pages until the READ ends
+        if stats.seconds > self._timeout_s:  # the real one keeps the pages until the READ ends
+            late = f"the READ took more than {self._timeout_s:g} s"
             arrival.set_exception(KVLostError(late))
         else:
             arrival.set_result(stats)

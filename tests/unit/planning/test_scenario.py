@@ -54,7 +54,6 @@ def test_given_rows_come_in_the_order_of_their_times() -> None:
         ({"load": {"rate_per_s": 0}}, "load.rate_per_s"),
         ({"cluster": {"encoder": 2}}, "cluster.encoder"),
         ({"cluster": {"placement": "colocated", "encoders": 2}}, "a cell of its own"),
-        ({"faults": [{"at_s": 1, "role": "router"}]}, "faults.0.role"),
         ({"settings": {"handoff": "encoder_states"}}, "settings.handoff"),
         ({"settings": {"models": {"tiny": {"model": "tiny"}}}}, "settings.models"),
     ],

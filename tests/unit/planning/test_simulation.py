@@ -55,10 +55,7 @@ def run(
 
 def test_a_seed_gives_the_same_figures_and_another_one_does_not() -> None:
     load = {"rate_per_s": 8.0, "seconds": 15.0, "classes": {"interactive": 0.7, "bulk": 0.3}}
-    fields = {
-        "cluster": {"encoders": 2, "decoders": 2, "routers": 2},
-        "faults": [{"at_s": 4.0, "role": "encoder"}],
-    }
+    fields = {"cluster": {"encoders": 2, "decoders": 2, "routers": 2}}
     figures = [run({"load": dict(load), **fields, "seed": seed})[1] for seed in (1, 1, 2)]
     assert figures[0] == figures[1]
     assert figures[0]["classes"] != figures[2]["classes"]
@@ -178,45 +175,21 @@ def test_a_router_s_backlog_wakes_pools_and_makes_them_grow() -> None:
     assert max(int(what.split()[-1]) for what in told if what.startswith("encoders")) >= 4, told
 
 
-@pytest.mark.parametrize("role", ["encoder", "decoder"])
-def test_a_worker_that_is_killed_costs_time_and_no_request(role: str) -> None:
-    fields = {
-        "load": {"rate_per_s": 6.0, "seconds": 30.0},
-        "cluster": {"encoders": 2, "decoders": 2},
-        "faults": [{"at_s": 10.0, "role": role}],
-    }
-    outcome, figures = run(fields)
-    found = figures["classes"]["interactive"]
-    assert found["answered"] == outcome.n_requests
-    assert found["failed"] == {}
-    assert [one["what"] for one in figures["decisions"]] == [f"{role}-0 is killed"]
-    last = figures["moments"][-1]
-    assert last["encoders"] == last["decoders"] == 2
-
-
-def test_workers_killed_at_the_same_moment_are_different_ones() -> None:
-    fault = {"at_s": 5.0, "role": "encoder"}
-    load = {"rate_per_s": 2.0, "seconds": 10.0}
-    _, figures = run({"load": load, "cluster": {"encoders": 3}, "faults": [fault, fault]})
-    killed = ["encoder-0 is killed", "encoder-1 is killed"]
-    assert [one["what"] for one in figures["decisions"]] == killed
-
-
 def test_a_pool_that_shrinks_gives_up_workers_that_are_starting_first() -> None:
-    """As Serve does. Two of three were killed; of those in their place one is not wanted then."""
-    settings = {
-        "encoder": {"replicas": 3, "min_replicas": 1, "max_replicas": 3},
-        "scaling": {"downscale_delay_s": 10.0},
-    }
+    """As Serve does. A burst is over before those are there that it has called for."""
+    sizes = {"min_replicas": 1, "max_replicas": 4}
+    rows: list[Arrival] = [(0.5, 5.0, "interactive")] * 100  # ten seconds of work
+    rows += [(40.0, 5.0, "interactive")]
     fields = {
-        "load": {"rate_per_s": 2.0, "seconds": 20.0},
-        "cluster": {"encoders": 3},
-        "faults": [{"at_s": 9.0, "role": "encoder", "count": 2}],
-        "settings": settings,
+        "load": {"seconds": 45.0},
+        "settings": {"encoder": sizes, "scaling": {"downscale_delay_s": 5.0}},
     }
-    _, figures = run(fields)
-    assert any(one["what"] == "encoders: 3 to 2" for one in figures["decisions"])
-    assert min(moment["encoders"] for moment in figures["moments"]) == 1
+    starts = {"start_s": {"encoder": 30.0, "decoder": 30.0, "router": 30.0}}
+    _, figures = run(fields, rows, **starts)
+    told = [one["what"] for one in figures["decisions"]]
+    assert told[0].startswith("encoders: 1 to")
+    assert told[-1].endswith("to 1")
+    assert {moment["encoders"] for moment in figures["moments"]} == {1}
 
 
 def test_the_real_policy_adds_workers_and_takes_them_away() -> None:
@@ -260,14 +233,13 @@ def test_the_command_takes_flags_over_its_file_and_writes_what_it_prints(
 ) -> None:
     file, report = tmp_path / "scenario.yaml", tmp_path / "report.json"
     file.write_text("cluster: {encoders: 2, decoders: 2}\nload: {rate_per_s: 50}\n")
-    simulate_command(file, rate=4.0, seconds=10.0, kill=["5:encoder"], json_file=report)
+    simulate_command(file, rate=4.0, seconds=10.0, json_file=report)
     figures = json.loads(report.read_text())
     assert figures["scenario"]["cluster"]["decoders"] == 2
     assert figures["requests"] < 100, "four a second"
     said = capsys.readouterr().out
     assert "profile two-cores (measured)" in said
     assert f"goodput_per_s: {figures['goodput_per_s']}" in said.splitlines()
-    assert "encoder-0 is killed" in said
 
 
 def test_a_figure_of_nothing_is_shown_and_what_was_not_found_is_not() -> None:
