@@ -162,9 +162,11 @@ async def real(url: str, load: Load, seed: int) -> tuple[Seen, int]:
 def simulated(seen: Seen, workers: int, hop_s: float) -> Seen:
     """The same arrivals in the simulator; a failed one has an infinite latency."""
     fields = {
-        "cluster": {"encoders": workers, "decoders": workers},
         "load": {"seconds": seen[-1][0] + 1.0},
-        "settings": {"encoder": {"context": "full"}},  # as those that `serve` has
+        "settings": {  # as those that `serve` has
+            "encoder": {"context": "full", "replicas": workers},
+            "decoder": {"replicas": workers},
+        },
     }
     played: list[Arrival] = [(at_s, audio_s, "interactive") for at_s, audio_s, _ in seen]
     outcome = simulate(make_scenario(fields), slow_profile(hop_s), rows=played)

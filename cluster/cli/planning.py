@@ -74,8 +74,12 @@ def simulate(
     flags = {
         "profile": profile,
         "load": {"rate_per_s": rate, "seconds": seconds},
-        "cluster": {"encoders": encoders, "decoders": decoders, "routers": routers},
         "slo_s": slo,
+        "settings": {
+            "router": {"replicas": routers},
+            "encoder": {"replicas": encoders},
+            "decoder": {"replicas": decoders},
+        },
         "seed": seed,
     }
     checked = make_scenario(read_fields(scenario, "the scenario", flags))
@@ -92,7 +96,7 @@ def simulate(
     outcome = simulation.simulate(checked, of_devices, tell)
     figures = outcome.summary(time.perf_counter() - began_s)
     out.print(str(of_devices), markup=False)
-    shown = figures_as_yaml(figures, without=("profile", "scenario", "moments"))
+    shown = figures_as_yaml(figures, without=("profile", "scenario", "settings", "moments"))
     out.print(shown, markup=False, end="")
     if json_file is not None:
         write_text(json_file, json.dumps(figures, indent=1) + "\n")
@@ -171,12 +175,12 @@ def plan(
 
 def plan_file(plan: Plan, figures: dict[str, Any]) -> str:
     """A Serve configuration for `splitscribe deploy`, spare workers included, below the figures."""
-    best, order, (routers, router) = plan.best, plan.best.order, plan.best.routers()
+    best, order, router = plan.best, plan.best.order, plan.best.router()
     args: dict[str, Any] = {
         "model": MODELS.get(best.profile.model, best.profile.model),
         "placement": best.placement,
         "router": {
-            "replicas": routers,
+            "replicas": router.replicas,
             "audio_workers": router.audio_workers,
             "max_pending_audio_s": round(router.max_pending_audio_s, 1),
             "node_labels": {"pool": "!head"},

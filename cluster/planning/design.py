@@ -191,14 +191,15 @@ class Design:
         """Of all cells, without spares."""
         return self.cells * (self.encoders + self.decoders if self.is_split else 1)
 
-    def routers(self) -> tuple[int, RouterSettings]:
-        """Routers of a cell, and their settings."""
+    def router(self) -> RouterSettings:
+        """Of a cell's routers."""
         costs, rate = self.costs, self.order.load.rate_per_s / self.cells
         busiest_s = max(costs.router_s, costs.audio_cpu_s / MOST_AUDIO_WORKERS)
         routers = max(1, math.ceil(rate * busiest_s / ROUTER_BUSY))
         audio_workers = math.ceil(rate * costs.audio_cpu_s / ROUTER_BUSY / routers)
         pending_s = max(PENDING_S, 3 * self.order.slo_s) * rate * costs.audio_s / routers
-        return routers, RouterSettings(
+        return RouterSettings(
+            replicas=routers,
             audio_workers=max(LEAST_AUDIO_WORKERS, audio_workers),
             max_pending_audio_s=max(LEAST_PENDING_S, pending_s),
         )
@@ -225,10 +226,11 @@ class Design:
 
     def saturates_at(self) -> dict[str, float]:
         """The rate at which each part has no more, the first to end first. Without spares."""
-        costs, order, (routers, settings) = self.costs, self.order, self.routers()
+        costs, order, router = self.costs, self.order, self.router()
+        routers = self.cells * router.replicas
         parts = {
-            "routers": self.cells * routers / costs.router_s,
-            "audio workers": self.cells * routers * settings.audio_workers / costs.audio_cpu_s,
+            "routers": routers / costs.router_s,
+            "audio workers": routers * router.audio_workers / costs.audio_cpu_s,
         }
         if self.is_split:
             port = order.link_gbit_per_s * 1e9 / 8 / costs.kv_bytes

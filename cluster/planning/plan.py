@@ -16,9 +16,9 @@ from itertools import product
 from typing import Any
 
 from cluster.common.errors import ConfigurationError
-from cluster.common.settings import Settings
+from cluster.common.settings import DecoderSettings, EncoderSettings, Settings
 from cluster.planning.design import PERCENT, Design, Order
-from cluster.planning.scenario import Cluster, Scenario, at_percentile, percentiles
+from cluster.planning.scenario import Scenario, at_percentile, percentiles
 from cluster.planning.simulate import simulate
 
 SHORTEST_S, LONGEST_S = 20.0, 120.0  # of a short simulation
@@ -57,7 +57,7 @@ class Plan:
 
     def figures(self) -> dict[str, Any]:
         best, order, costs = self.best, self.best.order, self.best.costs
-        rate, price, (routers, settings) = order.load.rate_per_s, best.price, best.routers()
+        rate, price, router = order.load.rate_per_s, best.price, best.router()
         spare = order.spare_nodes * order.per_node * (best.cells if best.is_split else 1)
         cheapest = {one.placement: one.price for one in reversed(self.kept)}
         pays = cheapest.get("split", math.inf) < cheapest.get("colocated", math.inf)
@@ -77,8 +77,8 @@ class Plan:
                 f"{role}s": {"device": kind.name, "needed": n * best.cells, "spare": spare}
                 for role, (kind, n) in best.pools.items()
             },
-            "routers": best.cells * routers,
-            "audio_workers_of_each_router": settings.audio_workers,
+            "routers": best.cells * router.replicas,
+            "audio_workers_of_each_router": router.audio_workers,
             "router_cores": round(rate * (costs.router_s + costs.audio_cpu_s), 1),
             "nodes": best.nodes(),
             "expected": self.check.figures,
@@ -171,21 +171,19 @@ class _Search:
 
 def try_out(design: Design, seconds: float, seed: int) -> Trial:
     """Simulate one cell."""
-    order, (routers, settings) = design.order, design.routers()
-    rate = order.load.rate_per_s / design.cells
+    order, rate = design.order, design.order.load.rate_per_s / design.cells
     scenario = Scenario(
         profile=design.profile.name,
-        cluster=Cluster(
-            placement=design.placement,
-            encoders=design.encoders,
-            decoders=design.decoders,
-            routers=routers,
-            per_node=order.per_node,
-            link_gbit_per_s=order.link_gbit_per_s,
-        ),
+        per_node=order.per_node,
+        link_gbit_per_s=order.link_gbit_per_s,
         load=order.load.model_copy(update={"rate_per_s": rate, "seconds": seconds}),
         slo_s=order.slo_s,
-        settings=Settings(router=settings),
+        settings=Settings(
+            placement=design.placement,
+            router=design.router(),
+            encoder=EncoderSettings(replicas=design.encoders),
+            decoder=DecoderSettings(replicas=design.decoders),
+        ),
         seed=seed,
     )
     outcome = simulate(scenario, design.profile)

@@ -11,7 +11,7 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any, Literal
+from typing import Any
 
 import numpy as np
 from pydantic import Field, PositiveFloat, ValidationError, model_validator
@@ -26,6 +26,8 @@ SHORTEST_CUT_S = 20.0  # the cutter looks for a pause in the last 10 s of a full
 TIMESTAMPS = 2  # tokens of a window beside its text
 WARM_UP = 0.1  # of the load's seconds
 PERCENTILES = (50, 95, 99)
+# What is told of a scenario's settings, which may hold keys.
+TOLD: Any = {"placement": True, **{key: {"replicas"} for key in ("router", "encoder", "decoder")}}
 
 
 class Lengths(FrozenModel):
@@ -67,30 +69,17 @@ class Load(FrozenModel):
     )
 
 
-class Cluster(FrozenModel):
-    """Workers and where they are. Workers fill up one node after another, each role by itself."""
+class Scenario(FrozenModel):
+    """Routers and workers are as many as `settings` say, colocated only where these say so.
 
-    placement: Literal["split", "colocated"] = "split"
-    routers: int = Field(1, ge=1, description="each with its own event loop and audio workers")
-    encoders: int = Field(1, ge=1, description="1 where the roles are colocated")
-    decoders: int = Field(1, ge=1, description="ignored where the roles are colocated")
+    Workers fill up one node after another, each role by itself.
+    """
+
+    profile: str = "two-cores"
     per_node: int = Field(0, ge=0, description="workers of a node; 0: all are on one node")
     link_gbit_per_s: float | None = Field(
         None, gt=0, description="between nodes; unset: as the profile's hand-off"
     )
-
-    @model_validator(mode="after")
-    def _as_the_server_has_it(self) -> Cluster:
-        if self.placement == "colocated" and self.encoders > 1:
-            raise ValueError(
-                "a colocated worker is a cell of its own: simulate one, with its share of the load"
-            )
-        return self
-
-
-class Scenario(FrozenModel):
-    profile: str = "two-cores"
-    cluster: Cluster = Cluster()
     load: Load = Load()
     slo_s: float = Field(1.0, gt=0, description="a request is good that is answered within it")
     settings: Settings = Settings()
@@ -102,6 +91,10 @@ class Scenario(FrozenModel):
             raise ValueError("settings.handoff: only the hand-off of cross_kv is simulated")
         if self.settings.models:
             raise ValueError("settings.models: only one model is simulated, that of the profile")
+        if self.settings.placement == "colocated" and self.settings.encoder.replicas > 1:
+            raise ValueError(
+                "a colocated worker is a cell of its own: simulate one, with its share of the load"
+            )
         return self
 
 
@@ -199,6 +192,7 @@ class Outcome:
         return {
             "profile": self.profile.origin(),
             "scenario": self.scenario.model_dump(mode="json", exclude={"settings"}),
+            "settings": self.scenario.settings.model_dump(include=TOLD),
             "simulated_s": round(self.seconds, 3),
             "run_time_s": round(run_time_s, 2),
             "requests": self.n_requests,

@@ -71,13 +71,12 @@ async def _run(
     chance = Random(scenario.seed)
     load_chance, cell_chance = Random(chance.getrandbits(64)), Random(chance.getrandbits(64))
     cell = Cell(scenario, profile, cell_chance)
-    cluster, loop, outcome = scenario.cluster, cell.loop, cell.outcome
-    sizes: dict[Role, int] = {"encoder": cluster.encoders, "decoder": cluster.decoders}
-    if cluster.placement == "colocated":
-        pools = dict.fromkeys(ROLES, SimPool(ROLES, cluster.encoders, cell))
+    settings, loop, outcome = scenario.settings, cell.loop, cell.outcome
+    if settings.placement == "colocated":
+        pools = dict.fromkeys(ROLES, SimPool(ROLES, cell))
     else:
-        pools = {role: SimPool((role,), size, cell) for role, size in sizes.items()}
-    routers = [SimRouter(cell, pools) for _ in range(cluster.routers)]
+        pools = {role: SimPool((role,), cell) for role in ROLES}
+    routers = [SimRouter(cell, pools) for _ in range(settings.router.replicas)]
     keeping = asyncio.create_task(_keep(cell, pools, routers, on_progress))
     await asyncio.sleep(0)  # it looks once where no request comes, too
     async with asyncio.TaskGroup() as requests:
@@ -230,25 +229,25 @@ class SimPool:
     taken.
     """
 
-    def __init__(self, roles: tuple[Role, ...], size: int, cell: Cell) -> None:
+    def __init__(self, roles: tuple[Role, ...], cell: Cell) -> None:
         self.name = roles[0] if len(roles) == 1 else "worker"
         self.replicas: list[Replica] = []
         self.opened: list[Replica] = []
         self.waiting = 0
         self.changed = asyncio.Event()
         self._roles, self._cell, self._loop = roles, cell, cell.loop
-        self._wanted = size  # workers, those that are starting included
         self._made = 0
         self._note = cell.outcome.note
         self._start_s = getattr(cell.profile.start_s, roles[0])
         settings = getattr(cell.settings, roles[0])
+        self._wanted = settings.replicas  # workers, those that are starting included
         self._rules = ScalingRules(
             **cell.settings.scaling.model_dump(),
             min_workers=settings.fewest,
             max_workers=settings.most,
         )
         self._is_scaled = len(roles) == 1 and settings.is_scaled
-        for _ in range(size):
+        for _ in range(self._wanted):
             self._add()
 
     def scale(self, balancer: Balancer) -> None:
@@ -281,7 +280,7 @@ class SimPool:
         if len(self.opened) >= self._wanted:
             return
         number, device = self._made, Device()
-        per_node = self._cell.outcome.scenario.cluster.per_node
+        per_node = self._cell.outcome.scenario.per_node
         name = f"{self.name}-{number}"
         node = f"{self.name}-node-{number // per_node}" if per_node else "node"
         self._made += 1

@@ -49,9 +49,9 @@ class Cell:
     """
 
     def __init__(self, scenario: Scenario, profile: Profile, chance: Random) -> None:
-        cluster, between = scenario.cluster, profile.handoff
-        if cluster.link_gbit_per_s is not None:
-            rate = cluster.link_gbit_per_s * 1e9 / 8
+        between = profile.handoff
+        if scenario.link_gbit_per_s is not None:
+            rate = scenario.link_gbit_per_s * 1e9 / 8
             between = LinkProfile(transport="link", latency_s=LINK_LATENCY_S, bytes_per_s=rate)
         bundled = open_checkpoint(BUNDLED_MODEL, weights=False)
         self.profile, self.random, self.clock = profile, chance, virtual_clock(chance)

@@ -62,8 +62,7 @@ def test_uploads_are_decoded_by_as_many_routers_as_have_the_processes() -> None:
     order = make_order(load=Load(rate_per_s=200.0, lengths=NAMED_LENGTHS["long"]))
     (kind,) = order.kinds
     least = Design.least(order, "split", kind, kind)
-    _, settings = least.routers()
-    assert settings.audio_workers <= MOST_AUDIO_WORKERS
+    assert least.router().audio_workers <= MOST_AUDIO_WORKERS
     assert least.saturates_at()["audio workers"] > order.load.rate_per_s
 
 

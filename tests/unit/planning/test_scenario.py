@@ -52,8 +52,8 @@ def test_given_rows_come_in_the_order_of_their_times() -> None:
     ("fields", "place"),
     [
         ({"load": {"rate_per_s": 0}}, "load.rate_per_s"),
-        ({"cluster": {"encoder": 2}}, "cluster.encoder"),
-        ({"cluster": {"placement": "colocated", "encoders": 2}}, "a cell of its own"),
+        ({"settings": {"encoders": 2}}, "settings.encoders"),
+        ({"settings": {"placement": "colocated", "encoder": {"replicas": 2}}}, "its own"),
         ({"settings": {"handoff": "encoder_states"}}, "settings.handoff"),
         ({"settings": {"models": {"tiny": {"model": "tiny"}}}}, "settings.models"),
     ],

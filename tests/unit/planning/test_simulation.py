@@ -19,6 +19,7 @@ from cluster.planning.virtual_time import STANDS_STILL, run_virtually
 
 ENCODE_S = 0.1  # of a window: an encoder does ten a second
 SIZES = {"median_s": 5.0, "sigma": 0.0}
+TWO = {"replicas": 2}
 
 
 def make_profile(**changes: Any) -> Profile:
@@ -55,7 +56,7 @@ def run(
 
 def test_a_seed_gives_the_same_figures_and_another_one_does_not() -> None:
     load = {"rate_per_s": 8.0, "seconds": 15.0, "classes": {"interactive": 0.7, "bulk": 0.3}}
-    fields = {"cluster": {"encoders": 2, "decoders": 2, "routers": 2}}
+    fields = {"settings": {"router": TWO, "encoder": TWO, "decoder": TWO}}
     figures = [run({"load": dict(load), **fields, "seed": seed})[1] for seed in (1, 1, 2)]
     assert figures[0] == figures[1]
     assert figures[0]["classes"] != figures[2]["classes"]
@@ -103,7 +104,7 @@ def test_more_than_the_encoders_can_do_is_not_done() -> None:
     assert one["classes"]["interactive"]["failed"]
     good = one["classes"]["interactive"]["within_slo"]
     assert good == pytest.approx(0.5, abs=0.1), "what was refused was not good"
-    _, four = run({"load": dict(load), "cluster": {"encoders": 4}})
+    _, four = run({"load": dict(load), "settings": {"encoder": {"replicas": 4}}})
     assert four["classes"]["interactive"]["failed"] == {}
     assert four["goodput_per_s"] == pytest.approx(20.0, rel=0.15)
 
@@ -113,7 +114,8 @@ def test_clips_go_before_the_tails_of_files(routers: int) -> None:
     """144 windows of 18 files wait, which are half a minute of work; the files lose nothing."""
     rows: list[Arrival] = [(0.1, 300.0, "interactive") for _ in range(18)]
     rows += [(1.0 + 0.7 * n, 5.0, "interactive") for n in range(25)]
-    outcome, _ = run({"load": {"seconds": 20.0}, "cluster": {"routers": routers}}, rows)
+    sizes = {"router": {"replicas": routers}}
+    outcome, _ = run({"load": {"seconds": 20.0}, "settings": sizes}, rows)
     answers = outcome.answers["interactive"]
     assert max(late_s for _, audio_s, late_s in answers if audio_s == 5.0) < 0.5
     # 18 files of about 12 windows, and 25 clips, of 0.1 s each.
@@ -125,8 +127,7 @@ def test_a_gpu_s_encoder_is_never_idle_under_a_backlog() -> None:
     rows: list[Arrival] = [(0.01 * n, 600.0, "bulk") for n in range(24)]
     fields = {
         "load": {"seconds": 10.0},
-        "cluster": {"decoders": 8},
-        "settings": {"router": {"audio_workers": 64}},
+        "settings": {"router": {"audio_workers": 64}, "decoder": {"replicas": 8}},
     }
     outcome = simulate(make_scenario(fields), load_profile("large-v3-h200"), rows=rows)
     busy = [one["encoder_busy"] for one in outcome.moments if one["pending"] == len(rows)]
@@ -210,14 +211,14 @@ def test_the_real_policy_adds_workers_and_takes_them_away() -> None:
 def test_colocated_roles_share_their_device() -> None:
     load = {"rate_per_s": 6.0, "seconds": 20.0}
     _, split = run({"load": dict(load)})
-    _, together = run({"load": dict(load), "cluster": {"placement": "colocated"}})
+    _, together = run({"load": dict(load), "settings": {"placement": "colocated"}})
     busy = together["utilisation"]
     assert busy["encoder_busy"] == busy["decoder_busy"] > split["utilisation"]["encoder_busy"]
     assert together["classes"]["interactive"]["failed"] == {}
 
 
 def test_windows_between_nodes_wait_for_the_link() -> None:
-    slow = {"cluster": {"per_node": 1, "link_gbit_per_s": 0.05}}
+    slow = {"per_node": 1, "link_gbit_per_s": 0.05}
     _, figures = run(slow | {"load": {"rate_per_s": 1.0, "seconds": 10.0}})
     n_bytes = 2 * 2 * 1500 * 64 * 2
     assert figures["classes"]["interactive"]["p50_s"] >= ENCODE_S + 8 * n_bytes / 0.05e9
@@ -232,10 +233,10 @@ def test_the_command_takes_flags_over_its_file_and_writes_what_it_prints(
     tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
     file, report = tmp_path / "scenario.yaml", tmp_path / "report.json"
-    file.write_text("cluster: {encoders: 2, decoders: 2}\nload: {rate_per_s: 50}\n")
-    simulate_command(file, rate=4.0, seconds=10.0, json_file=report)
+    file.write_text("settings: {decoder: {replicas: 2}}\nload: {rate_per_s: 50}\n")
+    simulate_command(file, rate=4.0, seconds=10.0, encoders=2, json_file=report)
     figures = json.loads(report.read_text())
-    assert figures["scenario"]["cluster"]["decoders"] == 2
+    assert figures["settings"]["encoder"] == figures["settings"]["decoder"] == TWO
     assert figures["requests"] < 100, "four a second"
     said = capsys.readouterr().out
     assert "profile two-cores (measured)" in said
@@ -251,7 +252,7 @@ def test_the_command_tells_how_far_it_is_once_a_second_at_most(
     tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
 ) -> None:
     file = tmp_path / "scenario.yaml"
-    file.write_text("cluster: {encoders: 1, decoders: 1}\n")
+    file.write_text("per_node: 1\n")
     began_s = time.perf_counter()
     simulate_command(file, rate=0.2, seconds=900.0)
     took_s = time.perf_counter() - began_s
