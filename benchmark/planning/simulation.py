@@ -67,14 +67,13 @@ def slow_profile(hop_s: float = 0.0) -> Profile:
     """Of the bundled model's shape. hop_s: a call of a worker beside its device."""
     steps = [{"size": n, "positions": 1500, "seconds": STEP_S + ROW_S * n} for n in ROWS]
     points = [{"size": 1, "positions": 1500, "seconds": ENCODE_S}]
-    sizes = {"max_batch": 1, "export_windows": 16, "overlaps": True}
+    sizes = {"max_batch": 1, "export_windows": 16}
     changes = {
         "page_frames": 1500,
         "encoder": {"points": points, **sizes},
         "decoder": {"steps": steps, "prefills": steps, "max_batch": 16, "kv_windows": 16},
         "handoff": {"transport": "nixl", "latency_s": 0.002, "bytes_per_s": 3e9},
-        "router": {"request_s": ROUTER_S, "window_s": 0.0, "hop_s": hop_s},
-        "audio": {"request_s": 0.004, "audio_second_s": 0.002},
+        "router": {"request_s": ROUTER_S, "hop_s": hop_s},
     }
     return Profile.model_validate(load_profile("two-cores").model_dump() | changes)
 

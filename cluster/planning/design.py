@@ -106,7 +106,7 @@ class Costs:
     def of(cls, profile: Profile, load: Load) -> Costs:
         """In the best batches."""
         step, prefill = Surface(profile.decoder.steps), Surface(profile.decoder.prefills)
-        encode = Surface(profile.encoder.points)
+        encode, router = Surface(profile.encoder.points), profile.router
         positions, rows = profile.shape.n_audio_ctx, profile.decoder.max_batch
         sizes = range(1, profile.encoder.max_batch + 1)
         endless = load.model_copy(update={"seconds": 1e12})
@@ -118,8 +118,8 @@ class Costs:
         return cls(
             encode_s=windows * min(encode.at(size, positions) / size for size in sizes),
             decode_s=tokens * step.at(rows, positions) / rows + prefill_s,
-            router_s=profile.router.request_s + windows * profile.router.window_s,
-            audio_cpu_s=profile.audio.request_s + profile.audio.audio_second_s * audio_s,
+            router_s=router.request_s,
+            audio_cpu_s=router.audio_request_s + router.audio_second_s * audio_s,
             kv_bytes=windows * window_bytes(profile.kv_layout()),
             audio_s=audio_s,
         )

@@ -78,8 +78,9 @@ class Links:
 class WaitingForward:
     """In the place of `WindowEncoder`: launches seconds."""
 
+    is_async = True
+
     def __init__(self, profile: Profile, device: Device, clock: WorkerClock) -> None:
-        self.is_async = profile.encoder.overlaps
         self._surface = Surface(profile.encoder.points)
         self._n_audio_ctx = profile.shape.n_audio_ctx
         self._device = device

@@ -13,13 +13,11 @@ import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
-from importlib.metadata import distributions
 from itertools import product
 from pathlib import Path
 
 import av
 import numpy as np
-import psutil
 
 from cluster.common.cores import usable_cores
 from cluster.common.kv.connect import served_kv_layout
@@ -32,14 +30,7 @@ from cluster.serve.distribution import build_id
 from cluster.serve.in_process import LocalEngines, local_engines
 from encoder_worker.engine import auto_batch
 
-# Assumed: a router's processor time is what router and proxy took on two cores of an EPYC; the
-# others nobody has measured.
-USUAL = {
-    "router": {"request_s": 0.0048, "window_s": 0.0, "hop_s": 0.002},
-    "audio": {"request_s": 0.004, "audio_second_s": 0.002},
-}
 PROCESS_S = 3.0  # until Ray has a process for a replica, and it has imported what it needs
-PACKAGES = ("splitscribe", "torch", "ray", "nixl-cu13", "numba")
 CONTEXTS = (320, 768)  # beside the whole window's
 ROWS = (1, 2, 4, 8, 16, 32, 64)
 ANSWER_S = 3600.0  # for all windows of a round: a large one takes a few cores a quarter of a minute
@@ -76,7 +67,6 @@ async def measure(name: str, settings: Settings, rounds: int, tell: Tell) -> Pro
                 f"a step in {1000 * step_s:.2f} ms"
             )
     layout = served_kv_layout(engines.checkpoint, settings, device)
-    installed = {one.name: one.version for one in distributions() if one.name in PACKAGES}
     fields = {
         "name": name,
         "predicted": False,
@@ -85,10 +75,8 @@ async def measure(name: str, settings: Settings, rounds: int, tell: Tell) -> Pro
         "machine": {
             "cpu": _cpu_name(),
             "cores": usable_cores(),
-            "memory_gb": round(psutil.virtual_memory().total / 1e9, 1),
             "device": device,
         },
-        "versions": {"python": platform.python_version(), **installed},
         "commit": build_id(),
         "model": engines.checkpoint.name,
         "shape": Shape.model_validate(dims, from_attributes=True),
@@ -98,7 +86,6 @@ async def measure(name: str, settings: Settings, rounds: int, tell: Tell) -> Pro
             "points": bench.points("encoder"),
             "max_batch": settings.encoder.max_batch or auto_batch(device),
             "export_windows": settings.encoder.export_windows,
-            "overlaps": True,
         },
         "decoder": {
             "steps": bench.points("step"),
@@ -108,9 +95,9 @@ async def measure(name: str, settings: Settings, rounds: int, tell: Tell) -> Pro
             "steps_ahead": int(device != "cpu") if ahead is None else ahead,
         },
         "handoff": _link(bench.points("read"), engines.importer.transport),
-        "start_s": dict.fromkeys(("encoder", "decoder", "router"), start_s),
+        "start_s": start_s,
     }
-    return Profile.model_validate(fields | USUAL)
+    return Profile.model_validate(fields)
 
 
 @dataclass(slots=True)

@@ -167,9 +167,9 @@ class SimRouter:
 
     def open(self, upload: Any, _context: RequestContext, **_: Any) -> nullcontext[SimStream]:
         """upload: the request itself."""
-        costs = self._cell.profile.audio
+        costs = self._cell.profile.router
         spread_s = costs.audio_second_s * upload.audio_s
-        cpu_s = costs.request_s + spread_s
+        cpu_s = costs.audio_request_s + spread_s
         begun_s = self._audio_workers.launch(self._cell.loop.time(), cpu_s) - spread_s
         return nullcontext(SimStream(upload, begun_s, spread_s, cpu_s))
 
@@ -186,15 +186,14 @@ class SimRouter:
         outcome.answers[request.priority].append((request.at_s, request.audio_s, latency_s))
 
     async def _transcribe(self, request: Any) -> None:
-        cell, costs = self._cell, self._cell.profile.router
-        cpu_s = costs.request_s + costs.window_s * len(request.cuts_s)
+        cell, half_s = self._cell, self._cell.profile.router.request_s / 2
         with ExitStack() as stack:
             share = None
             if request.priority != "bulk":  # which no router admits: it waits elsewhere, for ever
                 admitted = self._admission.admit(round(request.audio_s * BYTES_PER_AUDIO_S))
                 share = stack.enter_context(admitted)
                 share.expect(request.audio_s)
-            await self._work(cpu_s / 2)  # a half of it before the answer is known, and a half after
+            await self._work(half_s)  # a half of it before the answer is known, and a half after
             context = RequestContext(
                 request.name,
                 share,
@@ -206,7 +205,7 @@ class SimRouter:
             found = await self._transcriber.transcribe(request, self._params, context)
             if share is not None:
                 share.done(found.timings)
-            await self._work(cpu_s / 2)
+            await self._work(half_s)
 
     async def _work(self, seconds: float) -> None:
         now_s = self._cell.loop.time()
@@ -238,7 +237,7 @@ class SimPool:
         self._roles, self._cell, self._loop = roles, cell, cell.loop
         self._made = 0
         self._note = cell.outcome.note
-        self._start_s = getattr(cell.profile.start_s, roles[0])
+        self._start_s = cell.profile.start_s
         settings = getattr(cell.settings, roles[0])
         self._wanted = settings.replicas  # workers, those that are starting included
         self._rules = ScalingRules(

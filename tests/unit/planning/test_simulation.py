@@ -35,13 +35,16 @@ def make_profile(**changes: Any) -> Profile:
             "points": [{"size": 1, "positions": 1500, "seconds": ENCODE_S}],
             "max_batch": 1,
             "export_windows": 4,
-            "overlaps": True,
         },
         "decoder": {"steps": steps, "prefills": steps, "max_batch": 16, "kv_windows": 16},
         "handoff": {"transport": "made up", "latency_s": 0.001, "bytes_per_s": 1e9},
-        "router": {"request_s": 0.002, "window_s": 0.0, "hop_s": 0.001},
-        "audio": {"request_s": 0.001, "audio_second_s": 0.0001},
-        "start_s": {"encoder": 3.0, "decoder": 3.0, "router": 3.0},
+        "router": {
+            "request_s": 0.002,
+            "hop_s": 0.001,
+            "audio_request_s": 0.001,
+            "audio_second_s": 0.0001,
+        },
+        "start_s": 3.0,
     }
     return Profile.model_validate(fields | changes)
 
@@ -185,8 +188,7 @@ def test_a_pool_that_shrinks_gives_up_workers_that_are_starting_first() -> None:
         "load": {"seconds": 45.0},
         "settings": {"encoder": sizes, "scaling": {"downscale_delay_s": 5.0}},
     }
-    starts = {"start_s": {"encoder": 30.0, "decoder": 30.0, "router": 30.0}}
-    _, figures = run(fields, rows, **starts)
+    _, figures = run(fields, rows, start_s=30.0)
     told = [one["what"] for one in figures["decisions"]]
     assert told[0].startswith("encoders: 1 to")
     assert told[-1].endswith("to 1")
