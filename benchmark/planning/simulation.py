@@ -101,7 +101,7 @@ class TimedDecoder(DecoderReplica):
         super().__init__(settings, build)
         clock: Any = RealClock()
         tokenizer = WhisperTokenizer.from_checkpoint(open_checkpoint(settings.model, weights=False))
-        runner = WaitingRunner(slow_profile(), tokenizer, CLIPS, Device(), clock)
+        runner = WaitingRunner(slow_profile(), tokenizer, Device(), clock)
         loop: Any = self._engine._loop
         loop._runner = loop._launches._runner = runner
 

@@ -18,7 +18,7 @@ from cluster.common.kv.layout import window_bytes
 from cluster.common.messages import Role
 from cluster.common.settings import RouterSettings
 from cluster.planning.profile import Profile, Surface, load_profile, shipped_profiles
-from cluster.planning.scenario import TIMESTAMPS, Load, arrivals
+from cluster.planning.scenario import TIMESTAMPS, TOKENS_PER_S, Load, arrivals
 
 SAMPLES = 2000  # requests of the load from which means are taken
 ROUTER_BUSY = 0.5  # share of a core that a router, and each audio worker, may be busy
@@ -113,7 +113,7 @@ class Costs:
         requests = list(islice(arrivals(endless, Random(1)), SAMPLES))
         audio_s = sum(request.audio_s for request in requests) / len(requests)
         windows = sum(len(request.cuts_s) for request in requests) / len(requests)
-        tokens = load.lengths.tokens_per_s * audio_s + TIMESTAMPS * windows
+        tokens = TOKENS_PER_S * audio_s + TIMESTAMPS * windows
         prefill_s = windows * prefill.at(rows, positions) / rows
         return cls(
             encode_s=windows * min(encode.at(size, positions) / size for size in sizes),

@@ -15,7 +15,7 @@ from typing import Any
 
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.planning.profile import LinkProfile, Profile, Surface
-from cluster.planning.scenario import Lengths
+from cluster.planning.scenario import n_tokens
 from decoder_worker.sampling.search import Row, StepOutput
 from decoder_worker.scheduling.sequence import DecodeSequence
 
@@ -111,16 +111,11 @@ class WaitingRunner:
     """
 
     def __init__(
-        self,
-        profile: Profile,
-        tokenizer: WhisperTokenizer,
-        lengths: Lengths,
-        device: Device,
-        clock: WorkerClock,
+        self, profile: Profile, tokenizer: WhisperTokenizer, device: Device, clock: WorkerClock
     ) -> None:
         self._steps = Surface(profile.decoder.steps)
         self._prefills = Surface(profile.decoder.prefills)
-        self._device, self._clock, self._lengths = device, clock, lengths
+        self._device, self._clock = device, clock
         special = tokenizer.special
         self._end = StepOutput(special.eot, LOGPROB)
         self._text = [StepOutput(token, LOGPROB) for token in range(*TEXT)]
@@ -156,9 +151,9 @@ class WaitingRunner:
 
     def _next(self, sequence: DecodeSequence, row: Row) -> StepOutput:
         n_given, n_frames = len(row.tokens), sequence.request.content_frames
-        n_tokens = min(self._lengths.n_tokens(n_frames), sequence.n_new_max)
-        if n_given >= n_tokens:
+        n_wanted = min(n_tokens(n_frames), sequence.n_new_max)
+        if n_given >= n_wanted:
             return self._end
-        if n_given in (0, n_tokens - 1):
+        if n_given in (0, n_wanted - 1):
             return self._stamps[n_frames // MEL_PER_STEP if n_given else 0]
         return self._text[n_given]

@@ -24,6 +24,7 @@ from cluster.planning.profile import Profile
 
 SHORTEST_CUT_S = 20.0  # the cutter looks for a pause in the last 10 s of a full window
 TIMESTAMPS = 2  # tokens of a window beside its text
+TOKENS_PER_S = 3.2  # of text, for a second of audio
 WARM_UP = 0.1  # of the load's seconds
 PERCENTILES = (50, 95, 99)
 # What is told of a scenario's settings, which may hold keys.
@@ -37,7 +38,6 @@ class Lengths(FrozenModel):
     sigma: float = Field(0.4, ge=0, description="of the logarithm; 0: all have the median")
     min_s: float = Field(0.5, gt=0)
     max_s: float = Field(30.0, gt=0)
-    tokens_per_s: float = Field(3.2, ge=0, description="text tokens for a second of audio")
 
     @model_validator(mode="after")
     def _bounds(self) -> Lengths:
@@ -45,9 +45,10 @@ class Lengths(FrozenModel):
             raise ValueError("min_s must not be above max_s")
         return self
 
-    def n_tokens(self, content_frames: int) -> int:
-        """Of a window with so many mel frames of audio; with its timestamps."""
-        return TIMESTAMPS + round(self.tokens_per_s * content_frames / FRAMES_PER_S)
+
+def n_tokens(content_frames: int) -> int:
+    """Of a window with so many mel frames of audio; with its timestamps."""
+    return TIMESTAMPS + round(TOKENS_PER_S * content_frames / FRAMES_PER_S)
 
 
 # Clips as of SeedTTS and Earnings22 (medians of 5 s), talks of minutes, and both.

@@ -57,7 +57,6 @@ class Cell:
         self.profile, self.random, self.clock = profile, chance, virtual_clock(chance)
         self.loop = asyncio.get_running_loop()
         self.settings = _resolved(scenario.settings, profile)
-        self.lengths = scenario.load.lengths
         self.links = Links(profile.handoff, between)
         self.tokenizer = WhisperTokenizer.from_checkpoint(bundled)
         self.checkpoint = replace(bundled, dims=replace(bundled.dims, **profile.shape.model_dump()))
@@ -216,7 +215,7 @@ class SimDecoder(_Worker):
         scheduler = Scheduler(
             self.pool, self_pool, 1, settings.max_batch, settings.bulk_share, None, order
         )
-        runner: Any = WaitingRunner(profile, cell.tokenizer, cell.lengths, device, self.clock)
+        runner: Any = WaitingRunner(profile, cell.tokenizer, device, self.clock)
         ahead = settings.steps_ahead
         ahead = profile.decoder.steps_ahead if ahead is None else ahead
         parts = EngineParts("meta", runner, scheduler, self.pool, self_pool, None, ahead)
