@@ -186,7 +186,7 @@ class Outcome:
         means = {name: round(float(np.mean([one[name] for one in seen])), 4) for name in names}
         return means | {"most_pending": max(one["pending"] for one in seen)}
 
-    def summary(self, run_time_s: float) -> dict[str, Any]:
+    def summary(self) -> dict[str, Any]:
         classes = {name: self._of_class(name) for name in sorted(self.answers)}
         every = (row for rows in self.answers.values() for row in rows)
         audio_s = sum(audio_s for _, audio_s, late_s in every if late_s < math.inf)
@@ -195,7 +195,6 @@ class Outcome:
             "scenario": self.scenario.model_dump(mode="json", exclude={"settings"}),
             "settings": self.scenario.settings.model_dump(include=TOLD),
             "simulated_s": round(self.seconds, 3),
-            "run_time_s": round(run_time_s, 2),
             "requests": self.n_requests,
             "goodput_per_s": round(sum(one["goodput_per_s"] for one in classes.values()), 3),
             "throughput_per_s": round(sum(one["throughput_per_s"] for one in classes.values()), 3),

@@ -12,7 +12,7 @@ from __future__ import annotations
 import asyncio
 import logging
 import math
-from collections.abc import AsyncIterator, Callable, Hashable, Mapping, Sequence
+from collections.abc import AsyncIterator, Hashable, Mapping, Sequence
 from contextlib import ExitStack, nullcontext
 from dataclasses import dataclass, replace
 from random import Random
@@ -48,26 +48,19 @@ SILENCE.flags.writeable = False
 
 USUAL_CALL: dict[Role, float] = {"encoder": USUAL_WINDOW_S, "decoder": 1 / USUAL_ROWS}
 
-OnProgress = Callable[[float, int], None]  # simulated seconds, requests that have come
-
 
 def simulate(
-    scenario: Scenario,
-    profile: Profile,
-    on_progress: OnProgress = lambda *_: None,
-    rows: Sequence[Arrival] | None = None,
+    scenario: Scenario, profile: Profile, rows: Sequence[Arrival] | None = None
 ) -> Outcome:
     """Run it. rows: requests in the place of those that the load draws."""
     logging.disable(logging.WARNING)
     try:
-        return run_virtually(_run(scenario, profile, on_progress, rows))
+        return run_virtually(_run(scenario, profile, rows))
     finally:
         logging.disable(logging.NOTSET)
 
 
-async def _run(
-    scenario: Scenario, profile: Profile, on_progress: OnProgress, rows: Sequence[Arrival] | None
-) -> Outcome:
+async def _run(scenario: Scenario, profile: Profile, rows: Sequence[Arrival] | None) -> Outcome:
     chance = Random(scenario.seed)
     load_chance, cell_chance = Random(chance.getrandbits(64)), Random(chance.getrandbits(64))
     cell = Cell(scenario, profile, cell_chance)
@@ -77,7 +70,7 @@ async def _run(
     else:
         pools = {role: SimPool((role,), cell) for role in ROLES}
     routers = [SimRouter(cell, pools) for _ in range(settings.router.replicas)]
-    keeping = asyncio.create_task(_keep(cell, pools, routers, on_progress))
+    keeping = asyncio.create_task(_keep(cell, pools, routers))
     await asyncio.sleep(0)  # it looks once where no request comes, too
     async with asyncio.TaskGroup() as requests:
         for request in arrivals(scenario.load, load_chance, rows):
@@ -91,9 +84,7 @@ async def _run(
     return outcome
 
 
-async def _keep(
-    cell: Cell, pools: dict[Role, SimPool], routers: list[SimRouter], on_progress: OnProgress
-) -> None:
+async def _keep(cell: Cell, pools: dict[Role, SimPool], routers: list[SimRouter]) -> None:
     """Autoscaling, leases, and a look at everything once a second."""
     balancer, busy_before, next_moment_s = Balancer(), dict.fromkeys(ROLES, 0.0), 0.0
     while True:
@@ -116,7 +107,6 @@ async def _keep(
                     worker.look_after_leases()
             moment["pending"] = sum(router.pending for router in routers)
             cell.outcome.moments.append(moment)
-            on_progress(now_s, cell.outcome.n_requests)
         await asyncio.sleep(STATS_PERIOD_S)
 
 

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from pathlib import Path
 from typing import Any
 
@@ -54,7 +53,7 @@ def run(
 ) -> tuple[Outcome, dict[str, Any]]:
     fields.setdefault("load", {}).setdefault("lengths", SIZES)
     outcome = simulate(make_scenario(fields), make_profile(**changes), rows=rows)
-    return outcome, outcome.summary(1.0)
+    return outcome, outcome.summary()
 
 
 def test_a_seed_gives_the_same_figures_and_another_one_does_not() -> None:
@@ -85,7 +84,7 @@ def test_clips_of_the_bundled_model_have_the_context_of_their_audio() -> None:
     """As the server gives them: a whole window takes its encoder four times as long."""
     profile = load_profile("two-cores")
     load = {"rate_per_s": 1.0, "seconds": 30.0, "lengths": SIZES}
-    figures = simulate(make_scenario({"load": load}), profile).summary(1.0)
+    figures = simulate(make_scenario({"load": load}), profile).summary()
     whole_s = max(point.seconds for point in profile.encoder.points)
     assert figures["classes"]["interactive"]["p50_s"] < whole_s
 
@@ -248,17 +247,3 @@ def test_the_command_takes_flags_over_its_file_and_writes_what_it_prints(
 def test_a_figure_of_nothing_is_shown_and_what_was_not_found_is_not() -> None:
     figures = {"goodput_per_s": 0.0, "requests": 0, "decisions": [], "cost": None}
     assert figures_as_yaml(figures, ("requests",)) == "goodput_per_s: 0.0\n"
-
-
-def test_the_command_tells_how_far_it_is_once_a_second_at_most(
-    tmp_path: Path, capsys: pytest.CaptureFixture[str], monkeypatch: pytest.MonkeyPatch
-) -> None:
-    file = tmp_path / "scenario.yaml"
-    file.write_text("per_node: 1\n")
-    began_s = time.perf_counter()
-    simulate_command(file, rate=0.2, seconds=900.0)
-    took_s = time.perf_counter() - began_s
-    assert len(capsys.readouterr().err.splitlines()) <= took_s
-    monkeypatch.setattr("cluster.cli.planning.TELL_EVERY_S", 0.0)
-    simulate_command(file, rate=0.2, seconds=10.0)
-    assert "of 10, " in capsys.readouterr().err
