@@ -205,7 +205,9 @@ class Design:
         )
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Of each pool in all cells, with the spare ones. dollars: of all of them, an hour."""
+        """Of each pool in all cells, with the spare ones. workers: without spares. dollars: of all
+        nodes, an hour.
+        """
         each = self.order.per_node
         pools: list[tuple[str, NodeKind, int, int]] = [("worker", self.encoder, self.cells, 1)]
         if self.is_split:
@@ -214,8 +216,9 @@ class Design:
         for pool, kind, workers, cells in pools:
             spare = cells * self.order.spare_nodes
             nodes = cells * math.ceil(workers / each) + spare
-            row = {"kind": kind.name, "pool": pool, "nodes": nodes, "spare": spare}
-            rows.append(row | {"devices": each, "dollars": nodes * each * kind.dollars})
+            row = {"pool": pool, "kind": kind.name, "workers": cells * workers, "nodes": nodes}
+            dollars = nodes * each * kind.dollars
+            rows.append(row | {"spare": spare, "devices": each, "dollars": dollars})
         return rows
 
     @property

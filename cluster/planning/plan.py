@@ -58,7 +58,6 @@ class Plan:
     def figures(self) -> dict[str, Any]:
         best, order, costs = self.best, self.best.order, self.best.costs
         rate, price, router = order.load.rate_per_s, best.price, best.router()
-        spare = order.spare_nodes * order.per_node * (best.cells if best.is_split else 1)
         cheapest = {one.placement: one.price for one in reversed(self.kept)}
         pays = cheapest.get("split", math.inf) < cheapest.get("colocated", math.inf)
         splitting = "pays" if pays else "does not pay"
@@ -73,10 +72,6 @@ class Plan:
             "objective": order.asked,
             "design": best.name,
             "cells": best.cells,
-            **{
-                f"{role}s": {"device": kind.name, "needed": n * best.cells, "spare": spare}
-                for role, (kind, n) in best.pools.items()
-            },
             "routers": best.cells * router.replicas,
             "audio_workers_of_each_router": router.audio_workers,
             "router_cores": round(rate * (costs.router_s + costs.audio_cpu_s), 1),

@@ -97,7 +97,8 @@ def test_the_figures_say_what_saturates_next(split: Plan) -> None:
     first, at = next(iter(figures["saturates_at_rate_per_s"].items()))
     assert first == "encoders"
     assert at == pytest.approx(2 / ENCODE_S, rel=0.01)
-    assert figures["encoders"] == {"device": "test", "needed": 2, "spare": 1}
+    told = {"pool": "encoder", "kind": "test", "workers": 2, "nodes": 3, "spare": 1}
+    assert figures["nodes"][0] == told | {"devices": 1, "dollars": 3.0}
     assert figures["cost"]["dollars_per_hour"] == 5.0, "two and one, and a spare of each"
     assert figures["profile"]["predicted"]
     json.dumps(figures)
@@ -114,7 +115,7 @@ def test_a_plan_prints_the_file_that_deploys_it(
     assert serve.placement == placement
     assert file.read_text().startswith("# profile two-cores (measured)")
     if placement == "split":
-        assert serve.encoder.replicas == found["encoders"]["needed"] + 1
+        assert serve.encoder.replicas == found["nodes"][0]["workers"] + 1
         assert serve.encoder.node_labels == {"pool": "encoder"}
     else:
         assert serve.encoder.replicas == 1
