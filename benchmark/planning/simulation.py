@@ -42,7 +42,7 @@ from cluster.common.settings import RouterSettings, Settings
 from cluster.demo.samples import sample_path
 from cluster.planning.devices import Device, WaitingForward, WaitingRunner
 from cluster.planning.profile import Profile, load_profile
-from cluster.planning.scenario import Arrival, Lengths, Load, arrivals, at_percentile, make_scenario
+from cluster.planning.scenario import Arrival, Lengths, Load, Scenario, arrivals, at_percentile
 from cluster.planning.simulate import simulate
 from cluster.serve.placement import Placement
 from cluster.serve.replicas.pool_replicas import DecoderReplica, EncoderReplica
@@ -168,7 +168,7 @@ def simulated(seen: Seen, workers: int, hop_s: float) -> Seen:
         },
     }
     played: list[Arrival] = [(at_s, audio_s, "interactive") for at_s, audio_s, _ in seen]
-    outcome = simulate(make_scenario(fields), slow_profile(hop_s), rows=played)
+    outcome = simulate(Scenario.model_validate(fields), slow_profile(hop_s), rows=played)
     return sorted(outcome.answers["interactive"])
 
 

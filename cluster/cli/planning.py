@@ -63,7 +63,7 @@ def simulate(
     """
     from cluster.planning import simulate as simulation
     from cluster.planning.profile import load_profile, shipped_profiles, write_text
-    from cluster.planning.scenario import make_scenario
+    from cluster.planning.scenario import Scenario, checked
 
     if profiles:
         for name in shipped_profiles():
@@ -81,11 +81,10 @@ def simulate(
         },
         "seed": seed,
     }
-    checked = make_scenario(read_fields(scenario, "the scenario", flags))
-
-    of_devices = load_profile(checked.profile)
+    asked = checked(Scenario, read_fields(scenario, "the scenario", flags))
+    of_devices = load_profile(asked.profile)
     with err.status("simulating: 0.5 to 2 ms for a request"):
-        figures = simulation.simulate(checked, of_devices).summary()
+        figures = simulation.simulate(asked, of_devices).summary()
     out.print(str(of_devices), markup=False)
     shown = figures_as_yaml(figures, without=("profile", "scenario", "settings", "moments"))
     out.print(shown, markup=False, end="")
@@ -140,17 +139,17 @@ def plan(
     from cluster.planning.design import Order, parse_kinds
     from cluster.planning.plan import make_plan
     from cluster.planning.profile import write_text
-    from cluster.planning.scenario import NAMED_LENGTHS, Load
+    from cluster.planning.scenario import NAMED_LENGTHS, Load, checked
 
+    load = {"rate_per_s": rate, "seconds": seconds, "lengths": NAMED_LENGTHS[lengths]}
     order = Order(
-        load=Load(rate_per_s=rate, lengths=NAMED_LENGTHS[lengths]),
+        load=checked(Load, load),
         slo_s=slo,
         kinds=parse_kinds(gpus, model),
         link_gbit_per_s=links,
         per_node=per_node,
         spare_nodes=spare,
         placements=(placement,) if placement is not None else ("split", "colocated"),
-        check_s=seconds,
     )
     began_s = time.monotonic()
 

@@ -41,9 +41,9 @@ class NodeKind:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """slo_s: within which `PERCENT` of the requests are answered. per_node: devices of a node, each
-    for one worker. spare_nodes: of each role. trial_requests: of a short simulation. check_s: of
-    the long one.
+    """load: of the long simulation. slo_s: within which `PERCENT` of the requests are answered.
+    per_node: devices of a node, each for one worker. spare_nodes: of each role. trial_requests: of
+    a short simulation.
     """
 
     load: Load
@@ -54,7 +54,6 @@ class Order:
     spare_nodes: int = 1
     placements: tuple[Placement, ...] = ("split", "colocated")
     trial_requests: int = 8000
-    check_s: float = 300.0
 
     @property
     def has_prices(self) -> bool:

@@ -139,8 +139,8 @@ class _Search:
     def checked(self, design: Design) -> tuple[Design, Trial]:
         """The long simulation with another seed; workers are added until it is kept."""
         for _ in range(MOST_CORRECTIONS):
-            self._tell(f"check of {self._order.check_s:g} s with another seed")
-            trial = try_out(design, self._order.check_s, CHECK_SEED)
+            self._tell(f"check of {self._order.load.seconds:g} s with another seed")
+            trial = try_out(design, self._order.load.seconds, CHECK_SEED)
             if trial.is_kept:
                 return design, trial
             busier = max(("encoder", "decoder"), key=lambda role: trial.figures[f"{role}_busy"])

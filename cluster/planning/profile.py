@@ -131,10 +131,10 @@ class Surface:
     """
 
     def __init__(self, points: Iterable[Point]) -> None:
-        lines: dict[int, list[tuple[float, float]]] = {}
-        for point in points:
-            lines.setdefault(point.positions, []).append((point.size, point.seconds))
-        self._lines = [(positions, sorted(knots)) for positions, knots in sorted(lines.items())]
+        lines: dict[int, dict[float, float]] = {}
+        for point in points:  # of two at the same place the last one counts
+            lines.setdefault(point.positions, {})[point.size] = point.seconds
+        self._lines = [(at, sorted(knots.items())) for at, knots in sorted(lines.items())]
         self._least_s = min(seconds for _, knots in self._lines for _, seconds in knots)
         self.at = cache(self._at)
 

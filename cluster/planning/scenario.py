@@ -11,10 +11,10 @@ from collections import Counter, defaultdict
 from collections.abc import Iterator, Sequence
 from dataclasses import dataclass, field
 from random import Random
-from typing import Any
+from typing import Any, TypeVar
 
 import numpy as np
-from pydantic import Field, PositiveFloat, ValidationError, model_validator
+from pydantic import Field, FiniteFloat, PositiveFloat, ValidationError, model_validator
 
 from cluster.common.errors import ConfigurationError
 from cluster.common.messages import FRAMES_PER_S, WINDOW_S, Priority
@@ -62,8 +62,8 @@ NAMED_LENGTHS: dict[str, Lengths] = {
 class Load(FrozenModel):
     """Requests of clients that do not wait for each other: a Poisson process."""
 
-    rate_per_s: float = Field(10.0, gt=0, description="mean requests per second")
-    seconds: float = Field(300.0, gt=0, description="during which requests come")
+    rate_per_s: FiniteFloat = Field(10.0, gt=0, description="mean requests per second")
+    seconds: FiniteFloat = Field(300.0, gt=0, description="during which requests come")
     lengths: Lengths = NAMED_LENGTHS["short"]
     classes: dict[Priority, PositiveFloat] = Field(
         {"interactive": 1.0}, min_length=1, description="their shares"
@@ -99,12 +99,15 @@ class Scenario(FrozenModel):
         return self
 
 
-def make_scenario(fields: dict[str, Any]) -> Scenario:
+_Asked = TypeVar("_Asked", Scenario, Load)
+
+
+def checked(kind: type[_Asked], fields: dict[str, Any]) -> _Asked:
     """Raises ConfigurationError, which names the field."""
     try:
-        return Scenario.model_validate(fields)
+        return kind.model_validate(fields)
     except ValidationError as error:
-        raise ConfigurationError(f"the scenario: {first_problem(error)}") from error
+        raise ConfigurationError(f"{kind.__name__.lower()}: {first_problem(error)}") from error
 
 
 @dataclass(slots=True, eq=False)

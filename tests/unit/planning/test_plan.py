@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import math
 from pathlib import Path
 from typing import Any
 
@@ -23,14 +24,13 @@ CLIPS = Lengths(median_s=5.0, sigma=0.0)
 
 def make_order(rate: float = 15.0, limit_s: float = 1.0, **changes: Any) -> Order:
     kind = NodeKind("test", 1.0, make_profile())
-    load = Load(rate_per_s=rate, lengths=CLIPS)
+    load = Load(rate_per_s=rate, seconds=15.0, lengths=CLIPS)
     fields: dict[str, Any] = {
         "load": load,
         "slo_s": limit_s,
         "kinds": (kind,),
         "link_gbit_per_s": 100.0,
         "trial_requests": 300,
-        "check_s": 15.0,
     }
     return Order(**fields | changes)
 
@@ -64,6 +64,12 @@ def test_uploads_are_decoded_by_as_many_routers_as_have_the_processes() -> None:
     least = Design.least(order, "split", kind, kind)
     assert least.router().audio_workers <= MOST_AUDIO_WORKERS
     assert least.saturates_at()["audio workers"] > order.load.rate_per_s
+
+
+@pytest.mark.parametrize("asked", [{"rate": math.inf}, {"rate": 1.0, "seconds": math.inf}])
+def test_a_load_that_never_ends_is_refused(asked: Any) -> None:
+    with pytest.raises(ConfigurationError, match="finite"):
+        plan_command(gpus="two-cores", **asked)
 
 
 def test_a_plan_keeps_its_objective_with_what_can_be_computed(split: Plan) -> None:

@@ -55,6 +55,7 @@ def test_seconds_lie_on_the_lines_between_points_and_never_below_the_least() -> 
     assert found.at(8, 1500) == pytest.approx(0.26), "beyond the points the line goes on"
     assert found.at(1, 1) == pytest.approx(0.01)
     assert surface((1, 1500, 0.5)).at(7, 20) == 0.5, "one point is the same everywhere"
+    assert surface((1, 1500, 0.5), (1, 1500, 0.9)).at(2, 1500) == 0.9, "of two the last one"
 
 
 def test_windows_of_a_round_may_take_a_minute_each() -> None:

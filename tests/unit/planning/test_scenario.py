@@ -13,8 +13,9 @@ from cluster.common.messages import WINDOW_S
 from cluster.planning.scenario import (
     NAMED_LENGTHS,
     Load,
+    Scenario,
     arrivals,
-    make_scenario,
+    checked,
     percentiles,
 )
 
@@ -52,6 +53,8 @@ def test_given_rows_come_in_the_order_of_their_times() -> None:
     ("fields", "place"),
     [
         ({"load": {"rate_per_s": 0}}, "load.rate_per_s"),
+        ({"load": {"rate_per_s": math.inf}}, "load.rate_per_s"),  # which would never end
+        ({"load": {"seconds": math.inf}}, "load.seconds"),
         ({"settings": {"encoders": 2}}, "settings.encoders"),
         ({"settings": {"placement": "colocated", "encoder": {"replicas": 2}}}, "its own"),
         ({"settings": {"handoff": "encoder_states"}}, "settings.handoff"),
@@ -60,4 +63,4 @@ def test_given_rows_come_in_the_order_of_their_times() -> None:
 )
 def test_a_wrong_field_is_named(fields: dict[str, Any], place: str) -> None:
     with pytest.raises(ConfigurationError, match=place):
-        make_scenario(fields)
+        checked(Scenario, fields)

@@ -12,7 +12,7 @@ import pytest
 from cluster.cli.planning import figures_as_yaml
 from cluster.cli.planning import simulate as simulate_command
 from cluster.planning.profile import Profile, load_profile
-from cluster.planning.scenario import Arrival, Outcome, make_scenario
+from cluster.planning.scenario import Arrival, Outcome, Scenario
 from cluster.planning.simulate import simulate
 from cluster.planning.virtual_time import STANDS_STILL, run_virtually
 
@@ -52,7 +52,7 @@ def run(
     fields: dict[str, Any], rows: list[Arrival] | None = None, **changes: Any
 ) -> tuple[Outcome, dict[str, Any]]:
     fields.setdefault("load", {}).setdefault("lengths", SIZES)
-    outcome = simulate(make_scenario(fields), make_profile(**changes), rows=rows)
+    outcome = simulate(Scenario.model_validate(fields), make_profile(**changes), rows=rows)
     return outcome, outcome.summary()
 
 
@@ -84,7 +84,7 @@ def test_clips_of_the_bundled_model_have_the_context_of_their_audio() -> None:
     """As the server gives them: a whole window takes its encoder four times as long."""
     profile = load_profile("two-cores")
     load = {"rate_per_s": 1.0, "seconds": 30.0, "lengths": SIZES}
-    figures = simulate(make_scenario({"load": load}), profile).summary()
+    figures = simulate(Scenario.model_validate({"load": load}), profile).summary()
     whole_s = max(point.seconds for point in profile.encoder.points)
     assert figures["classes"]["interactive"]["p50_s"] < whole_s
 
@@ -131,7 +131,7 @@ def test_a_gpu_s_encoder_is_never_idle_under_a_backlog() -> None:
         "load": {"seconds": 10.0},
         "settings": {"router": {"audio_workers": 64}, "decoder": {"replicas": 8}},
     }
-    outcome = simulate(make_scenario(fields), load_profile("large-v3-h200"), rows=rows)
+    outcome = simulate(Scenario.model_validate(fields), load_profile("large-v3-h200"), rows=rows)
     busy = [one["encoder_busy"] for one in outcome.moments if one["pending"] == len(rows)]
     assert sum(busy[1:]) / len(busy[1:]) > 0.98
 
