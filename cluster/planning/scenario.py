@@ -32,18 +32,11 @@ TOLD: Any = {"placement": True, **{key: {"replicas"} for key in ("router", "enco
 
 
 class Lengths(FrozenModel):
-    """Seconds of audio in a request: a log-normal distribution, cut at both ends."""
+    """Seconds of audio in a request: a log-normal distribution, cut at `max_s`."""
 
     median_s: float = Field(5.0, gt=0)
     sigma: float = Field(0.4, ge=0, description="of the logarithm; 0: all have the median")
-    min_s: float = Field(0.5, gt=0)
     max_s: float = Field(30.0, gt=0)
-
-    @model_validator(mode="after")
-    def _bounds(self) -> Lengths:
-        if self.min_s > self.max_s:
-            raise ValueError("min_s must not be above max_s")
-        return self
 
 
 def n_tokens(content_frames: int) -> int:
@@ -55,7 +48,7 @@ def n_tokens(content_frames: int) -> int:
 NAMED_LENGTHS: dict[str, Lengths] = {
     "short": Lengths(median_s=5.0, sigma=0.4, max_s=30.0),
     "mixed": Lengths(median_s=10.0, sigma=1.2, max_s=1800.0),
-    "long": Lengths(median_s=600.0, sigma=0.8, min_s=60.0, max_s=7200.0),
+    "long": Lengths(median_s=600.0, sigma=0.8, max_s=7200.0),
 }
 
 
@@ -140,7 +133,7 @@ def _drawn(load: Load, random: Random) -> Iterator[Arrival]:
     while (at_s := at_s + random.expovariate(load.rate_per_s)) < load.seconds:
         priority = random.choices(classes, shares)[0]
         audio_s = lengths.median_s * math.exp(lengths.sigma * random.gauss(0.0, 1.0))
-        yield at_s, min(max(audio_s, lengths.min_s), lengths.max_s), priority
+        yield at_s, min(audio_s, lengths.max_s), priority
 
 
 def _cuts(audio_s: float, random: Random) -> Iterator[float]:
