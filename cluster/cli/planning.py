@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import time
 from collections.abc import Iterable
 from functools import partial
 from pathlib import Path
@@ -24,12 +23,6 @@ if TYPE_CHECKING:
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
-JsonFile = Annotated[
-    Path | None, typer.Option("--json", help="write all figures there", show_default=False)
-]
-
-MODELS = {"large-v3": "openai/whisper-large-v3", "large-v3-turbo": "openai/whisper-large-v3-turbo"}
-
 
 def simulate(
     scenario: Annotated[
@@ -48,7 +41,9 @@ def simulate(
         float | None, typer.Option(help="seconds within which an answer is good [1]")
     ] = None,
     seed: Annotated[int | None, typer.Option(help="seed of all random numbers [0]")] = None,
-    json_file: JsonFile = None,
+    json_file: Annotated[
+        Path | None, typer.Option("--json", help="write all figures there", show_default=False)
+    ] = None,
     profiles: Annotated[bool, typer.Option("--profiles", help="list profiles")] = False,
 ) -> None:
     """Simulate a cluster under a load: the server's own policies on a virtual clock.
@@ -122,7 +117,6 @@ def plan(
     seconds: Annotated[
         float, typer.Option(min=20, help="simulated seconds of the check at the end")
     ] = 300.0,
-    json_file: JsonFile = None,
 ) -> None:
     """Find the cheapest cluster that meets an objective, and print the file that deploys it.
 
@@ -138,7 +132,6 @@ def plan(
     """
     from cluster.planning.design import Order, parse_kinds
     from cluster.planning.plan import make_plan
-    from cluster.planning.profile import write_text
     from cluster.planning.scenario import NAMED_LENGTHS, Load, checked
 
     load = {"rate_per_s": rate, "seconds": seconds, "lengths": NAMED_LENGTHS[lengths]}
@@ -151,23 +144,15 @@ def plan(
         spare_nodes=spare,
         placements=(placement,) if placement is not None else ("split", "colocated"),
     )
-    began_s = time.monotonic()
-
-    def tell(line: str) -> None:
-        err.print(f"{time.monotonic() - began_s:6.1f} s  {line}", markup=False)
-
-    found = make_plan(order, tell)
-    figures = found.figures()
-    out.print(plan_file(found, figures), markup=False, end="")
-    if json_file is not None:
-        write_text(json_file, json.dumps(figures, indent=1) + "\n")
+    found = make_plan(order, partial(err.print, markup=False))
+    out.print(plan_file(found), markup=False, end="")
 
 
-def plan_file(plan: Plan, figures: dict[str, Any]) -> str:
+def plan_file(plan: Plan) -> str:
     """A Serve configuration for `splitscribe deploy`, spare workers included, below the figures."""
     best, order, router = plan.best, plan.best.order, plan.best.router()
     args: dict[str, Any] = {
-        "model": MODELS.get(best.profile.model, best.profile.model),
+        "model": best.profile.model,
         "placement": best.placement,
         "router": {
             "replicas": router.replicas,
@@ -188,7 +173,7 @@ def plan_file(plan: Plan, figures: dict[str, Any]) -> str:
     each = f"each of {best.cells} cells, below a balancer (configs/SCALE.md)"
     told = [
         str(best.profile),
-        *figures_as_yaml(figures, ("profile",)).split("\n"),
+        *figures_as_yaml(plan.figures(), ("profile",)).split("\n"),
         f"For {each if best.cells > 1 else 'a cluster'}. Nodes need the labels of their pools:",
         "splitscribe config show cluster/onprem. Clients' keys: router.api_key_file.",
     ]
@@ -204,7 +189,6 @@ def profile(
     config_file: Annotated[
         Path | None, typer.Option("--config", help="YAML file with settings", show_default=False)
     ] = None,
-    name: Annotated[str | None, typer.Option(help="the profile's name [the file's]")] = None,
     rounds: Annotated[int, typer.Option(min=3, help="of which the fastest counts")] = 5,
 ) -> None:
     """Measure how long each step of the work takes here, for `splitscribe simulate`.
@@ -224,6 +208,6 @@ def profile(
     from cluster.planning.profile import write_text
 
     tell = partial(err.print, markup=False)
-    found = asyncio.run(measure(name or output.stem, settings, rounds, tell))
+    found = asyncio.run(measure(output.stem, settings, rounds, tell))
     write_text(output, found.model_dump_json(indent=1) + "\n")
     out.print(f"wrote {output}", markup=False)

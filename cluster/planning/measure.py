@@ -8,13 +8,10 @@ from __future__ import annotations
 
 import asyncio
 import os
-import platform
-import re
 import time
 from collections.abc import Callable
 from dataclasses import dataclass, field
 from itertools import product
-from pathlib import Path
 
 import av
 import numpy as np
@@ -72,11 +69,7 @@ async def measure(name: str, settings: Settings, rounds: int, tell: Tell) -> Pro
         "predicted": False,
         "source": f"splitscribe profile, the fastest of {rounds}, one worker alone; router "
         f"and audio assumed; load of the machine {os.getloadavg()[0]:.1f}",
-        "machine": {
-            "cpu": _cpu_name(),
-            "cores": usable_cores(),
-            "device": device,
-        },
+        "machine": {"cores": usable_cores(), "device": device},
         "commit": build_id(),
         "model": engines.checkpoint.name,
         "shape": Shape.model_validate(dims, from_attributes=True),
@@ -157,10 +150,3 @@ def _link(reads: tuple[Point, ...], transport: str) -> LinkProfile:
         rate = (whole.size - short.size) / (whole.seconds - short.seconds)
     latency_s = max(LEAST_LATENCY_S, whole.seconds - whole.size / rate)
     return LinkProfile(transport=transport, latency_s=latency_s, bytes_per_s=rate)
-
-
-def _cpu_name() -> str:
-    file = Path("/proc/cpuinfo")
-    text = file.read_text() if file.exists() else ""
-    found = re.search(r"^model name\s*: (.*)$", text, re.MULTILINE)
-    return found[1] if found else platform.processor()

@@ -160,14 +160,12 @@ def load_profile(name: str) -> Profile:
     file = shipped_profiles().get(name, Path(name))
     try:
         return Profile.model_validate_json(file.read_text(encoding="utf-8"))
-    except (FileNotFoundError, IsADirectoryError) as error:
+    except (OSError, UnicodeDecodeError) as error:
         names = ", ".join(shipped_profiles())
         raise ConfigurationError(
-            f"no profile is called {name!r}, and it is no file; the package has: {names}. "
-            "`splitscribe profile` measures a machine"
+            f"no profile is called {name!r}, and no file can be read there ({error}); the package "
+            f"has: {names}. `splitscribe profile` measures a machine"
         ) from error
-    except (OSError, UnicodeDecodeError) as error:
-        raise ConfigurationError(f"cannot read the profile {name}: {error}") from error
     except ValidationError as error:
         raise ConfigurationError(f"{name} is not a profile: {first_problem(error)}") from error
 

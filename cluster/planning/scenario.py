@@ -164,9 +164,6 @@ class Outcome:
     n_requests: int = 0
     seconds: float = 0.0
 
-    def note(self, at_s: float, what: str, why: str) -> None:
-        self.decisions.append({"at_s": round(at_s, 3), "what": what, "why": why})
-
     def latencies(self) -> list[float]:
         """Of all requests after the warm-up; failed ones are infinite."""
         begin_s = WARM_UP * self.scenario.load.seconds

@@ -226,7 +226,6 @@ class SimPool:
         self.changed = asyncio.Event()
         self._roles, self._cell, self._loop = roles, cell, cell.loop
         self._made = 0
-        self._note = cell.outcome.note
         self._start_s = cell.profile.start_s
         settings = getattr(cell.settings, roles[0])
         self._wanted = settings.replicas  # workers, those that are starting included
@@ -253,9 +252,9 @@ class SimPool:
         decision = balancer.decide(role, self._rules, view, self._loop.time())
         before, self._wanted = self._wanted, decision.workers
         if self._wanted != before:
-            self._note(
-                self._loop.time(), f"{self.name}s: {before} to {self._wanted}", decision.reason
-            )
+            at_s, what = round(self._loop.time(), 3), f"{self.name}s: {before} to {self._wanted}"
+            made = {"at_s": at_s, "what": what, "why": decision.reason}
+            self._cell.outcome.decisions.append(made)
         for _ in range(self._wanted - before):
             self._loop.call_later(self._start_s, self._add)
         if len(self.opened) > self._wanted:  # those that are starting have gone first

@@ -2,12 +2,12 @@
 
 from __future__ import annotations
 
-import json
 import math
 from pathlib import Path
 from typing import Any
 
 import pytest
+import yaml
 
 from cluster.cli.operate.files import read_serve_file
 from cluster.cli.planning import plan as plan_command
@@ -107,19 +107,20 @@ def test_the_figures_say_what_saturates_next(split: Plan) -> None:
     assert figures["nodes"][0] == told | {"devices": 1, "dollars": 3.0}
     assert figures["cost"]["dollars_per_hour"] == 5.0, "two and one, and a spare of each"
     assert figures["profile"]["predicted"]
-    json.dumps(figures)
 
 
 @pytest.mark.parametrize("placement", ["split", "colocated"])
 def test_a_plan_prints_the_file_that_deploys_it(
     placement: Any, tmp_path: Path, capsys: pytest.CaptureFixture[str]
 ) -> None:
-    file, figures = tmp_path / "serve.yaml", tmp_path / "plan.json"
-    plan_command(5.0, gpus="two-cores", placement=placement, seconds=20.0, json_file=figures)
+    file = tmp_path / "serve.yaml"
+    plan_command(5.0, gpus="two-cores", placement=placement, seconds=20.0)
     file.write_text(capsys.readouterr().out)
-    serve, found = read_serve_file(file).settings, json.loads(figures.read_text())
+    serve, (first, *lines) = read_serve_file(file).settings, file.read_text().splitlines()
+    comments = "\n".join(line[2:] for line in lines if line.startswith("#"))
+    found = yaml.safe_load(comments.partition("\nFor ")[0])
     assert serve.placement == placement
-    assert file.read_text().startswith("# profile two-cores (measured)")
+    assert first.startswith("# profile two-cores (measured)")
     if placement == "split":
         assert serve.encoder.replicas == found["nodes"][0]["workers"] + 1
         assert serve.encoder.node_labels == {"pool": "encoder"}
