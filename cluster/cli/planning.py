@@ -150,16 +150,11 @@ def plan(
 
 def plan_file(plan: Plan) -> str:
     """A Serve configuration for `splitscribe deploy`, spare workers included, below the figures."""
-    best, order, router = plan.best, plan.best.order, plan.best.router()
+    best, order = plan.best, plan.best.order
     args: dict[str, Any] = {
         "model": best.profile.model,
         "placement": best.placement,
-        "router": {
-            "replicas": router.replicas,
-            "audio_workers": router.audio_workers,
-            "max_pending_audio_s": round(router.max_pending_audio_s, 1),
-            "node_labels": {"pool": "!head"},
-        },
+        "router": best.router().model_dump(exclude_unset=True),
     }
     for role, (kind, workers) in best.pools.items():
         is_cpu = kind.profile.machine.get("device") == "cpu"

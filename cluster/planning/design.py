@@ -32,18 +32,17 @@ Placement = Literal["split", "colocated"]
 
 @dataclass(frozen=True, slots=True)
 class NodeKind:
-    """A device that workers may run on. dollars: an hour of one worker's device; 0: not told."""
+    """A device that workers may run on. price: of an hour of one worker's; 1 where none is told."""
 
     name: str
-    dollars: float
+    price: float
     profile: Profile = field(compare=False, repr=False)
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
     """load: of the long simulation. slo_s: within which `PERCENT` of the requests are answered.
-    per_node: devices of a node, each for one worker. spare_nodes: of each role. trial_requests: of
-    a short simulation.
+    per_node: devices of a node, each for one worker. spare_nodes: of each role.
     """
 
     load: Load
@@ -53,11 +52,6 @@ class Order:
     per_node: int = 1
     spare_nodes: int = 1
     placements: tuple[Placement, ...] = ("split", "colocated")
-    trial_requests: int = 8000
-
-    @property
-    def has_prices(self) -> bool:
-        return any(kind.dollars for kind in self.kinds)
 
     @property
     def asked(self) -> str:
@@ -68,9 +62,9 @@ def parse_kinds(text: str, model: str) -> tuple[NodeKind, ...]:
     """Kinds of nodes, "h200:1.9,l40s:0.6": devices or profiles, with dollars for an hour of one."""
     kinds: list[NodeKind] = []
     for part in map(str.strip, text.split(",")):
-        name, _, price = part.partition(":")
+        name, _, told = part.partition(":")
         try:
-            dollars = float(price or 0)
+            price = float(told or 1)
         except ValueError as error:
             raise ConfigurationError(
                 f"--gpus is DEVICE:DOLLARS_PER_HOUR, separated by commas, such as "
@@ -78,14 +72,14 @@ def parse_kinds(text: str, model: str) -> tuple[NodeKind, ...]:
             ) from error
         of_model = f"{model}-{name}"
         profile = load_profile(of_model if of_model in shipped_profiles() else name)
-        kinds.append(NodeKind(profile.name if Path(name).is_file() else name, dollars, profile))
+        kinds.append(NodeKind(profile.name if Path(name).is_file() else name, price, profile))
         first = kinds[0].profile
         if profile.kv_layout() != first.kv_layout() or profile.shape != first.shape:
             raise ConfigurationError(
                 f"the profiles {first.name} and {profile.name} cannot work together: model, "
                 f"shape, number type and page size of the KV must be the same"
             )
-    if len({kind.dollars > 0 for kind in kinds}) > 1:  # those without would be the cheapest
+    if len({":" in part for part in text.split(",")}) > 1:
         raise ConfigurationError(f"--gpus: give dollars for all of {text}, or for none")
     return tuple(kinds)
 
@@ -177,7 +171,7 @@ class Design:
     @property
     def dims(self) -> list[str]:
         """What may be more or less of it; of two the dear ones first."""
-        roles = sorted(self.pools, key=lambda role: -self.pools[role][0].dollars)
+        roles = sorted(self.pools, key=lambda role: -self.pools[role][0].price)
         return [f"{role}s" for role in roles] if self.is_split else ["cells"]
 
     def grown(self, dims: list[str], factor: float) -> Design:
@@ -200,11 +194,12 @@ class Design:
         return RouterSettings(
             replicas=routers,
             audio_workers=max(LEAST_AUDIO_WORKERS, audio_workers),
-            max_pending_audio_s=max(LEAST_PENDING_S, pending_s),
+            max_pending_audio_s=round(max(LEAST_PENDING_S, pending_s), 1),
+            node_labels={"pool": "!head"},
         )
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Of each pool in all cells, with the spare ones. workers: without spares. dollars: of all
+        """Of each pool in all cells, with the spare ones. workers: without spares. price: of all
         nodes, an hour.
         """
         each = self.order.per_node
@@ -216,15 +211,14 @@ class Design:
             spare = cells * self.order.spare_nodes
             nodes = cells * math.ceil(workers / each) + spare
             row = {"pool": pool, "kind": kind.name, "workers": cells * workers, "nodes": nodes}
-            dollars = nodes * each * kind.dollars
-            rows.append(row | {"spare": spare, "devices": each, "dollars": dollars})
+            price = nodes * each * kind.price
+            rows.append(row | {"spare": spare, "devices": each, "price": price})
         return rows
 
     @property
     def price(self) -> float:
-        """Dollars of an hour, or devices where no prices are known; spares included."""
-        rows, in_dollars = self.nodes(), self.order.has_prices
-        return float(sum(r["dollars"] if in_dollars else r["nodes"] * r["devices"] for r in rows))
+        """Of an hour, in dollars, or in devices where no prices are known; spares included."""
+        return float(sum(row["price"] for row in self.nodes()))
 
     def saturates_at(self) -> dict[str, float]:
         """The rate at which each part has no more, the first to end first. Without spares."""

@@ -21,7 +21,8 @@ from cluster.planning.design import PERCENT, Design, Order
 from cluster.planning.scenario import Scenario, at_percentile, percentiles
 from cluster.planning.simulate import simulate
 
-SHORTEST_S, LONGEST_S = 20.0, 120.0  # of a short simulation
+REQUESTS = 8000  # of a short simulation
+SHORTEST_S, LONGEST_S = 20.0, 120.0  # and its seconds
 OBJECTIVES = 12  # it is so many times as long as the objective
 GROWTHS = (1.2, 2.4, 4.8)  # of the least that may do, one after the other; then it is given up
 CORRECTION = 1.03  # of a plan that the check refused
@@ -57,14 +58,10 @@ class Plan:
 
     def figures(self) -> dict[str, Any]:
         best, order, costs = self.best, self.best.order, self.best.costs
-        rate, price, router = order.load.rate_per_s, best.price, best.router()
+        rate, router = order.load.rate_per_s, best.router()
         cheapest = {one.placement: one.price for one in reversed(self.kept)}
         pays = cheapest.get("split", math.inf) < cheapest.get("colocated", math.inf)
         splitting = "pays" if pays else "does not pay"
-        dollars = {
-            "dollars_per_hour": price,
-            "dollars_per_audio_hour": price / (rate * costs.audio_s),
-        }
         return {
             "profile": best.profile.origin(),
             "rate_per_s": round(rate, 4),
@@ -77,7 +74,8 @@ class Plan:
             "router_cores": round(rate * (costs.router_s + costs.audio_cpu_s), 1),
             "nodes": best.nodes(),
             "expected": self.check.figures,
-            "cost": dollars if order.has_prices else None,
+            "price_of_an_hour": best.price,
+            "price_of_an_hour_of_audio": best.price / (rate * costs.audio_s),
             "saturates_at_rate_per_s": best.saturates_at(),
             "found": {one.name: {"workers": one.workers, "price": one.price} for one in self.kept},
             "not_chosen": self.skipped,
@@ -154,7 +152,7 @@ class _Search:
     def _keeps(self, design: Design) -> bool:
         """By one short simulation of a cell."""
         order = self._order
-        seconds = order.trial_requests * design.cells / order.load.rate_per_s
+        seconds = REQUESTS * design.cells / order.load.rate_per_s
         seconds = min(LONGEST_S, max(SHORTEST_S, seconds))
         trial = try_out(design, max(seconds, OBJECTIVES * order.slo_s), TRIAL_SEED)
         said = f"{design}: {trial.told}"

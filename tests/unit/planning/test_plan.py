@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import math
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,9 +31,15 @@ def make_order(rate: float = 15.0, limit_s: float = 1.0, **changes: Any) -> Orde
         "slo_s": limit_s,
         "kinds": (kind,),
         "link_gbit_per_s": 100.0,
-        "trial_requests": 300,
     }
     return Order(**fields | changes)
+
+
+@pytest.fixture(autouse=True, scope="module")
+def _short_trials() -> Iterator[None]:
+    with pytest.MonkeyPatch.context() as patch:
+        patch.setattr(planning, "REQUESTS", 300)
+        yield
 
 
 def planned(order: Order) -> Plan:
@@ -46,13 +53,14 @@ def split() -> Plan:
 
 def test_devices_are_found_by_model_and_only_together_where_they_fit() -> None:
     first, second = parse_kinds("h200:1.9,l40s:0.6", "large-v3")
-    assert (first.profile.name, second.dollars) == ("large-v3-h200", 0.6)
+    assert (first.profile.name, second.price) == ("large-v3-h200", 0.6)
     with pytest.raises(ConfigurationError, match="cannot work together"):
         parse_kinds("h200,two-cores", "large-v3")
     with pytest.raises(ConfigurationError, match="splitscribe profile"):
         parse_kinds("tpu:1", "large-v3")
     with pytest.raises(ConfigurationError, match="DOLLARS_PER_HOUR"):
         parse_kinds("h200:cheap", "large-v3")
+    assert parse_kinds("h200", "large-v3")[0].price == 1.0, "devices are counted"
     with pytest.raises(ConfigurationError, match=r"for all of h200:1\.9,l40s, or"):
         parse_kinds("h200:1.9,l40s", "large-v3")
 
@@ -104,8 +112,8 @@ def test_the_figures_say_what_saturates_next(split: Plan) -> None:
     assert first == "encoders"
     assert at == pytest.approx(2 / ENCODE_S, rel=0.01)
     told = {"pool": "encoder", "kind": "test", "workers": 2, "nodes": 3, "spare": 1}
-    assert figures["nodes"][0] == told | {"devices": 1, "dollars": 3.0}
-    assert figures["cost"]["dollars_per_hour"] == 5.0, "two and one, and a spare of each"
+    assert figures["nodes"][0] == told | {"devices": 1, "price": 3.0}
+    assert figures["price_of_an_hour"] == 5.0, "two and one, and a spare of each"
     assert figures["profile"]["predicted"]
 
 
