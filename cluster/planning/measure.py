@@ -1,7 +1,7 @@
 """Makes a profile: times both engines of one process.
 
-Windows go through one and then the other, so many at a time; what each forward and each READ took
-is what the engines count, and the fastest of some rounds counts here.
+Windows go through one and then the other, so many at a time; what batches, prompts, steps and
+READs took is what the engines count, and the fastest of some rounds counts here.
 """
 
 from __future__ import annotations
@@ -118,17 +118,16 @@ class Bench:
             times.setdefault(reply.timings.batch_size, []).append(reply.timings.encode_s)
         for size, seconds in times.items():  # the mean: one batch may begin behind another
             self._note("encoder", size, positions, sum(seconds) / len(seconds))
-        before, options = decoder.stats(), DecodeOptions(language="en")
+        before_s, options = decoder.stats().prefill_s, DecodeOptions(language="en")
         decoding = [
             decoder.submit(DecodeRequest("profile", n, 1, handle, options, ANSWER_S))
             for n, handle in enumerate(handles)
         ]
-        for read in (decoded.result(ANSWER_S).timings for decoded in decoding):
-            self._note("read", read.transfer_bytes, positions, read.transfer_s)
-        after = decoder.stats()
-        step_s = (after.step_s - before.step_s) / max(1, after.steps - before.steps)
-        self._note("prompts", n_windows, positions, after.prefill_s - before.prefill_s)
-        self._note("step", n_windows, positions, step_s)
+        for took in (decoded.result(ANSWER_S).timings for decoded in decoding):
+            self._note("read", took.transfer_bytes, positions, took.transfer_s)
+            # With what the host does between two steps.
+            self._note("step", n_windows, positions, took.decode_s / max(1, took.steps))
+        self._note("prompts", n_windows, positions, decoder.stats().prefill_s - before_s)
 
     def points(self, what: str) -> tuple[Point, ...]:
         return tuple(

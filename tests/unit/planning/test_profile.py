@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 from collections.abc import AsyncIterator
+from concurrent.futures import Future
 from contextlib import asynccontextmanager
 from pathlib import Path
 from types import SimpleNamespace
@@ -68,6 +69,29 @@ def test_windows_of_a_round_may_take_a_minute_each() -> None:
     with pytest.raises(DeadlineExceededError) as caught:
         Bench(engines, np.zeros(WINDOW_SAMPLES, np.int16)).run(16, 1500, 1500)
     assert float(caught.value.message) >= 16 * 60.0
+
+
+def test_what_the_host_does_between_steps_is_a_part_of_them() -> None:
+    """Twenty steps of a second and a half, of whatever forwards took of it."""
+
+    def done(**result: Any) -> Any:
+        future: Future[Any] = Future()
+        future.set_result(SimpleNamespace(**result))
+        return lambda _request: future
+
+    encode = SimpleNamespace(batch_size=1, encode_s=0.1)
+    decode = SimpleNamespace(transfer_bytes=10, transfer_s=0.1, decode_s=1.5, steps=20)
+    engines: Any = SimpleNamespace(
+        encoder=SimpleNamespace(submit=done(handle="of its KV", timings=encode)),
+        decoder=SimpleNamespace(
+            submit=done(timings=decode),
+            stats=lambda: SimpleNamespace(prefill_s=0.0, step_s=0.0, steps=0),
+        ),
+        importer=SimpleNamespace(accept=lambda _handle: None),
+    )
+    bench = Bench(engines, np.zeros(WINDOW_SAMPLES, np.int16))
+    bench.run(2, 1500, 1500)
+    assert bench.fastest["step", 2, 1500] == pytest.approx(0.075)
 
 
 @pytest.mark.parametrize("output", ["missing/mine.json", "."])
