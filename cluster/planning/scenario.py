@@ -190,7 +190,6 @@ class Outcome:
             "simulated_s": round(self.seconds, 3),
             "requests": self.n_requests,
             "goodput_per_s": round(sum(one["goodput_per_s"] for one in classes.values()), 3),
-            "throughput_per_s": round(sum(one["throughput_per_s"] for one in classes.values()), 3),
             "audio_s_per_s": round(audio_s / max(self.seconds, 1e-9), 2),
             "classes": classes,
             "utilisation": self.busy(),
