@@ -58,7 +58,7 @@ def add_probes(
     )
     async def readyz() -> PlainTextResponse:
         """200 once all pools are ready, 503 before, and when the router stops."""
-        if realtime.is_draining:
+        if realtime.draining.is_set():
             return PlainTextResponse("stopping", 503)
         status = (await shared.registry.health())["status"]
         return PlainTextResponse(status, 200 if status == "ready" else 503)

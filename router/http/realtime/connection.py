@@ -86,9 +86,12 @@ class RealtimeConnection:
         settings: LiveSettings,
         clock: Clock,
         *,
+        draining: asyncio.Event,
         is_proxied: bool,
     ) -> None:
-        """is_proxied: Ray Serve's proxy is between, which queues both directions without a bound.
+        """draining: set for a restart: open turns may end, then the connection is closed.
+
+        is_proxied: Ray Serve's proxy is between, which queues both directions without a bound.
 
         Without it, a client that sends faster than the pools work, or more events than it may, is
         read more slowly.
@@ -101,12 +104,8 @@ class RealtimeConnection:
         self._outbox = Outbox(websocket.send_text, clock, is_limited=is_proxied)
         self._started_s = self._last_received_s = clock.monotonic()
         self._events = Budget(EVENTS_PER_S, EVENTS_AT_ONCE)
-        self._draining = asyncio.Event()
+        self._draining = draining
         self._had_long_event = False
-
-    def drain(self) -> None:
-        """Let open turns end, and close for a restart. `run` then returns."""
-        self._draining.set()
 
     async def run(self) -> Ending:
         """Serve until one side ends it; returns how it ended. Closes the engine's session."""

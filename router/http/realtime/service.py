@@ -9,7 +9,6 @@ import logging
 import time
 from collections.abc import Iterator
 from contextlib import contextmanager
-from dataclasses import dataclass
 from typing import Any, Literal
 
 from fastapi import APIRouter, FastAPI, Request
@@ -61,14 +60,6 @@ RETRY_AFTER_S = 5.0
 DRAIN_S = 26.0  # for all sessions; longer than a connection's own limit
 
 
-@dataclass(eq=False, slots=True)
-class SessionSlot:
-    """The slot of one open session. owner: number of its API key; None without keys."""
-
-    owner: int | None
-    connection: RealtimeConnection | None = None  # set after the upgrade
-
-
 class RealtimeService:
     def __init__(self, shared: Shared, secrets: ClientSecrets, *, is_proxied: bool) -> None:
         self._shared = shared
@@ -79,13 +70,13 @@ class RealtimeService:
             are_one=lambda one, other: shared.registry.find(one) is shared.registry.find(other),
             without_vad=LIVE_ALIASES,
         )
-        self._slots: list[SessionSlot] = []
+        self._owners: list[int | None] = []  # of open sessions: numbers of keys; None without keys
         self._all_ended = asyncio.Event()
-        self.is_draining = False  # while the router stops; read by others
+        self.draining = asyncio.Event()  # set while the router stops; read by others
 
     @property
     def sessions(self) -> int:
-        return len(self._slots)
+        return len(self._owners)
 
     def report(self) -> None:
         """Record how many sessions are open; called once a second."""
@@ -93,11 +84,8 @@ class RealtimeService:
 
     async def drain(self) -> None:
         """Refuse new sessions, and close the open ones with 1012 when their turns have ended."""
-        self.is_draining = True
-        for slot in self._slots:
-            if slot.connection is not None:
-                slot.connection.drain()
-        if not self._slots:
+        self.draining.set()
+        if not self._owners:
             return
         try:
             async with asyncio.timeout(DRAIN_S):
@@ -109,13 +97,13 @@ class RealtimeService:
         """Answer one request for an upgrade, and serve it to its end."""
         try:
             secret = authorised(websocket, self._shared.keys, self._secrets)
-            if self.is_draining:
+            if self.draining.is_set():
                 raise OverloadedError(
                     "The server is restarting. Please connect again.", code="overloaded"
                 )
-            with self._occupied(secret.owner) as slot:
+            with self._occupied(secret.owner):
                 self._shared.usage.begin(secret.owner)
-                await self._run(websocket, self._begin(websocket, secret), slot)
+                await self._run(websocket, self._begin(websocket, secret), secret.owner)
         except SplitscribeError as error:
             if websocket.application_state.name != "CONNECTING":
                 raise
@@ -125,24 +113,23 @@ class RealtimeService:
             await refuse_upgrade(websocket, error)
 
     @contextmanager
-    def _occupied(self, owner: int | None) -> Iterator[SessionSlot]:
-        """Take a slot for a session of this key while it is open. Raises RateLimitError."""
+    def _occupied(self, owner: int | None) -> Iterator[None]:
+        """Count a session of this key while it is open. Raises RateLimitError."""
         limits = self._shared.settings.live
         if owner is not None and limits.max_sessions_per_key:
-            of_key = sum(slot.owner == owner for slot in self._slots)
+            of_key = self._owners.count(owner)
             _check_room(of_key, limits.max_sessions_per_key, "This API key has")
-        _check_room(len(self._slots), limits.max_sessions, "This server has")
-        slot = SessionSlot(owner)
-        self._slots.append(slot)
+        _check_room(self.sessions, limits.max_sessions, "This server has")
+        self._owners.append(owner)
         self._all_ended.clear()
         try:
-            yield slot
+            yield
         finally:
-            self._slots.remove(slot)
-            if not self._slots:
+            self._owners.remove(owner)
+            if not self._owners:
                 self._all_ended.set()
 
-    async def _run(self, websocket: WebSocket, protocol: LiveProtocol, slot: SessionSlot) -> None:
+    async def _run(self, websocket: WebSocket, protocol: LiveProtocol, owner: int | None) -> None:
         offered = websocket.scope.get("subprotocols", [])
         try:
             await websocket.accept(SUBPROTOCOL if SUBPROTOCOL in offered else None)
@@ -156,18 +143,16 @@ class RealtimeService:
             protocol,
             self._shared.settings.live,
             self._shared.clock,
+            draining=self.draining,
             is_proxied=self._is_proxied,
         )
         started_s = self._shared.clock.monotonic()
-        slot.connection = connection
         logger.info("realtime session %s opened", protocol.session_id)
-        if self.is_draining:
-            connection.drain()
         try:
             ending = await connection.run()
         finally:
-            self._shared.usage.add_audio(slot.owner, protocol.completed_s)
-        key, wall_s = self._shared.keys.name(slot.owner), self._shared.clock.monotonic() - started_s
+            self._shared.usage.add_audio(owner, protocol.completed_s)
+        key, wall_s = self._shared.keys.name(owner), self._shared.clock.monotonic() - started_s
         logger.info(
             "realtime session %s closed after %.1f s%s, with %.2f s of audio in turns: %s",
             protocol.session_id,
