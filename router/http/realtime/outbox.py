@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections import deque
 from collections.abc import Awaitable, Callable, Iterable
 
 from cluster.common.clock import Clock
@@ -36,11 +35,8 @@ class Outbox:
         self._send = send
         self._clock = clock
         self._budget = Budget(BYTES_PER_S, BYTES_AT_ONCE) if is_limited else None
-        self._waiting: deque[str] = deque()
-        self._bytes = 0
-        self._changed = asyncio.Event()
-        self._idle = asyncio.Event()
-        self._idle.set()
+        self._waiting: asyncio.Queue[str] = asyncio.Queue()
+        self._bytes = 0  # of what waits, and of what is being sent
 
     def put(self, events: Iterable[Event]) -> None:
         """Take events, to be sent in order.
@@ -51,12 +47,10 @@ class Outbox:
         for event in events:
             text = json.dumps(event, separators=(",", ":"))  # ASCII: a character is a byte
             # One long event alone is not the client's fault.
-            if self._waiting and self._bytes + len(text) > MAX_WAITING_BYTES:
+            if self._bytes and self._bytes + len(text) > MAX_WAITING_BYTES:
                 raise SlowReaderError
-            self._waiting.append(text)
+            self._waiting.put_nowait(text)
             self._bytes += len(text)
-            self._idle.clear()
-            self._changed.set()
 
     async def run(self) -> None:
         """Send the events as they come, until cancelled.
@@ -65,11 +59,7 @@ class Outbox:
             SlowReaderError: one event took too long.
         """
         while True:
-            while not self._waiting:
-                self._idle.set()
-                self._changed.clear()
-                await self._changed.wait()
-            text = self._waiting[0]
+            text = await self._waiting.get()
             if self._budget is not None:
                 await self._clock.sleep(self._budget.spend(len(text), self._clock.monotonic()))
             try:
@@ -77,9 +67,9 @@ class Outbox:
                     await self._send(text)
             except TimeoutError:
                 raise SlowReaderError from None
-            self._waiting.popleft()
             self._bytes -= len(text)
+            self._waiting.task_done()
 
     async def sent(self) -> None:
         """Wait until all events are sent."""
-        await self._idle.wait()
+        await self._waiting.join()
