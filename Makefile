@@ -177,7 +177,7 @@ demo-model: install
 
 demo-model-eval: install
 	@$(SPEECH_TOOLS)
-	$(BIN)/python -m cluster.demo.recipe.evaluate
+	$(BIN)/python -m benchmark.accuracy.demo_model
 
 wheel: install
 	@rm -f dist/splitscribe-* dist/SHA256SUMS

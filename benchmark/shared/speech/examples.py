@@ -57,21 +57,16 @@ class ExampleMaker:
         lead = self.rng.randint(0, 45)
         return self._finish([(lead, self.speak(source, voices))])
 
-    def several(
-        self,
-        source: TextSource,
-        gaps_s: tuple[float, float] = (0.1, 0.9),
-        length_s: tuple[float, float] = (20.0, 30.0),
-        voices: tuple[str, ...] | None = None,
-    ) -> Example:
+    def several(self, source: TextSource, gaps_s: tuple[float, float] = (0.1, 0.9)) -> Example:
+        """Utterances that fill 20 to 30 s."""
         rng = self.rng
-        limit = rng.randint(*(round(bound / FRAME_S) for bound in length_s))
+        limit = rng.randint(round(20.0 / FRAME_S), round(30.0 / FRAME_S))
         at = rng.randint(0, 20)
         placed: list[tuple[int, Spoken]] = []
         while True:
-            spoken = self.speak(source, voices)
+            spoken = self.speak(source)
             if placed and at + len(spoken.sounds) > limit:
-                return self._finish(placed, round(length_s[1] * SAMPLE_RATE))
+                return self._finish(placed)
             placed.append((at, spoken))
             at += len(spoken.sounds) + round(rng.uniform(*gaps_s) / FRAME_S)
 
@@ -82,12 +77,10 @@ class ExampleMaker:
             audio += level * self.noise.standard_normal(len(audio), np.float32)
         return Example(audio, [])
 
-    def _finish(
-        self, placed: list[tuple[int, Spoken]], most_samples: int = WINDOW_SAMPLES
-    ) -> Example:
+    def _finish(self, placed: list[tuple[int, Spoken]]) -> Example:
         rng = self.rng
         last = max(at + len(spoken.sounds) for at, spoken in placed)
-        n_samples = min(most_samples, last * FRAME_SAMPLES + rng.randint(0, SAMPLE_RATE))
+        n_samples = min(WINDOW_SAMPLES, last * FRAME_SAMPLES + rng.randint(0, SAMPLE_RATE))
         audio = np.zeros(n_samples, np.float32)
         segments = []
         for at, spoken in placed:

@@ -1,26 +1,27 @@
 """Trains the small network of speaker embeddings that ships beside the demo checkpoint.
 
-    python -m cluster.demo.recipe.speakers --work DIR [--shards 30] [--steps 2700]
+    python -m cluster.demo.recipe.speakers [--speakers 1500] [--steps 2700]
 
-Takes up the shards of voices that an earlier run left in DIR. Writes the network as ONNX to --out,
-in the form in which published ones come: features [batch, frames, 80] in, vectors [batch, 128] out.
-It has heard synthetic voices alone and knows nothing of people; `benchmark.accuracy.speakers` tells
-how well it does with voices that it has not heard.
+Writes the network as ONNX to --out, in the form in which published ones come: features
+[batch, frames, 80] in, vectors [batch, 128] out. It has heard synthetic voices alone and knows
+nothing of people; `benchmark.accuracy.speakers` tells how well it does with voices that it has not
+heard.
 
 A speaker is a variant of an espeak-ng voice with formants, voicing, pitch and manner of its own,
 or a voice of flite played at a speed of its own. Each utterance has a pitch and a rate of its own,
-so that neither tells who speaks. One shard is made from one seed.
+so that neither tells who speaks. Each speaker is made from a seed of its own.
 """
 
 import math
 import os
 import warnings
-from collections.abc import Iterator
+from collections.abc import Iterator, Sequence
 from contextlib import suppress
 from dataclasses import replace
 from itertools import islice
 from pathlib import Path
 from random import Random
+from tempfile import TemporaryDirectory
 from typing import Any
 
 import numpy as np
@@ -43,11 +44,13 @@ ACCENTS = ("en-us", "en-us-nyc", "en", "en-gb-x-rp", "en-gb-scotland", "en-029")
 FOREIGN = ("de", "fr", "es", "it", "nl", "pl", "pt", "sv")  # read English as if it were theirs
 FLITE = ("awb", "kal16")  # slt and rms are for the measurement alone
 UTTERANCES = 7
-SPEAKERS = 50  # in a shard
 NETWORK = Path(__file__).parents[1] / "speakers.onnx"
 BATCH = 128
+LR = 2e-3
 SCALE, MARGIN = 30.0, 0.2  # of the additive angular margin
 EVERY = 100  # steps between two reports
+
+Features = npt.NDArray[np.float16]  # (frames, 80) of all that one speaker says
 
 
 def variant(rng: Random) -> str:
@@ -84,11 +87,10 @@ def variant(rng: Random) -> str:
 def own_voices(folder: Path) -> Path:
     """Let espeak-ng read its data from a copy. Returns the folder for variants in it."""
     variants = folder / "espeak-ng-data" / "voices" / "!v"
-    variants.mkdir(parents=True, exist_ok=True)
+    variants.mkdir(parents=True)
     for path in ESPEAK_DATA.iterdir():
-        link = variants.parents[1] / path.name
-        if path.name != "voices" and not link.exists():
-            link.symlink_to(path)
+        if path.name != "voices":
+            (variants.parents[1] / path.name).symlink_to(path)
     os.environ["ESPEAK_DATA_PATH"] = str(folder)
     return variants
 
@@ -129,26 +131,9 @@ def in_a_room(audio: npt.NDArray[np.float32], rng: Random) -> npt.NDArray[np.flo
     return noisy.astype(np.float32)
 
 
-def write_shard(folder: Path, index: int) -> Path:
-    """Make the features of `SPEAKERS` new speakers, unless the shard is there. Returns its file.
-
-    It holds `features` float16 (n, 80) and `starts` int64 (SPEAKERS * UTTERANCES + 1,).
-    """
-    path = folder / f"speakers-{index:03d}.npz"
-    if path.exists():
-        return path
-    variants = own_voices(folder / "voices")
-    speakers = (Random(f"speakers/{index}/{i}") for i in range(SPEAKERS))
-    made = [
-        fbank(audio * 32768)
-        for rng in speakers
-        for audio in islice(utterances(variants, rng), UTTERANCES)
-    ]
-    part = path.with_suffix(".part.npz")
-    starts = np.cumsum([0] + [len(features) for features in made])
-    np.savez(part, features=np.concatenate(made).astype(np.float16), starts=starts)
-    part.rename(path)
-    return path
+def heard_of(speaker: int, variants: Path) -> Features:
+    said = islice(utterances(variants, Random(f"speakers/{speaker}")), UTTERANCES)
+    return np.concatenate([fbank(audio * 32768).astype(np.float16) for audio in said])
 
 
 class Network(nn.Module):
@@ -186,16 +171,10 @@ class Network(nn.Module):
 class Crops:
     """Windows of 1.5 s of many speakers, with pauses and noise made afresh."""
 
-    def __init__(self, shards: list[Path]) -> None:
-        features, bounds, n = [], [], 0
-        for path in shards:
-            with np.load(path) as shard:
-                features.append(shard["features"])
-                starts = shard["starts"][::UTTERANCES] + n
-            bounds += list(zip(starts[:-1].tolist(), starts[1:].tolist(), strict=True))
-            n += len(features[-1])
-        self.features = np.concatenate(features)
-        self.bounds = np.array(bounds)
+    def __init__(self, heard: Sequence[Features]) -> None:
+        ends = np.cumsum([0] + [len(features) for features in heard])
+        self.features = np.concatenate(heard)
+        self.bounds = np.stack((ends[:-1], ends[1:]), axis=1)
         self.rng = np.random.default_rng(0)
 
     def draw(self, speakers: npt.NDArray[np.int64]) -> Tensor:
@@ -218,16 +197,16 @@ class Crops:
         return torch.from_numpy(x - x.mean(1, keepdims=True))
 
 
-def train(shards: list[Path], steps: int, lr: float, console: Console) -> Network:
+def train(heard: Sequence[Features], steps: int, console: Console) -> Network:
     """A network for which each speaker's windows lie near a direction of the speaker's own."""
     torch.manual_seed(0)
     network = Network()
-    directions = nn.Parameter(torch.randn(len(shards) * SPEAKERS, 128))
-    optimizer = torch.optim.AdamW([*network.parameters(), directions], lr=lr, weight_decay=1e-3)
-    crops, loss_sum = Crops(shards), 0.0
+    directions = nn.Parameter(torch.randn(len(heard), 128))
+    optimizer = torch.optim.AdamW([*network.parameters(), directions], lr=LR, weight_decay=1e-3)
+    crops, loss_sum = Crops(heard), 0.0
     for step in range(steps):
         done = step / steps
-        rate = lr * min(1.0, (step + 1) / 200) * 0.5 * (1 + math.cos(math.pi * done))
+        rate = LR * min(1.0, (step + 1) / 200) * 0.5 * (1 + math.cos(math.pi * done))
         for group in optimizer.param_groups:
             group["lr"] = rate
         speakers = crops.rng.integers(len(directions), size=BATCH)
@@ -260,18 +239,17 @@ def export(network: Network, path: Path) -> None:
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--work", type=Path, required=True, help="folder for voices")
     parser.add_argument("--out", type=Path, default=NETWORK)
-    parser.add_argument("--shards", type=int, default=30, help="of 50 speakers each")
+    parser.add_argument("--speakers", type=int, default=1500)
     parser.add_argument("--steps", type=int, default=2700, help="about 15 minutes on one idle core")
-    parser.add_argument("--lr", type=float, default=2e-3)
     asked = parser.parse_args()
     torch.set_num_threads(1)
     console = Console(soft_wrap=True, highlight=False)
-    asked.work.mkdir(parents=True, exist_ok=True)
-    indices = track(range(asked.shards), description="speaking", console=console)
-    shards = [write_shard(asked.work, index) for index in indices]
-    export(train(shards, asked.steps, asked.lr, console), asked.out)
+    speakers = track(range(asked.speakers), description="speaking", console=console)
+    with TemporaryDirectory() as folder:
+        variants = own_voices(Path(folder))
+        heard = [heard_of(speaker, variants) for speaker in speakers]
+    export(train(heard, asked.steps, console), asked.out)
     console.print(f"wrote {asked.out}: {asked.out.stat().st_size / 1e6:.2f} MB")
 
 

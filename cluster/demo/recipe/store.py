@@ -29,6 +29,7 @@ from benchmark.shared.speech.synthesis import (
 
 KINDS = {"made": 0.25, "free": 0.40, "woven": 0.35}  # of all sentences that are trained on
 SHARD_SIZE = 2_000  # utterances, about 1.6 hours
+SEED = 1
 
 
 @dataclass(frozen=True, slots=True)
@@ -68,14 +69,14 @@ class SpeechStore:
         )
 
 
-def write_shard(folder: Path, index: int, seed: int, size: int) -> None:
+def write_shard(folder: Path, index: int) -> None:
     """Make shard `index` unless it exists. The .npz comes last: it marks the shard as finished."""
     base = folder / f"shard-{index:04d}"
     if base.with_suffix(".npz").exists():
         return
-    rng = Random(f"{seed}/{index}")
+    rng = Random(f"{SEED}/{index}")
     made: list[Spoken] = []
-    while len(made) < size:
+    while len(made) < SHARD_SIZE:
         # The voice is drawn first, so that a voice that refuses a text does not become rarer.
         manner = draw_manner(rng, FLITE_VOICES if rng.random() < 0.5 else ESPEAK_VOICES)
         try:
@@ -97,9 +98,9 @@ def write_shard(folder: Path, index: int, seed: int, size: int) -> None:
     part.rename(base.with_suffix(".npz"))
 
 
-def make_store(folder: Path, shards: int, seed: int, jobs: int, size: int = SHARD_SIZE) -> None:
+def make_store(folder: Path, shards: int, jobs: int) -> None:
     folder.mkdir(parents=True, exist_ok=True)
     with ProcessPoolExecutor(jobs, get_context("spawn"), max_tasks_per_child=4) as pool:
-        made = [pool.submit(write_shard, folder, index, seed, size) for index in range(shards)]
+        made = [pool.submit(write_shard, folder, index) for index in range(shards)]
         for one in track(made, description="speaking"):
             one.result()

@@ -1,4 +1,4 @@
-"""The recipe: windows for contexts of random length, a training taken up again, what is counted."""
+"""The recipe: windows for contexts of random length, and a training taken up again."""
 
 from __future__ import annotations
 
@@ -11,12 +11,9 @@ import pytest
 import torch
 from rich.console import Console
 
-from benchmark.shared.speech import corpus, synthesis
-from benchmark.shared.speech.examples import Example, ExampleMaker
-from benchmark.shared.speech.synthesis import FRAME_SAMPLES, SynthesisError
+from benchmark.shared.speech.synthesis import FRAME_SAMPLES
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.text.tokenizer import WhisperTokenizer
-from cluster.demo.recipe.evaluate import measured
 from cluster.demo.recipe.store import SpeechStore
 from cluster.demo.recipe.train import (
     CHECKPOINT,
@@ -30,8 +27,6 @@ from cluster.demo.recipe.train import (
     mixed_shape,
 )
 from cluster.demo.recipe.windows import WindowMaker, WindowShape
-from router.transcript import Transcript
-from tests.support.router_fakes import make_segment
 
 TEXTS = ("The dog reads.", "Anna reads a book.", "Seven garden.", "The old door opens slowly.")
 SMALL = WindowShape(frames=120, batch=2, slack=SLACK)
@@ -144,35 +139,3 @@ def test_the_whole_frame_is_encoded_as_transformers_does(maker: WindowMaker, spe
         ours = encode(trainer.model.model.encoder, batch)
         theirs = trainer.model.model.encoder(batch.mel).last_hidden_state
     torch.testing.assert_close(ours, theirs)
-
-
-def test_errors_and_segment_times_are_counted_over_a_set() -> None:
-    said = Example(np.zeros(16_000, np.float32), [(0.0, 1.0, "Anna reads."), (1.5, 2.0, "No.")])
-    silent = Example(np.zeros(16_000, np.float32), [])
-    segments = (make_segment(0, " Anna reads."), make_segment(1, " Now."))
-    heard = Transcript("transcribe", "en", 3.0, "Anna reads. Now.", segments)
-    nothing = Transcript("transcribe", "en", 1.0, "", ())
-    found = measured([said, silent], [heard, nothing])
-    assert (found["words"], found["wer"]) == (3, 33.33)
-    assert (found["answered"], found["matched"]) == (1, 1)
-    starts, ends = zip(
-        *(
-            (abs(one.start - start), abs(one.end - end))
-            for one, (start, end, _) in zip(segments, said.segments, strict=True)
-        ),
-        strict=True,
-    )
-    assert found["median_start_gap_s"] == pytest.approx(np.median(starts), abs=1e-3)
-    assert found["median_end_gap_s"] == pytest.approx(np.median(ends), abs=1e-3)
-
-
-def test_without_the_speech_libraries_nothing_waits_for_a_voice(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    def missing() -> None:
-        raise SynthesisError("it is missing")
-
-    for library in ("_espeak", "_flite"):
-        monkeypatch.setattr(synthesis, library, missing)
-    with pytest.raises(SynthesisError, match="missing"):
-        ExampleMaker("test").alone(corpus.made_sentence)

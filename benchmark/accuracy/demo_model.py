@@ -1,6 +1,6 @@
 """Measure a demo checkpoint on new speech, as it is served.
 
-    python -m cluster.demo.recipe.evaluate [--checkpoint DIR] [--scale 1.0]
+    python -m benchmark.accuracy.demo_model [--checkpoint DIR] [--scale 1.0]
 
 The sets are from a seed that training never used: made sentences, words in free order, both by
 voices that training never heard, sentences of shapes that the corpus cannot make (`shapes.txt`),
@@ -24,8 +24,8 @@ from benchmark.shared.speech.examples import Example, ExampleMaker
 from benchmark.shared.speech.synthesis import UNHEARD_VOICES
 from benchmark.shared.speech.wav import to_pcm, wav_bytes
 from benchmark.shared.word_errors import WordErrors, count_errors, total
+from cluster.common.settings import BUNDLED_MODEL
 from cluster.common.settings_sources import load_settings
-from cluster.demo.recipe.train import CHECKPOINT
 from cluster.demo.samples import words_of
 from cluster.serve.in_process import local_transcriber
 from router.api.params import TranscriptionParams
@@ -69,9 +69,9 @@ def measured(examples: Sequence[Example], heard: Sequence[Transcript]) -> dict[s
     }
 
 
-def hear_served(checkpoint: Path, examples: Sequence[Example]) -> list[Transcript]:
+def hear_served(checkpoint: str, examples: Sequence[Example]) -> list[Transcript]:
     """Windows through the whole served path in this process, by the server's defaults."""
-    settings = load_settings(None, {"model": str(checkpoint)}, environ={})
+    settings = load_settings(None, {"model": checkpoint}, environ={})
     params = TranscriptionParams(model="demo", seed=0)
 
     async def hear_all() -> list[Transcript]:
@@ -116,7 +116,7 @@ def make_sets(scale: float = 1.0) -> dict[str, list[Example]]:
 
 def main() -> None:
     parser = make_parser(__doc__)
-    parser.add_argument("--checkpoint", type=Path, default=CHECKPOINT)
+    parser.add_argument("--checkpoint", default=BUNDLED_MODEL, help="folder, or 'demo'")
     parser.add_argument("--scale", type=float, default=1.0, help="below 1: smaller sets")
     asked = parser.parse_args()
     rows = [
