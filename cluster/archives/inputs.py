@@ -14,12 +14,14 @@ import json
 import posixpath
 import re
 from collections.abc import Collection, Iterable, Iterator, Sequence
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import dataclass
+from functools import partial
 from itertools import chain, islice
 from pathlib import Path
 from typing import Any
 
-from cluster.archives.places import UNKNOWN_BYTES, Place, all_looked_at, is_url, shown
+from cluster.archives.places import Place, is_url, shown
 from cluster.common.errors import InvalidRequestError
 
 STDIN = "-"
@@ -36,15 +38,15 @@ USUAL_BYTES_PER_S = 20_000
 MANIFESTS = (".jsonl", ".ndjson", ".csv", ".parquet")
 # What manifests call the column of paths: as people, NeMo and Hugging Face's data sets do.
 PATH_COLUMNS = ("path", "file", "url", "audio_filepath", "file_name", "file_path", "audio")
-ASKED_AT_ONCE = 1000  # files of a list
+ASKED_AT_ONCE = 32  # files of a list: a bucket takes its time for each
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
     """One audio file.
 
-    path: absolute, or a URL, by which it is known. size: bytes, or UNKNOWN_BYTES. mtime_ns: Unix
-    time, or 0. relative: its place below what was named, by which its outputs are called.
+    path: absolute, or a URL, by which it is known. size: bytes. mtime_ns: Unix time. Either is 0
+    where nobody says. relative: its place below what was named, by which its outputs are called.
     """
 
     path: str
@@ -54,7 +56,7 @@ class Item:
 
     @property
     def about_s(self) -> float:
-        return max(0, self.size) / BYTES_PER_S.get(_suffix(self.relative), USUAL_BYTES_PER_S)
+        return self.size / BYTES_PER_S.get(_suffix(self.relative), USUAL_BYTES_PER_S)
 
 
 def list_items(names: Sequence[str], stdin: Iterable[str] = ()) -> Iterator[Item]:
@@ -145,15 +147,18 @@ def _of_manifest(place: Place) -> Iterator[Item]:
 
 def _of_rows(rows: Iterable[Any], folder: Place, where: str) -> Iterator[Item]:
     named = filter(None, (_path(row, where) for row in rows))
-    while some := list(islice(named, ASKED_AT_ONCE)):
-        places = []
-        for name in some:
-            is_whole = is_url(name) or name.startswith(("/", "~"))
-            try:
-                places.append(Place.of(name if is_whole else (folder / name).name))
-            except InvalidRequestError:  # it fails by itself, later, for this reason
-                yield Item(name, UNKNOWN_BYTES, 0, _inside(posixpath.basename(name)))
-        yield from (_item(place, folder) for place in all_looked_at(places))
+    with ThreadPoolExecutor(ASKED_AT_ONCE) as threads:
+        while some := list(islice(named, ASKED_AT_ONCE)):
+            yield from threads.map(partial(_of_row, folder=folder), some)
+
+
+def _of_row(name: str, folder: Place) -> Item:
+    is_whole = is_url(name) or name.startswith(("/", "~"))
+    try:
+        place = Place.of(name if is_whole else (folder / name).name)
+    except InvalidRequestError:  # it fails by itself, later, for this reason
+        return Item(name, 0, 0, _inside(posixpath.basename(name)))
+    return _item(place.looked_at(), folder)
 
 
 def _path(row: Any, where: str) -> str:

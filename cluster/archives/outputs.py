@@ -5,8 +5,9 @@ the suffix; where two inputs would share a name the later one keeps its suffix, 
 number: `talk.wav.srt`, `talk.wav-2.srt`.
 
 An input is done when its sidecar, `.talk.splitscribe.json`, is there with the same source and
-settings. It is written last and whole, and removed before its outputs are written again, so it is
-true whenever a run is killed. One with an error tells why an input failed.
+settings, and with all formats that are asked for. It is written last and whole, and removed before
+its outputs are written again, so it is true whenever a run is killed; of each output it has a hash,
+for whoever checks them. One with an error tells why an input failed.
 """
 
 from __future__ import annotations
@@ -17,11 +18,10 @@ import hashlib
 import io
 import json
 import os
-from collections.abc import Iterable, Iterator, Mapping, Sequence
+from collections.abc import Iterator, Mapping, Sequence
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass, field
-from datetime import UTC, datetime
 from itertools import chain, count
 from pathlib import Path
 from typing import Any, Self
@@ -31,7 +31,7 @@ from cluster.archives.places import Place, shown
 from cluster.common.errors import ConfigurationError, InvalidRequestError, SplitscribeError
 from cluster.common.messages import Task
 from router.api.params import ResponseFormat, TranscriptionParams
-from router.transcript import Segment, Transcript
+from router.transcript import Transcript
 
 FILES_AT_ONCE = 8
 FORMATS: dict[str, ResponseFormat] = {
@@ -52,9 +52,7 @@ Result = Transcript | Exception  # what was heard, or why nothing was
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """fields: of the file endpoint, for every file. model: whose texts they are. only_looks:
-    nothing is written.
-    """
+    """fields: of the file endpoint, for every file. model: whose texts they are."""
 
     where: Place
     fields: Fields = field(default_factory=dict)
@@ -62,7 +60,6 @@ class Archive:
     model: str = ""
     formats: tuple[str, ...] = ("json",)
     retry_failed: bool = False
-    only_looks: bool = False
     files_at_once: int = FILES_AT_ONCE
 
     @property
@@ -106,40 +103,36 @@ class Outputs:
         self._owners: dict[str, str] = {}  # of names, the items of this run
         self._objects: frozenset[str] | None = None
         if not self._where.is_local:  # one listing, in place of a question for each file
-            with told(self._where):
-                self._objects = frozenset(one.path for one in self._where.below())
+            self._objects = frozenset(one.path for one in self._where.below())
 
     @classmethod
     @contextmanager
     def opened(cls, archive: Archive) -> Iterator[Self]:
         """Keep other runs of this machine out; buckets have no locks.
 
-        Raises InvalidRequestError: another run is writing there, or nothing can be written there.
+        Raises InvalidRequestError: another run is writing there. ConfigurationError: nothing can be
+        read or written there.
         """
         where = archive.where
         with ExitStack() as stack:
-            if where.is_local:
-                try:
+            with told(where):
+                if where.is_local:
                     Path(where.path).mkdir(parents=True, exist_ok=True)
                     lock = stack.enter_context(open((where / LOCK).path, "w"))
-                    fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
-                except BlockingIOError as error:
-                    raise InvalidRequestError(f"another run is writing to {where.name}") from error
-                except OSError as error:
-                    why = f"cannot write to {where.name}: {error.strerror}"
-                    raise InvalidRequestError(why) from error
-            yield cls(archive)
+                    try:
+                        fcntl.flock(lock, fcntl.LOCK_EX | fcntl.LOCK_NB)
+                    except BlockingIOError:
+                        why = f"another run is writing to {where.name}"
+                        raise InvalidRequestError(why) from None
+                outputs = cls(archive)
+            yield outputs
 
     def look(self, items: Sequence[Item]) -> list[Pending | str | None]:
-        """What is to be done of each of these items: None where it is done, or why it failed.
-
-        The formats that are missing are written.
-        """
+        """What is to be done of each of these items: None where it is done, or why it failed."""
         firsts = list(dict.fromkeys(next(names_of(item)) for item in items))
         with ThreadPoolExecutor(READERS) as threads:
             sidecars = dict(zip(firsts, threads.map(self._sidecar, firsts), strict=True))
-            claims = [self._claim(item, sidecars) for item in items]
-            return list(threads.map(self._judge, items, claims))
+        return [self._judge(item, *self._claim(item, sidecars)) for item in items]
 
     def _claim(self, item: Item, read: Mapping[str, Sidecar | None]) -> tuple[str, Sidecar | None]:
         """A name that no other item has, in this run or before it, and its sidecar."""
@@ -150,8 +143,7 @@ class Outputs:
                 return name, sidecar
         raise AssertionError("names never end")
 
-    def _judge(self, item: Item, claim: tuple[str, Sidecar | None]) -> Pending | str | None:
-        name, sidecar = claim
+    def _judge(self, item: Item, name: str, sidecar: Sidecar | None) -> Pending | str | None:
         pending = Pending(item, name)
         if sidecar is None:
             return pending
@@ -160,68 +152,32 @@ class Outputs:
         if sidecar["error"] is not None:
             tries = sidecar["may_pass"] or self._archive.retry_failed
             return pending if tries else str(sidecar["error"])
-        written = sidecar["written"]
-        missing = [
-            one
+        is_whole = all(
+            one in sidecar["written"] and self._is_there(self._where / f"{name}.{one}")
             for one in self._archive.formats
-            if one not in written or not self._is_there(self._where / f"{name}.{one}")
-        ]
-        if missing:
-            transcript = self._kept(name, written.get("json"))
-            if transcript is None or "json" in missing:
-                return pending
-            if not self._archive.only_looks:
-                more = self._write_formats(name, transcript, missing)
-                self._write_sidecar(name, {**sidecar, "written": {**written, **more}})
-        return None
-
-    def _kept(self, name: str, hashed: str | None) -> Transcript | None:
-        """What subtitles and text are written of: the json, where it is still as it was written."""
-        try:
-            content = (self._where / f"{name}.json").read()
-        except OSError:
-            return None
-        if hash_of(content) != hashed:
-            return None
-        body = json.loads(content)
-        found = ({**one, "tokens": tuple(one["tokens"])} for one in body["segments"])
-        segments = tuple(Segment(**one) for one in found)
-        return Transcript(body["task"], body["language"], body["duration"], body["text"], segments)
+        )
+        return None if is_whole else pending
 
     def write(self, pending: Pending, result: Result) -> None:
-        sidecar: dict[str, Any] = {
-            "source": source_of(pending.item),
-            "settings": self._archive.settings,
-            "finished_at": datetime.now(UTC).isoformat(timespec="seconds"),
-        }
-        if isinstance(result, Exception):
-            sidecar |= {"written": {}, "error": error_text(result)}
-            sidecar["may_pass"] = may_pass(result)
-        else:
-            before = self._where_of_sidecar(pending.output)
-            if self._is_there(before):
-                before.remove()
-            written = self._write_formats(pending.output, result, self._archive.formats)
-            sidecar |= {"written": written, "duration": result.duration_s, "error": None}
-        self._write_sidecar(pending.output, sidecar)
-
-    def _write_formats(
-        self, name: str, transcript: Transcript, formats: Iterable[str]
-    ) -> dict[str, str]:
-        """Returns hashes of what was written, by format."""
         from router.api.formats import render  # late, for the command line to start quickly
 
-        words = "word" in self._archive.fields.get("timestamp_granularities", ())
-        written = {}
-        for one in formats:
-            params = TranscriptionParams("", response_format=FORMATS[one], words=words)
-            content, _ = render(transcript, params)
-            (self._where / f"{name}.{one}").write_whole(content)
-            written[one] = hash_of(content)
-        return written
-
-    def _write_sidecar(self, name: str, content: Sidecar) -> None:
-        self._where_of_sidecar(name).write_whole(json.dumps(content, indent=1).encode())
+        name, written = pending.output, dict[str, str]()
+        sidecar: dict[str, Any] = {"source": source_of(pending.item)}
+        if isinstance(result, Exception):
+            sidecar |= {"error": error_text(result), "may_pass": may_pass(result)}
+        else:
+            if self._is_there(before := self._where_of_sidecar(name)):
+                before.remove()
+            words = "word" in self._archive.fields.get("timestamp_granularities", ())
+            for one in self._archive.formats:
+                params = TranscriptionParams("", response_format=FORMATS[one], words=words)
+                content, _ = render(result, params)
+                (self._where / f"{name}.{one}").write_whole(content)
+                written[one] = hash_of(content)
+            sidecar |= {"duration": result.duration_s, "error": None}
+        sidecar |= {"settings": self._archive.settings, "written": written}
+        text = json.dumps(sidecar, indent=1)
+        self._where_of_sidecar(name).write_whole(text.encode())
 
     def _sidecar(self, name: str) -> Sidecar | None:
         """None: there is none, or it is not ours."""

@@ -11,32 +11,20 @@ import shutil
 import stat
 import tempfile
 import uuid
-from collections.abc import Iterable, Iterator
+from collections.abc import Iterator
 from contextlib import contextmanager, suppress
 from dataclasses import dataclass
 from functools import lru_cache
-from importlib.util import find_spec
-from itertools import groupby
 from pathlib import Path
 from typing import Any, Literal
-from urllib.parse import unquote, urlsplit
 
-from cluster.common.errors import ConfigurationError, InvalidRequestError
-from cluster.common.extras import install_command
+from cluster.common.errors import InvalidRequestError
 
 URL = re.compile(r"^([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 BUCKETS = ("s3", "gs", "gcs")
 GOOGLE_WAIT_S = 60  # pyarrow's own is 15 minutes, without a word, where there are no credentials
 CHUNK_BYTES = 2**20
-UNKNOWN_BYTES = -1
 Kind = Literal["File", "Directory", "NotFound", "Unknown"]  # as pyarrow calls them
-REMEDY = f"archives need more packages: {install_command('bulk')}"
-
-
-def require_bulk() -> None:
-    for name in ("fsspec", "pandas", "pyarrow"):  # not imported: pandas takes half a second
-        if find_spec(name) is None:
-            raise ConfigurationError(f"{REMEDY} (there is no {name})")
 
 
 def is_url(name: str) -> bool:
@@ -53,21 +41,21 @@ class Place:
     """A file or folder.
 
     path: in its filesystem; of this machine's absolute. name: the URL, or this path. files:
-    pyarrow's filesystem; None: this machine. kind, size in bytes, or UNKNOWN_BYTES where nobody
-    says, and mtime_ns, Unix time or 0, are what `looked_at` and `below` find there.
+    pyarrow's filesystem; None: this machine. kind, size in bytes, and mtime_ns, Unix time, are what
+    `looked_at` and `below` find there; 0 where nobody says.
     """
 
     path: str
     name: str
     files: Any = None
     kind: Kind = "Unknown"
-    size: int = UNKNOWN_BYTES
+    size: int = 0
     mtime_ns: int = 0
 
     @classmethod
     def of(cls, name: str) -> Place:
-        if not is_url(name) or name.startswith("file://"):
-            path = _local_path(name)
+        if not is_url(name):
+            path = str(Path(os.path.expanduser(name)).absolute())
             return cls(path, path)
         files, path = _opened(name)
         return cls(path.rstrip("/"), name.rstrip("/"), files)
@@ -139,7 +127,9 @@ class Place:
                 self.files.delete_file(self.path)
 
     def looked_at(self) -> Place:
-        return all_looked_at([self])[0]
+        if self.is_local:
+            return _local(self.path)
+        return self._of_info(self.files.get_file_info(self.path))
 
     def below(self) -> Iterator[Place]:
         """Each file in this folder, at any depth; none where it is not there. A bucket is listed
@@ -155,35 +145,9 @@ class Place:
         yield from sorted((one for one in found if one.kind == "File"), key=lambda one: one.path)
 
     def _of_info(self, info: Any) -> Place:
-        size = UNKNOWN_BYTES if info.size is None else info.size
         name = self.name + info.path[len(self.path) :]
-        return Place(info.path, name, self.files, info.type.name, size, info.mtime_ns or 0)
-
-
-def all_looked_at(places: Iterable[Place]) -> list[Place]:
-    """In order; those of a bucket that follow each other by one question."""
-    found: list[Place] = []
-    for files, group in groupby(places, key=lambda place: place.files):
-        same = list(group)
-        if files is None:
-            found += (_local(place.path) for place in same)
-        else:
-            infos = files.get_file_info([place.path for place in same])
-            found += (place._of_info(info) for place, info in zip(same, infos, strict=True))
-    return found
-
-
-def _local_path(name: str) -> str:
-    """Absolute. Raises InvalidRequestError: a file URL of another machine, the home of nobody."""
-    if not name.startswith("file://"):
-        try:
-            return str(Path(name).expanduser().absolute())
-        except RuntimeError as error:
-            raise InvalidRequestError(f"{name} begins with the home of an unknown user") from error
-    parts = urlsplit(name)
-    if parts.netloc not in ("", "localhost") or not parts.path:
-        raise InvalidRequestError(f"{name} is not a file on this machine: write file:///PATH")
-    return str(Path(unquote(parts.path)).absolute())
+        found = info.type.name, info.size or 0, info.mtime_ns or 0
+        return Place(info.path, name, self.files, *found)
 
 
 def _local(path: str) -> Place:

@@ -13,10 +13,9 @@ import time
 from collections.abc import Callable, Iterable, Iterator
 from contextlib import ExitStack
 from itertools import count, islice
-from typing import Self
 
 from rich.console import Console
-from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
+from rich.status import Status
 
 from cluster.archives.inputs import Item
 from cluster.archives.outputs import Archive, Outputs, Pending, Result, error_text, pairs_of
@@ -104,35 +103,24 @@ async def run_archive(
 
 
 class RunProgress:
-    """What is known of an archive's items so far, and how far a run is; a context manager.
+    """What is known of an archive's items so far, and how far a run is.
 
     n_before, n_failed_before: by sidecars of earlier runs; n_pending: of this one; all of them once
     `is_listed`. failures: reasons by key, of all runs. about_s: seconds of audio of those that are
-    pending, by their sizes. n_done, done_s: of this run.
+    pending, by their sizes. n_done, done_s: of this run. status: shows on a terminal how far it is,
+    while it is open; elsewhere there are lines.
     """
 
     def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
         self._console, self._now = console, now
         self._started_s = self._told_s = now()
-        columns = (BarColumn(), TextColumn("{task.description}"), TimeElapsedColumn())
-        self._bar = Progress(*columns, console=console, disable=not console.is_terminal)
-        self._task = self._bar.add_task("")
+        self.status = Status("", console=console)
         self._guessed_s = 0.0  # by sizes, of what was heard
         self._at_work: dict[str, float] = {}  # seconds done
         self.n_before = self.n_failed_before = self.n_pending = self.n_done = 0
         self.about_s = self.done_s = 0.0
         self.is_listed = False
         self.failures: dict[str, str] = {}
-
-    def __enter__(self) -> Self:
-        self._bar.start()
-        return self
-
-    def __exit__(self, *_: object) -> None:
-        self.stop()
-
-    def stop(self) -> None:
-        self._bar.stop()
 
     def say(self, line: str) -> None:
         self._console.print(f"splitscribe: {line}", markup=False)
@@ -167,11 +155,8 @@ class RunProgress:
         self._tell()
 
     def _tell(self) -> None:
-        if not self._bar.disable:
-            total_s = self._heard_s + self.left_s
-            self._bar.update(
-                self._task, completed=self._heard_s, total=total_s, description=self.line()
-            )
+        if self._console.is_terminal:
+            self.status.update(self.line())
         elif self._now() - self._told_s >= LINE_S:
             self._told_s = self._now()
             self.say(self.line())
@@ -201,7 +186,7 @@ class RunProgress:
         ]
         if speed:
             words.append(f"{speed:.1f} hours per hour")
-            words.append(f"{duration(left_s / speed)} to go")
+            words.append(f"{hours(left_s / speed)} to go")
         if n_failed := len(self.failures) - self.n_failed_before:
             words.append(f"{n_failed} failed")
         return ", ".join(words)
@@ -211,11 +196,3 @@ def hours(seconds: float) -> str:
     if seconds >= 3600:
         return f"{seconds / 3600:.1f} h"
     return f"{seconds / 60:.1f} min" if seconds >= 60 else f"{seconds:.0f} s"
-
-
-def duration(seconds: float) -> str:
-    days, rest = divmod(round(seconds), 86_400)
-    n_hours, rest = divmod(rest, 3600)
-    minutes, secs = divmod(rest, 60)
-    parts = ((days, "d"), (n_hours, "h"), (minutes, "min"), (secs, "s"))
-    return " ".join([f"{n} {unit}" for n, unit in parts if n][:2]) or "0 s"

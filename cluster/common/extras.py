@@ -5,7 +5,17 @@ from __future__ import annotations
 import shlex
 import sys
 from importlib.metadata import version
+from importlib.util import find_spec
 from pathlib import Path
+
+from cluster.common.errors import ConfigurationError
+
+
+def require_extra(extra: str, *modules: str) -> None:
+    """Refuse to go on without what an extra brings. Nothing is imported: that takes its time."""
+    for name in modules:
+        if find_spec(name) is None:
+            raise ConfigurationError(f"there is no package {name}: {install_command(extra)}")
 
 
 def install_command(extra: str = "") -> str:

@@ -15,7 +15,7 @@ import typer
 
 from cluster.archives.inputs import list_items
 from cluster.archives.outputs import FILES_AT_ONCE, FORMATS, Archive
-from cluster.archives.places import Place, require_bulk
+from cluster.archives.places import Place
 from cluster.cli.transcribe.command import INTERRUPTED, err, form_of, out, params_of
 from cluster.cli.transcribe.flags import (
     FALLBACK_STEP,
@@ -27,6 +27,7 @@ from cluster.cli.transcribe.flags import (
 )
 from cluster.cli.transcribe.job import ALIAS
 from cluster.common.errors import InvalidRequestError
+from cluster.common.extras import require_extra
 from cluster.common.messages import Task
 
 Format = StrEnum("Format", [*FORMATS])  # type: ignore[misc]  # typer knows no other list
@@ -102,7 +103,7 @@ def _batch(**flags: Any) -> None:
 
     Example: splitscribe batch s3://talks/2026 -o s3://texts/2026 -f srt
     """
-    require_bulk()
+    require_extra("bulk", "fsspec", "pyarrow")
     flags = {k: bool(one) if isinstance(one, Switch) else one for k, one in flags.items()}
     if not flags["inputs"]:
         raise InvalidRequestError("name files, folders, URLs or manifests to transcribe")
@@ -111,7 +112,7 @@ def _batch(**flags: Any) -> None:
         items = list_items(flags["inputs"], sys.stdin)  # what is not there is told at once
         from cluster.cli.batch.run import run_batch
 
-        own = {name: flags[name] for name in ("model", "address", "config")}
+        own = {name: flags[name] for name in ("model", "address", "config", "dry_run")}
         status = run_batch(items, archive, out, err, **own)
     except KeyboardInterrupt:
         err.print("splitscribe: interrupted; the same command goes on from here", style="red")
@@ -145,6 +146,5 @@ def archive_of(flags: Mapping[str, Any]) -> Archive:
         task=flags["task"],
         formats=tuple(dict.fromkeys(str(one) for one in flags["format"] or ("json",))),
         retry_failed=flags["retry_failed"],
-        only_looks=flags["dry_run"],
         files_at_once=flags["files_at_once"],
     )

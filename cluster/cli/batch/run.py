@@ -20,7 +20,7 @@ from rich.console import Console
 
 from cluster.archives.inputs import Item
 from cluster.archives.outputs import FAILURES, SPEED, Archive, Outputs, told, write_failures
-from cluster.archives.run import RunProgress, duration, look_at, run_archive
+from cluster.archives.run import RunProgress, hours, look_at, run_archive
 from cluster.cli.default_model import download, say_if_toy, with_default_model
 from cluster.common.errors import ConfigurationError
 from cluster.common.logs import counted
@@ -50,6 +50,7 @@ def run_batch(
     model: str | None,
     address: str | None,
     config: Path | None,
+    dry_run: bool,
 ) -> int:
     """Returns the exit status.
 
@@ -76,7 +77,7 @@ def run_batch(
         outputs = stack.enter_context(Outputs.opened(archive))
         progress = RunProgress(err)
         listing = look_at(items, outputs, progress)
-        if archive.only_looks:
+        if dry_run:
             deque(listing, maxlen=0)
             out.print(_forecast(archive, progress), markup=False)
             return ALL_DONE
@@ -101,7 +102,7 @@ def run_batch(
             async with engine_of_application(there) as engine:
                 await run_archive(archive, outputs, engine, progress, chain((first,), listing))
 
-        with progress, cluster_watched(progress):
+        with progress.status, cluster_watched(progress):
             try:
                 with told(archive.where):
                     runner.run(work())
@@ -141,7 +142,7 @@ def _forecast(archive: Archive, progress: RunProgress) -> str:
         speed = float(json.loads((archive.where / SPEED).read())["hours_per_hour"])
     if not speed:
         return f"{progress.summary()}; no run has measured yet how fast it goes here"
-    left = duration(progress.about_s / speed)
+    left = hours(progress.about_s / speed)
     return (
         f"{progress.summary()}; at the last run's speed, {speed:.1f} hours per hour, about {left}"
     )
@@ -230,7 +231,7 @@ def cluster_watched(progress: RunProgress) -> Iterator[None]:
     def watch() -> None:
         if not gone():
             return
-        progress.stop()
+        progress.status.stop()
         progress.say(
             f"the Ray cluster has ended: {progress.n_before + progress.n_done} files are done "
             "and kept; the same command goes on from here"

@@ -6,7 +6,6 @@ Serve configuration, by Serve's own schema.
 
 from __future__ import annotations
 
-import importlib.util
 import os
 import secrets
 from collections import Counter
@@ -18,7 +17,7 @@ from typing import Any
 from pydantic import ValidationError
 
 from cluster.common.errors import ConfigurationError
-from cluster.common.extras import install_command
+from cluster.common.extras import require_extra
 from cluster.common.settings import Settings
 from cluster.common.settings_sources import first_problem, read_yaml
 from cluster.serve.from_file import IMPORT_PATH, settings_of
@@ -114,12 +113,8 @@ def check_sources(file: ClusterFile) -> None:
 
     Files and keys that do not exist, no wheel or several, a missing package for the cloud.
     """
-    module = CLOUD_MODULES.get(file.provider)
-    if module is not None and importlib.util.find_spec(module) is None:
-        raise ConfigurationError(
-            f"provider {file.provider!r} needs the package {module}: "
-            f"{install_command(file.provider)}"
-        )
+    if file.provider in CLOUD_MODULES:
+        require_extra(file.provider, CLOUD_MODULES[file.provider])
     key = file.auth.get("ssh_private_key")
     if key and not Path(key).expanduser().is_file():
         raise ConfigurationError(f"auth.ssh_private_key: the file {key} does not exist")

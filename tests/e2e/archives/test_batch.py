@@ -8,7 +8,6 @@ import os
 import signal
 import subprocess
 import sys
-import textwrap
 from collections.abc import Callable
 from pathlib import Path
 from typing import Any
@@ -105,15 +104,9 @@ PIPELINE = """
 import json, sys
 import ray
 from cluster.archives.transcriber import Transcriber, map_options
-talks = ray.data.from_items([{"path": path} for path in sys.argv[1:]])
+talks = ray.data.read_binary_files(sys.argv[1:], include_paths=True)
 texts = talks.map_batches(Transcriber, **map_options({"language": "en"}))
 print(json.dumps({row["path"]: row["text"] for row in texts.iter_rows()}))
-"""
-WITH_POOLS = f"""
-from cluster.archives.transcriber import own_pools
-with own_pools():
-{textwrap.indent(PIPELINE, "    ")}
-assert not ray.is_initialized()
 """
 
 
@@ -142,13 +135,6 @@ def test_a_pipeline_on_ray_data_hears_the_same(server: Server, tmp_path: Path) -
             name: create(model="whisper-1", file=sample_path(name), language="en").text
             for name in names
         }
-
-
-def test_a_pipeline_may_have_pools_of_its_own(tmp_path: Path) -> None:
-    names = ("short", "medium")
-    found = texts_of(WITH_POOLS, tmp_path, names)
-    assert found.keys() == set(names)
-    assert all(found.values())
 
 
 def test_without_an_application_the_run_has_pools_of_its_own(tmp_path: Path) -> None:

@@ -46,7 +46,8 @@ def test_memory_does_not_follow_the_size_of_an_archive(tmp_path: Path) -> None:
             file.truncate(16_000 * FILE_S)  # of nothing: it takes no room on the disk
     archive = Archive(Place.of(str(tmp_path / "texts")))
     engine: Any = FreeEngine()
-    with Outputs.opened(archive) as outputs, RunProgress(Console(quiet=True)) as progress:
+    progress = RunProgress(Console(quiet=True))
+    with Outputs.opened(archive) as outputs:
         listing = look_at(list_items([str(folder)]), outputs, progress)
         asyncio.run(run_archive(archive, outputs, engine, progress, listing))
     assert progress.about_s == N_FILES * FILE_S

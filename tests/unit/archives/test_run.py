@@ -49,7 +49,8 @@ def where(request: pytest.FixtureRequest, tmp_path: Path) -> Place:
 
 
 def run_items(archive: Archive, items: Iterable[Item], engine: Any) -> RunProgress:
-    with Outputs.opened(archive) as outputs, RunProgress(QUIET) as progress:
+    progress = RunProgress(QUIET)
+    with Outputs.opened(archive) as outputs:
 
         async def work() -> None:
             listing = look_at(items, outputs, progress)
@@ -201,25 +202,20 @@ def test_other_settings_are_other_texts(sounds: Path, where: Place) -> None:
         assert not run(other, [str(sounds)], FakeEngine()).n_pending
 
 
-def test_another_format_is_written_from_the_json_as_it_was_written(
-    sounds: Path, where: Place
-) -> None:
-    names = [str(sounds / "3.mp3"), str(sounds / "4.mp3")]
-    run(Archive(where), names, FakeEngine())
-    (where / "3.json").write_whole(b"{}")  # by somebody else
-    engine = FakeEngine()
+def test_another_format_is_another_transcription(sounds: Path, where: Place) -> None:
+    """And a format that is gone is one, too; sidecars tell of all that were asked for last."""
+    names, engine = [str(sounds / "3.mp3")], FakeEngine()
+    run(Archive(where), names, engine)
     for _ in range(2):
-        run(Archive(where, formats=("vtt", "txt")), names, engine)
-    assert [text[:6] for text in engine.heard] == ["talk 3"]
-    transcript = make_transcript(f" {(sounds / '4.mp3').read_text()[:HEARD_BYTES]}")
-    for suffix, name in (("vtt", "vtt"), ("txt", "text")):
-        params = TranscriptionParams("", response_format=name)
-        assert (where / f"4.{suffix}").read() == render(transcript, params)[0]
-    assert sidecars(where)["4.mp3"]["written"].keys() == {"json", "vtt", "txt"}
-    (where / "4.vtt").remove()
+        run(Archive(where, formats=("json", "vtt")), names, engine)
+    assert len(engine.heard) == 2
+    assert sidecars(where)["3.mp3"]["written"].keys() == {"json", "vtt"}
+    run(Archive(where), names, engine)
+    assert len(engine.heard) == 2, "what is asked for is there"
+    (where / "3.vtt").remove()
     run(Archive(where, formats=("vtt",)), names, engine)
-    assert len(engine.heard) == 1
-    assert (where / "4.vtt").read().startswith(b"WEBVTT")
+    assert len(engine.heard) == 3
+    assert (where / "3.vtt").read().startswith(b"WEBVTT")
 
 
 def test_failures_are_left_alone_unless_they_may_pass(sounds: Path, where: Place) -> None:
@@ -373,8 +369,11 @@ def test_buckets_are_listed_once_and_asked_of_no_file(
 
 def test_a_bucket_that_does_not_answer_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
     monkeypatch.setattr(Place, "below", Mock(side_effect=OSError("access denied")))
-    with pytest.raises(ConfigurationError, match=r"texts.*access denied"):
-        Outputs(Archive(Place.of("memory://texts")))
+    with (
+        pytest.raises(ConfigurationError, match=r"texts.*access denied"),
+        Outputs.opened(Archive(Place.of("memory://texts"))),
+    ):
+        pass
 
 
 def test_an_output_that_cannot_be_written_ends_the_run(

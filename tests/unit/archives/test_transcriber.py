@@ -2,16 +2,16 @@
 
 from __future__ import annotations
 
+import json
 from collections.abc import Iterator
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
-from pathlib import Path
 from typing import Any
 
 import pyarrow as pa
 import pytest
 
-from cluster.archives import places, transcriber
+from cluster.archives import transcriber
 from cluster.archives.transcriber import Transcriber, result_schema
 from cluster.common.errors import ConfigurationError, InvalidRequestError
 from tests.support.archives import FakeEngine
@@ -39,7 +39,8 @@ def test_a_batch_keeps_its_columns_and_gets_transcripts(two_at_once: Transcriber
     assert table["text"].to_pylist() == ["one", None, "three"]
     assert table["error"].to_pylist() == [None, "this is no audio", None]
     assert table["error_type"][1].as_py() == "InvalidAudioError"
-    assert table["words"][0].as_py()[0]["word"] == " one"
+    answer = json.loads(table["answer"][0].as_py())
+    assert (answer["text"], answer["segments"][0]["text"]) == ("one", " one")
 
 
 def test_what_a_batch_says_of_its_columns_stays(two_at_once: Transcriber) -> None:
@@ -54,12 +55,18 @@ def test_what_a_batch_says_of_its_columns_stays(two_at_once: Transcriber) -> Non
     assert table["text"].to_pylist() == ["one"]
 
 
-def test_paths_are_read_where_there_are_no_bytes(two_at_once: Transcriber, tmp_path: Path) -> None:
-    (tmp_path / "a.mp3").write_text("of a path")
-    paths = [str(tmp_path / "a.mp3"), str(tmp_path / "none.mp3"), None]
-    table = two_at_once(pa.table({"path": pa.array(paths, pa.string())}))
-    assert table["text"].to_pylist() == ["of a path", None, None]
-    assert "no such file" in table["error"][1].as_py()
+def test_a_row_without_audio_costs_itself(two_at_once: Transcriber) -> None:
+    table = two_at_once(pa.table({"bytes": pa.array([b"one", None], pa.binary())}))
+    assert table["text"].to_pylist() == ["one", None]
+    assert table["error"][1].as_py() == "the row has no audio"
+
+
+def test_another_format_of_the_endpoint_is_the_answer(engine: FakeEngine) -> None:
+    made = Transcriber({"response_format": "srt"})
+    assert (
+        made(pa.table({"bytes": [b"one"]}))["answer"][0].as_py().startswith("1\n00:00:00,000 --> ")
+    )
+    made.close()
 
 
 def test_calls_of_several_threads_share_the_bound(
@@ -73,7 +80,7 @@ def test_calls_of_several_threads_share_the_bound(
 
 
 def test_rows_without_audio_and_refused_fields_are_told(two_at_once: Transcriber) -> None:
-    with pytest.raises(InvalidRequestError, match="neither a column"):
+    with pytest.raises(InvalidRequestError, match="no column 'bytes'"):
         two_at_once(pa.table({"id": [1]}))
     with pytest.raises(InvalidRequestError, match="temperature"):
         Transcriber({"temperature": "9"})
@@ -88,11 +95,3 @@ def test_without_an_application_there_is_none(monkeypatch: pytest.MonkeyPatch) -
     monkeypatch.setattr(transcriber, "engine_of_application", nothing)
     with pytest.raises(ConfigurationError, match="runs no application"):
         Transcriber()
-
-
-def test_without_the_extra_one_sentence_tells_what_to_install(
-    monkeypatch: pytest.MonkeyPatch,
-) -> None:
-    monkeypatch.setitem(__import__("sys").modules, "pyarrow", None)
-    with pytest.raises(ConfigurationError, match=r"pip install .*\[bulk\]"):
-        places.require_bulk()

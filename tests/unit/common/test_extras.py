@@ -11,7 +11,8 @@ from pathlib import Path
 import pytest
 
 from cluster.common import extras
-from cluster.common.extras import install_command
+from cluster.common.errors import ConfigurationError
+from cluster.common.extras import install_command, require_extra
 from cluster.serve.distribution import package_root
 
 PIP = [sys.executable, "-m", "pip", "install"]
@@ -28,6 +29,15 @@ def test_a_wheel_is_installed_again_with_the_extra(
     monkeypatch.setattr(extras, "__file__", str(tmp_path / "cluster" / "common" / "extras.py"))
     wheel = f"splitscribe-{version('splitscribe')}-py3-none-any.whl"
     assert shlex.split(install_command("gpu")) == [*PIP, f"{wheel}[gpu]"]
+
+
+def test_without_an_extra_one_sentence_tells_what_to_install(
+    monkeypatch: pytest.MonkeyPatch,
+) -> None:
+    require_extra("bulk", "json")
+    monkeypatch.setitem(sys.modules, "pyarrow", None)
+    with pytest.raises(ConfigurationError, match=r"pyarrow: .* -m pip install .*\[bulk\]"):
+        require_extra("bulk", "json", "pyarrow")
 
 
 def test_nothing_tells_anyone_to_install_what_pypi_does_not_have() -> None:

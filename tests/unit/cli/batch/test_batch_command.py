@@ -86,11 +86,11 @@ def test_a_dry_run_tells_and_does_nothing(engine: FakeEngine, talks: Path) -> No
     assert engine.heard == []
     (output / SPEED).write_text('{"hours_per_hour": 4.0}')
     result = batch(talks, "-o", output, "--dry-run")
-    assert "4.0 hours per hour, about 30 min" in result.output
+    assert "4.0 hours per hour, about 30.0 min" in result.output
     assert {file.name for file in output.iterdir()} == {LOCK, SPEED}
     batch(talks / "one.mp3", "-o", output)
     kept = {file: file.read_bytes() for file in output.iterdir()}
-    result = batch(talks, "-o", output, "--dry-run", "-f", "srt")
+    result = batch(talks, "-o", output, "--dry-run")
     assert "3 files, 1 done, 2 to do" in result.output
     assert {file: file.read_bytes() for file in output.iterdir()} == kept
 
@@ -103,7 +103,7 @@ def test_fields_of_the_api_are_flags_and_part_of_what_is_done(
     assert result.exit_code == 0, result.exception or result.output
     assert len(engine.heard) == 2
     assert '"words"' in (output / "one.json").read_text()
-    batch(talks, "-o", output, "--language", "en", "--word-timestamps", "-f", "srt")
+    batch(talks, "-o", output, "--language", "en", "--word-timestamps")
     assert len(engine.heard) == 2
     batch(talks, "-o", output, "--language", "de")
     assert len(engine.heard) == 4
@@ -128,7 +128,7 @@ def test_a_path_that_is_not_there_is_told_before_anything_large_is_imported(
 def test_an_output_that_cannot_be_written_is_told(engine: FakeEngine, talks: Path) -> None:
     (talks.parent / "file").write_text("")
     for place in (talks.parent / "file", "/proc/none"):
-        assert "cannot write to" in refused(talks, "-o", place)
+        assert "cannot be read or written" in refused(talks, "-o", place)
 
 
 # ------------------------------------------------------------------- which application
