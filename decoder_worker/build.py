@@ -41,7 +41,7 @@ WINDOWS = 2  # whose pages of either pool are written to; pools take their first
 class EngineParts:
     """cross_pool: where KV lies. projection: where encoder states travel, what makes KV of them.
 
-    steps_ahead: decode steps launched before the last one's results are read, 0 or 1.
+    steps_ahead: as the function of that name says.
     """
 
     device: str
@@ -86,15 +86,19 @@ def build_parts(
         self_pool,
         layout.pages_per_window,
         settings.max_batch,
-        settings.bulk_share,
         landing_pool=None if kv_pool is None else importer.pool,
         step_order=ALONE if device == "cpu" else TOGETHER,
     )
     projection = None
     if kv_pool is not None:
         projection = StatesProjection(checkpoint, importer.pool, kv_pool)
-    steps_ahead = int(device != "cpu") if settings.steps_ahead is None else settings.steps_ahead
-    return EngineParts(device, runner, scheduler, cross_pool, self_pool, projection, steps_ahead)
+    ahead = steps_ahead(device)
+    return EngineParts(device, runner, scheduler, cross_pool, self_pool, projection, ahead)
+
+
+def steps_ahead(device: str) -> int:
+    """Decode steps launched before the last one's results are read. A CPU is done when asked."""
+    return 0 if device == "cpu" else 1
 
 
 def _check_layout(checkpoint: Checkpoint, pool: PagePool) -> None:

@@ -98,8 +98,9 @@ class EncoderEngine(EncoderCore):
                 forward,
                 forward.beside(own_threads=True),
             ]
-        # One bulk window more, of which cores take units while those of the last become few.
-        n_bulk = settings.bulk_windows + (self.device == "cpu")
+        # On a CPU a second bulk window, of which cores take units while those of the first become
+        # few. With more on a GPU other requests would wait for longer.
+        n_bulk = 2 if self.device == "cpu" else 1
         loops: list[EncodeLoop] = []
         for one in forwards:
             beside = loops[0] if len(loops) == 1 else None

@@ -25,6 +25,7 @@ from cluster.demo.samples import sample_path
 from cluster.planning.profile import LinkProfile, Point, Profile, Shape
 from cluster.serve.distribution import build_id
 from cluster.serve.in_process import LocalEngines, local_engines
+from decoder_worker.build import steps_ahead
 from encoder_worker.engine import auto_batch
 
 PROCESS_S = 3.0  # until Ray has a process for a replica, and it has imported what it needs
@@ -46,7 +47,7 @@ async def measure(name: str, settings: Settings, rounds: int, tell: Tell) -> Pro
     async with local_engines(settings, settings.transport) as engines:
         start_s = PROCESS_S + (time.monotonic() - began) / 2  # of one of the two
         settings, dims = engines.settings, engines.checkpoint.dims
-        device, ahead = settings.encoder.device, settings.decoder.steps_ahead
+        device = settings.encoder.device
         with av.open(str(sample_path("medium"))) as audio_file:
             frames = [frame.to_ndarray()[0] for frame in audio_file.decode(audio=0)]
         bench = Bench(engines, np.concatenate(frames))
@@ -85,7 +86,7 @@ async def measure(name: str, settings: Settings, rounds: int, tell: Tell) -> Pro
             "prefills": bench.points("prompts"),
             "max_batch": settings.decoder.max_batch,
             "kv_windows": settings.decoder.kv_windows,
-            "steps_ahead": int(device != "cpu") if ahead is None else ahead,
+            "steps_ahead": steps_ahead(device),
         },
         "handoff": _link(bench.points("read"), engines.importer.transport),
         "start_s": start_s,

@@ -159,7 +159,7 @@ class SimEncoder(_Worker):
         self._exporter = KVExporter(layout, n_pages, config, wire, _without_thread)
         self.pool = self._exporter.pool
         most, wait_s = settings.max_batch, settings.batch_wait_ms / 1000
-        self._batcher = Batcher(most, wait_s, clock=now, bulk_at_once=settings.bulk_windows)
+        self._batcher = Batcher(most, wait_s, clock=now)
         forward: Any = WaitingForward(profile, device, self.clock)
         dtype, recorder = profile.kv_dtype, silent_recorder(ENCODER_METRICS)
         publisher = Publisher(self._exporter, recorder, now, dtype, reuses=settings.cache)
@@ -210,13 +210,10 @@ class SimDecoder(_Worker):
         )
         self._importer = SimImporter(self.pool, cell, node, now)
         importer: Any = self._importer
-        order = TOGETHER if profile.decoder.steps_ahead else ALONE  # a GPU's, or a CPU's
-        scheduler = Scheduler(
-            self.pool, self_pool, 1, settings.max_batch, settings.bulk_share, None, order
-        )
+        ahead = profile.decoder.steps_ahead
+        order = TOGETHER if ahead else ALONE  # a GPU's, or a CPU's
+        scheduler = Scheduler(self.pool, self_pool, 1, settings.max_batch, step_order=order)
         runner: Any = WaitingRunner(profile, cell.tokenizer, device, self.clock)
-        ahead = settings.steps_ahead
-        ahead = profile.decoder.steps_ahead if ahead is None else ahead
         parts = EngineParts("meta", runner, scheduler, self.pool, self_pool, None, ahead)
         prompts = PromptBuilder(cell.tokenizer, cell.checkpoint.dims)
         self.core = DecoderCore(parts, importer, prompts, settings, self.wake, runner.nothing, now)

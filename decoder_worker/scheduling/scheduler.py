@@ -42,7 +42,6 @@ class Scheduler:
         self_pool: PagePool,
         self_pages: int,
         max_batch: int,
-        bulk_share: float = SHARES["bulk"],
         landing_pool: PagePool | None = None,
         step_order: Mapping[Priority, int] = TOGETHER,
     ) -> None:
@@ -50,7 +49,6 @@ class Scheduler:
 
         step_order: which classes' steps go before others'; those of one number step together.
         """
-        self._shares = {**SHARES, "bulk": bulk_share}
         self._step_order = step_order
         self._passed_by = STEPS if step_order is ALONE else PASSED_BY
         self._cross_pool = cross_pool
@@ -154,10 +152,10 @@ class Scheduler:
         as_urgent = [one for one, rank in URGENCY.items() if rank <= URGENCY[priority]]
         if self._n_without_slots(as_urgent) >= self._read_ahead:
             return False
-        if priority not in self._shares or self._page_order.turns.is_due(priority):
+        if priority not in SHARES or self._page_order.turns.is_due(priority):
             return True
         pool, n_pages = self._cross_pool, self._n_cross_pages(self._waiting[priority][0])
-        return leaves_room(pool.n_used, n_pages, pool.n_pages, self._shares[priority])
+        return leaves_room(pool.n_used, n_pages, pool.n_pages, SHARES[priority])
 
     def _reserve(self, sequence: DecodeSequence) -> bool:
         """Give it cross-attention and landing pages, or neither."""
@@ -226,10 +224,10 @@ class Scheduler:
     def _may_run(self, sequence: DecodeSequence) -> bool:
         """Whether it may have rows: less urgent ones leave some to whoever comes."""
         priority, wanted = sequence.priority, sequence.options.n_rows
-        if priority not in self._shares or self._row_order.turns.is_due(priority):
+        if priority not in SHARES or self._row_order.turns.is_due(priority):
             return True
         n_used = self._max_batch - len(self._free_slots)
-        return leaves_room(n_used, wanted, self._max_batch, self._shares[priority])
+        return leaves_room(n_used, wanted, self._max_batch, SHARES[priority])
 
     def next_step(self) -> list[DecodeSequence]:
         """Those that the next step is for, in order of their first.

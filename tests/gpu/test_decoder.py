@@ -141,13 +141,13 @@ def test_a_row_is_about_the_same_in_every_bucket() -> None:
                 batch.runner.restore(sequence)
 
 
-@pytest.mark.parametrize("steps_ahead", [0, 1])
-def test_the_engine_in_float32_gives_the_texts_of_the_cpu(steps_ahead: int) -> None:
+@pytest.mark.parametrize("ahead", [0, 1])
+def test_the_engine_in_float32_gives_the_texts_of_the_cpu(ahead: int) -> None:
     folder = cached_checkpoint("tiny")
     with make_stand(folder, max_batch=8, kv_windows=8) as stand:
         expected = stand.decode_all(REQUESTS)
     changes: dict[str, Any] = {"max_batch": 8, "kv_windows": 8, "dtype": "float32"}
-    with make_stand(folder, device="cuda", steps_ahead=steps_ahead, **changes) as stand:
+    with make_stand(folder, device="cuda", ahead=ahead, **changes) as stand:
         for result, other in zip(stand.decode_all(REQUESTS), expected, strict=True):
             assert result.tokens == other.tokens
             assert result.language == other.language

@@ -233,13 +233,6 @@ class EncoderSettings(PoolSettings):
         description="keep published KV until its pages are needed, so that the same audio of the "
         "same API key is not encoded again",
     )
-    bulk_windows: int = Field(
-        1,
-        ge=1,
-        description="windows of archives and batches that are encoded at a time, on a CPU one "
-        "more: with more these are done sooner where a larger batch is faster, and on a GPU other "
-        "requests wait for longer",
-    )
 
 
 class DecoderSettings(PoolSettings):
@@ -269,18 +262,4 @@ class DecoderSettings(PoolSettings):
     attention: Attention = Field(
         "auto",
         description="auto (flashinfer on a GPU, compiled kernels on a CPU), flashinfer or torch",
-    )
-    steps_ahead: int | None = Field(
-        None,
-        ge=0,
-        le=1,
-        description="decode steps launched before the last one's results are read; unset: 1 on a "
-        "GPU, 0 on a CPU",
-    )
-    bulk_share: float = Field(
-        0.5,
-        gt=0,
-        le=1,
-        description="share of rows and of pages that are taken, above which no window of archives "
-        "and batches begins: the rest is for other requests",
     )

@@ -27,6 +27,7 @@ from cluster.common.messages import (
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.common.settings import DecoderSettings
 from decoder_worker.backends import Attentions, choose_attention, torch_attention
+from decoder_worker.build import steps_ahead
 from decoder_worker.engine import DecoderEngine
 from tests.support.kv.ends import MemoryExporter, memory_importer
 
@@ -187,13 +188,15 @@ def make_stand(
     reads_states: bool = False,
     bucketed: bool = False,
     device: str = "cpu",
+    ahead: int | None = None,
     attention: Callable[[torch.Tensor, torch.Tensor], Attentions] | None = None,
     **settings: Any,
 ) -> Iterator[Stand]:
     """reads_states: the exporter publishes encoder states, which land in `landing_windows` pages.
 
     bucketed: run decode steps at fixed sizes, as a GPU does. device: on a GPU the settings choose
-    the attention. attention: makes it of the two pools.
+    the attention. ahead: steps ahead; None: as on that device. attention: makes it of the two
+    pools.
     """
 
     def choose(
@@ -221,8 +224,12 @@ def make_stand(
     kv_pool = None
     if reads_states:
         kv_pool = PagePool(kv, chosen.kv_windows * kv.pages_per_window, device)
-    with patch(
-        "decoder_worker.build.choose_attention", choose if device == "cpu" else choose_attention
+    n_ahead = steps_ahead(device) if ahead is None else ahead
+    with (
+        patch(
+            "decoder_worker.build.choose_attention", choose if device == "cpu" else choose_attention
+        ),
+        patch("decoder_worker.build.steps_ahead", return_value=n_ahead),
     ):
         engine = DecoderEngine(
             checkpoint,

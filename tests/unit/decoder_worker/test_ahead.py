@@ -30,11 +30,11 @@ from tests.support.workers.decoder_engines import (
 
 MODES: dict[str, dict[str, Any]] = {
     "together": {},
-    "ahead": {"steps_ahead": 1},
+    "ahead": {"ahead": 1},
     "bucketed": {"bucketed": True},
-    "both": {"steps_ahead": 1, "bucketed": True},
+    "both": {"ahead": 1, "bucketed": True},
     "both, small pages": {
-        "steps_ahead": 1,
+        "ahead": 1,
         "bucketed": True,
         "page_tokens": 16,
         "page_frames": 100,
@@ -61,7 +61,7 @@ def expected(folder: Path) -> list[DecodeResult]:
 
 @pytest.fixture
 def stand(folder: Path) -> Iterator[Stand]:
-    with make_stand(folder, max_batch=8, steps_ahead=1, bucketed=True) as made:
+    with make_stand(folder, max_batch=8, ahead=1, bucketed=True) as made:
         yield made
         made.assert_all_returned()
 
@@ -158,7 +158,7 @@ def test_a_lost_device_is_no_sequences_fault(
     def lost(argument: Any) -> Any:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
-    with make_stand(folder, steps_ahead=1, bucketed=True) as stand:
+    with make_stand(folder, ahead=1, bucketed=True) as stand:
         monkeypatch.setattr(stand.engine._loop._runner, method, lost)
         future = stand.engine.submit(stand.request(0, language=None))
         with pytest.raises(WorkerDiedError, match="illegal memory access"):

@@ -33,7 +33,7 @@ STATES = (SequenceState.WAITING, SequenceState.LOADING, SequenceState.RUNNING)
 MODES: dict[str, dict[str, Any]] = {
     "kv": {},
     "states": {"reads_states": True},
-    "a step ahead": {"steps_ahead": 1, "bucketed": True},
+    "a step ahead": {"ahead": 1, "bucketed": True},
 }
 
 

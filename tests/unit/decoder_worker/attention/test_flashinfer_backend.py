@@ -209,7 +209,7 @@ def test_the_engine_gives_the_same_texts(
     with (
         layers_of_a_gpu() if fewer else nullcontext(),
         patch.object(GpuDecoder, "states", autospec=True, side_effect=GpuDecoder.states) as states,
-        make(steps_ahead=1, attention=choose) as stand,
+        make(ahead=1, attention=choose) as stand,
     ):
         for result, other in zip(stand.decode_all(), expected, strict=True):
             assert_same(result, other)

@@ -252,16 +252,6 @@ def test_later_windows_of_files_leave_rows_and_pages_to_the_first_of_others() ->
     assert scheduler.start_running() == [clip]
 
 
-def test_bulk_work_takes_as_large_a_share_as_it_was_given() -> None:
-    scheduler = make_scheduler(windows=8, max_batch=4, bulk_share=0.75)
-    bulk = [make_sequence(priority="bulk") for _ in range(8)]
-    fetch(*bulk)
-    add(scheduler, *bulk)
-    admitted = [one for _ in range(3) for one in scheduler.admit()]
-    assert scheduler.start_running() == bulk[:3], "three quarters of the rows"
-    assert len(admitted) <= 6, "three quarters of the pages"
-
-
 def test_no_class_starves_for_rows_or_pages() -> None:
     """Live sequences keep coming, two for each row: an interactive and a bulk one still run."""
     scheduler = make_scheduler(windows=2, max_batch=1)
@@ -299,7 +289,7 @@ def running(scheduler: Scheduler, *priorities: Priority) -> list[DecodeSequence]
 
 
 def test_bulk_rows_pause_while_others_decode_but_not_for_ever() -> None:
-    scheduler = make_scheduler(windows=4, max_batch=4, bulk_share=1.0)
+    scheduler = make_scheduler(windows=4, max_batch=4)
     bulk, other = running(scheduler, "bulk", "interactive")
     steps = [scheduler.next_step() for _ in range(2 * PASSED_BY["bulk"] + 2)]
     together = [n for n, step in enumerate(steps) if bulk in step]
@@ -310,7 +300,7 @@ def test_bulk_rows_pause_while_others_decode_but_not_for_ever() -> None:
 
 
 def test_on_a_cpu_live_rows_step_alone_and_the_others_join_in_now_and_then() -> None:
-    scheduler = make_scheduler(windows=8, max_batch=8, bulk_share=1.0, step_order=ALONE)
+    scheduler = make_scheduler(windows=8, max_batch=8, step_order=ALONE)
     live, clip, bulk = running(scheduler, "live", "interactive", "bulk")
     steps = [scheduler.next_step() for _ in range(3 * STEPS["bulk"])]
     assert all(live in step for step in steps)
