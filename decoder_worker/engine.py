@@ -12,6 +12,7 @@ import time
 from collections import deque
 from collections.abc import Callable
 from concurrent.futures import Future, ThreadPoolExecutor
+from contextlib import suppress
 from dataclasses import asdict
 from functools import partial
 from weakref import ref
@@ -33,6 +34,7 @@ from cluster.common.priorities import let_encoder_go_first
 from cluster.common.settings import DecoderSettings
 from cluster.common.signals import Backlogs
 from decoder_worker.build import EngineParts, auto_batch, build_parts, warm_up
+from decoder_worker.cpu.compiled import path_finder
 from decoder_worker.loop import IDLE_S, Call, DecodeLoop
 from decoder_worker.prompts import PromptBuilder
 from decoder_worker.scheduling.sequence import DecodeSequence, SequenceState
@@ -302,6 +304,8 @@ class DecoderEngine(DecoderCore):
 
     def _main(self, parts: EngineParts, started: Future[None]) -> None:
         use_step_threads(self._settings.threads)
+        with suppress(Exception):  # where it does not compile, texts with words fail
+            path_finder()  # or the first of them compiles it, which takes Python's lock from steps
         try:
             if self.device == "cpu":  # on a GPU graphs were captured, which is a first call too
                 hurry = threading.Thread(target=self._hurry, name="decoder-hurry", daemon=True)

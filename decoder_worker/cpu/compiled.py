@@ -46,16 +46,17 @@ def all_kinds(*, bfloat16: bool, int8: bool) -> tuple[Kinds, ...]:
 def _build_decoder(kinds: Kinds) -> DecoderKernels:
     from decoder_worker.cpu.step_kernels import build
 
-    path_finder()(np.zeros((1, 1), np.float32))
+    path_finder()
     return build(kinds)
 
 
 @cache
 def path_finder() -> Callable[[NDArray[np.float32]], NDArray[np.int64]]:
-    """`warping.first_columns`, which its first call compiles. On a GPU nobody else has numba."""
+    """`warping.first_columns`, compiled or loaded. On a GPU nobody else has numba."""
     ensure_jit_cache()
     load_machine_code_alone()
     from decoder_worker.cpu.warping import first_columns
 
     found: Callable[[NDArray[np.float32]], NDArray[np.int64]] = first_columns
+    found(np.zeros((1, 1), np.float32))
     return found

@@ -20,6 +20,7 @@ from cluster.common.errors import (
 from cluster.common.messages import DecodeResult, Priority, TokenAlignment
 from decoder_worker import loop
 from decoder_worker.alignment import PendingAlignment
+from decoder_worker.cpu.compiled import path_finder
 from decoder_worker.scheduling.sequence import DecodeSequence, SequenceState, given_attempt
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.workers.decoder_engines import (
@@ -57,6 +58,13 @@ def stand() -> Iterator[Stand]:
     with make_stand(cached_checkpoint(), max_batch=MAX_BATCH) as made:
         yield made
         made.assert_all_returned()
+
+
+def test_no_text_waits_for_what_finds_words_to_be_compiled() -> None:
+    """Also where nothing else of a decoder is, as on a GPU."""
+    path_finder.cache_clear()
+    with make_stand(cached_checkpoint(), max_batch=MAX_BATCH):
+        assert path_finder.cache_info().currsize
 
 
 def submit_held(stand: Stand, held: Held, remaining_s: float = ANSWER_S) -> Future[DecodeResult]:
