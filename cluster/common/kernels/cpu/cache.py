@@ -27,10 +27,11 @@ VARIABLE = "NUMBA_CACHE_DIR"
 PREFIX = "splitscribe-kernels-"  # and a digest of the sources: the folder's name
 N_OTHERS = 2  # folders of other sources that stay, those used last
 _ROOT = Path(__file__).resolve().parents[4]
-SOURCES = (  # what both roles' kernels are made of, the constants that they read included
+SOURCES = (  # what both roles' kernels are made of, constants and named tuples that they read too
     "cluster/common/kernels/cpu/*.py",
     "cluster/common/model/layers.py",
     "decoder_worker/cpu/*.py",
+    "decoder_worker/sampling/logit_rules.py",
     "decoder_worker/sampling/slots.py",
     "encoder_worker/cpu/*.py",
 )
