@@ -141,13 +141,11 @@ def tile_product(split: Any, weight: Any, scale: Any, first: Any, last: Any, out
     """out[:, first:last] = scale * (weight @ x), for float32 out [n, n_out].
 
     split: x, from `split_rows`. weight: uint16 [n_out, n_in], the bits of bfloat16; or the same
-    `in_blocks`. first, last: at least BLOCK_OUTPUTS outputs; of a weight in blocks, whole blocks.
-    Where they are no multiple of that, the last block begins earlier, and gives some twice.
+    `in_blocks`. first, last: of whole blocks.
     """
     n = len(out)
     sums = np.empty((BLOCK_OUTPUTS, 2 * ROWS_OF_TILE), np.float32)
-    for block in range(first, last, BLOCK_OUTPUTS):
-        begin = min(block, last - BLOCK_OUTPUTS)
+    for begin in range(first, last, BLOCK_OUTPUTS):
         for group in range(len(split)):
             clear_sums()
             _add_block(address(split[group]), weight, begin)

@@ -177,8 +177,8 @@ class Int8Products:
 Products = PlainProducts | Int8Products
 
 
-def make_attention(kernels: TeamKernels, dtype: torch.dtype, head_dim: int) -> Attention:
-    if kernels.attend is not None and dtype == torch.bfloat16 and head_dim == HEAD_DIM:
+def make_attention(kernels: TeamKernels, head_dim: int) -> Attention:
+    if kernels.attend is not None and head_dim == HEAD_DIM:
         return TileAttention(kernels)
     if kernels.vectors is not None and head_dim == HEAD_DIM:
         return VectorAttention(kernels)

@@ -74,7 +74,7 @@ class TeamEncoder:
         self._kernels = kernels
         dims = encoder.dims
         head_dim = dims.n_audio_state // dims.n_audio_head
-        self._attend = make_attention(kernels, encoder.dtype, head_dim)
+        self._attend = make_attention(kernels, head_dim)
         self._products = make_products(encoder, kernels)
         self._changed = threading.Condition()  # guards the windows and the next three
         self._windows: list[_Window] = []  # not yet done, in order

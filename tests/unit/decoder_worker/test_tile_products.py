@@ -38,7 +38,7 @@ SHARE = 2**-16  # of a sum's terms, by which splitting a row into two bfloat16 m
 
 @IN_TILES
 @pytest.mark.parametrize("n_in", [32, 512, 2048])
-@pytest.mark.parametrize("n_out", [BLOCK_OUTPUTS, 4 * BLOCK_OUTPUTS, 2 * BLOCK_OUTPUTS + 25])
+@pytest.mark.parametrize("n_out", [BLOCK_OUTPUTS, 4 * BLOCK_OUTPUTS])
 @pytest.mark.parametrize("n_rows", [1, 8, 9])
 def test_products_are_near_the_exact_ones(n_rows: int, n_out: int, n_in: int) -> None:
     """And the same, bit for bit, whether the weights lie in rows or in blocks."""
@@ -52,8 +52,7 @@ def test_products_are_near_the_exact_ones(n_rows: int, n_out: int, n_in: int) ->
     terms = scale * (x.double().abs() @ weight.double().abs().t())
     off = ((out - exact).abs() / terms).max().item()
     assert off < SHARE, f"off by {off:.2e} of a sum's terms"
-    if n_out % BLOCK_OUTPUTS == 0:
-        assert torch.equal(_product(x, in_blocks(bits), scale), out)
+    assert torch.equal(_product(x, in_blocks(bits), scale), out)
 
 
 def _by_tiles(split: Any, product: Any, x: Tensor, weight: Any, scale: Tensor) -> Tensor:
@@ -83,7 +82,7 @@ def _int8_product(by: str, x: Tensor, weight: Tensor, scale: Tensor) -> Tensor:
 
 @IN_8_BITS
 @pytest.mark.parametrize("n_in", [64, 512, 2048])
-@pytest.mark.parametrize("n_out", [BLOCK_OUTPUTS, 2 * BLOCK_OUTPUTS + 25])
+@pytest.mark.parametrize("n_out", [25, BLOCK_OUTPUTS, 2 * BLOCK_OUTPUTS + 25])
 @pytest.mark.parametrize("n_rows", [1, 2, 3, 8, 9])
 def test_products_in_8_bits_are_near_the_exact_ones(
     n_rows: int, n_out: int, n_in: int, by: str
@@ -122,4 +121,3 @@ def test_sizes_that_tiles_do_not_make_up_are_left_to_other_products(
     dims = open_checkpoint(str(make_checkpoint(tmp_path_factory.mktemp("model"), shape))).dims
     assert fits_tiles(dims)
     assert not fits_tiles(replace(dims, n_text_ffn=BLOCK_OUTPUTS + 32))
-    assert not fits_tiles(replace(dims, n_vocab=BLOCK_OUTPUTS - 1))

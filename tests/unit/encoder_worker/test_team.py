@@ -254,11 +254,10 @@ def test_bfloat16_attends_by_what_the_cpu_has_and_float32_by_torch() -> None:
     expected: type = TorchAttention
     if (way := products_for(bfloat16=True, int8=True)) is not None:
         expected = VectorAttention if way is VECTORS else TileAttention
-    own, kernels = torch.bfloat16, kernels_of(torch.bfloat16)
-    assert isinstance(make_attention(kernels, own, HEAD_DIM), expected)
-    assert isinstance(make_attention(kernels, own, HEAD_DIM // 2), TorchAttention)
-    kernels = kernels_of(torch.float32)
-    assert isinstance(make_attention(kernels, torch.float32, HEAD_DIM), TorchAttention)
+    kernels = kernels_of(torch.bfloat16)
+    assert isinstance(make_attention(kernels, HEAD_DIM), expected)
+    assert isinstance(make_attention(kernels, HEAD_DIM // 2), TorchAttention)
+    assert isinstance(make_attention(kernels_of(torch.float32), HEAD_DIM), TorchAttention)
 
 
 def attention_in_8_bits(dtype: torch.dtype = torch.float32) -> VectorAttention:
