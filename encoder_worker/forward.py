@@ -101,8 +101,6 @@ class WindowEncoder:
         self._is_urgent = False
         if device == "cpu" and torch_dtype in DTYPES:
             self._kernels = team_kernels(torch_dtype, int8=int8)
-            if self._kernels is not None and isinstance(self._output, CrossKVProjection):
-                self._output.store_float8 = self._kernels.store_float8
 
     def beside(self, *, is_urgent: bool = False, own_threads: bool = False) -> WindowEncoder:
         """One more on the same weights, for calls by another thread at the same time. On a CPU.

@@ -1,10 +1,10 @@
 """What stands between the encoder's products on a CPU, each one pass over rows in cache.
 
-Rows become heads, or float8; and of products in int8: oneDNN multiplies integers, and knows one
-scale for all rows. So a product comes here times its weights' scales alone, and these kernels
-multiply each row by its own, add the bias, do what follows (residual and LayerNorm, GELU, or heads)
-and quantise the row for the next product; between that it is float32 in the nearest cache.
-`DynamicInt8` does the same by torch.
+Rows become heads. Of products in int8 oneDNN multiplies integers, and knows one scale for all rows:
+so a product comes here times its weights' scales alone, and these kernels multiply each row by its
+own, add the bias, do what follows (residual and LayerNorm, GELU, or heads) and quantise the row for
+the next product; between that it is float32 in the nearest cache. `DynamicInt8` does the same by
+torch.
 
 All run on the calling thread, and a row's results depend on no other row. Imports numba.
 """
@@ -13,25 +13,19 @@ from __future__ import annotations
 
 from collections.abc import Callable
 from dataclasses import dataclass
-from functools import cache
 from typing import Any
 
 import numpy as np
-import torch
 from numba import int32, njit, types, uint8, uint32
 from numba.extending import intrinsic
-from torch import Tensor
 
 from cluster.common.kernels.cpu import vectors
 from cluster.common.kernels.cpu.arithmetic import as_bits, as_float, number, stored
-from cluster.common.kernels.cpu.machine_code import as_array
 from cluster.common.kernels.cpu.rows import SUMS, add_norm_row
 from cluster.common.kernels.cpu.tile_instructions import address
 from cluster.common.kernels.cpu.vectors import LANES
-from cluster.common.kernels.gpu.operators import stored_as
 from cluster.common.model.layers import LEAST_SCALE, MIDDLE, MOST
 
-N_BFLOAT16 = 1 << 16
 BLOCK = 32  # rows whose values are put together: of one dimension they fill a line of cache
 _LEAST, _MOST = np.float32(LEAST_SCALE), np.float32(MOST)
 # In float32's numbers from 2 ** 23 on the last bits are the whole part: adding this rounds to the
@@ -93,35 +87,6 @@ def split(qkv: Any, begin: Any, q: Any, k: Any, v: Any, key_sums: Any) -> None:
         for r in range(first, last):
             put_queries_keys(qkv[r], r, begin, q, k, key_sums)
         put_values(qkv[first:last, 2 * d :], begin + first, v)
-
-
-@njit(nogil=True, cache=True)
-def _look_up(rows: Any, codes: Any, out: Any) -> None:
-    for r in range(len(rows)):
-        row, to = rows[r], out[r]
-        for c in range(len(row)):
-            to[c] = codes[row[c]]
-
-
-@cache
-def _codes() -> Any:
-    """uint8 [N_BFLOAT16], by the bits of a bfloat16."""
-    every = torch.from_numpy(np.arange(N_BFLOAT16, dtype=np.uint16)).view(torch.bfloat16)
-    return stored_as(every, torch.float8_e4m3fn).view(torch.uint8).numpy()
-
-
-def store_float8(rows: Tensor, block: Tensor) -> None:
-    """rows bfloat16 [n, d] to block float8_e4m3fn [n, d], as `stored_as` converts them.
-
-    By a table of what each number becomes: torch takes three passes for it, and a sixth of the time
-    that the products before it take.
-    """
-    _look_up(as_array(rows), _codes(), as_array(block))
-
-
-def build_float8() -> None:
-    empty = torch.zeros(2, 2, dtype=torch.bfloat16)
-    store_float8(empty, empty.to(torch.float8_e4m3fn))
 
 
 @dataclass(frozen=True, slots=True)

@@ -11,12 +11,11 @@ from typing import Any
 
 import numpy as np
 from numba import njit
-from torch import Tensor
 
 from cluster.common.kernels.cpu.arithmetic import number, stored
 from cluster.common.kernels.cpu.rows import SUMS, add_norm
 from cluster.common.kernels.cpu.tile_registers import HEAD_DIM, tile_config
-from encoder_worker.cpu.rows import Int8Kernels, build_float8, build_int8, split, store_float8
+from encoder_worker.cpu.rows import Int8Kernels, build_int8, split
 from encoder_worker.cpu.tile_attention import KEYS, attend
 from encoder_worker.cpu.vector_attention import VectorKernels, build_vectors
 
@@ -34,7 +33,6 @@ class TeamKernels:
     int8: in place of add_norm and split where the encoder's products are of int8; else None.
     vectors: what attends in 8 bits by a CPU's vectors, where products are of int8 or own is
         bfloat16; or None.
-    store_float8: `rows.store_float8`, where own is bfloat16; else None.
     """
 
     add_norm: Callable[..., None]
@@ -43,7 +41,6 @@ class TeamKernels:
     attend: Callable[..., None] | None = None
     int8: Int8Kernels | None = None
     vectors: VectorKernels | None = None
-    store_float8: Callable[[Tensor, Tensor], None] | None = None
 
 
 @njit(fastmath=SUMS, nogil=True, cache=True)
@@ -69,16 +66,12 @@ def build(
     values = np.zeros((2, 4, 2), own).transpose(0, 2, 1) if tiles else heads.copy()
     split(np.zeros((1, 12), own), 0, heads, heads.copy(), values, plain)
     in_int8 = build_int8(own, values) if int8 else None
-    store = None
-    if own is np.uint16:
-        build_float8()
-        store = store_float8
     if tiles:
         _build_attend()
-        return TeamKernels(add_norm, split, _centre, attend, in_int8, store_float8=store)
+        return TeamKernels(add_norm, split, _centre, attend, in_int8)
     _centre(heads, 0, 1, plain)
     attending = build_vectors(own) if in_8_bits else None
-    return TeamKernels(add_norm, split, _centre, None, in_int8, attending, store_float8=store)
+    return TeamKernels(add_norm, split, _centre, None, in_int8, attending)
 
 
 def _build_attend() -> None:

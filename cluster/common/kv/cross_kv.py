@@ -8,7 +8,7 @@ layers is scattered. It runs in the encoder worker, or where the states travelle
 from __future__ import annotations
 
 import math
-from collections.abc import Callable, Iterator, Sequence
+from collections.abc import Iterator, Sequence
 from itertools import product
 
 import torch
@@ -35,11 +35,8 @@ class CrossKVProjection:
     """K's and V's products of all layers, K then V of each layer.
 
     On a GPU one fused product, weight [L * 2 * d, n_audio_state]; on a CPU one for each of K and V,
-    packed, since their results lie apart in a page. store_float8: stores bfloat16 rows [n, d] in a
-    block [n, d] of 8 bits where something is quicker at it than torch.
+    packed, since their results lie apart in a page.
     """
-
-    store_float8: Callable[[Tensor, Tensor], None] | None = None
 
     def __init__(
         self,
@@ -87,10 +84,7 @@ class CrossKVProjection:
         """Project states [n, n_audio_state], frames from `begin` on, to page [L, 2, T, H, Dh]."""
         blocks = page.flatten(0, 1).flatten(2)[:, begin : begin + len(states)]  # [L * 2, n, d]
         for block, rows in zip(blocks, products_of(states, self._products), strict=True):
-            if self.store_float8 is not None and block.dtype == torch.float8_e4m3fn:
-                self.store_float8(rows, block)
-            else:
-                block.copy_(stored_as(rows, block.dtype))
+            block.copy_(stored_as(rows, block.dtype))
 
 
 def products_of(x: Tensor, products: Sequence[Projection]) -> Iterator[Tensor]:

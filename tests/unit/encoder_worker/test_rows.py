@@ -1,4 +1,4 @@
-"""In int8 a team gives what torch gives, by whomever rows are taken; rows of float8 are torch's."""
+"""In int8 a team gives what torch gives, by whomever rows are taken."""
 
 from __future__ import annotations
 
@@ -8,14 +8,12 @@ import torch
 from torch import Tensor
 
 from cluster.common.kernels.cpu.machine_code import as_array
-from cluster.common.kernels.gpu.operators import stored_as
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.common.model.layers import MIDDLE, quantize_rows
 from encoder_worker.cpu.products import Int8Products, PlainProducts, make_products
 from encoder_worker.cpu.rows import Int8Kernels
 from encoder_worker.cpu.team import TeamEncoder, team_kernels
 from encoder_worker.cpu.team_kernels import TeamKernels
-from encoder_worker.forward import WindowEncoder
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
 from tests.support.checkpoints import cached_checkpoint
@@ -137,24 +135,3 @@ def test_rows_are_quantised_as_by_torch(dtype: torch.dtype) -> None:
     found = rows.astype(int) - MIDDLE
     np.testing.assert_array_equal(found[numbers], expected.numpy()[numbers])
     assert np.isnan(scales[3]), "a window that the model cannot compute must not look well"
-
-
-@NATIVE
-def test_a_window_s_pages_get_what_its_pages_of_16_bits_become() -> None:
-    checkpoint = open_checkpoint(str(cached_checkpoint("tiny")))
-    dims = checkpoint.dims
-    shape = (1, dims.n_text_layer, 2, dims.n_audio_ctx, dims.n_text_head, dims.text_head_dim)
-
-    def encoded(dtype: torch.dtype) -> Tensor:
-        encoder = WindowEncoder(checkpoint, "bfloat16", "cpu")  # scales of 1, for both
-        assert encoder._kernels is not None
-        pool = torch.zeros(shape).to(dtype)
-        encoder([make_pcm(2.0, 1)], pool, [[0]], context=192)()
-        encoder.close()
-        return pool
-
-    wide, narrow = encoded(torch.bfloat16), encoded(torch.float8_e4m3fn)
-    n = wide.numel() * 192 // dims.n_audio_ctx  # a short window lies packed in the beginning
-    expected = stored_as(wide.flatten()[:n], torch.float8_e4m3fn)
-    assert wide.flatten()[:n].any()
-    assert torch.equal(narrow.flatten()[:n].view(torch.uint8), expected.view(torch.uint8))
