@@ -53,9 +53,8 @@ class LogMel:
     ) -> Tensor:
         """Features of ragged windows, float32 [len(windows), n_mels, 3000] on the device.
 
-        windows: each int16 [n], or floats in -1..1 [n], 16 kHz, n <= 480000; with a `FileMel` up to
-        320 samples of context on each side come on top. file_mels: None where a window stands for
-        itself.
+        windows: each int16 [n], 16 kHz, n <= 480000; with a `FileMel` up to 320 samples of context
+        on each side come on top. file_mels: None where a window stands for itself.
         """
         slices = [None] * len(windows) if file_mels is None else file_mels
         log_mel = self.log_power(self._pad(windows, slices))
@@ -88,10 +87,7 @@ class LogMel:
         for row, window, file_mel in zip(pcm, windows, slices, strict=True):
             own = row[_HALF : _HALF + window.shape[0]]
             samples = window[: own.shape[0]]  # context that no frame sees is left out
-            if samples.dtype == np.int16:
-                np.divide(samples, INT16_SCALE, out=own, dtype=np.float32)
-            else:
-                own[:] = samples
+            np.divide(samples, INT16_SCALE, out=own, dtype=np.float32)
             row[:_HALF] = row[2 * _HALF : _HALF : -1]
             if file_mel is None:
                 _reflect_end(row)

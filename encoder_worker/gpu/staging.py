@@ -19,7 +19,7 @@ from torch import Tensor
 from cluster.common.kernels.gpu.operators import NO_PAGE
 from cluster.common.messages import FileMel
 from cluster.common.model.streams import new_event
-from encoder_worker.mel import INT16_SCALE, N_MARKS, ROW_SAMPLES, marks_of
+from encoder_worker.mel import N_MARKS, ROW_SAMPLES, marks_of
 
 
 @dataclass(frozen=True, slots=True)
@@ -91,17 +91,10 @@ class Staging:
         lengths = []
         for row, (window, own, file_mel) in enumerate(zip(windows, pages, file_mels, strict=True)):
             n = min(window.shape[0], ROW_SAMPLES)  # context that no frame sees is left out
-            pcm[row, :n] = _as_int16(window[:n])
+            pcm[row, :n] = window[:n]
             *numbers, log_max = marks_of(n, file_mel)
             marks[row, :-1] = numbers
             marks[row, -1:].view(np.float32)[0] = log_max
             table[row, : len(own)] = own
             lengths.append(n)
         return lengths
-
-
-def _as_int16(window: NDArray[Any]) -> NDArray[Any]:
-    """Samples as they are sent: floats in -1..1, which only tests and benchmarks have, rounded."""
-    if window.dtype == np.int16:
-        return window
-    return np.clip(np.rint(window * INT16_SCALE), -32_768, 32_767).astype(np.int16)

@@ -146,7 +146,7 @@ class StaticEncoder:
         """
         shapes = [shape for shape in self.graphs if shape.windows == 1]
         shapes += sorted(self.graphs, key=lambda s: s.windows * s.positions)[-1:]
-        pcm = noise(ROW_SAMPLES, scale=0.1).numpy()
+        pcm = noise(ROW_SAMPLES, scale=3000.0).to(torch.int16).numpy()
         with on_stream(self._stream):
             for shape in shapes:
                 n_pages = -(-shape.positions // self._pool.shape[3])
