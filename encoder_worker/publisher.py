@@ -77,10 +77,9 @@ class Publisher:
 
     def key_of(self, request: EncodeRequest) -> bytes:
         """Under which a window's KV is kept; empty where it is not."""
-        if not self._reuses or not request.audio_key:
+        if not (self._reuses and request.kept_key):
             return b""
-        named = request.audio_key + request.context.to_bytes(4, "big")
-        return hashlib.blake2b(named, digest_size=KEY_BYTES, key=self._worker).digest()
+        return hashlib.blake2b(request.kept_key, digest_size=KEY_BYTES, key=self._worker).digest()
 
     def find(self, request: EncodeRequest, key: bytes, queue_s: float) -> EncodeReply | None:
         """The answer from KV that is there already; counts a hit. WorkerDrainingError if closed."""

@@ -20,6 +20,7 @@ import torch
 
 from cluster.common.errors import ConfigurationError
 from cluster.common.kv.layout import FLOAT8, PageLayout
+from cluster.common.model.weights import TORCH_DTYPES
 
 Pages = tuple[int, ...]  # of one window, in frame order
 
@@ -27,12 +28,7 @@ CPU_WINDOWS = 16  # where the settings leave it open
 RESERVE_BYTES = 2 << 30  # for CUDA's context, libraries' workspaces and fragmentation
 
 _FREE, _USED, _QUARANTINED = 0, 1, 2
-_TORCH_DTYPE = {
-    "float32": torch.float32,
-    "bfloat16": torch.bfloat16,
-    "float16": torch.float16,
-    FLOAT8: torch.float8_e4m3fn,
-}
+_DTYPES = {**TORCH_DTYPES, FLOAT8: torch.float8_e4m3fn}
 
 
 class PagePool:
@@ -208,7 +204,7 @@ class PagePool:
 
 def _make_tensor(layout: PageLayout, n_pages: int, device: torch.device) -> torch.Tensor:
     shape = (n_pages, *layout.page_shape)
-    dtype = _TORCH_DTYPE[layout.dtype]
+    dtype = _DTYPES[layout.dtype]
     if device.type != "cpu":
         return torch.empty(shape, dtype=dtype, device=device)
     if not hasattr(mmap, "MAP_PRIVATE"):  # Windows
