@@ -21,7 +21,7 @@ help:
 	@echo "make fuzz             whatever clients may send: generated requests, broken bytes and audio, floods"
 	@echo "make test-gpu         what needs a CUDA device (with flashinfer: pip install -e '.[gpu]')"
 	@echo "make resolve          whether the pinned versions resolve from PyPI alone (needs the network)"
-	@echo "make openai-newest    whether the newest openai package can send what nobody here knows (needs the network)"
+	@echo "make openai-newest    whether the newest openai package has fields that the server does not know (needs the network)"
 	@echo "make gpu-check-install  fetch flashinfer's Python (66 MB), against which tests check our calls"
 	@echo "make gpu-kernels      compile flashinfer's kernels for sm_80, sm_89, sm_90a, without a GPU"
 	@echo "make gpu-kit          wheels for a GPU machine without a network, into dist/gpu-kit (KIT_ARGS=...)"

@@ -271,7 +271,7 @@ class AudioPool:
                 return
             except ValueError as error:
                 # A worker that an upload has taken over may send anything; only that worker ends.
-                logger.warning("an audio worker sent what none sends (%s)", type(error).__name__)
+                logger.warning("an audio worker sent an invalid message (%s)", type(error).__name__)
                 return
 
     def _handle(self, worker: AudioProcess, report: Report, pcm: bytes) -> None:
@@ -327,6 +327,6 @@ class AudioPool:
             await SYSTEM_CLOCK.sleep(LOOK_S)
             for worker in self._workers:
                 if worker.is_able and worker.n_still() >= STALLED_LOOKS:
-                    logger.error("an audio worker stands still")
+                    logger.error("an audio worker makes no progress and is killed")
                     worker.stalled = True
                     worker.process.kill()

@@ -239,7 +239,7 @@ class Webhooks(Caller):
             if outcome == "given_up":
                 logger.warning("a webhook of %s is given up: %s", batch.id, why)
         except Exception:  # of the database, such as of a full disk: it stays due
-            logger.exception("a webhook of %s was made and cannot be noted", batch.id)
+            logger.exception("the webhook of %s was tried, which cannot be recorded", batch.id)
             await asyncio.sleep(UNNOTED_S)
         finally:
             del self._running[batch.id]

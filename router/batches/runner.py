@@ -77,7 +77,7 @@ class BatchRunner:
             except InsufficientStorageError as error:
                 self._pause(error)
             except Exception:
-                logger.exception("looking after the batches failed")
+                logger.exception("a round over the batches failed")
                 await asyncio.sleep(LOOK_S)
             with suppress(TimeoutError):
                 async with asyncio.timeout(LOOK_S):

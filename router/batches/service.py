@@ -175,7 +175,7 @@ class BatchService:
                     await self.clean()
                 await self._report()
             except Exception:
-                logger.exception("looking after files failed")
+                logger.exception("the clean-up of files and webhooks failed")
             with suppress(TimeoutError):
                 async with asyncio.timeout(CHORES_S):
                     await self._look_at_once.wait()

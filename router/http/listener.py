@@ -260,7 +260,7 @@ class HttpProtocol(HttpToolsProtocol):
         if self._is_refused or self.transport.is_closing():
             return
         self._is_refused = True
-        logger.info("a connection is refused more: %d, %s", status, why)
+        logger.info("the rest of a connection is refused: %d, %s", status, why)
         if self._in_message and not self._in_head:
             self.transport.abort()  # the end of its body is what it was refused
             return

@@ -79,7 +79,7 @@ class ScalingSettings(FrozenModel):
     )
     for_bulk: bool = Field(
         False,
-        description="count the work of batches and archives too, which else fills what is left",
+        description="add workers for batches and archives too, which otherwise use idle ones only",
     )
 
 
@@ -118,7 +118,7 @@ class Settings(FrozenModel):
     handoff: Handoff = Field(
         "cross_kv",
         description="what an encoder hands to a decoder: cross_kv, or encoder_states (a fraction "
-        "of the bytes, and the decoder projects: for GPUs without NVLink)",
+        "of the bytes, from which the decoder computes the KV: for GPUs without NVLink)",
     )
     kv_dtype: KVDType = Field(
         "auto",
@@ -146,7 +146,7 @@ class Settings(FrozenModel):
         1.0,
         ge=0,
         le=1,
-        description="share of the requests that are traced, from 0 to 1, if clients do not say",
+        description="share of requests to trace, from 0 to 1, where the client does not decide it",
     )
     ray_dashboard: RayDashboard = Field(
         "none",

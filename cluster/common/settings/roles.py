@@ -66,7 +66,7 @@ class BatchSettings(FrozenModel):
         "unset: no /v1/files and /v1/batches",
     )
     node_labels: Labels = Field(
-        {}, description="Ray's labels of the node that has it: LABEL: VALUE; empty: any node"
+        {}, description="Ray's labels of the folder's node: LABEL: VALUE; empty: any node"
     )
     concurrency: int = Field(
         4, ge=1, le=256, description="lines of all batches that are transcribed at once"
@@ -94,8 +94,8 @@ class BatchSettings(FrozenModel):
     retention_s: int = Field(
         2_592_000,
         ge=0,
-        description="how long files are kept that have no expires_after, and ended batches; 0: "
-        "until they are deleted",
+        description="seconds for which ended batches, and files without expires_after, are kept; "
+        "0: until they are deleted",
     )
     allowed_hosts: Texts = Field(
         (),
@@ -109,7 +109,7 @@ class BatchSettings(FrozenModel):
     )
     fetch_timeout_s: float = Field(300.0, gt=0, description="longest download of a line's URL")
     webhook_hosts: Texts = Field(
-        (), description="hosts that webhooks may go to, written as allowed_hosts; empty: none"
+        (), description="hosts that webhooks may go to, written like allowed_hosts; empty: none"
     )
     webhook_secret: str | None = Field(
         None,
@@ -126,7 +126,7 @@ class BatchSettings(FrozenModel):
 
 
 class SpeakerSettings(FrozenModel):
-    """What tells speakers apart by their voices."""
+    """The network that tells speakers apart by their voices."""
 
     model: str | None = Field(
         None,
@@ -138,11 +138,11 @@ class SpeakerSettings(FrozenModel):
         None,
         gt=0,
         lt=2,
-        description="cosine distance from which on two voices of which much was heard are two "
-        "speakers; unset: 0.15, which was measured for the toy alone",
+        description="cosine distance from which on two voices count as two speakers, if much was "
+        "heard of both; unset: 0.15, which was measured only for the toy",
     )
     known_limit: int = Field(
-        4, ge=1, le=16, description="known speakers that a request may name; 4 are OpenAI's"
+        4, ge=1, le=16, description="known speakers that a request may name; OpenAI allows 4"
     )
 
 
@@ -212,14 +212,14 @@ class EncoderSettings(PoolSettings):
     context: Context = Field(
         "auto",
         description="encoder positions of a window: full (30 s), trimmed (its audio and some "
-        "slack; what is doubted is encoded again in full), or auto (trimmed where the checkpoint's "
-        "folder declares that it was tuned for it)",
+        "slack; windows with doubted text are encoded again in full), or auto (trimmed where the "
+        "checkpoint's folder declares that it was tuned for it)",
     )
     context_slack: int | None = Field(
         None,
         ge=0,
         le=1500,
-        description="positions of 20 ms behind the audio of a trimmed window; unset: the "
+        description="positions of 20 ms after the audio of a trimmed window; unset: the "
         "checkpoint's, else 128",
     )
     context_max_s: float | None = Field(

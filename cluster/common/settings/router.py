@@ -86,10 +86,10 @@ class LiveSettings(FrozenModel):
     )
     policy: LivePolicy = Field(
         "auto",
-        description="which words will not change and are sent: attention_peak (words at which "
-        "attention no longer looks), local_agreement (words that two updates agree on; slower), or "
-        "auto (the second for checkpoints whose decoder has less than half as many layers as their "
-        "encoder, the first for all others)",
+        description="which words are final and are sent: attention_peak (words that attention has "
+        "left), local_agreement (words that two updates agree on; slower), or auto (the second for "
+        "checkpoints whose decoder has less than half as many layers as their encoder, the first "
+        "for all others)",
     )
     min_hop_s: float = Field(
         0.5, ge=0.1, le=30, description="shortest time between two updates of a session, in seconds"
@@ -154,9 +154,9 @@ class RouterSettings(FrozenModel):
     )
     hosts: Texts = Field(
         (),
-        description="names by which clients call the server (Host): NAME, *.DOMAIN or '*'. Without "
-        "API keys others get a 421, but localhost, addresses and the machine's name pass; with "
-        "keys and none here, all names pass",
+        description="names by which clients call the server (Host): NAME, *.DOMAIN or '*'. Other "
+        "names get a 421, except localhost, addresses and the machine's name; with API keys and "
+        "an empty list, all names are served",
     )
     asr_webservice: bool = Field(
         False,
@@ -208,8 +208,8 @@ class RouterSettings(FrozenModel):
     max_attempts: int = Field(8, ge=1, description="most tries of one window when workers fail")
     openai_aliases: bool = Field(
         True,
-        description="what whisper-1 means also has OpenAI's newer names, such as gpt-transcribe "
-        "and gpt-live-transcribe, which some clients require",
+        description="the model that whisper-1 means also has OpenAI's newer names, such as "
+        "gpt-transcribe and gpt-live-transcribe, which some clients require",
     )
     list_openai_aliases: bool = Field(
         False, description="GET /v1/models also lists these names and whisper-1"
