@@ -66,13 +66,15 @@ def one_builder(role: str, variant: str) -> Iterator[None]:
 
     The second waits, then loads: it would take the cores from the first, and numba gives one file
     to two variants of a kernel that are kept at the same moment. What was compiled once is noted by
-    a file, so that later starts load side by side.
+    a file, so that later starts load side by side; not of sources that were written anew, such as
+    by an update to the same version, of which numba compiles all again.
     """
     import llvmlite.binding as llvm
     import numba
 
     folder = ensure_jit_cache()
-    target = f"{_ROOT} {variant} {numba.__version__} {llvm.get_host_cpu_name()}"
+    written_s = [file.stat().st_mtime for file in _sources()]
+    target = f"{_ROOT} {written_s} {variant} {numba.__version__} {llvm.get_host_cpu_name()}"
     note = folder / f"{role}-{hashlib.sha256(target.encode()).hexdigest()[:16]}"
     with ExitStack() as held:
         with suppress(OSError):  # a file system without locks
@@ -84,9 +86,12 @@ def one_builder(role: str, variant: str) -> Iterator[None]:
             note.touch()
 
 
+def _sources() -> list[Path]:
+    return sorted(file for pattern in SOURCES for file in _ROOT.glob(pattern))
+
+
 def _digest() -> str:
-    files = sorted(file for pattern in SOURCES for file in _ROOT.glob(pattern))
-    return hashlib.sha256(b"".join(file.read_bytes() for file in files)).hexdigest()[:16]
+    return hashlib.sha256(b"".join(file.read_bytes() for file in _sources())).hexdigest()[:16]
 
 
 def _bases(name: str) -> Iterator[Path]:

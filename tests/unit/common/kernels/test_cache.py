@@ -176,6 +176,27 @@ def test_one_process_builds_and_the_others_load_side_by_side(kept: Path) -> None
         pass  # neither waits for the one that builds others
 
 
+def test_sources_that_are_written_anew_are_built_by_one_process_again(
+    monkeypatch: pytest.MonkeyPatch, kept: Path, tmp_path: Path
+) -> None:
+    """As an update to the same version does: numba compiles what is older than its source."""
+    monkeypatch.setattr(jit_cache, "_ROOT", tmp_path)
+    source = tmp_path / SOURCES[1]
+    source.parent.mkdir(parents=True)
+    source.write_text("one = 1")
+    lock = ensure_jit_cache() / "these.lock"
+
+    def is_alone() -> bool:
+        lock.unlink(missing_ok=True)
+        with one_builder("these", "uint16"):
+            return lock.exists()
+
+    assert is_alone()
+    assert not is_alone()
+    os.utime(source, (1e9, 1e9))
+    assert is_alone()
+
+
 @pytest.fixture
 def kept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
     """Where numba is told to keep what it compiles."""
