@@ -22,7 +22,7 @@ import httpx
 import openai
 from rich.console import Console
 
-from cluster.cli.transcribe.job import ALIAS, Job, LiveJob, Target, TranscribeFile, Watcher
+from cluster.cli.transcribe.job import Job, LiveJob, Target, TranscribeFile, Watcher
 from cluster.common.errors import InvalidRequestError, SplitscribeError
 from cluster.common.messages import Pcm
 from cluster.common.model.text.languages import language_code
@@ -101,14 +101,13 @@ async def through_server(job: Job, err: Console) -> AsyncIterator[TranscribeFile
 
     async with client:
         try:
-            listed = (await client.with_options(max_retries=0).models.list()).data
-            of_model = (one for one in listed if job.params.model in (one.id, ALIAS))
-            if about := getattr(next(of_model, None), "description", None):
+            model = await client.with_options(max_retries=0).models.retrieve(job.params.model)
+            if about := getattr(model, "description", None):
                 err.print(f"splitscribe: {about}", markup=False)
         except (openai.APIConnectionError, openai.AuthenticationError) as error:
             raise _told(error, server) from error
         except openai.APIStatusError:
-            pass  # a server without that list may still transcribe
+            pass  # a server that tells nothing of models may still transcribe
         yield transcribe_one
 
 
