@@ -83,10 +83,9 @@ def _serve(settings: Settings, console: Console, stop: StopRequest, workers: Wor
                 end_without_ray(GAVE_UP)
     except Exception:
         # A start also fails where Ctrl-C, which a terminal sends to Ray's processes too, ended one.
+        # That it was stopped is told where the signal is read.
         if is_ready or not stop.is_set():
             raise
-        if stop.leave is None:  # else it was told
-            say(STOPPED)
 
 
 def curl_line(url: str, settings: Settings) -> str:
