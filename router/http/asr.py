@@ -48,7 +48,7 @@ Flag = Annotated[bool, BeforeValidator(lambda sent: sent or False)]
 Encode = Annotated[
     Flag, Query(description="false: the file is 16 kHz mono int16 samples without a header")
 ]
-Model = Annotated[str, Query(description="a name from `GET /v1/models`; left out, the first one")]
+Model = Annotated[str, Query(description="a name from `GET /v1/models`; left out, whisper-1")]
 Asked = Annotated[
     Task,
     BeforeValidator(lambda sent: sent or "transcribe"),

@@ -44,8 +44,8 @@ OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
             "model",
             str | None,
             "a name that is served, or for a cluster that is started here a short name such as "
-            "small, a Hub id, a folder, or 'demo', the bundled toy [default: the first one "
-            "served, or turbo]",
+            "small, a Hub id, a folder, or 'demo', the bundled toy [default: what whisper-1 "
+            "means there, or turbo]",
         ),
         Flag("config", Path | None, "YAML file with settings of a cluster that is started here"),
         Flag(
