@@ -103,12 +103,6 @@ class Settings(FrozenModel):
     transport: Transport = Field(
         "auto", description="how KV moves between workers: auto, nixl or memory"
     )
-    kv_network: str = Field(
-        "auto",
-        description="networks that KV may use: auto (the one with the address of Ray's node, and "
-        "RDMA), all, or a list of UCX's device names and subnets, such as mlx5_0:1,eth1 or "
-        "10.1.0.0/16",
-    )
     page_frames: int = Field(
         0,
         ge=0,

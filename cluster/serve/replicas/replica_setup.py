@@ -18,7 +18,6 @@ from collections.abc import Callable, Mapping
 from logging.handlers import MemoryHandler
 from pathlib import Path
 
-from cluster.common.errors import ConfigurationError
 from cluster.common.logs import JsonFormatter, configure_logging
 from cluster.common.metrics import MetricSpec, Recorder, serve_recorder
 from cluster.common.settings import Settings
@@ -39,7 +38,7 @@ def start_replica(
 ) -> tuple[str, Recorder]:
     """Call first in a replica's constructor. Returns its name and its metrics recorder.
 
-    Raises ConfigurationError: this node runs other code, or has not the cluster's network.
+    Raises ConfigurationError: this node runs other code.
     """
     from ray import serve
 
@@ -63,7 +62,7 @@ def start_replica(
                 logging.getLogger(package).addHandler(file)
             if settings.log_format == "json":
                 file.setFormatter(JsonFormatter())
-    keep_to_network(None if role == "router" else settings.kv_network)
+    keep_to_network(has_kv=role != "router")
     return name, serve_recorder(specs)
 
 
@@ -96,63 +95,33 @@ class BusyShare:
         return min(1.0, (total_s - before_s) / (now_s - since_s)) if now_s > since_s else 0.0
 
 
-def keep_to_network(kv_network: str | None) -> None:
+def keep_to_network(*, has_kv: bool) -> None:
     """Have this replica listen on the cluster's network only. Before NIXL is loaded.
 
-    kv_network: as the setting; None where no KV comes. What UCX_NET_DEVICES says already stays.
+    KV takes what UCX_NET_DEVICES says, or else what `kv_devices` finds.
     """
     import ray.util
 
     address: str = ray.util.get_node_ip_address()  # type: ignore[no-untyped-call]
     bind_replica_port(address)
-    if kv_network is None:
+    if not has_kv:
         return
-    if DEVICES not in os.environ:
-        devices = kv_devices(kv_network, address, interfaces(), rdma_ports())
-        if devices is not None:
-            os.environ[DEVICES] = devices
+    if DEVICES not in os.environ and (devices := kv_devices(address, interfaces(), rdma_ports())):
+        os.environ[DEVICES] = devices
     logger.info("KV may take %s; Ray's node is %s", os.environ.get(DEVICES, "any network"), address)
 
 
-def kv_devices(
-    kv_network: str, node_address: str, found: Interfaces, rdma: tuple[str, ...]
-) -> str | None:
-    """UCX's list of the network devices that KV may take; None leaves the choice to UCX.
+def kv_devices(node_address: str, found: Interfaces, rdma: tuple[str, ...]) -> str:
+    """UCX's list of the network devices that KV may take; an empty one leaves the choice to UCX.
 
-    kv_network: "auto": the interface with the node's address, and RDMA if that is not loopback;
-    "all"; or names and subnets with commas, as in "mlx5_0:1,10.1.0.0/16".
-
-    Raises ConfigurationError: no interface lies in such a subnet, or there is no such device.
+    It is the interface with the node's address, and RDMA if that is not loopback.
     """
-    if kv_network == "all":
-        return None
-    if kv_network == "auto":
-        own = [name for name, addresses in found.items() if node_address in addresses]
-        if not own:
-            logger.warning("no interface has the node's address %s: KV may take any", node_address)
-            return None
-        is_alone = ipaddress.ip_address(node_address).is_loopback
-        return ",".join((*own[:1], *(() if is_alone else rdma)))
-    devices: dict[str, None] = {}  # in the order asked for
-    for asked in kv_network.split(","):
-        matching = [asked] if asked in (*found, *rdma) else _within(asked, found)
-        if not matching:
-            there = ", ".join((*found, *rdma))
-            raise ConfigurationError(f"kv_network: nothing here is {asked!r}; there are {there}")
-        devices |= dict.fromkeys(matching)
-    return ",".join(devices)
-
-
-def _within(subnet: str, found: Interfaces) -> list[str]:
-    try:
-        network = ipaddress.ip_network(subnet)
-    except ValueError:
-        return []
-    return [
-        name
-        for name, addresses in found.items()
-        if any(ipaddress.ip_address(address) in network for address in addresses)
-    ]
+    own = [name for name, addresses in found.items() if node_address in addresses]
+    if not own:
+        logger.warning("no interface has the node's address %s: KV may take any", node_address)
+        return ""
+    is_alone = ipaddress.ip_address(node_address).is_loopback
+    return ",".join((*own[:1], *(() if is_alone else rdma)))
 
 
 def interfaces() -> Interfaces:

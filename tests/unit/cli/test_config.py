@@ -62,7 +62,7 @@ def test_a_cluster_file_is_what_the_launcher_takes(name: str) -> None:
     prepared = prepared_cluster_file(load(name))
     commands = "\n".join(prepared["setup_commands"])
     assert "splitscribe-*.whl" in commands
-    assert "UCX_NET_DEVICES" not in commands, "it would outdo the setting kv_network"
+    assert "UCX_NET_DEVICES" not in commands, "it would outdo what a node finds by itself"
     assert "splitscribe config env >" in commands
     assert "~/.ray/auth_token" in prepared["file_mounts"]
 

@@ -9,7 +9,6 @@ import grpc
 import pytest
 from ray._private.grpc_utils import init_grpc_channel
 
-from cluster.common.errors import ConfigurationError
 from cluster.serve.ray_environment import ENVIRONMENT
 from cluster.serve.replicas.replica_setup import interfaces, keep_to_network, kv_devices, rdma_ports
 
@@ -23,29 +22,16 @@ RDMA = ("mlx5_0:1", "mlx5_1:1")
 
 
 @pytest.mark.parametrize(
-    ("kv_network", "node_address", "devices"),
+    ("node_address", "devices"),
     [
-        ("auto", "10.1.0.7", "eth1,mlx5_0:1,mlx5_1:1"),
-        ("auto", "127.0.0.1", "lo"),
-        ("auto", "2001:db8::7", "eth0,mlx5_0:1,mlx5_1:1"),
-        ("auto", "192.0.2.1", None),
-        ("all", "10.1.0.7", None),
-        ("mlx5_1:1", "10.1.0.7", "mlx5_1:1"),
-        ("mlx5_0:1,10.0.0.0/8", "203.0.113.7", "mlx5_0:1,eth1,ib0"),
-        ("eth1,10.1.0.0/16", "203.0.113.7", "eth1"),
-        ("2001:db8::/32", "10.1.0.7", "eth0"),
+        ("10.1.0.7", "eth1,mlx5_0:1,mlx5_1:1"),
+        ("127.0.0.1", "lo"),
+        ("2001:db8::7", "eth0,mlx5_0:1,mlx5_1:1"),
+        ("192.0.2.1", ""),
     ],
 )
-def test_kv_keeps_to_the_cluster_s_network(
-    kv_network: str, node_address: str, devices: str | None
-) -> None:
-    assert kv_devices(kv_network, node_address, FOUND, RDMA) == devices
-
-
-@pytest.mark.parametrize("kv_network", ["eth7", "10.9.0.0/16", "eth1,", "10.1.0.0/99"])
-def test_a_network_that_is_not_there_is_refused_with_what_is(kv_network: str) -> None:
-    with pytest.raises(ConfigurationError, match=r"there are lo, eth0, eth1, ib0, mlx5_0:1"):
-        kv_devices(kv_network, "10.1.0.7", FOUND, RDMA)
+def test_kv_keeps_to_the_cluster_s_network(node_address: str, devices: str) -> None:
+    assert kv_devices(node_address, FOUND, RDMA) == devices
 
 
 def test_rdma_ports_that_are_up_are_found(tmp_path: Path) -> None:
@@ -66,10 +52,10 @@ def test_what_the_operator_says_to_ucx_stays(monkeypatch: pytest.MonkeyPatch) ->
     )
     monkeypatch.setattr("ray.util.get_node_ip_address", lambda: "127.0.0.1")
     monkeypatch.setenv("UCX_NET_DEVICES", "mlx5_7:1")
-    keep_to_network("auto")
+    keep_to_network(has_kv=True)
     assert os.environ["UCX_NET_DEVICES"] == "mlx5_7:1"
     monkeypatch.delenv("UCX_NET_DEVICES")
-    keep_to_network("auto")
+    keep_to_network(has_kv=True)
     assert os.environ["UCX_NET_DEVICES"] == "lo"
 
 
