@@ -18,6 +18,7 @@ from typing import Any
 import typer
 from rich.console import Console
 
+from cluster.archives.outputs import pairs_of
 from cluster.cli.transcribe.flags import (
     FALLBACK_STEP,
     FIXED,
@@ -184,10 +185,7 @@ def _listed(kind: Kind, text: str) -> tuple[str, ...]:
 
 
 def params_of(model: str, task: Task, form: Form) -> TranscriptionParams:
-    pairs = [("model", model), ("response_format", "verbose_json")]
-    for name, content in form.items():
-        texts = (content,) if isinstance(content, str) else content
-        pairs += [(name, text) for text in texts]
+    pairs = pairs_of({**form, "model": model, "response_format": "verbose_json"})
     return replace(parse_transcription(pairs, LANGUAGES), task=task)
 
 

@@ -22,7 +22,7 @@ from rich.console import Console
 from cluster.cli.default_model import download, say_if_toy
 from cluster.cli.transcribe.job import STDIN, LiveClient, LiveJob
 from cluster.common.errors import ConfigurationError, InvalidAudioError, InvalidRequestError
-from cluster.common.extras import install_command
+from cluster.common.extras import require_extra
 from cluster.common.logs import counted
 from cluster.common.messages import SAMPLE_RATE, Pcm
 from router.live.interface import TextDelta, TurnCompleted, TurnFailed
@@ -32,7 +32,6 @@ LOOK_AGAIN_S = 0.05
 BLOCK_S = 0.1  # of a microphone
 READ_BYTES = 4096  # of standard input at most: what is there comes at once
 QUEUED_BLOCKS = 64  # between the thread that reads and the one that sends
-INSTALL = install_command("microphone")
 
 
 def transcribe_live(job: LiveJob, out: Console, err: Console) -> None:
@@ -155,10 +154,9 @@ async def blocks_of(job: LiveJob, rate: int, stop: threading.Event) -> AsyncIter
 
 
 def require_sounddevice() -> Any:
+    require_extra("microphone", "sounddevice")
     try:
         import sounddevice
-    except ImportError as error:
-        raise ConfigurationError(f"the microphone needs sounddevice: {INSTALL}") from error
     except OSError as error:  # the package is there, and the library that it calls is not
         raise ConfigurationError(
             f"the microphone needs PortAudio on this machine: {error}"

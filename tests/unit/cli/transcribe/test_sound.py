@@ -7,6 +7,7 @@ import sys
 import threading
 import types
 from collections.abc import Callable, Iterator
+from importlib.machinery import ModuleSpec
 from pathlib import Path
 from typing import Any
 
@@ -119,6 +120,7 @@ def test_a_microphone_is_heard_until_it_is_stopped(monkeypatch: pytest.MonkeyPat
             return np.full(frames, len(n_read), np.int16).tobytes(), False
 
     module: Any = types.ModuleType("sounddevice")
+    module.__spec__ = ModuleSpec("sounddevice", None)
     module.RawInputStream, module.PortAudioError = Stream, RuntimeError
     monkeypatch.setitem(sys.modules, "sounddevice", module)
     blocks = list(open_sound(None, 24_000, stop))
