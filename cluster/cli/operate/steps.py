@@ -75,15 +75,11 @@ def deploy(dashboard: Dashboard, file: ServeFile, url: str, timeout_s: float, sa
     dashboard.deploy(file.content)
     say("sent the application: Serve builds it on the cluster")
     deadline = time.monotonic() + timeout_s
-    seen: set[str] = set()
+    progress = Changes(say)
     while True:
         state = state_of(dashboard.serve())
         if state is not None and (before is None or state.deployed_at != before.deployed_at):
-            lines = [f"workers running: {state.line()}"] if state.pools else []
-            for line in (*lines, *(f"{one.name}: {one.waits_for}" for one in state.waiting())):
-                if line not in seen:
-                    say(line)
-                    seen.add(line)
+            progress.tell(*state.lines())
             if state.is_ready:
                 return
             if state.status in FAILED:

@@ -41,8 +41,9 @@ class Pool:
 
     @property
     def waits_for(self) -> str:
-        """The last line of its message; empty where it is ready, or has none."""
-        return "" if self.is_ready else "".join(self.message.strip().splitlines()[-1:])
+        """The last line of its message; empty where it is ready, has none, or loads for long."""
+        is_plain = self.is_ready or "to initialize" in self.message
+        return "" if is_plain else "".join(self.message.strip().splitlines()[-1:])
 
 
 @dataclass(frozen=True, slots=True)
@@ -60,8 +61,12 @@ class ApplicationState:
         """`router 1/1, encoder 0/2, decoder 2/2`"""
         return ", ".join(f"{pool.name} {pool.running}/{pool.wanted}" for pool in self.pools)
 
-    def waiting(self) -> list[Pool]:
-        return [pool for pool in self.pools if pool.waits_for]
+    def lines(self) -> list[str]:
+        """How many workers run, and what each pool waits for that is not ready."""
+        if not any(pool.wanted for pool in self.pools):
+            return []
+        waits = [f"{pool.name}: {pool.waits_for}" for pool in self.pools if pool.waits_for]
+        return [f"workers running: {self.line()}", *waits]
 
     def reason(self) -> str:
         """What went wrong: the message of the exception, which is the last line."""
@@ -118,16 +123,17 @@ def _in_order(pools: Iterable[Pool]) -> tuple[Pool, ...]:
 
 
 class Changes:
-    """Says a line where it is not the same as the last one."""
+    """Says lines that are not among those that were told last."""
 
     def __init__(self, say: Say) -> None:
         self._say = say
-        self.last = ""
+        self.last: tuple[str, ...] = ()
 
-    def tell(self, line: str) -> None:
-        if line != self.last:
-            self._say(line)
-            self.last = line
+    def tell(self, *lines: str) -> None:
+        for line in lines:
+            if line not in self.last:
+                self._say(line)
+        self.last = lines
 
 
 class StartCancelled(Exception):  # noqa: N818 - what was asked for is no error
@@ -183,7 +189,7 @@ def check_stop(stop: threading.Event) -> None:
 
 
 def wait_for_replicas(say: Say, stop: threading.Event) -> None:
-    """Until every replica of the application runs; tells how many do, whenever that changes.
+    """Until every replica of the application runs; tells how many do, and what others wait for.
 
     Raises ConfigurationError: a deployment failed; has its reason.
     """
@@ -193,8 +199,7 @@ def wait_for_replicas(say: Say, stop: threading.Event) -> None:
     while True:
         state = state_here(serve.status())
         if state is not None:
-            if any(pool.wanted for pool in state.pools):
-                progress.tell(f"workers running: {state.line()}")
+            progress.tell(*state.lines())
             if state.status == "RUNNING":
                 return
             if state.status == "DEPLOY_FAILED":

@@ -12,7 +12,7 @@ from ray.serve.schema import (
     ServeStatus,
 )
 
-from cluster.serve.start.readiness import state_here, state_of
+from cluster.serve.start.readiness import Changes, state_here, state_of
 
 WAITING = "Deployment 'encoder' has 1 replicas that have taken more than 30s to be scheduled."
 
@@ -52,7 +52,24 @@ def test_progress_is_a_line_and_a_reason() -> None:
     assert state is not None
     assert state.line() == "router 1/1, encoder 0/1, decoder 2/2"
     assert state.reason() == WAITING
+    workers = "workers running: router 1/1, encoder 0/1, decoder 2/2"
+    assert state.lines() == [workers, f"encoder: {WAITING}"]
     assert not state.is_ready
+
+
+def test_a_model_that_loads_for_long_is_not_told_to_wait_for_something() -> None:
+    slow = "1 replicas that have taken more than 30s to initialize.\nThis may be caused by ..."
+    state = state_of(details("DEPLOYING", encoder=deployment(0, 1, slow)))
+    assert state is not None
+    assert state.lines() == ["workers running: encoder 0/1"]
+
+
+def test_what_changes_is_said_once() -> None:
+    said: list[str] = []
+    progress = Changes(said.append)
+    for lines in (("a", "b"), ("a", "b"), ("a", "c"), ("a",), ("b",)):
+        progress.tell(*lines)
+    assert said == ["a", "b", "c", "b"]
 
 
 def test_a_failure_is_the_message_of_its_exception() -> None:
