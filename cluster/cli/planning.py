@@ -184,7 +184,7 @@ def profile(
     config_file: Annotated[
         Path | None, typer.Option("--config", help="YAML file with settings", show_default=False)
     ] = None,
-    rounds: Annotated[int, typer.Option(min=3, help="of which the fastest counts")] = 5,
+    rounds: Annotated[int, typer.Option(min=3, help="runs, of which the fastest counts")] = 5,
 ) -> None:
     """Measure how long each step of the work takes here, for `splitscribe simulate`.
 

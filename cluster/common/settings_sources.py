@@ -139,7 +139,7 @@ def _listed(name: str, text: str) -> tuple[Any, ...]:
         return tuple(json.loads(text))
     except ValueError:  # whose words would show keys
         raise ConfigurationError(
-            f"the variable {name} is no list in JSON: write its values with commas between them"
+            f"the variable {name} is not a list in JSON: write its values with commas between them"
         ) from None
 
 
@@ -199,7 +199,7 @@ def _unknown(path: Fields, variables: list[str]) -> str:
     if variables and near:
         meant = ENV_PREFIX + "__".join(known[meant]).upper()
     what = (
-        f"the variable {variables[0]} is no setting"
+        f"the variable {variables[0]} is not a setting"
         if variables
         else f"there is no setting {where}"
     )

@@ -108,7 +108,7 @@ def test_what_only_looks_like_a_service_is_still_refused() -> None:
         ("SPLITSCRIBE_ROUTER__PORT", "tcp://10.96.3.7:8000"),
         ("SPLITSCRIBE_SERVICE", "x"),
     ):
-        with pytest.raises(ConfigurationError, match=f"the variable {name}( is no setting|\\))"):
+        with pytest.raises(ConfigurationError, match=f"the variable {name}( is not a setting|\\))"):
             load_settings(environ={name: text})
 
 
@@ -119,7 +119,7 @@ def test_a_mistake_names_the_variable_that_made_it(tmp_path: Path) -> None:
     with pytest.raises(ConfigurationError) as refused:
         load_settings(file, {"router": {"port": -3}}, environ)
     assert (
-        "the variable SPLITSCRIBE_PORT is no setting; did you mean SPLITSCRIBE_ROUTER__PORT?"
+        "the variable SPLITSCRIBE_PORT is not a setting; did you mean SPLITSCRIBE_ROUTER__PORT?"
         in str(refused.value)
     )
     assert "encoder.max_batch: " in str(refused.value)
@@ -157,7 +157,7 @@ def test_a_list_in_a_variable_has_commas_or_is_json() -> None:
     environ = {"SPLITSCRIBE_MODELS__X__MODEL": "demo", "SPLITSCRIBE_MODELS__X__ALIASES": "a,b"}
     assert load_settings(environ=environ).aliases_of("x") == ("a", "b")
     for wrong in ("['s3cret']", "[s3cret", "[] s3cret"):
-        with pytest.raises(ConfigurationError, match="API_KEY is no list in JSON") as refused:
+        with pytest.raises(ConfigurationError, match="API_KEY is not a list in JSON") as refused:
             load_settings(environ={"SPLITSCRIBE_ROUTER__API_KEY": wrong})
         assert "s3cret" not in str(refused.value)
 
