@@ -69,6 +69,8 @@ PARTS = {
     "turn_detection": ("type", *SERVER_VAD, *SEMANTIC_VAD),
 }
 NAMES = (*PARTS,)  # of `audio.input`
+# Of OpenAI's beta, in the session itself. Ignored like unknown ones, audio would be misread.
+WITHDRAWN = ("input_audio_format", "input_audio_transcription", "input_audio_noise_reduction")
 
 Part = TypeVar("Part", LiveConfig, ServerVad, SemanticVad)
 
@@ -121,6 +123,14 @@ def _fields(session: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
             f"Sessions of type {shown(kind)} are not supported; the only type is 'transcription'",
             param="session.type",
         )
+    for name in WITHDRAWN:
+        if name in session:
+            raise InvalidRequestError(
+                f"'{name}' belongs to the beta of OpenAI's realtime protocol, which was withdrawn; "
+                "set the fields of 'session.audio.input' instead",
+                param=f"session.{name}",
+                code="unknown_parameter",
+            )
     if "include" in session:
         yield "include", session["include"], "session.include"
     if "audio" not in session:

@@ -35,6 +35,13 @@ def test_what_is_left_out_stays_and_null_goes_back() -> None:
     assert updated(after(everything), {"audio": {}}, NAMES) == after(everything)
 
 
+def test_a_field_of_the_beta_is_refused_since_audio_would_be_misread_without_it() -> None:
+    with pytest.raises(InvalidRequestError, match=r"session\.audio\.input") as refused:
+        updated(FIRST, {"input_audio_format": "g711_ulaw"}, NAMES)
+    assert refused.value.param == "session.input_audio_format"
+    assert refused.value.code == "unknown_parameter"
+
+
 def test_turn_detection_keeps_the_values_of_its_kind() -> None:
     config = after(
         {"turn_detection": {"type": "server_vad", "threshold": 0.7}},
