@@ -284,7 +284,6 @@ def main() -> None:
     parser.add_argument("--folder", type=Path, help="recordings and RTTM files")
     parser.add_argument("--mixtures", type=int, default=5, help="of each number of voices")
     parser.add_argument("--seconds", type=float, default=90.0, help="of a mixture")
-    parser.add_argument("--out", type=Path, help="JSON file for the result")
     asked = parser.parse_args()
     wanted = SpeakerSettings(model=asked.model, threshold=asked.threshold)
     settings = Settings(speakers=wanted).speaker_network()
@@ -316,7 +315,7 @@ def main() -> None:
     }
     if made:
         facts |= asyncio.run(by_requests(made))
-    print_result("speakers", facts | figures, asked.out)
+    print_result("speakers", facts | figures)
 
 
 if __name__ == "__main__":

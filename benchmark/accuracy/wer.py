@@ -42,13 +42,8 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--model", default="whisper-1", help="[%(default)s]")
     parser.add_argument("--api-key")
     add_clip_flags(parser)
-    parser.add_argument("--limit", type=int, help="only the first recordings")
     parser.add_argument("--language", default="en", help="of the speech; '' lets the server detect")
-    parser.add_argument(
-        "--extra-body", type=json.loads, default={}, help="further form fields, as JSON"
-    )
     parser.add_argument("--max-concurrency", type=int, default=8, help="requests in flight")
-    parser.add_argument("--timeout", type=float, default=600.0, help="seconds of one request")
     parser.add_argument("--save", type=Path, help="keep texts and counts, for --baseline")
     parser.add_argument("--baseline", type=Path, help="a file that --save wrote for these clips")
     parser.add_argument(
@@ -58,8 +53,8 @@ def make_parser() -> argparse.ArgumentParser:
 
 
 async def transcribe(clips: Sequence[Clip], args: argparse.Namespace) -> list[Outcome]:
-    async with Client(args.url, args.api_key, args.timeout) as client:
-        fields = form_fields(args.model, args.language, args.extra_body)
+    async with Client(args.url, args.api_key) as client:
+        fields = form_fields(args.model, args.language)
         uploads = [Upload.of(clip.read(), Path(clip.name).name, fields) for clip in clips]
         return await send_all(client, uploads, args.max_concurrency)
 
@@ -131,7 +126,7 @@ def print_report(report: dict[str, Any], failures: Sequence[tuple[str, Outcome]]
 
 def main(argv: Sequence[str] | None = None) -> int:
     args = make_parser().parse_args(argv)
-    found = clips_of(args, args.limit)
+    found = clips_of(args)
     clips = [clip for clip in found if clip.reference is not None]
     if not clips:
         raise SystemExit("no recording has a reference: nothing to compare with")

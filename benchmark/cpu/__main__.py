@@ -73,15 +73,15 @@ SETTLE_S = 0.5  # other engines' threads spin for a while after their work
 
 
 def word_errors(
-    kinds: Sequence[str], rivals: Sequence[RivalSpec], n: int, cache: Path
+    kinds: Sequence[str], rivals: Sequence[RivalSpec], n: int
 ) -> dict[str, list[WordErrors]]:
     """Of every system on the bundled weights, by its name; empty where n is 0."""
     if not n:
         return {}
-    clips = demo_clips(n, cache)
+    clips = demo_clips(n)
     files = [clip.audio for clip in clips if isinstance(clip.audio, Path)]
     said = [clip.reference or "" for clip in clips]
-    demo = cache / "demo-checkpoint"  # its conversions stand beside it
+    demo = CACHE / "demo-checkpoint"  # its conversions stand beside it
     if not demo.is_dir():
         shutil.copytree(DEMO, demo)
     found: dict[str, list[WordErrors]] = {}
@@ -110,7 +110,7 @@ def compare(
     audio: UniqueFiles,
     args: argparse.Namespace,
 ) -> list[Row]:
-    weights = args.cache / f"{shape}-{args.tokens}-tokens"
+    weights = CACHE / f"{shape}-{args.tokens}-tokens"
     checkpoint = forced_checkpoint(weights, SHAPES[shape], args.tokens)
     warm_up = audio.take(max(IN_FLIGHT))
     with ExitStack() as stack:
@@ -195,7 +195,6 @@ def make_parser() -> argparse.ArgumentParser:
         "--recording", default="short", choices=["short", "medium"], help="5 s or 25 s"
     )
     parser.add_argument("--wer-utterances", type=int, default=100, help="0: no word error rates")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="checkpoints and utterances")
     return parser
 
 
@@ -212,11 +211,11 @@ def main(argv: Sequence[str] | None = None) -> int:
 
     kinds = [kind for kind in KINDS if wanted(f"{OURS} {kind}")]
     rivals = [spec for spec in rival_specs(usable_cores()) if wanted(spec.name)]
-    args.cache.mkdir(parents=True, exist_ok=True)
+    CACHE.mkdir(parents=True, exist_ok=True)
     machine = {**cpu_info(), **versions("torch", "faster-whisper", "ctranslate2", "transformers")}
     console.print(f"{machine['cpu']}, {machine['cores']} cores, {' '.join(machine['flags'])}")
     ceilings = print_ceilings(args.shapes, args.tokens, console)
-    errors = word_errors(kinds, rivals, args.wer_utterances, args.cache)
+    errors = word_errors(kinds, rivals, args.wer_utterances)
     rows: list[dict[str, Any]] = []
     with tempfile.TemporaryDirectory() as folder:
         audio = UniqueFiles(Path(folder), args.recording)

@@ -140,7 +140,7 @@ async def real(url: str, load: Load, seed: int) -> tuple[Seen, int]:
     def upload(number: int, audio_s: float) -> Upload:
         n = min(len(pcm), round(audio_s * SAMPLE_RATE))
         audio = wav_bytes(pcm[:n] + noise[number : number + n])
-        return Upload.of(audio, "audio.wav", form_fields("whisper-1", "en", {}))
+        return Upload.of(audio, "audio.wav", form_fields("whisper-1", "en"))
 
     async def one(client: Client, number: int, at_s: float, audio_s: float) -> None:
         made = upload(number, audio_s)

@@ -16,8 +16,6 @@ Needs `mlcommons-loadgen` (in the `bench` extra). Prints a table, and one line o
 
 from __future__ import annotations
 
-from pathlib import Path
-
 import torch
 
 from benchmark.cpu.systems import FIELDS, UNDOUBTED, by_dtype, our_server
@@ -63,7 +61,6 @@ def main() -> None:
     add("--device", choices=("cpu", "cuda"), default="cpu")
     add("--placement", default="auto", help="of both roles: auto, split or colocated")
     add("--seconds", type=float, default=60.0, help="of each scenario, at least")
-    add("--cache", type=Path, default=CACHE, help="where the random checkpoint is kept")
     args = parser.parse_args()
     try:
         import mlperf_loadgen as loadgen
@@ -71,7 +68,7 @@ def main() -> None:
         raise SystemExit("pip install mlcommons-loadgen: the load is LoadGen's own") from None
 
     shape, cores = SHAPES[args.shape], usable_cores()
-    folder = forced_checkpoint(args.cache / f"mlperf-{args.shape}", shape, TOKENS)
+    folder = forced_checkpoint(CACHE / f"mlperf-{args.shape}", shape, TOKENS)
     ceiling, of = _ceiling(shape, args.device)
     print(f"ceiling of {of}: {ceiling:.3f} windows/s")
     models = by_dtype(args.shape, folder, [args.dtype], args.device)

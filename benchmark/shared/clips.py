@@ -65,22 +65,21 @@ def add_clip_flags(parser: argparse._ActionsContainer) -> None:
     source.add_argument("--hf-dataset", metavar="NAME", help="on the Hub, or a local folder")
     source.add_argument("--demo", type=int, metavar="N", help="that many demo utterances")
     parser.add_argument("--hf-split", default="test", metavar="NAME", help="default: test")
-    parser.add_argument("--cache", type=Path, default=CACHE, help="where demo utterances are kept")
 
 
-def clips_of(args: argparse.Namespace, limit: int | None = None) -> list[Clip]:
-    """What the flags ask for, at most `limit`; the recordings of the package when nothing is."""
+def clips_of(args: argparse.Namespace) -> list[Clip]:
+    """What the flags ask for; the recordings of the package when nothing is."""
     if args.folder:
         found = folder_clips(args.folder)
     elif args.hf_dataset:
-        found = list(dataset_clips(args.hf_dataset, args.hf_split, limit))
+        found = list(dataset_clips(args.hf_dataset, args.hf_split))
     elif args.demo:
-        found = demo_clips(args.demo, args.cache)
+        found = demo_clips(args.demo)
     else:
         found = [Clip(name, sample_path(name), sample_text(name)) for name in SAMPLES]
     if not found:
         raise SystemExit("there is no recording to send")
-    return found[:limit]
+    return found
 
 
 def folder_clips(folder: Path) -> list[Clip]:
@@ -95,7 +94,7 @@ def folder_clips(folder: Path) -> list[Clip]:
     return clips
 
 
-def dataset_clips(name: str, split: str, limit: int | None) -> Iterator[Clip]:
+def dataset_clips(name: str, split: str) -> Iterator[Clip]:
     """The rows of a dataset as they are stored: nothing is decoded or resampled here."""
     try:
         import datasets
@@ -110,20 +109,20 @@ def dataset_clips(name: str, split: str, limit: int | None) -> Iterator[Clip]:
     if texts is None:
         raise SystemExit(f"{name} has none of {', '.join(TEXT_KEYS)}; it has {', '.join(features)}")
     rows = rows.cast_column(column, datasets.Audio(decode=False))
-    for index, row in enumerate(rows if limit is None else rows.take(limit)):
+    for index, row in enumerate(rows):
         audio = row[column]
         data = audio["bytes"] if audio["bytes"] is not None else Path(audio["path"])
         suffix = Path(audio["path"] or "audio.wav").suffix
         yield Clip(f"{index:05}{suffix}", data, str(row[texts]))
 
 
-def demo_clips(n: int, cache: Path) -> list[Clip]:
+def demo_clips(n: int) -> list[Clip]:
     """New utterances for the demo model: made sentences and words in free order by turns.
 
     From a seed that training never used. Kept in a cache folder and made in order: fewer of them
     are the first of more.
     """
-    files = [cache / "demo-utterances" / f"{index:05}.wav" for index in range(n)]
+    files = [CACHE / "demo-utterances" / f"{index:05}.wav" for index in range(n)]
     if not all(file.with_suffix(".txt").is_file() for file in files):
         _make_demo_clips(files)
     return [Clip(file.name, file, file.with_suffix(".txt").read_text()) for file in files]

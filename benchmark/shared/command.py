@@ -6,7 +6,6 @@ import argparse
 import json
 import sys
 from collections.abc import Iterable, Mapping, Sequence
-from pathlib import Path
 from typing import Any
 
 from rich.console import Console
@@ -46,9 +45,6 @@ def _shown(value: Any) -> str:
     return "-" if value is None else f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
-def print_result(benchmark: str, figures: dict[str, Any], file: Path | None = None) -> None:
-    """Print the figures as the last line, one JSON object; and write them into `file`."""
-    result = {"benchmark": benchmark, **figures}
-    if file is not None:
-        file.write_text(json.dumps(result, indent=1) + "\n")
-    print(json.dumps(result))
+def print_result(benchmark: str, figures: dict[str, Any]) -> None:
+    """Print the figures as the last line, one JSON object."""
+    print(json.dumps({"benchmark": benchmark, **figures}))

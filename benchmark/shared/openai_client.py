@@ -41,14 +41,10 @@ class Upload:
         return cls(form.read(), form.headers["Content-Type"])
 
 
-def form_fields(model: str, language: str, extra: Mapping[str, object]) -> dict[str, str]:
+def form_fields(model: str, language: str) -> dict[str, str]:
     """A greedy request's form, as OpenAI's clients write it; no language: the server detects it."""
     fields = {"model": model, "response_format": "json", "temperature": "0"}
-    fields |= {"language": language} if language else {}
-    return fields | {
-        name: str(value).lower() if isinstance(value, bool) else str(value)
-        for name, value in extra.items()
-    }
+    return fields | ({"language": language} if language else {})
 
 
 class Client:
