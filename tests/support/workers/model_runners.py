@@ -17,6 +17,7 @@ from cluster.common.model.device import resolve_dtype
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.settings import Attention
 from decoder_worker.alignment import KnownText
+from decoder_worker.attention.base import AttentionBatch
 from decoder_worker.backends import choose_attention, load_decoders
 from decoder_worker.model_runner import ModelRunner, self_kv_layout
 from decoder_worker.prompts import PromptBuilder
@@ -128,3 +129,12 @@ def _shuffled(pool: PagePool, n: int) -> list[tuple[int, ...]]:
     assert pages is not None
     order = np.random.default_rng(7).permutation(pages).tolist()
     return [tuple(order[i * n_each : (i + 1) * n_each]) for i in range(n)]
+
+
+def rows_of(batch: AttentionBatch, page_tokens: int) -> tuple[torch.Tensor, torch.Tensor]:
+    """Tokens of a forward over `batch`, and the last positions of each entry."""
+    kv = batch.self_kv
+    lengths = (kv.kv_indptr.diff() - 1) * page_tokens + kv.kv_last_page_len
+    spans = zip(lengths.tolist(), kv.qo_indptr.diff().tolist(), strict=True)
+    positions = [place for length, n in spans for place in range(length - n, length)]
+    return torch.arange(len(positions)) + 11, torch.tensor(positions)

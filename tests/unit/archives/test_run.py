@@ -218,6 +218,16 @@ def test_another_format_is_another_transcription(sounds: Path, where: Place) -> 
     assert (where / "3.vtt").read().startswith(b"WEBVTT")
 
 
+def test_sidecars_tell_recordings_of_voices_apart_and_hold_none(where: Place) -> None:
+    kept = []
+    for content in ("UklGRg", "UklGRh"):
+        voices = (f"data:audio/wav;base64,{content}",)
+        settings = Archive(where, fields={"known_speaker_references": voices}).settings
+        assert content not in json.dumps(settings)
+        kept.append(settings)
+    assert kept[0] != kept[1]
+
+
 def test_failures_are_left_alone_unless_they_may_pass(sounds: Path, where: Place) -> None:
     """The cluster's reasons may: such files are tried by the next run."""
 

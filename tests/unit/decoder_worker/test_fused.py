@@ -29,6 +29,7 @@ from decoder_worker.cpu.work_sharing import claim, finish, wait
 from decoder_worker.model import DecoderTensors, TextDecoder, TorchDecoder
 from tests.support.checkpoints import ModelShape, make_checkpoint
 from tests.support.references.hugging_face import assert_close
+from tests.support.workers.model_runners import rows_of
 
 BUILD_S = 200.0
 OWN_PAGE, CROSS_PAGE = 8, 300  # neither is a multiple of what a unit attends to
@@ -101,7 +102,7 @@ class Bench:
 @torch.inference_mode()
 def forward(decoder: TextDecoder, batch: AttentionBatch) -> tuple[Tensor, Tensor]:
     decoder.plan(batch)
-    states = decoder.states(*rows_of(batch))
+    states = decoder.states(*rows_of(batch, OWN_PAGE))
     return states, decoder.logits(states)
 
 
@@ -113,16 +114,6 @@ def bench(checkpoint: Checkpoint, request: pytest.FixtureRequest) -> Bench:
     dtype, _, way = request.param.partition(" ")
     tiles = tile_config() if way else None
     return Bench(checkpoint, dtype, threads=2, int8=False, tiles=tiles, in_blocks=bool(way))
-
-
-def rows_of(batch: AttentionBatch) -> tuple[Tensor, Tensor]:
-    """Tokens, and the last positions of each entry."""
-    kv = batch.self_kv
-    counts, pages = kv.qo_indptr.diff(), kv.kv_indptr.diff()
-    lengths = (pages - 1) * OWN_PAGE + kv.kv_last_page_len
-    spans = zip(lengths.tolist(), counts.tolist(), strict=True)
-    positions = [place for length, n in spans for place in range(length - n, length)]
-    return torch.arange(len(positions)) + 11, torch.tensor(positions)
 
 
 def make_batch(counts: list[int], lengths: list[int], per_window: int = 1) -> AttentionBatch:

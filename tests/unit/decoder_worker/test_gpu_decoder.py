@@ -30,6 +30,7 @@ from decoder_worker.step import DecodeStep, Prompts
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.gpu import fake_flashinfer as fake
 from tests.support.references.hugging_face import assert_close
+from tests.support.workers.model_runners import rows_of
 
 PAGE, FRAMES = 8, 30
 SLOW = ("tiny.en", "base", "small", "medium", "large-v2", "large-v3", "large-v3-turbo", "distil")
@@ -55,18 +56,10 @@ def make_batch(counts: list[int], lengths: list[int]) -> AttentionBatch:
     )
 
 
-def rows_of(batch: AttentionBatch) -> tuple[Tensor, Tensor]:
-    kv = batch.self_kv
-    lengths = (kv.kv_indptr.diff() - 1) * PAGE + kv.kv_last_page_len
-    spans = zip(lengths.tolist(), kv.qo_indptr.diff().tolist(), strict=True)
-    positions = [place for length, n in spans for place in range(length - n, length)]
-    return torch.arange(len(positions)) + 11, torch.tensor(positions)
-
-
 @torch.inference_mode()
 def forward(decoder: TextDecoder, batch: AttentionBatch) -> Tensor:
     decoder.plan(batch)
-    return decoder.states(*rows_of(batch))
+    return decoder.states(*rows_of(batch, PAGE))
 
 
 def make_pools(dims: ModelDims) -> tuple[Tensor, Tensor]:

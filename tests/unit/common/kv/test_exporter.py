@@ -96,21 +96,6 @@ def test_a_dead_thread_shows_and_frees_the_pages() -> None:
     exporter.check_integrity()
 
 
-def test_leases_run_on_the_clock_that_it_is_given() -> None:
-    """No real second passes: a lease of an hour is renewed once, then expires."""
-    now = [0.0]
-    exporter = MemoryExporter(LAYOUT, 2, cluster_key=KEY, lease_s=3600.0, clock=lambda: now[0])
-    handle = publish(exporter, reserve(exporter))
-    now[0] += 3599.0
-    exporter.handle_notifications([b"REN:" + handle.lease.encode()])
-    now[0] += 3599.0
-    assert exporter.n_leases == 1
-    now[0] += 1.0
-    wait_until(lambda: exporter.n_expired == 1)
-    assert exporter.n_leases == 0
-    exporter.close()
-
-
 def test_leases_that_begin_together_end_the_idle_wait(monkeypatch: pytest.MonkeyPatch) -> None:
     """Else releases of a transport that must be polled would be seen when it is over."""
     monkeypatch.setattr(exporter_module, "IDLE_POLL_S", 60.0)

@@ -79,7 +79,7 @@ def test_a_choice_is_what_the_rules_and_argmax_give(
         assert torch.equal(our_table, table)
 
 
-@pytest.mark.parametrize("own", [compiled, of_a_gpu])
+@pytest.mark.parametrize("own", [by_torch, compiled, of_a_gpu])
 @pytest.mark.parametrize("value", [float("nan"), float("inf"), float("-inf")])
 def test_a_row_without_finite_logits_says_so_and_leaves_others_alone(
     tokenizer: WhisperTokenizer, value: float, own: MakeSampler

@@ -83,17 +83,6 @@ def test_logprobs_are_of_the_filtered_logits_at_temperature_1(tokenizer: Whisper
     torch.testing.assert_close(sampled.logprobs[0], expected[0, sampled.tokens[0]])
 
 
-def test_not_a_number_is_reported_in_its_row_only(tokenizer: WhisperTokenizer) -> None:
-    slots = filled(tokenizer, [SlotOptions(True, 0.0, 0, 99)] * 2)
-    logits = torch.randn(2, tokenizer.n_vocab)
-    logits[1] = math.nan
-    sampled = TorchSampler(LogitRules(tokenizer, 50, "cpu"), slots)(
-        logits, slots.rows(torch.arange(2)), None
-    )
-    assert sampled.logprobs[0].isfinite()
-    assert not sampled.logprobs[1].isfinite()
-
-
 def test_best_of_looks_at_the_allowed_tokens_only() -> None:
     logits = torch.tensor([[9.0, 1.0, 2.0, 5.0], [0.0, 3.0, 1.0, math.nan]])
     best = best_of(logits, torch.tensor([1, 2]))
