@@ -84,6 +84,7 @@ class PlayedPools(AnyPool):
         self.decode_fault: Fault = lambda window, nth: None
         self.no_speech: Callable[[int], float] = lambda window: 0.0
         self.breaks_off: Callable[[int, int], bool] = lambda window, nth: False
+        self.breaks_at = 25  # steps of 20 ms
         self.delay_s: Callable[[int], float] = lambda window: 0.0
         self.doubts: Callable[[int], bool] = lambda window: False  # if its context was trimmed
         self.contexts: dict[int, list[int]] = {}
@@ -134,7 +135,7 @@ class PlayedPools(AnyPool):
             raise error
         if self.breaks_off(request.window, nth):
             lost = self.tokenizer.encode(" lost")
-            tokens = (begin, *text, begin + 25, begin + 25, *lost)
+            tokens = (begin, *text, *[begin + self.breaks_at] * 2, *lost)
         else:
             tokens = (begin, *text, begin + 50)
         doubted = request.handle.frames < 1500 and self.doubts(request.window)

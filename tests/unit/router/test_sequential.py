@@ -7,22 +7,13 @@ openai-whisper's in `tests/parity/test_sequential.py`.
 from __future__ import annotations
 
 import asyncio
-from collections.abc import Callable
 from dataclasses import replace
 from pathlib import Path
 
 import pytest
 
 from cluster.common.errors import DeadlineExceededError, OverloadedError
-from cluster.common.messages import (
-    DecodeRequest,
-    DecodeResult,
-    DecodeTimings,
-    EncodeReply,
-    EncodeRequest,
-    EncodeTimings,
-    QualityGates,
-)
+from cluster.common.messages import QualityGates
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.encoder_context import FULL
 from cluster.common.model.text.tokenizer import WhisperTokenizer
@@ -31,51 +22,26 @@ from router.api.params import SequentialOptions, TranscriptionParams
 from router.audio.pool import AudioPool
 from router.interface import RequestContext, TranscriptionResult, Update
 from router.transcriber import RequestTranscriber
-from tests.support.audio.audio_pools import until
 from tests.support.audio.sounds import tone, write_wav
 from tests.support.checkpoints import cached_checkpoint
-from tests.support.requests import AnyPool, handle_of, request_context
+from tests.support.played_pools import PlayedPools
+from tests.support.requests import request_context
 
 pytestmark = pytest.mark.asyncio(loop_scope="module")  # that of the shared `pool`
 
 CHECKPOINT = open_checkpoint(str(cached_checkpoint("micro")))
 TOKENIZER = WhisperTokenizer.from_checkpoint(CHECKPOINT)
-BEGIN = TOKENIZER.special.timestamp_begin
 PARAMS = TranscriptionParams(
     model="demo", language="en", decoding="sequential", gates=QualityGates(), seed=3
 )
 FILE_S = 70.5
 
 
-class PlayedPools(AnyPool):
-    """Both pools: each window says its number over 20 s, and a word that is not finished."""
-
-    def __init__(self) -> None:
-        self.encoded: list[EncodeRequest] = []
-        self.decoded: list[DecodeRequest] = []
-        self.fault: Callable[[DecodeRequest], Exception | None] = lambda request: None
-        self.gate = asyncio.Event()
-        self.gate.set()
-
-    async def encode(self, request: EncodeRequest) -> EncodeReply:
-        self.encoded.append(request)
-        handle = handle_of(request, f"lease-{len(self.encoded)}")
-        return EncodeReply(handle, EncodeTimings(0.0, 0.0, 1))
-
-    async def decode(self, request: DecodeRequest) -> DecodeResult:
-        self.decoded.append(request)
-        await self.gate.wait()
-        if error := self.fault(request):
-            raise error
-        text = TOKENIZER.encode(f" word{request.window}")
-        tokens = (BEGIN, *text, BEGIN + 1000, BEGIN + 1000, *TOKENIZER.encode(" unfin"))
-        if request.options.detect_only:
-            tokens = ()
-        return DecodeResult(
-            request.request_id, request.window, tokens, (-0.5,) * len(tokens), -0.5, 0.0,
-            request.options.language or "de", 0.0, "stop",
-            DecodeTimings(0.0, 0.0, 1, "memory", 0.0, 0.0, 1),
-        )  # fmt: skip
+def played_pools() -> PlayedPools:
+    """Each window says its number over 20 s, and a word that is not finished."""
+    pools = PlayedPools(TOKENIZER)
+    pools.breaks_off, pools.breaks_at = lambda *_: True, 1000
+    return pools
 
 
 @pytest.fixture(scope="module")
@@ -115,7 +81,7 @@ async def test_what_is_told_joins_to_the_transcript_and_progress_ends_at_the_end
     context.on_update = updates.append
     context.on_progress = lambda done_s, known_s: progress.append((done_s, known_s))
     params = replace(PARAMS, logprobs=True)
-    result = await transcribe(pool, PlayedPools(), file, params, context)
+    result = await transcribe(pool, played_pools(), file, params, context)
     transcript = result.transcript
     assert transcript.text == "word0 word1 word2 word3"
     assert [(s.start, s.end) for s in transcript.segments] == [
@@ -135,7 +101,7 @@ async def test_what_is_told_joins_to_the_transcript_and_progress_ends_at_the_end
 async def test_an_unknown_language_is_asked_once_for_the_whole_file(
     pool: AudioPool, file: Path
 ) -> None:
-    pools = PlayedPools()
+    pools = played_pools()
     params = replace(PARAMS, language=None, words=True, beam_size=4)
     result = await transcribe(pool, pools, file, params)
     asked, first = pools.decoded[:2]
@@ -147,7 +113,7 @@ async def test_an_unknown_language_is_asked_once_for_the_whole_file(
 
 
 async def test_a_file_outside_of_all_clips_has_no_text(pool: AudioPool, file: Path) -> None:
-    pools = PlayedPools()
+    pools = played_pools()
     sequential = SequentialOptions(clip_timestamps=(100.0, 120.0))
     result = await transcribe(pool, pools, file, replace(PARAMS, sequential=sequential))
     assert pools.decoded == []
@@ -167,13 +133,13 @@ async def test_audio_that_does_not_fit_is_refused_before_it_is_decoded(
 
     context = RequestContext("r", Full(), 60.0)
     with pytest.raises(OverloadedError, match=r"70\.5 s"):
-        await transcribe(pool, PlayedPools(), file, context=context)
+        await transcribe(pool, played_pools(), file, context=context)
     assert pool._workers[0].streams == {}
 
 
 async def test_the_deadline_ends_it(pool: AudioPool, file: Path) -> None:
-    pools = PlayedPools()
-    pools.fault = lambda request: OverloadedError("full")
+    pools = played_pools()
+    pools.decode_fault = lambda *_: OverloadedError("full")
     with pytest.raises(DeadlineExceededError):
         await transcribe(pool, pools, file, context=request_context(seconds=1.5))
 
@@ -181,10 +147,10 @@ async def test_the_deadline_ends_it(pool: AudioPool, file: Path) -> None:
 async def test_a_client_that_leaves_ends_it_between_two_windows(
     pool: AudioPool, file: Path
 ) -> None:
-    pools = PlayedPools()
-    pools.gate.clear()
+    pools = played_pools()
+    pools.delay_s = lambda _: 60.0
     task = asyncio.create_task(transcribe(pool, pools, file))
-    await until(lambda: bool(pools.decoded))
+    await pools.started.wait()
     task.cancel()
     with pytest.raises(asyncio.CancelledError):
         await task
