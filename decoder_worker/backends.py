@@ -119,12 +119,9 @@ def choose_attention(
     return torch_attention(self_pool, cross_pool)
 
 
-def torch_attention(
-    self_pool: Tensor, cross_pool: Tensor, *, bucketed: bool = False, packed: bool = False
-) -> Attentions:
-    """bucketed: with backends for fixed sizes too, as on a GPU. packed: as in `TorchAttention`."""
-    make = partial(TorchAttention, self_pool, cross_pool, packed=packed)
-    return Attentions(make(), (lambda n_rows, n_tokens, n_sharing=1: make()) if bucketed else None)
+def torch_attention(self_pool: Tensor, cross_pool: Tensor, *, packed: bool = False) -> Attentions:
+    """packed: as in `TorchAttention`."""
+    return Attentions(TorchAttention(self_pool, cross_pool, packed=packed))
 
 
 def load_decoders(

@@ -5,7 +5,7 @@ from __future__ import annotations
 import time
 from collections.abc import Callable, Iterator, Sequence
 from contextlib import contextmanager
-from dataclasses import dataclass
+from dataclasses import dataclass, replace
 from itertools import takewhile
 from pathlib import Path
 from typing import Any
@@ -26,6 +26,7 @@ from cluster.common.messages import (
 )
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.common.settings import DecoderSettings
+from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.backends import Attentions, choose_attention, torch_attention
 from decoder_worker.build import steps_ahead
 from decoder_worker.engine import DecoderEngine
@@ -175,6 +176,15 @@ def write_window(pool: torch.Tensor, pages: tuple[int, ...], kv: torch.Tensor) -
         pool[page, :, :, : len(part)] = part.permute(1, 2, 0, 3, 4)
 
 
+def bucketed_attention(own: torch.Tensor, cross: torch.Tensor, *, packed: bool) -> Attentions:
+    """By torch, at fixed sizes too, as a GPU has it."""
+
+    def fixed(n_rows: int, n_tokens: int, n_sharing: int = 1) -> TorchAttention:
+        return TorchAttention(own, cross, packed=packed)
+
+    return replace(torch_attention(own, cross, packed=packed), fixed=fixed)
+
+
 @contextmanager
 def make_stand(
     folder: Path,
@@ -204,7 +214,8 @@ def make_stand(
     ) -> Any:
         if attention is not None:
             return attention(own, cross)
-        return torch_attention(own, cross, bucketed=bucketed, packed=packed)
+        make = bucketed_attention if bucketed else torch_attention
+        return make(own, cross, packed=packed)
 
     chosen = DecoderSettings(
         **{"max_batch": 4, "kv_windows": 4, "threads": 1, "dtype": "float32", **settings}

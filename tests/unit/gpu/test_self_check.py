@@ -37,7 +37,6 @@ from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.layers import Linear
 from cluster.common.model.layers import as_it_is as as_loaded
 from cluster.serve import in_process
-from decoder_worker import backends
 from decoder_worker.attention import operators as attention
 from decoder_worker.attention.torch_backend import TorchAttention
 from decoder_worker.backends import Attentions, Decoders, choose_sampler, fastest
@@ -57,6 +56,7 @@ from encoder_worker.model import AudioEncoder
 from tests.support.checkpoints import cached_checkpoint
 from tests.support.gpu import fake_flashinfer as fake
 from tests.support.workers import model_runners
+from tests.support.workers.decoder_engines import bucketed_attention
 from tests.support.workers.model_runners import RunnerBench
 from tests.support.workers.slot_states import make_tokenizer
 
@@ -256,7 +256,7 @@ def refused(body: Callable[[], None]) -> Callable[[], None]:
 
 
 def bucketed(setting: str, own: Tensor, cross: Tensor, threads: int, *, packed: bool) -> Attentions:
-    return backends.torch_attention(own, cross, bucketed=True, packed=packed)
+    return bucketed_attention(own, cross, packed=packed)
 
 
 @pytest.mark.parametrize("capture", [as_it_is, stale, refused])

@@ -6,9 +6,9 @@ the CPU that computes the same by torch, which the other is tested against, and 
 shapes only. What checks graphs and streams without a GPU (`tests/support/gpu`) goes by that. A call
 costs about 3 microseconds more (`torch.library.custom_op`: 18), and nothing in a replayed graph.
 
-Each Triton kernel stands in a module of its own, `..._kernel.py`, whose `launch` has the operator's
-arguments; beside it stands the module that defines the operator. An operator writes where it is
-told, allocates nothing, and asks the host for nothing.
+Triton's kernels stand in modules of their own, each with a `launch_...` that has the operator's
+arguments; the module that defines the operator does not import Triton. An operator writes where it
+is told, allocates nothing, and asks the host for nothing.
 """
 
 from __future__ import annotations
@@ -90,8 +90,8 @@ def loads_triton() -> bool:
     return True
 
 
-def launcher(module: str, name: str = "launch") -> Callable[..., None]:
-    """A kernel's `launch`, whose module is imported by its first call: it needs Triton."""
+def launcher(module: str, name: str) -> Callable[..., None]:
+    """A kernel's `launch_...`, whose module is imported by its first call: it needs Triton."""
 
     @cache
     def load() -> Callable[..., None]:
