@@ -244,13 +244,6 @@ def plain_head(weight: Tensor, *, int8: bool, tiles: Any = None) -> Head:
     return Head(array if tiles is None else in_blocks(array), scale, tiles)
 
 
-def empty_head(n_vocab: int, d: int, dtype: Any, tiles: Any) -> Head:
-    """A head of zeros as `plain_head` gives it for a dtype, to compile for."""
-    weight = np.zeros((n_vocab, d), dtype)
-    scale = np.zeros(n_vocab, np.float32)
-    return Head(weight if tiles is None else in_blocks(weight), scale, tiles)
-
-
 def _stack(linears: list[Linear], int8: bool, blocks: bool) -> Products:
     arrays, scales = zip(*(_plain(linear.weight, int8) for linear in linears), strict=True)
     if blocks:

@@ -11,6 +11,7 @@ from dataclasses import dataclass
 from typing import Any
 
 import numpy as np
+import torch
 from numba import njit, types
 from numba.extending import overload
 
@@ -27,10 +28,10 @@ from decoder_worker.cpu.arrays import (
     Kinds,
     Layers,
     Products,
-    empty_head,
     in_blocks,
     new_memory,
     new_run,
+    plain_head,
     step_units,
 )
 from decoder_worker.cpu.attention_kernels import cut, empty_pages
@@ -217,7 +218,8 @@ def build(kinds: Kinds) -> DecoderKernels:
     layers = Layers(products(3 * d, d), square, square, square, wide, narrow, norms, tiles)
     memory, units = new_memory(1, 1, 1, d, n_mlp), np.ones(N_PHASES, np.int64)
     memory.x[:] = 0
-    vocabulary = empty_head(n_vocab, d, kinds.head, kinds.head_tiles)
+    in_int8, head_tiles = kinds.head is np.int8, kinds.head_tiles
+    vocabulary = plain_head(torch.zeros(n_vocab, d), int8=in_int8, tiles=head_tiles)
     embedding = Embedding(np.zeros((n_vocab, d), kinds.own), np.zeros((2, d), kinds.own))
     plain, no_ids = np.zeros(n_vocab, np.float32), np.zeros(0, np.int64)
     eot = n_vocab // 2
