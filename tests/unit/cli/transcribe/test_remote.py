@@ -103,14 +103,14 @@ def test_a_servers_answer_is_written_as_a_transcript_of_this_process(
 
 
 def test_without_a_name_it_is_told_of_the_model_that_answers(
-    transcriber: FakeTranscriber, tmp_path: Path, audio: Path, command_line: CommandLine
+    transcriber: FakeTranscriber, audio: Path, command_line: CommandLine
 ) -> None:
     """Which another than the first one may be."""
     models = [
         ServedModel(("a",), LANGUAGES, FakeTranscriber(), description="A toy."),
         ServedModel(("b",), LANGUAGES, transcriber, ("whisper-1",), description="A real one."),
     ]
-    app = create_app(ModelRegistry(models), make_settings(), spool_dir=tmp_path)
+    app = create_app(ModelRegistry(models), make_settings())
     with running_server(app) as url:
         result = command_line(audio, "--server", url, "-o", audio.parent)
     assert transcriber.uploads
