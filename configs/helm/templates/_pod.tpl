@@ -31,7 +31,6 @@ capabilities: {drop: [ALL]}
 {{- define "splitscribe.env" -}}
 - {name: HF_HOME, value: /models}
 - {name: TRITON_HOME, value: /home/ray/.cache}
-- {name: SPLITSCRIBE_KV_NETWORK, value: {{ .Values.kvNetwork | quote }}}
 {{- if .Values.existingSecret }}
 - name: HF_TOKEN
   valueFrom: {secretKeyRef: {name: {{ .Values.existingSecret }}, key: hf-token, optional: true}}

@@ -102,6 +102,16 @@ def test_pods_of_a_cluster_may_be_evicted() -> None:
 
 
 @pytest.mark.parametrize("name", MANIFESTS)
+def test_a_pod_s_variables_are_settings_that_there_are(name: str) -> None:
+    """Else nothing starts in it."""
+    for pod in pods(name).values():
+        named = (
+            one for one in pod["containers"][0]["env"] if one["name"].startswith("SPLITSCRIBE")
+        )
+        load_settings(environ={one["name"]: one["value"] for one in named})
+
+
+@pytest.mark.parametrize("name", MANIFESTS)
 def test_a_pod_has_no_privileges_and_may_write_where_it_must(name: str) -> None:
     for pod in pods(name).values():
         assert pod["enableServiceLinks"] is False
