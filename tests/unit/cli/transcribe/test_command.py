@@ -142,9 +142,9 @@ def test_behind_two_dashes_nothing_is_a_flag(job_of: MakeJob) -> None:
 @pytest.mark.parametrize(
     ("line", "says"),
     [
-        ("--condition_on_previous_text True", "add --decoding sequential"),
-        ("--clip_timestamps 0,10", "add --decoding sequential"),
-        ("--hallucination_silence_threshold 2", "add --decoding sequential"),
+        ("--condition_on_previous_text True", "needs --decoding sequential"),
+        ("--clip_timestamps 0,10", "needs --decoding sequential"),
+        ("--hallucination_silence_threshold 2", "needs --decoding sequential"),
         ("--decoding sequential --clip_timestamps 10,5", "must not decrease"),
         ("--max_line_width 40", "--max-line-width needs --word-timestamps"),
         ("--word_timestamps --max_line_count 2", "needs --max-line-width"),
@@ -161,9 +161,9 @@ def test_behind_two_dashes_nothing_is_a_flag(job_of: MakeJob) -> None:
         ("--language klingon", "klingon"),
         ("--suppress_tokens 3,4", "always -1"),
         ("--append_punctuations .", "--append-punctuations is always"),
-        ("--server http://x --model_dir models", "its own settings"),
-        ("--server http://x --device cuda", "its own settings"),
-        ("--server http://x --fp16 False", "its own settings"),
+        ("--server http://x --model_dir models", "have no effect with --server"),
+        ("--server http://x --device cuda", "have no effect with --server"),
+        ("--server http://x --fp16 False", "have no effect with --server"),
         ("--server http://x --task translate --word_timestamps", "without words"),
     ],
 )
