@@ -25,7 +25,7 @@ from pathlib import Path
 from tests.chaos.campaign import Outcome, run_faults, table
 from tests.chaos.faults import kept_faults, random_pairs, single_faults
 from tests.chaos.host_faults import host_faults
-from tests.chaos.load import CLIPS, TIGHT, steady_load
+from tests.chaos.load import TIGHT, steady_load
 from tests.chaos.several_hosts import several_hosts
 from tests.chaos.soak import MAX_GROWTH, live_soak, soak
 from tests.chaos.target import local_target
@@ -40,20 +40,12 @@ def make_parser() -> argparse.ArgumentParser:
     parser.add_argument("--pairs", type=int, default=0, help="random pairs after the single ones")
     parser.add_argument("--seed", type=int, default=0)
     parser.add_argument("--rate", type=float, default=2.0, help="requests/s")
-    parser.add_argument("--clips", nargs="+", default=CLIPS, help="in turn; 'long*4': four times")
-    parser.add_argument("--routers", type=int, default=2)
-    parser.add_argument("--listener", choices=("router", "serve"), default="router")
     parser.add_argument("--hosts", action="store_true", help="four hosts in network namespaces")
     parser.add_argument("--kept", action="store_true", help="small export pools, repeated audio")
     parser.add_argument("--folder", type=Path, help="of --hosts: where their files stay")
     parser.add_argument("--soak", type=float, metavar="SECONDS")
     parser.add_argument("--live-soak", type=float, metavar="SECONDS")
-    parser.add_argument("--json", type=Path, help="write the report there, too")
     return parser
-
-
-def report_of(outcomes: Sequence[Outcome]) -> str:
-    return json.dumps({"chaos": [asdict(one) for one in outcomes]})
 
 
 def main(argv: Sequence[str] | None = None) -> int:
@@ -73,21 +65,18 @@ def main(argv: Sequence[str] | None = None) -> int:
     if args.faults is not None:
         faults = [one for one in faults if one.name in args.faults]
     faults += random_pairs(args.pairs, args.seed)
-    outcomes = []
-    settings = {"SPLITSCRIBE_ROUTER__LISTENER": args.listener, **(TIGHT if args.kept else {})}
+    outcomes: list[Outcome] = []
     with (
         several_hosts(args.folder)
         if args.hosts
-        else local_target(routers=args.routers, env=settings) as target,
-        steady_load(target.url, args.rate, kept=args.kept, clips=args.clips) as load,
+        else local_target(env=TIGHT if args.kept else None) as target,
+        steady_load(target.url, args.rate, kept=args.kept) as load,
     ):
         for outcome in run_faults(faults, target, load):
             outcomes.append(outcome)
             print(table([outcome]), flush=True)
-            if args.json:
-                args.json.write_text(report_of(outcomes))
     print(table(outcomes))
-    print(report_of(outcomes))
+    print(json.dumps({"chaos": [asdict(one) for one in outcomes]}))
     is_good = all(one.is_good and (not args.kept or one.hits * one.evicted) for one in outcomes)
     return 0 if is_good else 1
 

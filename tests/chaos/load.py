@@ -185,7 +185,7 @@ def upload_of(sent: Sent) -> bytes:
     return lengthened(sent.clip, sent.number % N_VARIANTS if sent.number % 2 else 0)
 
 
-def reference_texts(url: str, clips: Sequence[str] = CLIPS) -> dict[str, str]:
+def reference_texts(url: str) -> dict[str, str]:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
         return {
             clip: client.audio.transcriptions.create(
@@ -194,7 +194,7 @@ def reference_texts(url: str, clips: Sequence[str] = CLIPS) -> dict[str, str]:
                 language="en",
                 temperature=0.0,
             ).text
-            for clip in dict.fromkeys(clips)
+            for clip in dict.fromkeys(CLIPS)
         }
 
 
@@ -261,11 +261,11 @@ def kept_load(url: str, texts: Mapping[str, str], rate: float) -> Load:
     return Load(url, texts, rate, turns, audio_of)
 
 
-def steady_load(url: str, rate: float, *, kept: bool = False, clips: Sequence[str] = CLIPS) -> Load:
-    """Not begun yet. clips: by the names that `lengthened` takes; not of kept audio."""
+def steady_load(url: str, rate: float, *, kept: bool = False) -> Load:
+    """Not begun yet."""
     if kept:
         return kept_load(url, texts_alone(url), rate)
-    return Load(url, reference_texts(url, clips), rate, clips)
+    return Load(url, reference_texts(url), rate)
 
 
 def _wav(pcm: bytes, n_samples: int = 0) -> bytes:

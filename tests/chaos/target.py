@@ -166,7 +166,7 @@ class Target:
 
 @contextmanager
 def local_target(
-    folder: Path | None = None, *, routers: int = 2, env: Mapping[str, str] | None = None
+    folder: Path | None = None, *, env: Mapping[str, str] | None = None
 ) -> Iterator[Target]:
     """In float32, with one spare of each role. With root its uploads lie on a disk of SPOOL_MB."""
     with ExitStack() as stack:
@@ -178,7 +178,7 @@ def local_target(
         if on_own_disk:
             stack.callback(subprocess.run, ["umount", "--lazy", spool], check=False)
         settings = {
-            "SPLITSCRIBE_ROUTER__REPLICAS": str(routers),
+            "SPLITSCRIBE_ROUTER__REPLICAS": "2",
             "SPLITSCRIBE_ROUTER__AUDIO_WORKERS": str(AUDIO_WORKERS),
             "TMPDIR": str(spool),
             "RAY_TMPDIR": "/tmp",  # its sockets' paths must be short, and its disk is another
@@ -192,7 +192,7 @@ def local_target(
         target = Target(
             server.url,
             lambda: [root],
-            {"router": routers, "encoder": 2, "decoder": 2},
+            {"router": 2, "encoder": 2, "decoder": 2},
             spool,
             SPOOL_MB * 2**20 if on_own_disk else 0,
         )

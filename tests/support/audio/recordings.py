@@ -2,10 +2,7 @@
 
 from __future__ import annotations
 
-from functools import cache
-
 import numpy as np
-from numpy.typing import NDArray
 
 from benchmark.shared.speech.wav import wav_bytes
 from tests.support.audio.speech import pcm_of
@@ -13,15 +10,9 @@ from tests.support.audio.speech import pcm_of
 
 def lengthened(name: str, n_samples: int) -> bytes:
     """As a WAV, with samples of silence behind: other audio of the same features."""
-    return wav_bytes(np.append(_pcm(name), np.zeros(n_samples, np.int16)))
+    return wav_bytes(np.append(pcm_of(name), np.zeros(n_samples, np.int16)))
 
 
 def delayed(name: str, n_samples: int) -> bytes:
     """A recording as a WAV with so many samples of silence before it: every window is new."""
-    return wav_bytes(np.append(np.zeros(n_samples, np.int16), _pcm(name)))
-
-
-@cache
-def _pcm(name: str) -> NDArray[np.int16]:
-    name, _, times = name.partition("*")
-    return np.tile(pcm_of(name), int(times or 1))
+    return wav_bytes(np.append(np.zeros(n_samples, np.int16), pcm_of(name)))
