@@ -120,14 +120,6 @@ def test_no_language_is_found_that_the_checkpoint_does_not_list(tmp_path: Path) 
         assert {result.language for result in stand.decode_all(asked)} == {"de"}
 
 
-def test_a_language_that_the_model_lacks_is_refused_among_others(stand: Stand) -> None:
-    request = stand.request(language=None, languages=("en", "xx"))
-    with pytest.raises(UnsupportedValueError, match="xx"):
-        stand.engine.submit(request)
-    stand.importer.accept(request.handle)
-    stand.importer.drop(request.handle)
-
-
 def test_words_are_aligned_for_the_attempt_that_stands(stand: Stand) -> None:
     """Beside sequences that want none, whatever their attempts; of what makes up segments."""
     special = WhisperTokenizer.from_checkpoint(stand.checkpoint).special

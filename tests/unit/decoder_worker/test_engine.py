@@ -102,7 +102,10 @@ def test_results_say_where_the_time_went(stand: Stand) -> None:
     assert stats.transfer_bytes == timings.transfer_bytes
 
 
-@pytest.mark.parametrize("options", [{"language": "xx"}, {"prompt_tokens": (10**6,)}])
+@pytest.mark.parametrize(
+    "options",
+    [{"language": "xx"}, {"language": None, "languages": ("xx",)}, {"prompt_tokens": (10**6,)}],
+)
 def test_what_the_model_cannot_do_is_refused_at_once(stand: Stand, options: dict[str, Any]) -> None:
     request = stand.request(0, **options)
     with pytest.raises(UnsupportedValueError):

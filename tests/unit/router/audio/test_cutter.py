@@ -157,11 +157,6 @@ def test_long_silence_ends_a_half_full_window_and_very_long_silence_any() -> Non
     assert all(w.n_samples < 7 * SAMPLE_RATE for w in apart), "silence is left out"
 
 
-def test_nothing_gives_nothing() -> None:
-    assert cut(silence(0.0), LoudnessDetector()) == []
-    assert cut(silence(70.0), LoudnessDetector()) == []
-
-
 def test_the_first_window_leaves_before_the_rest_is_there() -> None:
     cutter = WindowCutter(LoudnessDetector())  # type: ignore[arg-type]
     pcm = make_pcm([(True, round(120 / FRAME_S))])
