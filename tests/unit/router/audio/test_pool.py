@@ -355,7 +355,7 @@ async def test_a_client_whose_uploads_end_workers_is_refused_for_a_while(
             if not waits:
                 os.kill(pid, signal.SIGKILL)
         await until(lambda: pid not in pids(pool))
-        with pytest.raises(RateLimitError, match="ended while they had audio") as refused:
+        with pytest.raises(RateLimitError, match="ended while they decoded audio") as refused:
             await read(pool, clip, client=b"bad")
         assert 0 < refused.value.retry_after_s <= ENDED_S
         for other in (b"good", b""):

@@ -219,7 +219,9 @@ async def test_references_have_limits_of_their_own(tmp_path: Path) -> None:
     error = await refusal(body_of((part, bytes(MAX_REFERENCE_BYTES + 1))), tmp_path)
     assert error.param == f"{REFERENCES}[]"
     many = body_of(*5 * [(part, b"x" * MAX_REFERENCE_BYTES)], (FILE_NAME, b"a"))
-    with pytest.raises(PayloadTooLargeError, match=f"{MAX_REFERENCES_BYTES} bytes of those"):
+    with pytest.raises(
+        PayloadTooLargeError, match=f"{MAX_REFERENCES_BYTES} bytes of .known_speaker_references"
+    ):
         await read(Channel(many), tmp_path)
 
 
