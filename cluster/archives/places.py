@@ -17,6 +17,7 @@ from dataclasses import dataclass
 from functools import lru_cache
 from pathlib import Path
 from typing import Any, Literal
+from urllib.parse import unquote
 
 from cluster.common.errors import InvalidRequestError
 
@@ -54,6 +55,8 @@ class Place:
 
     @classmethod
     def of(cls, name: str) -> Place:
+        if name.startswith("file:///"):  # by which outputs, too, are locked and written whole
+            name = unquote(name.removeprefix("file://"))
         if not is_url(name):
             path = str(Path(os.path.expanduser(name)).absolute())
             return cls(path, path)

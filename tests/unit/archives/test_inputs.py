@@ -91,13 +91,11 @@ def test_globs_mean_the_same_everywhere(folder: Path, root: str) -> None:
     assert found("in/[a-c].mp3") == ["/in/b.mp3"]
 
 
-def test_a_file_url_is_read_as_other_urls_are(folder: Path) -> None:
+def test_a_file_url_is_a_path(folder: Path) -> None:
     (folder / "with space.mp3").write_bytes(b"x")
-    (item,) = listed([f"file://{folder}/with space.mp3"])
-    assert (item.relative, item.size, heard(item)) == ("with space.mp3", 1, b"x")
-    assert named(listed([f"file://{folder}"])) == [
-        "a.mp3", "c.flac", "deep/er/b.WAV", "with space.mp3",
-    ]  # fmt: skip
+    for url in (f"file://{folder}/with space.mp3", f"file://{folder}/with%20space.mp3"):
+        assert [item.path for item in listed([url])] == [str(folder / "with space.mp3")]
+    assert Place.of(f"file://{folder}").is_local
 
 
 def test_a_copy_of_an_object_has_no_name_that_a_killed_run_would_leave(
