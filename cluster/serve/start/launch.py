@@ -101,6 +101,7 @@ def running_cluster(
 
 
 def _leave(folder: str) -> None:
+    threading.excepthook = lambda _: None  # Ray's threads lose whom they listen to
     kill_children(psutil.Process())
     rmtree(folder, ignore_errors=True)
 
