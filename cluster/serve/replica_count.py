@@ -78,6 +78,7 @@ class _Pool:
     queue: deque[tuple[float, float]] = field(default_factory=deque)  # time, encoder seconds
     active_s: float = 0.0  # when there was something to do, last
     asked_s: float = 0.0
+    n_passed_by: int = 0  # decisions for the other pool since the last one for this
 
 
 class Balancer:
@@ -92,6 +93,7 @@ class Balancer:
             pool = self._pools[role] = _Pool(rules)
             pool.active_s = now_s if view.target else -math.inf  # as it was, asleep or not
         pool.asked_s = now_s
+        self._note_wake(pool, now_s)
         if _is_active(everything := view.with_bulk()):
             pool.active_s = now_s
         pool.view = everything if rules.for_bulk else view
@@ -102,6 +104,17 @@ class Balancer:
         while len(pool.wanted) > 1 and now_s - pool.wanted[1][0] >= longest_s:
             pool.wanted.popleft()
         return self._settled(pool, now_s)
+
+    def _note_wake(self, asked: _Pool, now_s: float) -> None:
+        """Serve itself starts a worker for the first calls to a pool without any, and does not ask
+        for that pool until the worker runs. The others are not to begin only then.
+        """
+        asked.n_passed_by = 0
+        for other in self._pools.values():
+            if other is not asked:
+                other.n_passed_by += 1
+                if other.view.target == 0 and other.n_passed_by > 1:
+                    asked.active_s = other.active_s = now_s
 
     def _settled(self, pool: _Pool, now_s: float) -> Decision:
         rules, target = pool.rules, pool.view.target

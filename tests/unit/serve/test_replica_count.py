@@ -170,6 +170,23 @@ def test_pools_sleep_together_and_wake_together() -> None:
     assert {role: model.pools[role].target for role in BOTH} == {"encoder": 0, "decoder": 0}
 
 
+@pytest.mark.parametrize(("woken", "other"), [BOTH, BOTH[::-1]])
+def test_what_serve_wakes_by_itself_wakes_the_other_pool(woken: Role, other: Role) -> None:
+    """Serve asks no policy about a pool without a worker that has calls (autoscaling_policy.py,
+    `_get_cold_start_scale_up_replicas`), until its first worker runs, which may load for minutes.
+    """
+    balancer = Balancer()
+    rules = ScalingRules(min_workers=0, max_workers=8, to_zero_delay_s=5.0)
+    for second in (0.0, 0.5):
+        for role in BOTH:
+            assert balancer.decide(role, rules, PoolView(0), second).workers == 0
+    targets = [balancer.decide(other, rules, PoolView(0), 1.0 + i / 2).workers for i in range(3)]
+    assert targets[1:] == [1, 1]
+    for second in range(2, 50):
+        assert balancer.decide(other, rules, PoolView(1), float(second)).workers == 1
+    assert balancer.decide(woken, rules, PoolView(1), 50.0).workers == 1, "it has its first calls"
+
+
 def test_a_pool_that_may_not_sleep_keeps_its_least() -> None:
     model = make_model(min_workers=2, to_zero_delay_s=1.0)
     model.run([0.0] * 1000)
