@@ -177,7 +177,7 @@ _TEXTS: Schema = {
     },
 }
 _EVENTS: Schema = {
-    "schema": {"type": "string"},
+    "schema": {},  # of one event: a string to some readers, an object to others
     "example": 'data: {"type":"transcript.text.delta","delta":"What was said."}\n\n'
     'data: {"type":"transcript.text.done","text":"What was said.",'
     '"usage":{"type":"tokens","input_tokens":75,"output_tokens":7,"total_tokens":82,'
