@@ -124,7 +124,7 @@ def test_a_setup_that_fails_is_told_with_what_to_do(launched: Launched) -> None:
     assert bad.returncode == 1
     assert "No module named no_such_module" in bad.stderr
     assert "`ray up` failed; its last lines say why" in bad.stderr.splitlines()[-1]
-    assert "its head may have this file already" in bad.stderr.splitlines()[-1]
+    assert "its head may already set up the other nodes" in bad.stderr.splitlines()[-1]
 
 
 def test_down_leaves_nothing(launched: Launched) -> None:
