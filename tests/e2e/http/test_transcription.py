@@ -89,12 +89,15 @@ async def test_the_long_recording_has_the_text_of_its_parts(server: Server) -> N
 async def test_a_client_that_hangs_up_frees_everything(server: Server) -> None:
     client = server.async_client(max_retries=0)
 
-    async def hang_up(after_s: float) -> None:
+    async def hung_up(after_s: float) -> bool:
         call = client.audio.transcriptions.create(model="whisper-1", file=sample_path("long"))
-        with pytest.raises((TimeoutError, asyncio.CancelledError)):
+        try:
             await asyncio.wait_for(call, after_s)
+        except (TimeoutError, asyncio.CancelledError):
+            return True
+        return False  # a machine that is quick has answered
 
-    await asyncio.gather(*(hang_up(0.05 * n) for n in range(1, 9)))
+    assert any(await asyncio.gather(*(hung_up(0.05 * n) for n in range(1, 9))))
     await asyncio.to_thread(wait_until, server.is_idle, 15.0, "every page free again")
 
 
