@@ -23,6 +23,7 @@ from router.api.batch_bodies import (
     UploadFields,
     expiry_s,
 )
+from router.batches import uploads
 from router.batches.blobs import ABANDONED_S, FOLDERS, Blobs
 from router.batches.database import FILE_NAME, Database, check_local
 from router.batches.hosts import HostRules, Resolve, resolve
@@ -107,7 +108,7 @@ class BatchService:
 
     async def abort_upload(self, upload_id: str) -> None:
         await asyncio.to_thread(self._owned.blobs.abort, upload_id)
-        await self._call(self._store.release, upload_id)
+        await self._call(uploads.release, self._store, upload_id)
 
     async def file(self, owner: str, file_id: str) -> FileObject:
         return await self._call(self._store.file, owner, file_id)
@@ -157,7 +158,7 @@ class BatchService:
 
     async def _reserve(self, owner: str, upload_id: str, n_bytes: int) -> None:
         if most_bytes := self._owned.settings.quota_bytes:
-            await self._call(self._store.reserve, owner, upload_id, n_bytes, most_bytes)
+            await self._call(uploads.reserve, self._store, owner, upload_id, n_bytes, most_bytes)
 
     def _shown(self, batch: Batch) -> Batch:
         """With why it waits, where it does."""
@@ -187,7 +188,7 @@ class BatchService:
         await asyncio.to_thread(blobs.remove, deleted)
         await self._call(store.forget_files, deleted)
         await asyncio.to_thread(blobs.sweep)
-        await self._call(store.forget_uploads, ABANDONED_S)
+        await self._call(uploads.forget_abandoned, store, ABANDONED_S)
         await self._call(self._owned.queue.forget_usage)
         if retention_s := self._owned.settings.retention_s:
             await self._call(store.forget_batches, retention_s)

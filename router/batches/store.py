@@ -19,13 +19,7 @@ from contextlib import contextmanager
 from dataclasses import dataclass
 from typing import Any, Literal, TypeVar
 
-from cluster.common.errors import (
-    ConflictError,
-    InsufficientStorageError,
-    InvalidRequestError,
-    NotFoundError,
-    RateLimitError,
-)
+from cluster.common.errors import ConflictError, InvalidRequestError, NotFoundError, RateLimitError
 from router.api.batch_bodies import (
     Batch,
     BatchError,
@@ -94,45 +88,10 @@ class Store:
 
     # ------------------------------------------------------------------------------- files
 
-    def reserve(self, owner: str, upload_id: str, n_bytes: int, most_bytes: int) -> None:
-        """Let an upload have so many bytes, if it has not yet: it counts until it is a file or is
-        released. most_bytes: of a key's files and uploads. Raises InsufficientStorageError.
-        """
-        reserved = self._first("SELECT bytes FROM uploads WHERE id = ?", upload_id)
-        if reserved is None or n_bytes > reserved:
-            used = self._first(
-                "SELECT (SELECT total(bytes) FROM files"
-                " WHERE owner = ? AND NOT deleted AND id != ?)"
-                " + (SELECT total(bytes) FROM uploads WHERE owner = ? AND id != ?)",
-                *(owner, upload_id) * 2,
-            )
-            if used + n_bytes > most_bytes:
-                raise InsufficientStorageError(
-                    f"The files of this API key take {used:.0f} bytes, of at most {most_bytes}, "
-                    f"uploads that run included; this one with {n_bytes} bytes does not fit. "
-                    "Delete files that are not needed.",
-                    code="storage_quota_exceeded",
-                )
-        self.database.run(
-            "INSERT INTO uploads VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE"
-            " SET bytes = max(bytes, excluded.bytes), grew_at = excluded.grew_at",
-            upload_id,
-            owner,
-            n_bytes,
-            self.now,
-        )
-
-    def release(self, upload_id: str) -> None:
-        self.database.run("DELETE FROM uploads WHERE id = ?", upload_id)
-
-    def forget_uploads(self, abandoned_s: float) -> None:
-        """Release those that did not grow for so long."""
-        self.database.run("DELETE FROM uploads WHERE grew_at < ?", self.now - abandoned_s)
-
     def add_file(self, owner: str, file: FileObject) -> FileObject:
         """Make a file of an upload, unless that was done before. Returns it as it stands."""
         self._insert_file(owner, file)
-        self.release(file.id)
+        self.database.run("DELETE FROM uploads WHERE id = ?", file.id)
         return self.file(owner, file.id)
 
     def files(

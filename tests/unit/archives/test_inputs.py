@@ -8,6 +8,7 @@ import subprocess
 from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
+from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -15,8 +16,9 @@ import pytest
 
 from cluster.archives import places
 from cluster.archives.inputs import Item, list_items
+from cluster.archives.outputs import Archive, Outputs
 from cluster.archives.places import Place
-from cluster.common.errors import InvalidRequestError
+from cluster.common.errors import ConfigurationError, InvalidRequestError
 
 
 @pytest.fixture
@@ -266,3 +268,12 @@ def test_names_of_objects_lead_out_of_no_folder(name: str, monkeypatch: pytest.M
         assert item.path.endswith(name)
         assert item.relative in ("up.wav", "a/up.wav")
         assert heard(item) == b"x"
+
+
+def test_a_bucket_that_does_not_answer_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
+    monkeypatch.setattr(Place, "below", Mock(side_effect=OSError("access denied")))
+    with (
+        pytest.raises(ConfigurationError, match=r"texts.*access denied"),
+        Outputs.opened(Archive(Place.of("memory://texts"))),
+    ):
+        pass

@@ -22,7 +22,7 @@ from cluster.archives.inputs import Item, list_items
 from cluster.archives.outputs import Archive, Outputs, write_failures
 from cluster.archives.places import Place
 from cluster.archives.run import LOOKED_AT, RunProgress, look_at, run_archive
-from cluster.common.errors import ConfigurationError, InvalidRequestError, OverloadedError
+from cluster.common.errors import InvalidRequestError, OverloadedError
 from router.api.formats import render
 from router.api.params import TranscriptionParams
 from tests.support.archives import HEARD_BYTES, FakeEngine, Stopped
@@ -375,15 +375,6 @@ def test_buckets_are_listed_once_and_asked_of_no_file(
         n_listings = sum(not isinstance(what, list) for what in asked)
         assert n_listings == 1 + (not where.is_local)
         assert [what for what in asked if isinstance(what, list)] == [[f"/talks{where.path}"]]
-
-
-def test_a_bucket_that_does_not_answer_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Place, "below", Mock(side_effect=OSError("access denied")))
-    with (
-        pytest.raises(ConfigurationError, match=r"texts.*access denied"),
-        Outputs.opened(Archive(Place.of("memory://texts"))),
-    ):
-        pass
 
 
 def test_an_output_that_cannot_be_written_ends_the_run(

@@ -1,0 +1,45 @@
+"""What uploads take of their key's quota until they are files. All runs by `Database.call`."""
+
+from __future__ import annotations
+
+from cluster.common.errors import InsufficientStorageError
+from router.batches.store import Store
+
+
+def reserve(store: Store, owner: str, upload_id: str, n_bytes: int, most_bytes: int) -> None:
+    """Let an upload have so many bytes, if it has not yet: it counts until it is a file or is
+    released. most_bytes: of a key's files and uploads. Raises InsufficientStorageError.
+    """
+    run = store.database.run
+    reserved = run("SELECT bytes FROM uploads WHERE id = ?", upload_id).fetchone()
+    if reserved is None or n_bytes > reserved[0]:
+        (used,) = run(
+            "SELECT (SELECT total(bytes) FROM files"
+            " WHERE owner = ? AND NOT deleted AND id != ?)"
+            " + (SELECT total(bytes) FROM uploads WHERE owner = ? AND id != ?)",
+            *(owner, upload_id) * 2,
+        ).fetchone()
+        if used + n_bytes > most_bytes:
+            raise InsufficientStorageError(
+                f"The files of this API key take {used:.0f} bytes, of at most {most_bytes}, "
+                f"uploads that run included; this one with {n_bytes} bytes does not fit. "
+                "Delete files that are not needed.",
+                code="storage_quota_exceeded",
+            )
+    run(
+        "INSERT INTO uploads VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE"
+        " SET bytes = max(bytes, excluded.bytes), grew_at = excluded.grew_at",
+        upload_id,
+        owner,
+        n_bytes,
+        store.now,
+    )
+
+
+def release(store: Store, upload_id: str) -> None:
+    store.database.run("DELETE FROM uploads WHERE id = ?", upload_id)
+
+
+def forget_abandoned(store: Store, abandoned_s: float) -> None:
+    """Release those that did not grow for so long."""
+    store.database.run("DELETE FROM uploads WHERE grew_at < ?", store.now - abandoned_s)
