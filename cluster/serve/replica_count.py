@@ -32,6 +32,7 @@ GROWTH_S = 2.0  # over which a queue's growth is taken
 WAITING = 0.5  # what a waiting sequence counts for: it goes as soon as another one ends
 LEAST_WAIT_S = 0.25
 GONE_S = 60.0  # a pool that nobody asks for as long is not scaled any more
+LONGEST_START_S = 1800.0  # the same for one without a running worker: its first may still load
 
 
 class ScalingRules(ScalingSettings):
@@ -80,13 +81,20 @@ class _Pool:
     asked_s: float = 0.0
     n_passed_by: int = 0  # decisions for the other pool since the last one for this
 
+    @property
+    def has_none_running(self) -> bool:
+        return self.view.target == self.view.starting
+
+    def is_gone(self, now_s: float) -> bool:
+        return now_s - self.asked_s > (LONGEST_START_S if self.has_none_running else GONE_S)
+
 
 class Balancer:
     def __init__(self) -> None:
         self._pools: dict[Role, _Pool] = {}
 
     def decide(self, role: Role, rules: ScalingRules, view: PoolView, now_s: float) -> Decision:
-        for gone in [one for one, it in self._pools.items() if now_s - it.asked_s > GONE_S]:
+        for gone in [one for one, it in self._pools.items() if it.is_gone(now_s)]:
             del self._pools[gone]
         pool = self._pools.get(role)
         if pool is None or pool.rules != rules:
@@ -106,14 +114,15 @@ class Balancer:
         return self._settled(pool, now_s)
 
     def _note_wake(self, asked: _Pool, now_s: float) -> None:
-        """Serve itself starts a worker for the first calls to a pool without any, and does not ask
-        for that pool until the worker runs. The others are not to begin only then.
+        """Keep the asked pool awake while calls wait for the first worker of the other one.
+
+        Serve starts that worker itself and does not ask about its pool until the worker runs.
         """
         asked.n_passed_by = 0
         for other in self._pools.values():
             if other is not asked:
                 other.n_passed_by += 1
-                if other.view.target == 0 and other.n_passed_by > 1:
+                if other.has_none_running and other.n_passed_by > 1:
                     asked.active_s = other.active_s = now_s
 
     def _settled(self, pool: _Pool, now_s: float) -> Decision:

@@ -182,9 +182,20 @@ def test_what_serve_wakes_by_itself_wakes_the_other_pool(woken: Role, other: Rol
             assert balancer.decide(role, rules, PoolView(0), second).workers == 0
     targets = [balancer.decide(other, rules, PoolView(0), 1.0 + i / 2).workers for i in range(3)]
     assert targets[1:] == [1, 1]
-    for second in range(2, 50):
+    for second in range(2, 600):
         assert balancer.decide(other, rules, PoolView(1), float(second)).workers == 1
-    assert balancer.decide(woken, rules, PoolView(1), 50.0).workers == 1, "it has its first calls"
+    assert balancer.decide(woken, rules, PoolView(1), 600.0).workers == 1, "it has its first calls"
+
+
+@pytest.mark.parametrize(("loading", "other"), [BOTH, BOTH[::-1]])
+def test_a_pool_stays_awake_while_calls_wait_for_a_worker_of_the_other(
+    loading: Role, other: Role
+) -> None:
+    """The other's target is 1 already, and Serve asks no more about it until the worker runs."""
+    balancer, rules = Balancer(), ScalingRules(min_workers=0, max_workers=8, to_zero_delay_s=5.0)
+    balancer.decide(loading, rules, PoolView(1, starting=1), 0.0)
+    for second in range(1, 600):
+        assert balancer.decide(other, rules, PoolView(1), float(second)).workers == 1
 
 
 def test_a_pool_that_may_not_sleep_keeps_its_least() -> None:
