@@ -20,7 +20,7 @@ from types import FrameType
 from rich.console import Console
 
 from cluster.cli.default_model import say_if_toy
-from cluster.cli.stderr_lines import OWN, WorkerLines, json_line, json_stderr
+from cluster.cli.stderr_lines import OWN, JsonLines, WorkerLines, json_error, json_line
 from cluster.common.logs import LogEncoding
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.settings import Settings
@@ -39,7 +39,9 @@ def serve_foreground(
     CheckpointError before or while starting; where log lines are JSON, SystemExit.
     """
     is_json = settings.log_format == "json"
-    with json_stderr() if is_json else contextlib.nullcontext():
+    if is_json:
+        console = Console(file=JsonLines(), force_terminal=False, highlight=False, soft_wrap=True)
+    with json_error() if is_json else contextlib.nullcontext():
         for own in settings.by_model().values():
             open_checkpoint(own.model)  # a wrong model is told now, not by a replica's log
         say_if_toy({own.model for own in settings.by_model().values()}, console)
@@ -79,7 +81,6 @@ def _serve(settings: Settings, console: Console, stop: StopRequest, workers: Wor
 
             if ray_watch(stop)():
                 say(f"Ray has ended, and all workers with it; look into {RAY_LOGS}")
-                time.sleep(WRITTEN_S)
                 end_without_ray(GAVE_UP)
     except Exception:
         # A start also fails where Ctrl-C, which a terminal sends to Ray's processes too, ended one.
@@ -105,7 +106,6 @@ STOP_LIMIT_S = 90.0  # replicas get 60 s for the windows that they have begun
 CLOSED = 0  # the byte that ends the reading thread: no signal has this number
 GAVE_UP = 1  # the exit status where stopping took too long, or Ray has ended
 RAY_LOGS = "/tmp/ray/session_latest/logs"
-WRITTEN_S = 0.5  # until a line is, where another thread writes it as JSON
 STOPPED = "stopped before it was ready"
 
 

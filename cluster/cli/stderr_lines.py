@@ -1,20 +1,18 @@
 """What `splitscribe serve` prints on stderr: its own lines and its workers', plain or JSON.
 
-Workers' lines come without the coloured prefixes that Ray would put before them. Where lines are
-JSON, all that this process writes to the descriptor goes through a thread, Ray's native part
-included, and what is no JSON object is put into one.
+Workers' lines come without the coloured prefixes that Ray would put before them. Lines of Ray's
+native part stay plain where the others are JSON.
 """
 
 from __future__ import annotations
 
-import json
+import io
 import logging
 import os
 import re
 import sys
-import threading
 from collections.abc import Iterator
-from contextlib import contextmanager, suppress
+from contextlib import contextmanager
 
 from cluster.common.errors import SplitscribeError
 from cluster.common.logs import JsonFormatter
@@ -26,13 +24,10 @@ TOLD = re.compile(
 )
 OWN = "splitscribe: "  # how lines of this process begin
 HIDDEN = ("DEBUG", "INFO")
-SLOWEST_S = 2.0  # to write what is left at the end
 
 
 def level_of(line: str) -> str | None:
     """The level that a line tells; None: it is part of the one before, or of no log."""
-    if line.startswith(OWN):
-        return "INFO"
     found = TOLD.match(line)
     return LEVELS[(found[1] or found[2])[0]] if found else None
 
@@ -77,50 +72,23 @@ def json_line(level: str, message: str, error: BaseException | None = None) -> s
     return JsonFormatter().format(logging.makeLogRecord(fields)) + "\n"
 
 
+class JsonLines(io.StringIO):
+    """A file for a console of this process: each line becomes a JSON object on stderr."""
+
+    def write(self, text: str, /) -> int:
+        for line in text.splitlines():
+            sys.stderr.write(json_line("INFO", line.removeprefix(OWN).strip()))
+            sys.stderr.flush()
+        return len(text)
+
+
 @contextmanager
-def json_stderr() -> Iterator[None]:
-    """While open, each line of this process's stderr is one JSON object; an error's is
-    SystemExit's.
-    """
-    sys.stderr.flush()
-    kept = os.dup(2)
-    reading, writing = os.pipe()
-    os.dup2(writing, 2)
-    os.close(writing)
-    copying = threading.Thread(target=_copy, args=(reading, kept), name="stderr", daemon=True)
-    copying.start()
+def json_error() -> Iterator[None]:
+    """Write an error as a line of JSON, and raise SystemExit in its place."""
     try:
         yield
     except Exception as error:
         is_ours = isinstance(error, SplitscribeError)
         message = str(error) if is_ours else "the server has ended with an error"
-        _write(kept, json_line("ERROR", message, None if is_ours else error))
+        sys.stderr.write(json_line("ERROR", message, None if is_ours else error))
         raise SystemExit(1) from error
-    finally:
-        sys.stderr.flush()
-        os.dup2(kept, 2)  # the last end of the pipe, unless a process of Ray's has one
-        copying.join(SLOWEST_S)
-
-
-def _copy(reading: int, to: int) -> None:
-    level = "ERROR"
-    with open(reading, encoding="utf-8", errors="replace") as lines:
-        for line in lines:
-            text = line.rstrip("\n")
-            if not text.strip():
-                continue
-            if not _is_object(text):
-                level = level_of(text) or (level if text[0].isspace() else "ERROR")
-                line = json_line(level, text.removeprefix(OWN).strip())
-            _write(to, line)
-
-
-def _is_object(text: str) -> bool:
-    with suppress(ValueError, RecursionError):
-        return text.startswith("{") and isinstance(json.loads(text), dict)
-    return False
-
-
-def _write(to: int, line: str) -> None:
-    with suppress(OSError):  # whoever reads may have gone
-        os.write(to, line.encode())

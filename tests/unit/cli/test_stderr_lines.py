@@ -3,13 +3,17 @@
 from __future__ import annotations
 
 import json
-import os
 from typing import Any
+from unittest.mock import patch
 
 import pytest
+from rich.console import Console
 
-from cluster.cli.stderr_lines import WorkerLines, json_stderr
+from cluster.cli.foreground import serve_foreground
+from cluster.cli.stderr_lines import JsonLines, WorkerLines
 from cluster.common.errors import ConfigurationError
+from cluster.common.settings import Settings
+from cluster.serve.start.readiness import StopRequest
 
 OURS = "2026-01-31 12:00:00.123 {} encoder/encoder-a-1 - encoder_worker.engine: ready"
 SERVES = "{} 2026-01-31 12:00:00,123 serve 7 -- Throughput optimized"
@@ -39,23 +43,12 @@ def test_a_quiet_start_shows_errors_with_all_their_lines(
     assert shown(capsys, *quiet, *errors, OURS.format("INFO"), is_quiet=True) == errors
 
 
-def test_all_that_reaches_the_descriptor_is_json(capfd: pytest.CaptureFixture[str]) -> None:
-    """Lines that are JSON stay; others, of Ray's native part too, are put into an object."""
-    ours = json.dumps({"level": "INFO", "message": "of a worker"})
-    lines = (
-        *(ours, "splitscribe: starting demo", NATIVE.format("W"), "", "  of two lines"),
-        "Traceback (most recent call last):",
-    )
-    with json_stderr():
-        os.write(2, "".join(f"{line}\n" for line in lines).encode())
-    told = [json.loads(line) for line in capfd.readouterr().err.splitlines()]
-    assert [(one["level"], one["message"]) for one in told] == [
-        ("INFO", "of a worker"),
-        ("INFO", "starting demo"),
-        ("WARNING", NATIVE.format("W")),
-        ("WARNING", "of two lines"),
-        ("ERROR", "Traceback (most recent call last):"),
-    ]
+def test_own_lines_are_json(capsys: pytest.CaptureFixture[str]) -> None:
+    console = Console(file=JsonLines(), force_terminal=False, soft_wrap=True)
+    console.print(f"splitscribe: {'x' * 200}\n  try  curl", style="bold")
+    told = [json.loads(line) for line in capsys.readouterr().err.splitlines()]
+    assert [one["message"] for one in told] == ["x" * 200, "try  curl"]
+    assert all((one["level"], one["role"]) == ("INFO", "serve") for one in told)
 
 
 @pytest.mark.parametrize(
@@ -66,11 +59,14 @@ def test_all_that_reaches_the_descriptor_is_json(capfd: pytest.CaptureFixture[st
     ],
 )
 def test_an_error_is_a_line_of_json_and_status_1(
-    error: Exception, told: dict[str, Any], capfd: pytest.CaptureFixture[str]
+    error: Exception, told: dict[str, Any], capsys: pytest.CaptureFixture[str]
 ) -> None:
-    with pytest.raises(SystemExit) as ended, json_stderr():
-        raise error
+    with (
+        patch("cluster.cli.foreground.open_checkpoint", side_effect=error),
+        pytest.raises(SystemExit) as ended,
+    ):
+        serve_foreground(Settings(log_format="json"), Console(), StopRequest())
     assert ended.value.code == 1
-    line = json.loads(capfd.readouterr().err)
+    line = json.loads(capsys.readouterr().err)
     assert line.items() >= (told | {"level": "ERROR", "role": "serve"}).items()
     assert ("ValueError: broken" in line.get("exception", "")) == isinstance(error, ValueError)
