@@ -149,7 +149,7 @@ def test_the_demo_ends_well(tmp_path: Path) -> None:
     assert run.returncode == 0, run.stdout + run.stderr
     for name in SAMPLES:
         assert f"{name}.flac" in run.stdout
-    assert "where the time went" in run.stdout
+    assert run.stdout.count("words as spoken") + run.stdout.count("heard otherwise") == len(SAMPLES)
 
 
 @pytest.mark.slow
@@ -184,7 +184,7 @@ def test_a_wheel_runs_the_same_in_a_clean_environment(tmp_path: Path) -> None:
         check=False,
     )
     assert run.returncode == 0, run.stdout + run.stderr
-    assert "where the time went" in run.stdout
+    assert "long.flac" in run.stdout
 
 
 DEMO = ("--model", "demo", "--language", "en")
