@@ -10,7 +10,7 @@ import numpy as np
 from numpy.typing import NDArray
 
 from cluster.common.kernels.cpu.cache import ensure_jit_cache
-from cluster.common.kernels.cpu.machine_code import built, load_machine_code_alone
+from cluster.common.kernels.cpu.machine_code import built
 from cluster.common.kernels.cpu.tile_registers import products_for
 from decoder_worker.cpu.arrays import Kinds
 
@@ -54,7 +54,6 @@ def _build_decoder(kinds: Kinds) -> DecoderKernels:
 def path_finder() -> Callable[[NDArray[np.float32]], NDArray[np.int64]]:
     """`warping.first_columns`, compiled or loaded. On a GPU nobody else has numba."""
     ensure_jit_cache()
-    load_machine_code_alone()
     from decoder_worker.cpu.warping import first_columns
 
     found: Callable[[NDArray[np.float32]], NDArray[np.int64]] = first_columns
