@@ -1,19 +1,18 @@
-"""All that a GPU is to show: correct first and alone, then what is worth most. README.md beside it
-has the commands of the first half hour.
+"""Compare the fast paths of a GPU with plain ones, then measure it. README.md beside this file
+has the commands.
 
-    python -m benchmark.gpu --sections correct --minutes 6 --work /tmp/gpu
-    python -m benchmark.gpu --work /tmp/gpu         # what is not there yet, in this order
-    python -m benchmark.gpu --smoke                 # seconds, tiny shapes, a CPU will do
+    python -m benchmark.gpu --sections correct --work /tmp/gpu
+    python -m benchmark.gpu --work /tmp/gpu         # all sections
+    python -m benchmark.gpu --smoke                 # tiny shapes, on a CPU too
 
-Random weights in the shapes of large-v3 and turbo, lengths forced. Each section is a process of its
-own with its share of the time that is left: one that fails, hangs or loses the device costs its own
-rows that were not measured yet, no others. With --work kept, a section that came to its end is not
-run again at the same commit; checkpoints are kept there too. Compiling comes first, and counts.
+Weights are random, in the shapes of large-v3 and turbo, and the lengths of texts are forced. Each
+section is a process of its own, which is ended after --seconds. A section that fails or is ended
+keeps the rows that it has measured, and the next section runs. If `correct` fails, no other section
+is run. --work keeps the checkpoints for a later command.
 
-Rows are printed as they come, and written at once into one file of benchmark/results/ for device,
-date and commit (--out takes another folder). The last line is one JSON object. Exit status: 0 when
-all that was asked for is there, 1 when something is wrong or failed, 3 when nothing is but not all
-was compared or measured.
+Rows are printed and written at once into a file of benchmark/results/ (or of --out), which is named
+by device, date and commit. The last line is one JSON object. The exit status is 0 when every
+section that was asked for came to its end, else 1.
 """
 
 from __future__ import annotations
@@ -22,7 +21,6 @@ import argparse
 import json
 import os
 import platform
-import shutil
 import subprocess
 import sys
 import tempfile
@@ -39,23 +37,8 @@ ROOT = Path(__file__).resolve().parents[2]
 
 Rows = dict[str, Any]
 
-WEIGHTS = {  # of the time, against one another; in order of value
-    "correct": 14,
-    "decoder": 16,
-    "encoder": 11,
-    "options": 20,
-    "mlperf": 20,
-    "hf": 18,
-    "e2e": 25,
-}
-MINUTES = 9.5  # of a whole command, where ten is all that one may take
-PREPARE_SHARE = 0.4  # of them at most, for checkpoints and compiling for the first time
-GRACE_S = 20.0  # of a section's time: to start, to end what it was about, and to close
-SMOKE_S = 170.0  # for each section of a smoke run
-TICK_S = 0.5  # between two looks at a section
-COMPLETE = "complete"  # the row of a section that came to its end: its commit
-UNDONE = ("out of time", "not compared")  # rows of one that did not
-WRONG, NOT_ALL = 1, 3
+SECTIONS = ("correct", "decoder", "encoder", "options", "mlperf", "hf", "e2e")  # in this order
+LIMIT_S = 600.0  # of a section
 
 
 def about(device: str) -> dict[str, Any]:
@@ -81,13 +64,6 @@ def file_of(summary: dict[str, Any], folder: Path) -> Path:
     return folder / f"{device}-{summary['date']}-{summary['commit']}.json"
 
 
-def status_of(sections: dict[str, Rows], asked: Sequence[str]) -> int:
-    """The exit status of a command that was asked for some sections."""
-    if any("failed" in rows or rows.get("wrong") for rows in sections.values()):
-        return WRONG
-    return 0 if all(COMPLETE in sections.get(name, {}) for name in asked) else NOT_ALL
-
-
 def keep(summary: Rows, file: Path) -> None:
     """Write what there is by now, in the place of what was kept before."""
     file.parent.mkdir(parents=True, exist_ok=True)
@@ -105,13 +81,19 @@ def shown(value: Any) -> str:
     return f"{value:.4g}" if isinstance(value, float) else str(value)
 
 
+def keep_rows(file: Path, name: str, rows: Rows) -> None:
+    """Replace a section's rows in the file of results."""
+    summary = json.loads(file.read_text())
+    summary["sections"][name] = rows
+    keep(summary, file)
+
+
 def run_section(name: str, args: argparse.Namespace) -> int:
     """In the child: run one section and write its rows as they come."""
     from benchmark.gpu import correct, decode, serving
-    from benchmark.gpu.rig import FULL, SMOKE, Clock, OutOfTimeError, Record, Rig
+    from benchmark.gpu.rig import FULL, SMOKE, Record, Rig
 
-    run: Callable[[Rig, Clock, Record], None] = {
-        "prepare": correct.prepare,
+    run: Callable[[Rig, Record], None] = {
         "correct": correct.correct,
         "encoder": decode.encoder,
         "decoder": decode.decoder,
@@ -121,21 +103,17 @@ def run_section(name: str, args: argparse.Namespace) -> int:
         "e2e": serving.e2e,
     }[name]
     rows: Rows = {}
-    file = rows_file(args.work, name)
 
     def record(what: str, value: Any) -> None:
         rows[what] = round(value, 4) if isinstance(value, float) else value
-        keep(rows, file)
+        keep_rows(args.file, name, rows)
         print(f"{name}: {what}: {shown(rows[what])}", flush=True)
 
-    clock = Clock(args.seconds)
     rig = Rig(SMOKE if args.smoke else FULL, args.device, args.work)
     try:
-        if name not in ("prepare", "correct"):
+        if name != "correct":
             record("rates", rig.measure_rates())
-        run(rig, clock, record)
-    except OutOfTimeError as error:
-        record("out of time", str(error))
+        run(rig, record)
     except Exception as error:
         traceback.print_exc()
         record("failed", f"{type(error).__name__}: {error}"[:500])
@@ -143,118 +121,59 @@ def run_section(name: str, args: argparse.Namespace) -> int:
     return 0
 
 
-def rows_file(work: Path, name: str) -> Path:
-    return work / f"{name}.json"
+def run_sections(
+    names: Sequence[str], file: Path, seconds: float, command: Callable[[str], list[str]]
+) -> int:
+    """Run each section in a process of its own, which writes its rows into `file`.
 
+    A process that takes longer than `seconds` is killed. After a `correct` that failed, in this run
+    or in an earlier one that wrote the same file, no other section is run.
 
-class Sections:
-    """Runs sections, each in a process of its own; what one had measured is kept however it ended.
-
-    results: all rows that there are by now, by section. changed: called whenever there are more.
+    Returns:
+        The exit status: 0 when every section came to its end.
     """
-
-    def __init__(
-        self,
-        args: argparse.Namespace,
-        work: Path,
-        changed: Callable[[dict[str, Rows]], None],
-        commit: str = "",
-    ) -> None:
-        """commit: of which a section that came to its end need not be run again; empty: of none."""
-        self._args, self._work, self._changed, self._commit = args, work, changed, commit
-        self._deadline = time.monotonic() + 60 * args.minutes
-        self.results: dict[str, Rows] = {}
-
-    def run(self, names: Sequence[str]) -> None:
-        """Prepare, then run these; together they take no longer than they may.
-
-        Nothing is measured of what was found wrong.
-        """
-        waiting = [name for name in names if not self._is_there(name)]
-        if waiting and not self._is_there("prepare"):
-            self._run_one("prepare", PREPARE_SHARE * self._left_s())
-        for i, name in enumerate(waiting):
-            if status_of({"correct": self.results.get("correct", {})}, ()) == WRONG:
-                break
-            still = sum(WEIGHTS[one] for one in waiting[i:])
-            self._run_one(name, self._left_s() * WEIGHTS[name] / still)
-
-    def _is_there(self, name: str) -> bool:
-        """Whether a command before this one came to the section's end; then its rows count."""
-        file = rows_file(self._work, name)
-        rows = json.loads(file.read_text()) if file.exists() else {}
-        if not self._commit or rows.get(COMPLETE) != self._commit:
-            return False
-        print(f"== {name}: kept from before", flush=True)
-        self.results[name] = rows
-        self._changed(self.results)
-        return True
-
-    def _left_s(self) -> float:
-        return self._deadline - time.monotonic()
-
-    def _run_one(self, name: str, seconds: float) -> None:
-        seconds = SMOKE_S if self._args.smoke else seconds
-        rows_file(self._work, name).unlink(missing_ok=True)  # a command's before this one
+    status = 0
+    for name in names:
+        sections = json.loads(file.read_text())["sections"]
+        if name != "correct" and "failed" in sections.get("correct", {}):
+            print("correct failed: nothing else is measured", flush=True)
+            return 1
         print(f"== {name}, at most {seconds:.0f} s", flush=True)
-        self.results[name] = {}
+        keep_rows(file, name, {})
         begun = time.monotonic()
-        failed = self._watch(name, begun + seconds, self.command(name, seconds - GRACE_S))
-        self.results[name]["seconds"] = round(time.monotonic() - begun, 1)
-        rows = self.results[name]
-        if failed is not None:
+        try:
+            code = subprocess.run(command(name), cwd=ROOT, timeout=seconds, check=False).returncode
+            failed = f"exit status {code}" if code else ""
+        except subprocess.TimeoutExpired:
+            failed = f"took longer than {seconds:.0f} s"
+        rows = json.loads(file.read_text())["sections"][name]
+        rows["seconds"] = round(time.monotonic() - begun, 1)
+        if failed:
             rows.setdefault("failed", failed)
-        elif not any(rows.get(row) for row in UNDONE):
-            rows[COMPLETE] = self._commit
-            keep(rows, rows_file(self._work, name))
-        self._changed(self.results)
-
-    def command(self, name: str, seconds: float) -> list[str]:
-        """Of the section's process, which is to measure for so long."""
-        args = self._args
-        command = [sys.executable, "-m", "benchmark.gpu", "--child", name]
-        command += ["--work", str(self._work), "--device", args.device, "--seconds", str(seconds)]
-        return [*command, "--smoke"] if args.smoke else command
-
-    def _watch(self, name: str, deadline: float, command: list[str]) -> str | None:
-        """Take the section's rows as they come; how it failed, if it did."""
-        file, seen = rows_file(self._work, name), 0
-        with subprocess.Popen(command, cwd=ROOT) as process:
-            try:
-                while True:
-                    status = process.poll()
-                    if file.exists() and (written := file.stat().st_mtime_ns) != seen:
-                        seen, self.results[name] = written, json.loads(file.read_text())
-                        self._changed(self.results)
-                    if status is not None:
-                        return None if status == 0 else f"exit status {status}"
-                    if time.monotonic() > deadline:
-                        return "hung, and was ended"
-                    time.sleep(TICK_S)
-            finally:
-                process.kill()
+            status = 1
+        keep_rows(file, name, rows)
+    return status
 
 
 def parse(arguments: list[str] | None) -> argparse.Namespace:
     parser = make_parser(__doc__)
-    parser.add_argument("--sections", default=",".join(WEIGHTS), help="some of the default, a,b,c")
+    parser.add_argument("--sections", default=",".join(SECTIONS), help="some of the default, a,b,c")
     parser.add_argument(
-        "--minutes", type=float, default=MINUTES, help="for all of it [%(default)s]"
+        "--seconds", type=float, default=LIMIT_S, help="limit of each section [%(default)s]"
     )
     parser.add_argument("--smoke", action="store_true", help="tiny shapes, in seconds")
     parser.add_argument("--device", choices=("auto", "cuda", "cpu"), default="auto")
     parser.add_argument("--out", type=Path, help="where results go [benchmark/results, on a GPU]")
     parser.add_argument("--work", type=Path, help="for checkpoints; kept when given")
-    parser.add_argument("--child", choices=("prepare", *WEIGHTS), help=argparse.SUPPRESS)
-    parser.add_argument("--seconds", type=float, help=argparse.SUPPRESS)
+    parser.add_argument("--child", choices=SECTIONS, help=argparse.SUPPRESS)
+    parser.add_argument("--file", type=Path, help=argparse.SUPPRESS)
     args = parser.parse_args(arguments)
-    if unknown := set(args.sections.split(",")) - set(WEIGHTS):
-        parser.error(f"no section {', '.join(sorted(unknown))}: there are {', '.join(WEIGHTS)}")
+    if unknown := set(args.sections.split(",")) - set(SECTIONS):
+        parser.error(f"no section {', '.join(sorted(unknown))}: there are {', '.join(SECTIONS)}")
     return args
 
 
 def main(arguments: list[str] | None = None) -> int:
-    """The exit status."""
     args = parse(arguments)
     if args.child:
         return run_section(args.child, args)
@@ -265,32 +184,24 @@ def main(arguments: list[str] | None = None) -> int:
     if args.device == "cpu" and not args.smoke:
         print("there is no CUDA device: only --smoke runs on a CPU", file=sys.stderr)
         return 2
-    sections = [name for name in WEIGHTS if name in args.sections.split(",")]
+    names = [name for name in SECTIONS if name in args.sections.split(",")]
     summary: dict[str, Any] = {"benchmark": "gpu", **about(args.device), "smoke": args.smoke}
     print(f"{summary['device']}, commit {summary['commit']}, {summary['versions']}", flush=True)
-    folder = args.out or (None if args.smoke else ROOT / "benchmark" / "results")
-    file = None if folder is None else file_of(summary, folder)
-    before: dict[str, Rows] = {}  # of commands with other sections
-    if file is not None and file.exists():
-        before = json.loads(file.read_text())["sections"]
+    with tempfile.TemporaryDirectory(prefix="splitscribe-gpu-") as temporary:
+        work = (args.work or Path(temporary)).resolve()  # children run in ROOT
+        results = work if args.smoke else ROOT / "benchmark" / "results"
+        file = file_of(summary, (args.out or results).resolve())
+        before = json.loads(file.read_text())["sections"] if file.exists() else {}
+        keep({**summary, "sections": before}, file)
 
-    def changed(results: dict[str, Rows]) -> None:
-        summary["sections"] = before | results
-        if file is not None:
-            keep(summary, file)
+        def command(name: str) -> list[str]:
+            child = [sys.executable, "-m", "benchmark.gpu", "--child", name, "--file", str(file)]
+            child += ["--work", str(work), "--device", args.device]
+            return [*child, "--smoke"] if args.smoke else child
 
-    work = args.work or Path(tempfile.mkdtemp(prefix="splitscribe-gpu-"))
-    work.mkdir(parents=True, exist_ok=True)
-    runner = Sections(args, work, changed, summary["commit"])
-    try:
-        runner.run(sections)
-    finally:
-        if args.work is None:
-            shutil.rmtree(work, ignore_errors=True)
-    if file is not None:
-        print(f"kept in {file}")
-    print_result("gpu", summary)
-    return status_of(runner.results, sections)
+        status = run_sections(names, file, args.seconds, command)
+        print_result("gpu", json.loads(file.read_text()))
+    return status
 
 
 if __name__ == "__main__":

@@ -1,12 +1,9 @@
-"""Sections of `benchmark.gpu` that come first: everything compiled once, and fast paths right.
-
-The fast paths are compared with plain ones on a wide, shallow model.
+"""The first section of `benchmark.gpu`: compare the fast paths with plain ones on a wide, shallow
+model.
 """
 
 from __future__ import annotations
 
-import asyncio
-import time
 from dataclasses import dataclass
 from typing import Literal
 
@@ -15,7 +12,7 @@ import torch
 from torch import Tensor
 
 from benchmark.gpu.decode import fill_pool, publish, submit
-from benchmark.gpu.rig import PAGE_FRAMES, PATIENCE_S, Clock, Record, Rig, clip
+from benchmark.gpu.rig import PAGE_FRAMES, PATIENCE_S, Record, Rig, clip
 from cluster.common.kv.connect import kv_layout
 from cluster.common.kv.layout import FLOAT8
 from cluster.common.messages import DecodeResult
@@ -27,35 +24,15 @@ KV_ERROR_OF_8_BITS = 0.12  # where the encoder's products or the KV are of 8 bit
 LOGPROB_ERROR = 0.15  # of a token, between kernels
 
 
-def prepare(rig: Rig, clock: Clock, record: Record) -> None:
-    """Write every checkpoint and compile every kind of kernel once, for all sections."""
-    for name in ("check", *rig.sizes.models):
-        begun = time.perf_counter()
-        rig.checkpoint(name)
-        record(f"{name}: checkpoint, s", time.perf_counter() - begun)
-    with rig.pair("check", max_batch=2, encode_batch=1) as pair:
-        record("load, compile and capture, s", pair.prepare_s)
-        asyncio.run(pair.transcribe(clip(1.0, 0), 2))
-
-
-def correct(rig: Rig, clock: Clock, record: Record) -> None:
-    """Compare the fast paths with plain ones; raise where they differ."""
+def correct(rig: Rig, record: Record) -> None:
+    """Compare the fast paths with plain ones; raise RuntimeError where they differ."""
+    wrong = _check_decoder(rig, record)
     checkpoint = rig.checkpoint("check")
-    wrong: list[str] = []
-    ways = [way for way in WAYS if rig.device == "cuda" or not way.float8]
-    left = ["decoder", *(way.name for way in ways)]
-
-    def done(name: str, found: list[str]) -> None:
-        wrong.extend(found)
-        left.remove(name)
+    for way in WAYS:
         record("wrong", wrong)
-        record("not compared", left)
-        if left:
-            clock.check()
-
-    done("decoder", _check_decoder(rig, record))
-    for way in ways:
-        done(way.name, _check_encoder(rig, checkpoint, way, record))
+        if rig.device == "cuda" or not way.float8:
+            wrong = wrong + _check_encoder(rig, checkpoint, way, record)
+    record("wrong", wrong)
     if wrong:
         raise RuntimeError("; ".join(wrong))
 

@@ -8,7 +8,7 @@ from typing import Any
 
 import torch
 
-from benchmark.gpu.rig import PAGE_FRAMES, PATIENCE_S, Clock, Pair, Record, Rig, clip, greedy
+from benchmark.gpu.rig import PAGE_FRAMES, PATIENCE_S, Pair, Record, Rig, clip, greedy
 from cluster.common.kv.connect import kv_layout, states_layout
 from cluster.common.kv.layout import PageLayout
 from cluster.common.messages import DecodeRequest
@@ -20,7 +20,7 @@ STEADY_TOKENS = 200  # of a decode whose steps are timed
 LOOK_S = 0.005  # between two looks, which take the GIL from a step of 1.5 ms
 
 
-def decoder(rig: Rig, clock: Clock, record: Record) -> None:
+def decoder(rig: Rig, record: Record) -> None:
     """Time of a decode step by batch, through the engine, beside what is predicted of it."""
     for name in rig.sizes.models:
         largest = max(rig.sizes.decode_batches)
@@ -28,7 +28,6 @@ def decoder(rig: Rig, clock: Clock, record: Record) -> None:
             record(f"{name}: load, compile and capture, s", pair.prepare_s)
             fill_pool(pair)
             for batch in rig.sizes.decode_batches:
-                clock.check()
                 seconds = step_s(pair, batch)
                 limit = rig.gpu.step_s(rig.shape(name), STEADY_TOKENS, batch)
                 record(f"{name}, batch of {batch}: step, ms", 1000 * seconds)
@@ -84,7 +83,7 @@ def submit(pair: Pair, handle: Any, n_tokens: int) -> Any:
     return pair.decoder.submit(request)
 
 
-def encoder(rig: Rig, clock: Clock, record: Record) -> None:
+def encoder(rig: Rig, record: Record) -> None:
     """Windows per second by batch and by way into the pages; then where the time goes."""
     largest = max(rig.sizes.encode_batches)
     for name in rig.sizes.models:
@@ -98,7 +97,6 @@ def encoder(rig: Rig, clock: Clock, record: Record) -> None:
             "states alone": states_layout(checkpoint, rig.dtype),
         }
         for way, layout in ways.items():
-            clock.check()
             served = _Encoder(rig, checkpoint, layout)
             for batch in rig.sizes.encode_batches:
                 seconds = served.batch_s(batch, max(1, rig.sizes.encoded // batch))

@@ -1,4 +1,4 @@
-"""What the sections of `benchmark.gpu` share: models, sizes, clocks, and both roles in one process.
+"""What the sections of `benchmark.gpu` share: models, sizes, and both roles in one process.
 
 Random weights in published shapes, drawn on the device. End-of-text and timestamps are among the
 suppressed tokens, so every decode is as long as it is asked to be; Hugging Face reads the same
@@ -15,7 +15,7 @@ import statistics
 import time
 from collections.abc import Callable, Iterator, Mapping
 from contextlib import contextmanager
-from dataclasses import dataclass, field, replace
+from dataclasses import dataclass, replace
 from functools import partial
 from pathlib import Path
 from typing import Any, Literal
@@ -105,26 +105,6 @@ SMOKE = Sizes(
     encoded=2,
     repeats=1,
 )
-
-
-class OutOfTimeError(Exception):
-    """A section's time is over; what it has measured stands."""
-
-
-@dataclass
-class Clock:
-    """Counts a section's time."""
-
-    seconds: float
-    begun: float = field(default_factory=time.monotonic)
-
-    def left_s(self) -> float:
-        return self.begun + self.seconds - time.monotonic()
-
-    def check(self, needed_s: float = 0.0) -> None:
-        """Raise OutOfTimeError unless so many seconds are left."""
-        if self.left_s() <= needed_s:
-            raise OutOfTimeError(f"{self.seconds:.0f} s were not enough")
 
 
 @dataclass

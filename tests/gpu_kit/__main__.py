@@ -55,8 +55,8 @@ NIXL and Ray are not among them: tests that need them are skipped.
        python3 -m pip install --no-index --no-deps --no-compile --target /tmp/site KIT/*.whl
        export PYTHONPATH=/tmp/site PYTHONUNBUFFERED=1
 
-3. Then go on with step 3 of benchmark/gpu/README.md. Each of its commands takes ten minutes at most
-   and writes its results into a file of OUT as they come, so that a stop loses nothing.
+3. Then go on with step 3 of benchmark/gpu/README.md. Its commands write their rows into a file of
+   OUT as they come.
 """
 
 
