@@ -1,7 +1,7 @@
 """The bodies of `/v1/files` and `/v1/batches`, as OpenAI's API has them.
 
-`openai.types.FileObject`, `Batch` and their parameters are the truth of the fields. `FileObject`
-and `Batch` are also what is kept of a file and of a batch, and what crosses between processes.
+Fields are those of `openai.types.FileObject`, `openai.types.Batch` and their parameters. The store
+keeps the same `FileObject` and `Batch`, and they cross between processes.
 """
 
 from __future__ import annotations
@@ -40,7 +40,7 @@ Status = Literal[
 
 
 class ExpiresAfter(BaseModel):
-    """When a file expires."""
+    """The time at which a file expires."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -53,7 +53,7 @@ def expiry_s(after: ExpiresAfter | None) -> int | None:
 
 
 class UploadFields(BaseModel):
-    """The fields of an upload beside `file`."""
+    """The fields of an upload other than `file`."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -62,7 +62,7 @@ class UploadFields(BaseModel):
 
 
 class CreateBatchRequest(BaseModel):
-    """What a batch is made of."""
+    """The body of a request that creates a batch."""
 
     model_config = ConfigDict(extra="forbid")
 
@@ -98,8 +98,6 @@ class FileDeleted(BaseModel):
 
 
 class Page(BaseModel):
-    """What the pages of files and of batches have in common. first_id, last_id: of `data`."""
-
     object: Literal["list"] = "list"
     data: list[Any]
     first_id: str | None = None
@@ -114,7 +112,7 @@ class FilePage(Page):
 
 
 class BatchError(BaseModel):
-    """A mistake in a batch's input. line: of the file, from 1; None: it is in all of it."""
+    """A mistake in a batch's input. `line` counts from 1; null means the whole file."""
 
     code: str
     message: str
@@ -163,7 +161,7 @@ class Batch(BaseModel):
 
 
 class BatchPage(Page):
-    """A page of batches, the newest first."""
+    """A page of batches, newest first."""
 
     data: list[Batch]
 

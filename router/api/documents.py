@@ -1,8 +1,7 @@
-"""Clients' JSON, bounded before it is parsed: its bytes, its depth, and how many values it holds.
+"""Parse clients' JSON after bounding its bytes, its depth and its number of values.
 
-A parser makes twenty bytes of objects of each byte of `[],[],`, and holds Python's lock meanwhile.
-What is long in an honest document is one text, the base64 of audio: it is cut out, and all else is
-short.
+The parser needs twenty bytes of memory for each byte of `[],[],`, and holds the GIL meanwhile. So
+only one long text, the base64 of audio, is allowed; it is cut out before the rest is parsed.
 """
 
 from __future__ import annotations
@@ -22,26 +21,22 @@ from router.api.request_fields import FIELDS
 
 MAX_DEPTH = 16
 MAX_VALUES = 10_000
-PIECE = 1 << 20  # letters of base64 that are decoded at once
+PIECE = 1 << 20  # characters of base64 that are decoded at once
 _MAX_QUOTES = 2 * MAX_VALUES
 _BLANKS = b" \t\r\n"
-# To the end where the last quote is missing: a search from each quote in it would take for ever.
+# A string without a closing quote matches to the end: retrying at each quote would be quadratic.
 _STRINGS = re.compile(rb'"[^"\\]*+(?:\\.[^"\\]*+)*+(?:"|\\?\Z)', re.DOTALL)
 _NO_BRACKETS = bytes(code for code in range(256) if chr(code) not in "[]{}")
-_PLACE = secrets.token_hex(16)  # stands for the text that was cut out; nobody can send it
+_PLACE = secrets.token_hex(16)  # placeholder for the text that was cut out; clients cannot guess it
 
 Body = TypeVar("Body", bound=BaseModel)
 
 
 def read_json(content: bytes, max_bytes: int, *long_texts: Sequence[str]) -> Any:
-    """The document; if it is long, one text of it may be what is long.
+    """Parse JSON of at most `max_bytes`, not counting a long text at one of the given key paths.
 
-    max_bytes: of all but that text. long_texts: the paths of keys to it; one of them has it.
-
-    Raises:
-        PayloadTooLargeError: something else is long.
-        InvalidRequestError: a key came twice, it is nested too deeply, or holds too many values.
-        ValueError: it is not JSON.
+    Raises PayloadTooLargeError, InvalidRequestError for a repeated key, too much depth or too many
+    values, or ValueError for anything that is not JSON.
     """
     if len(content) <= max_bytes:
         return _loaded(content)
@@ -51,7 +46,7 @@ def read_json(content: bytes, max_bytes: int, *long_texts: Sequence[str]) -> Any
     if len(content) - (end - start) > max_bytes or any(
         content.find(bracket, start, end) >= 0 for bracket in (b"[", b"{")
     ):
-        raise PayloadTooLargeError(too_long)  # no name may hold it: it holds this frame's texts
+        raise PayloadTooLargeError(too_long)  # its traceback must not keep the long texts alive
     document = _loaded(b"%b%b%b" % (content[:start], _PLACE.encode(), content[end:]))
     for *keys, last in long_texts:
         node = document
@@ -65,7 +60,7 @@ def read_json(content: bytes, max_bytes: int, *long_texts: Sequence[str]) -> Any
 
 
 def _longest(content: bytes) -> tuple[int, int]:
-    """Where the longest piece between two quotes begins and ends; empty: there are too many."""
+    """Start and end of the longest piece between two quotes; (0, 0) if there are too many."""
     longest, start = (0, 0), 0
     for _ in range(_MAX_QUOTES):
         end = content.find(b'"', start)
@@ -79,8 +74,8 @@ def _longest(content: bytes) -> tuple[int, int]:
 
 
 def base64_pieces(text: str, start: int = 0) -> Iterator[bytes]:
-    """What base64, which may be in lines, holds from `start` on: a piece at a time, since one call
-    would keep Python's lock for 100 ms. None is empty. Raises ValueError.
+    """Decode base64, which may have line breaks, from `start` on. Yields pieces that are not empty,
+    since decoding a file in one call would hold the GIL for 100 ms. Raises ValueError.
     """
     letters, is_padded = b"", False
     for at in range(start, len(text), PIECE):
@@ -97,7 +92,7 @@ def base64_pieces(text: str, start: int = 0) -> Iterator[bytes]:
 
 
 def parse_document(model: type[Body], content: bytes) -> Body:
-    """Check a short document against its model. Raises InvalidRequestError."""
+    """Raises InvalidRequestError."""
     _check_shape(content)
     try:
         return model.model_validate_json(content)
@@ -106,7 +101,6 @@ def parse_document(model: type[Body], content: bytes) -> Body:
 
 
 def refusal(error: ValidationError) -> InvalidRequestError:
-    """pydantic's first complaint in OpenAI's terms."""
     first = error.errors()[0]
     where = ".".join(str(part) for part in first["loc"] if part != "[key]")[:128]
     if first["type"] == "missing":
@@ -120,19 +114,19 @@ def refusal(error: ValidationError) -> InvalidRequestError:
 
 
 def repeated(name: str) -> InvalidRequestError:
-    name = name[:64].encode(errors="backslashreplace").decode()  # JSON spells half characters, too
+    name = name[:64].encode(errors="backslashreplace").decode()  # JSON allows lone surrogates
     return InvalidRequestError(f"'{name}' was sent more than once; send it once", param=name)
 
 
 def _loaded(content: bytes) -> Any:
     _check_shape(content)
-    # Decoded here: it would be taken for UTF-16, too, in which quotes are not where they seem.
+    # `json.loads` would also accept bytes in UTF-16, where the search for quotes is wrong.
     text = content.decode("utf-8-sig")
     found = json.loads(text, object_pairs_hook=_unique, parse_constant=_no_such_number)
     if "\\u" in text:
         try:
             json.dumps(found, ensure_ascii=False).encode()
-        except UnicodeEncodeError as error:  # it can be neither stored, logged nor sent
+        except UnicodeEncodeError as error:  # a lone surrogate cannot be stored, logged or sent
             half = ascii(error.object[error.start])
             raise ValueError(f"it has half of a surrogate pair, {half}: not valid text") from None
     return found
@@ -165,8 +159,8 @@ def _no_such_number(text: str) -> NoReturn:
 AUDIO_FIELD = "input_audio"
 DATA_PART = "data"
 FORMAT_PART = "format"
-MAX_URL = 8192  # characters of one that does not hold the audio itself
-HEADERLESS = ("pcm", "pcm16", "pcm24", "s16le", "raw", "l16")  # nothing in them says what they are
+MAX_URL = 8192  # characters of a URL that is not a data URL
+HEADERLESS = ("pcm", "pcm16", "pcm24", "s16le", "raw", "l16")  # rate and channels are unknown
 
 AUDIO_SCHEMA: Schema = {
     "type": "object",
@@ -185,7 +179,7 @@ AUDIO_SCHEMA: Schema = {
 
 
 def audio_of(document: Mapping[str, Any]) -> str:
-    """The text of the audio in `input_audio`. Raises InvalidRequestError."""
+    """The base64 text in `input_audio`. Raises InvalidRequestError."""
     audio = document.get(AUDIO_FIELD)
     parts = f"'{DATA_PART}', the file's bytes in base64, and '{FORMAT_PART}'"
     if audio is not None and not isinstance(audio, dict):
@@ -221,9 +215,7 @@ def is_data_url(text: str) -> bool:
 
 
 def decoded(text: str, name: str) -> Iterator[bytes]:
-    """What base64, which may be in lines, or a data URL with base64 holds, a piece at a time.
-    Raises InvalidRequestError, which calls it `name`.
-    """
+    """Decode base64 or a data URL with base64 piece by piece. Raises InvalidRequestError."""
     start = text.find(",", 0, MAX_URL) + 1 if is_data_url(text) else 0
     if is_data_url(text) and not text[:start].lower().endswith(";base64,"):
         raise InvalidRequestError(f"the data URL in '{name}' must be one with base64", param=name)
@@ -234,7 +226,7 @@ def decoded(text: str, name: str) -> Iterator[bytes]:
 
 
 def pairs_of(document: Mapping[str, Any]) -> tuple[tuple[str, str], ...]:
-    """All fields but the audio; null is as if nothing had been sent. Raises InvalidRequestError."""
+    """All fields except the audio; null means not sent. Raises InvalidRequestError."""
     return tuple(
         (name, _text(name, value))
         for name, value in document.items()

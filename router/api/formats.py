@@ -1,7 +1,7 @@
-"""A finished transcript as the body of an answer, in each response format.
+"""Write a finished transcript in each response format.
 
-Subtitles are whole segments, one cue each, so that a stream of cues and a whole file are the same
-text. `WRITERS` make the files of openai/whisper's command, for our own and for `/asr`.
+Subtitles have one cue per segment, so that a stream of cues and a whole file are the same text.
+`WRITERS` write the files of openai/whisper's command, for our command and for `/asr`.
 """
 
 from __future__ import annotations
@@ -22,15 +22,15 @@ from router.transcript import Alignment, Segment, TokenLogprob, Transcript, Word
 JSON_TYPE = "application/json"
 TEXT_TYPE = "text/plain; charset=utf-8"
 VTT_TYPE = "text/vtt; charset=utf-8"
-POSITIONS_PER_S = 50  # of the encoder
+POSITIONS_PER_S = 50  # encoder positions per second of audio
 WITH_CHANNELS = ("verbose_json", "diarized_json")
-NOBODY = "unknown"  # who speaks where no turn is near
+NOBODY = "unknown"  # speaker of a segment that is near no turn
 
 
 def render(
     transcript: Transcript, params: TranscriptionParams, logprobs: Sequence[TokenLogprob] = ()
 ) -> tuple[bytes, str]:
-    """The bytes of `answer_of`, and their media type."""
+    """Returns the body and its media type."""
     answer = answer_of(transcript, params, logprobs)
     if isinstance(answer, dict):
         return to_json(answer).encode(), JSON_TYPE
@@ -40,7 +40,6 @@ def render(
 def answer_of(
     transcript: Transcript, params: TranscriptionParams, logprobs: Sequence[TokenLogprob] = ()
 ) -> dict[str, Any] | str:
-    """A JSON document, or a text. logprobs: of the text's tokens, where asked for."""
     match params.response_format:
         case "text":
             return f"{transcript.text}\n"
@@ -52,9 +51,7 @@ def answer_of(
 def document_of(
     transcript: Transcript, params: TranscriptionParams, logprobs: Sequence[TokenLogprob] = ()
 ) -> dict[str, Any]:
-    """Of `verbose_json`, or of `json` for all others. A translation has no usage and is in
-    English.
-    """
+    """The JSON document of a transcript; formats without one get that of `json`."""
     if transcript.alignment is not None:
         return _alignment(transcript, transcript.alignment)
     translated = transcript.task == "translate"
@@ -83,7 +80,6 @@ def document_of(
 
 
 def _alignment(transcript: Transcript, alignment: Alignment) -> dict[str, Any]:
-    """As `router.api.responses.AlignmentResponse`; what has no audio has no times."""
     times = [word.time for word in alignment.words]
     lines: list[list[Word]] = [[] for _ in alignment.lines]
     for word in alignment.words:
@@ -162,9 +158,8 @@ def logprob_bodies(logprobs: Sequence[TokenLogprob]) -> list[dict[str, Any]]:
 
 
 def token_usage(transcript: Transcript) -> dict[str, Any]:
-    """As OpenAI's streams tell it, whose type allows no duration: that stands beside. Audio tokens
-    are encoder positions; output tokens are the segments', with their timestamps. A prompt is not
-    counted.
+    """Usage at the end of a stream: OpenAI's fields, and the seconds of audio. Audio tokens are
+    encoder positions, output tokens include timestamps, and the prompt is not counted.
     """
     audio_tokens = math.ceil(transcript.transcribed_s * POSITIONS_PER_S)
     output_tokens = sum(len(segment.tokens) for segment in transcript.segments)
@@ -196,7 +191,7 @@ Writer = Callable[[Transcript, CueOptions], str]
 
 
 def whisper_json(transcript: Transcript) -> str:
-    """openai/whisper's result; segments have words only where words were asked for."""
+    """The JSON file of openai/whisper's command."""
     segments = segment_bodies(transcript.segments)
     for body, segment in zip(segments, transcript.segments, strict=True):
         if segment.words:
@@ -216,6 +211,6 @@ WRITERS: dict[str, Writer] = {
 
 def _whisper_word(word: Word) -> dict[str, Any]:
     fields: dict[str, Any] = {"word": word.word, "start": word.start, "end": word.end}
-    if not math.isnan(word.probability):  # another server's answer has none
+    if not math.isnan(word.probability):  # NaN if another server's answer has none
         fields["probability"] = word.probability
     return _named(fields, word.speaker)

@@ -1,9 +1,7 @@
-"""A request's fields, sorted, checked one by one and against each other: `TranscriptionParams`.
+"""Parse the fields of a request into `TranscriptionParams`.
 
 Takes (name, text) pairs in any order and in every spelling that OpenAI's clients use: `name` for a
-text; `name[]` and `name[0]` for lists; `name[key]` for objects; and JSON in place of either. What
-this server does not know, or could not honour beside the others, is refused by name: a client
-learns from a 400 what it would otherwise miss in the text.
+text; `name[]` and `name[0]` for lists; `name[key]` for objects; JSON for both.
 """
 
 from __future__ import annotations
@@ -27,7 +25,7 @@ ALIGNED_FORMATS = ("json", "srt", "vtt")
 
 
 def requested_model(pairs: Pairs) -> str:
-    """The model that a form names, before anything else of it is checked."""
+    """The form's model; checks no other field. Raises InvalidRequestError."""
     names = [text.strip() for name, text in pairs if name == "model"]
     if len(names) > 1:
         raise repeated("model")
@@ -39,8 +37,9 @@ def requested_model(pairs: Pairs) -> str:
 def parse_transcription(
     pairs: Pairs, languages: Collection[str], task: Operation = "transcribe"
 ) -> TranscriptionParams:
-    """A form of an audio endpoint, without the file. Raises UnsupportedValueError: what the model,
-    which knows `languages`, cannot do; InvalidRequestError: all else.
+    """Check the fields of an audio endpoint. `languages` are the model's.
+
+    Raises UnsupportedValueError if the model cannot do what is asked, else InvalidRequestError.
     """
     pairs = tuple(pairs)
     model = requested_model(pairs)
@@ -61,14 +60,12 @@ def parse_transcription(
     return params
 
 
-# The same of /v1/audio/translations. `language`, the one that is spoken, is an extension of ours;
-# OpenAI detects it always.
+# `language`, the spoken one, is our extension of translations: OpenAI always detects it.
 parse_translation = partial(parse_transcription, task="translate")
 parse_alignment = partial(parse_transcription, task="align")
 
 
 def _aligning(params: TranscriptionParams, values: Mapping[str, Any]) -> TranscriptionParams:
-    """`params` with a known text; the answer is a document, or subtitles of its lines."""
     if "text" in values and "lines" in values:
         raise InvalidRequestError(
             "'text' and 'lines' are two forms of the same; send only one of them",
@@ -93,7 +90,7 @@ def _aligning(params: TranscriptionParams, values: Mapping[str, Any]) -> Transcr
 
 def _with_values(params: TranscriptionParams, values: Mapping[str, Any]) -> TranscriptionParams:
     if values.get("decoding") == "sequential":
-        params = replace(params, gates=QualityGates())  # the last attempt stands, as there
+        params = replace(params, gates=QualityGates())  # as openai/whisper: keep the last attempt
     listed = values.get("timestamp_granularities", ())
     hotwords = [values.get("hotwords", ""), *values.get("keywords", ())]
     own: dict[str, Any] = {
@@ -126,9 +123,7 @@ Sent = dict[str, Any]  # by field: a text, a list of items, or an object's parts
 
 
 def collect(pairs: Iterable[tuple[str, str]], fields: Mapping[str, RequestField]) -> Sent:
-    """Sort (name, text) pairs by field. Raises InvalidRequestError: unknown, or sent more than
-    once.
-    """
+    """Group pairs by field. Raises InvalidRequestError if a name is unknown or repeated."""
     sent: Sent = {}
     for raw_name, text in pairs:
         name, bracket, key = raw_name.partition("[")
@@ -148,11 +143,10 @@ def collect(pairs: Iterable[tuple[str, str]], fields: Mapping[str, RequestField]
 
 
 def _items(text: str) -> list[Any]:
-    """The items of a JSON list, or the text itself."""
     if text.lstrip().startswith("["):
         try:
             items = json.loads(text)
-            json.dumps(items, ensure_ascii=False).encode()  # JSON can spell half a character
+            json.dumps(items, ensure_ascii=False).encode()  # fails for lone surrogates
         except (ValueError, RecursionError):
             return [text]
         return list(items)
@@ -160,7 +154,7 @@ def _items(text: str) -> list[Any]:
 
 
 def _add_to_object(known: dict[str, str], name: str, key: str, text: str) -> None:
-    """Take `name[key]=text`, or a whole object: JSON, or a bare word as its type."""
+    """Add `name[key]=text`, or a whole object as JSON or as its type alone."""
     parts: Mapping[str, Any]
     if key:
         parts = {key: text}
@@ -191,7 +185,7 @@ Conflicts = Iterator[tuple[str, str]]  # the field to change, and why
 
 
 def check_model(params: TranscriptionParams, languages: Collection[str]) -> None:
-    """Raises UnsupportedValueError: what a model that knows `languages` cannot do."""
+    """Raises UnsupportedValueError if a model with these languages cannot do what is asked."""
     if params.task == "translate" and len(languages) == 1:
         raise UnsupportedValueError(
             f"model {shown(params.model)} supports English only and cannot translate; "

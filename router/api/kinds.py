@@ -1,8 +1,7 @@
-"""The kinds of values that fields have, in forms, JSON bodies, batch lines and realtime sessions;
-and `RequestField`. `router.api.request_fields` declares the fields of a request with them.
+"""The types of values that fields of forms, JSON bodies, batch lines and realtime sessions have.
 
-Each kind reads what a client sent, a text or one of JSON's own values, by `parse`, which raises an
-error that names the field; `schema` says the same as JSON schema.
+`parse` of a kind checks a text or a JSON value that a client sent, and `schema` describes it as
+JSON schema. `router.api.request_fields` declares the fields of a request with these kinds.
 """
 
 from __future__ import annotations
@@ -24,15 +23,15 @@ Shape = Literal["text", "list", "object", "file"]
 
 SHOWN = 64  # characters of a client's value that an error message repeats
 MAX_NAME = 64  # characters of a speaker's name
-OFF = ("none", "null")  # how a threshold is turned off
+OFF = ("none", "null")  # values that turn a threshold off
 
 
 class Kind(ABC):
-    shape: ClassVar[Shape] = "text"  # what `parse` takes: one value, items, or parts by name
+    shape: ClassVar[Shape] = "text"  # `parse` takes one value, a list of items, or parts by name
 
     def parse(self, name: str, sent: Any) -> Any:
-        """Raises InvalidRequestError."""
-        raise NotImplementedError  # a file never comes here
+        """Raises InvalidRequestError, which names the field."""
+        raise NotImplementedError  # a file is not parsed here
 
     @abstractmethod
     def schema(self) -> Schema:
@@ -49,7 +48,7 @@ class AudioFile(Kind):
 @dataclass(frozen=True, slots=True)
 class Text(Kind):
     examples: tuple[str, ...] = ()
-    longest: int = 0  # characters; 0: whoever read the body bounded it
+    longest: int = 0  # characters; 0: the limit on the body is enough
 
     def parse(self, name: str, sent: Any) -> str:
         if not isinstance(sent, str):
@@ -69,8 +68,6 @@ class Text(Kind):
 
 
 class SpeakerName(Kind):
-    """On one line, without the spaces around it."""
-
     def parse(self, name: str, sent: Any) -> str:
         found = sent.strip() if isinstance(sent, str) else ""
         if not found or len(found) > MAX_NAME or not found.isprintable():
@@ -82,7 +79,7 @@ class SpeakerName(Kind):
 
 
 class Language(Kind):
-    """A code or an English name, read as the code."""
+    """An ISO-639-1 code or an English name; parsed as the code."""
 
     def parse(self, name: str, sent: Any) -> str:
         code = language_code(sent) if isinstance(sent, str) else None
@@ -132,7 +129,9 @@ class Number(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Threshold(Kind):
-    """An SDK's None arrives as an empty text, which could mean "off" and "as usual"."""
+    """A number, or "none" to turn it off. Empty texts are refused: SDKs send them for None, which
+    could mean off or the default.
+    """
 
     low: float
     high: float
@@ -154,14 +153,12 @@ class Threshold(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Integer(Kind):
-    """A whole number that is not negative."""
-
-    low: int
+    low: int  # at least 0
     high: int
 
     def parse(self, name: str, sent: Any) -> int:
         if isinstance(sent, float) and sent.is_integer():
-            sent = int(sent)  # JavaScript's numbers are all of one kind
+            sent = int(sent)  # JavaScript has no integers
         digits = str(sent).strip()
         is_number = len(digits) <= len(str(self.high)) and digits.isascii() and digits.isdigit()
         if not is_number or not self.low <= int(digits) <= self.high:
@@ -194,7 +191,7 @@ class Choice(Kind):
 @dataclass(frozen=True, slots=True)
 class ListOf(Kind):
     item: Kind
-    most: int = 0  # 0: whoever read the body bounded it
+    most: int = 0  # 0: the limit on the body is enough
     shape = "list"
 
     def parse(self, name: str, sent: Any) -> tuple[Any, ...]:
@@ -217,7 +214,7 @@ class ListOf(Kind):
 
 @dataclass(frozen=True, slots=True)
 class Times(Kind):
-    """Seconds that never decrease, from list items or one text with commas."""
+    """Seconds that do not decrease, as list items or as one text with commas."""
 
     high: float
     shape = "list"
@@ -235,7 +232,7 @@ class Times(Kind):
 
 @dataclass(frozen=True, slots=True)
 class AudioUrl(Kind):
-    """A data URL with audio, read as the file's bytes. No message repeats any of it."""
+    """A data URL with audio, parsed as the file's bytes. Error messages do not repeat the value."""
 
     longest: int  # of the file, in bytes
 
@@ -268,14 +265,14 @@ def base64_length(n_bytes: int) -> int:
 
 
 def as_object(name: str, sent: object) -> Mapping[str, Any]:
-    """Raises InvalidRequestError: it is none of JSON's objects."""
+    """Raises InvalidRequestError."""
     if not isinstance(sent, Mapping):
         raise _refusal(name, "an object", sent)
     return sent
 
 
 def shown(value: object) -> str:
-    """A client's value, quoted, on one line and cut to a sensible length."""
+    """A client's value, quoted, on one line and cut to `SHOWN` characters."""
     text = repr(value)
     return text if len(text) <= SHOWN else f"{text[:SHOWN]}..."
 
@@ -284,7 +281,7 @@ def _refusal(name: str, expected: str, sent: object) -> InvalidRequestError:
     return InvalidRequestError(f"'{name}' must be {expected}, not {shown(sent)}", param=name)
 
 
-MAX_CHUNKING_MS = 30_000  # a window
+MAX_CHUNKING_MS = 30_000  # the length of a window
 USUAL = Chunking()
 PARTS: dict[str, tuple[Kind, str]] = {
     "threshold": (Number(0, 1), "From which probability on it is speech."),
@@ -295,7 +292,7 @@ PARTS: dict[str, tuple[Kind, str]] = {
 
 @dataclass(frozen=True, slots=True)
 class VoiceCuts(Kind):
-    """An object of type `server_vad`; None for `auto`, which leaves the cuts to the server."""
+    """An object of type `server_vad`, or `auto`, which is parsed as None."""
 
     shape = "object"
 
@@ -343,28 +340,22 @@ Origin = Literal["OpenAI", "openai/whisper", "faster-whisper", "vLLM", "Mistral"
 
 BOTH: tuple[Operation, ...] = ("transcribe", "translate")
 ALL: tuple[Operation, ...] = (*BOTH, "align")
-NO_ATTRIBUTE = ""  # such a field sets no attribute: `router.api.forms` reads it
+NO_ATTRIBUTE = ""  # `sets` of a field that `router.api.forms` handles itself
 
 _DEFAULTS = TranscriptionParams(model="")
 
 
 @dataclass(frozen=True, slots=True)
 class RequestField:
-    """One field of a request.
-
-    flag: its flag on the command line, which is openai/whisper's if that has one; "": none.
-    sets: the attribute of `TranscriptionParams` that it sets, dotted for one of its parts; None:
-        the attribute with the field's own name.
-    """
-
     name: str
     kind: Kind
     help: str  # in Markdown, with names and values in backquotes
-    origin: Origin = "OpenAI"  # the API it comes from
-    flag: str = ""
+    origin: Origin = "OpenAI"  # the API that has it
+    flag: str = ""  # on the command line, as openai/whisper's if it has one; "": none
+    # Attribute of `TranscriptionParams`, such as "gates.avg_logprob"; None: the field's own name.
     sets: str | None = None
-    tasks: tuple[Operation, ...] = BOTH  # whose endpoints take it
-    may_be_empty: bool = True  # an empty text means that it was not sent
+    tasks: tuple[Operation, ...] = BOTH  # the endpoints that take it
+    may_be_empty: bool = True  # an empty text counts as not sent
 
     @property
     def attribute(self) -> str:
@@ -376,7 +367,7 @@ class RequestField:
 
     @property
     def default(self) -> Any:
-        """Of what it sets; None if there is none, or several fields set it together."""
+        """Default of the attribute; None without one, or if `sets` is `NO_ATTRIBUTE`."""
         return attrgetter(self.attribute)(_DEFAULTS) if self.attribute else None
 
     @property

@@ -1,7 +1,7 @@
-"""What /docs and /openapi.json say of the endpoints: the fields of `router.api.request_fields`.
+"""Describe the audio endpoints for /docs and /openapi.json.
 
-The form is read from the stream, not by the framework, so its description is written here; tests
-send its examples.
+FastAPI does not know the forms, which are parsed from the stream, so their schemas are written here
+from `router.api.request_fields`. Tests send the examples.
 """
 
 from __future__ import annotations
@@ -45,7 +45,6 @@ ALIGNMENT_EXAMPLES: dict[str, dict[str, str]] = {
 
 
 def curl_line(path: str, form: Mapping[str, str]) -> str:
-    """`-N` shows a stream as it comes."""
     fields = "".join(f" -F {quote(f'{name}={value}')}" for name, value in form.items())
     option = " -N" if form.get("stream") == "true" else ""
     file = "call.wav" if "channels" in form else "speech.wav"
@@ -116,7 +115,7 @@ ALIGNMENT_BODY = _body("AlignmentRequest", "align", ALIGNMENT_EXAMPLES["Words wi
 
 
 def whole_schema(model: type[BaseModel]) -> Schema:
-    """With all that it refers to in place: not everything is an answer's as well."""
+    """JSON schema with its definitions inlined: FastAPI lists only those of its own models."""
     schema = model.model_json_schema()
     parts = schema.pop("$defs", {})
 
@@ -132,14 +131,14 @@ def whole_schema(model: type[BaseModel]) -> Schema:
 
 
 def resolved(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> Mapping[str, Any]:
-    """With the fields of the one that it refers to."""
+    """The schema, merged with the one in `schemas` that its `$ref` names."""
     if "$ref" not in schema:
         return schema
     return {**schemas[schema["$ref"].rpartition("/")[2]], **schema}
 
 
 def values_of(schema: Mapping[str, Any], schemas: Mapping[str, Any]) -> str:
-    """What a JSON schema allows, in words of Markdown. schemas: to which it refers, by name."""
+    """Describe the values of a JSON schema in Markdown. `schemas` are the targets of its `$ref`."""
     schema = resolved(schema, schemas)
     match schema:
         case {"oneOf": kinds} | {"anyOf": kinds}:
@@ -177,7 +176,7 @@ _TEXTS: Schema = {
     },
 }
 _EVENTS: Schema = {
-    "schema": {},  # of one event: a string to some readers, an object to others
+    "schema": {},  # tools disagree whether an event is a string or an object
     "example": 'data: {"type":"transcript.text.delta","delta":"What was said."}\n\n'
     'data: {"type":"transcript.text.done","text":"What was said.",'
     '"usage":{"type":"tokens","input_tokens":75,"output_tokens":7,"total_tokens":82,'

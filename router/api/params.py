@@ -20,7 +20,7 @@ LADDER = (0.0, 0.2, 0.4, 0.6, 0.8, 1.0)  # openai/whisper's temperatures
 
 @dataclass(frozen=True, slots=True)
 class Chunking:
-    """How the voice detector cuts (`chunking_strategy`); OpenAI's defaults."""
+    """Parameters of the voice detector (`chunking_strategy`), with OpenAI's defaults."""
 
     threshold: float = 0.5
     prefix_padding_ms: int = 300
@@ -29,43 +29,33 @@ class Chunking:
 
 @dataclass(frozen=True, slots=True)
 class SequentialOptions:
-    """What only sequential mode knows, under openai/whisper's names and with its defaults."""
+    """Parameters of sequential mode alone, with openai/whisper's names and defaults."""
 
     condition_on_previous_text: bool = True
     carry_initial_prompt: bool = False
     hallucination_silence_threshold: float | None = None
-    clip_timestamps: tuple[float, ...] = ()  # start, end, start, ... in s; the last end may lack
+    clip_timestamps: tuple[float, ...] = ()  # start, end, start, ... in s; no last end: to the end
 
 
 @dataclass(frozen=True, slots=True)
 class SpeakerOptions:
-    """How speakers are told apart.
-
-    by: their voices, or the channels of the file; None: they are not.
-    num_speakers, min_speakers, max_speakers: how many voices there are; None: that is found.
-    names: of known voices, each with the file in `references` that it is heard in; or of the
-        channels, in their order.
-    """
-
-    by: Way | None = None
+    by: Way | None = None  # None: speakers are not told apart
     num_speakers: int | None = None
     min_speakers: int | None = None
     max_speakers: int | None = None
-    names: tuple[str, ...] = ()
-    references: tuple[bytes, ...] = field(default=(), repr=False)
+    names: tuple[str, ...] = ()  # of the known voices, or of the channels in their order
+    references: tuple[bytes, ...] = field(default=(), repr=False)  # a file for each known voice
 
 
 @dataclass(frozen=True, slots=True)
 class TranscriptionParams:
-    """A checked request."""
-
     model: str  # as the client spelled it
-    language: str | None = None  # code; None: detect it, among `languages` if there are some
+    language: str | None = None  # code; None: detect it, among `languages` if any are given
     languages: tuple[str, ...] = ()
     prompt: str | None = None  # text that came before the audio
     hotwords: str | None = None  # words to expect
     temperature: float = 0.0  # 0 is greedy
-    fallback: bool = True  # climb from temperature 0 where an attempt fails `gates`
+    fallback: bool = True  # from temperature 0, decode again at the next one if `gates` fail
     seed: int | None = None  # of the sampling noise; None: drawn at random
     response_format: ResponseFormat = "json"
     task: Task = "transcribe"
@@ -73,7 +63,7 @@ class TranscriptionParams:
     words: bool = False
     segments: bool = True
     logprobs: bool = False
-    chunking: Chunking | None = None  # None leaves the cuts to the server
+    chunking: Chunking | None = None  # None: the server decides where to cut
     decoding: Decoding = "parallel"
     sequential: SequentialOptions = SequentialOptions()
     beam_size: int = 1
@@ -82,9 +72,9 @@ class TranscriptionParams:
     length_penalty: float | None = None
     gates: QualityGates = PARALLEL_GATES
     max_completion_tokens: int | None = None  # of each window
-    stream_include_usage: bool = False  # events are also in vLLM's shape
-    stream_continuous_usage_stats: bool = False  # with it: the usage in each
-    known_lines: tuple[str, ...] = ()  # of a text whose times alone are asked for
+    stream_include_usage: bool = False  # events also have vLLM's fields
+    stream_continuous_usage_stats: bool = False  # with `stream_include_usage`: usage in each event
+    known_lines: tuple[str, ...] = ()  # the text to align; empty: transcribe
     speakers: SpeakerOptions = SpeakerOptions()
 
     @property
@@ -93,7 +83,7 @@ class TranscriptionParams:
 
     @property
     def aligns(self) -> bool:
-        """Whether the decoder has to tell when words are spoken. A translation's are nobody's."""
+        """Whether the decoder has to align words. A translation's words have no speakers."""
         skips = self.sequential.hallucination_silence_threshold is not None
         by_voice = self.speakers.by == "voice" and self.task == "transcribe"
         return self.words or bool(self.known_lines) or skips or by_voice

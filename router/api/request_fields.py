@@ -1,6 +1,6 @@
-"""Every field of a request, declared once: for the parser of forms (`router.api.forms`), the API's
-description, the flags of `splitscribe transcribe` and the tables of `configs/API.md`. Defaults are
-those of `TranscriptionParams`; how fields go together is in `router.api.forms`.
+"""The fields of a request, declared once for the parser (`router.api.forms`), the OpenAPI document,
+the flags of `splitscribe transcribe` and `configs/API.md`. Defaults are those of
+`TranscriptionParams`.
 """
 
 from __future__ import annotations
@@ -33,20 +33,19 @@ TRANSCRIPTIONS: tuple[Operation, ...] = ("transcribe",)
 ALIGNMENTS: tuple[Operation, ...] = ("align",)
 MAX_SEED = 2**63 - 1
 MAX_CANDIDATES = 16  # beams, or samples: query rows of one sequence
-MAX_TOKENS = 1_000_000  # more than any window's text context, which bounds it anyway
-MAX_COMPRESSION_RATIO = 1000  # zlib cannot do better
+MAX_TOKENS = 1_000_000  # a window's text context is always smaller
+MAX_COMPRESSION_RATIO = 1000  # about the highest that zlib reaches
 MIN_LOGPROB = -100
 MAX_SILENCE_S = 3600
 MAX_CLIP_S = 7 * 24 * 3600
 MAX_SPEAKERS = 32
 MAX_KNOWN = 16  # speakers that `speakers.known_limit` may allow
-MAX_REFERENCE_BYTES = 4 * 1024 * 1024  # of each one's recording
+MAX_REFERENCE_BYTES = 4 * 1024 * 1024  # of a known speaker's recording
 
 
 def _flagged(
     name: str, kind: Kind, help: str, origin: Origin = "openai/whisper", **more: Any
 ) -> RequestField:
-    """A field whose flag on the command line has its name."""
     return RequestField(name, kind, help, origin, f"--{name.replace('_', '-')}", **more)
 
 

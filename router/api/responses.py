@@ -1,8 +1,7 @@
 """The bodies of answers, as the API's documentation shows them.
 
-Answers are written from plain dicts (`router.api.formats`, `router.http.sse`), as validating them
-would cost more than writing them; tests hold those to these models, and events of streams to the
-types of OpenAI's SDK. Errors' are written here.
+Answers themselves are plain dicts (`router.api.formats`, `router.http.sse`), because validation
+costs more than writing them. Tests compare the dicts with these models.
 """
 
 from __future__ import annotations
@@ -15,7 +14,7 @@ from cluster.common.errors import SplitscribeError
 
 
 class DurationUsage(BaseModel):
-    """What a request is billed by."""
+    """The audio that is counted for a request."""
 
     type: Literal["duration"] = "duration"
     seconds: int = Field(description="seconds of audio, rounded up")
@@ -73,7 +72,7 @@ class WordResponse(BaseModel):
 
 
 class ChannelResponse(BaseModel):
-    """What became of a channel of the file (`channels=separate`)."""
+    """One channel of the file (`channels=separate`)."""
 
     channel: int = Field(description="from 1")
     speaker: str | None = Field(None, description="whose it is, if it was transcribed")
@@ -81,7 +80,7 @@ class ChannelResponse(BaseModel):
 
 
 class VerboseTranscriptionResponse(BaseModel):
-    """`response_format=verbose_json`. Which of segments and words: `timestamp_granularities[]`."""
+    """`response_format=verbose_json`. `timestamp_granularities[]` selects segments and words."""
 
     task: Literal["transcribe"]
     language: str = Field(description="English name, such as 'english'")
@@ -132,7 +131,7 @@ class VerboseTranslationResponse(BaseModel):
 
 
 class AlignedWordResponse(BaseModel):
-    """A word of the text with its punctuation. Times are in seconds; null where it is not said."""
+    """A word of the text with its punctuation. Times are in seconds; null if it is not spoken."""
 
     word: str
     start: float | None
@@ -141,7 +140,7 @@ class AlignedWordResponse(BaseModel):
 
 
 class AlignedLineResponse(BaseModel):
-    """A line of the text, from its first word that is said to its last."""
+    """A line of the text. Its times span the words of it that are spoken."""
 
     text: str
     start: float | None
@@ -150,7 +149,7 @@ class AlignedLineResponse(BaseModel):
 
 
 class HeardAloneResponse(BaseModel):
-    """What was heard where the text has nothing."""
+    """Speech in the audio that is missing in the text."""
 
     start: float
     end: float
@@ -158,7 +157,7 @@ class HeardAloneResponse(BaseModel):
 
 
 class AlignmentResponse(BaseModel):
-    """A known text with the times at which it is said."""
+    """A known text with the times at which it is spoken."""
 
     task: Literal["align"]
     language: str = Field(description="English name, such as 'english'")
@@ -179,7 +178,7 @@ class DetectedLanguageResponse(BaseModel):
 
 
 class ModelResponse(BaseModel):
-    """One model that may be named in a request."""
+    """A model that requests can name."""
 
     id: str
     object: Literal["model"] = "model"
@@ -189,14 +188,14 @@ class ModelResponse(BaseModel):
 
 
 class ModelListResponse(BaseModel):
-    """All of them."""
+    """The list of models."""
 
     object: Literal["list"] = "list"
     data: list[ModelResponse]
 
 
 class ErrorBody(BaseModel):
-    """What went wrong, as OpenAI's clients read it."""
+    """An error with the fields that OpenAI's clients read."""
 
     message: str
     type: str
@@ -205,13 +204,12 @@ class ErrorBody(BaseModel):
 
 
 class ErrorResponse(BaseModel):
-    """Every answer that is not a success."""
+    """The body of every answer that is not a success."""
 
     error: ErrorBody
 
 
 def error_body(error: SplitscribeError) -> dict[str, Any]:
-    """For an answer, an event of a stream or a line of a batch."""
     return envelope(error.message, error.type, error.param, error.code)
 
 

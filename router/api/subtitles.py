@@ -1,10 +1,8 @@
-"""Segments as srt, vtt, tsv and plain text: byte for byte what openai/whisper's writers make
-(`utils.py`).
+"""Write segments as srt, vtt, tsv and plain text, byte for byte as openai/whisper (`utils.py`).
 
-Where segments carry words, cues can be laid out anew from them (`CueOptions`); where they carry
-speakers, each cue is one's, and named. Where the two differ, a player would stumble over theirs:
-text never holds a line break of its own, "-->" is taken out of words too, and a segment without
-words among others that have some keeps its text.
+Three differences keep players from misreading a file: text has no line break of its own, "-->" is
+removed from words too, and a segment without words keeps its text when others have words. Cues
+also name their speaker, if there is one.
 """
 
 from __future__ import annotations
@@ -20,14 +18,14 @@ from router.transcript import Segment, Word
 
 VTT_HEADER = "WEBVTT\n\n"
 TSV_HEADER = "start\tend\ttext\n"
-LONG_PAUSE_S = 3.0  # between the starts of two words: ends a cue that flows over segments
+LONG_PAUSE_S = 3.0  # between the starts of two words, after which a cue ends if cues flow
 _LINE_BREAK = re.compile(r"\s*[\r\n]\s*")
 
 
 @dataclass(frozen=True, slots=True)
 class CueOptions:
-    """How cues are made of words; without words nothing of it applies. None: no limit. With both of
-    the first two, cues flow over the segments' bounds, and `max_words_per_line` has no effect.
+    """How cues are laid out from words. If both the width and the number of lines are limited, cues
+    flow across segments, and `max_words_per_line` has no effect.
     """
 
     max_line_width: int | None = None  # characters
@@ -130,7 +128,6 @@ def _words_cue(words: Sequence[Word]) -> _Cue:
 
 
 def _highlighted(words: Sequence[Word]) -> Iterator[_Cue]:
-    """One cue per word, and one without underline for each pause between two."""
     texts = [word.word for word in words]
     whole = "".join(texts)
     last_ms, speaker = _milliseconds(words[0].start), words[0].speaker
@@ -185,7 +182,7 @@ class _Layout:
     n_lines: int = 1
 
     def add(self, word: Word, *, begins_group: bool) -> list[Word]:
-        """Put a word behind the others. Returns the words of the cue that this ended, if any."""
+        """Append a word. Returns the words of the cue that it closed, or an empty list."""
         options = self.options
         changes = bool(self.words) and word.speaker != self.words[-1].speaker
         pauses = options.flows and (changes or word.start - self.last_s > LONG_PAUSE_S)
@@ -225,7 +222,7 @@ def _named(segment: Segment) -> str:
 
 
 def _without_arrow(text: str) -> str:
-    """A player must not take anything for a line of times."""
+    """Shorten "-->", which a player would read as a line of times."""
     return re.sub("-{2,}>", "->", text)
 
 
