@@ -1,6 +1,7 @@
-"""Which requests are let in, and how large their bodies may be: checked before a byte of a body is
-read, for every route, so that a new route needs no check of its own. The keys of WebSockets may
-be client secrets: `router.http.realtime` reads them.
+"""Check the key, host, origin and body size of every request before its body is read.
+
+Routes need no checks of their own, except that WebSockets may send client secrets as keys, which
+`router.http.realtime` checks.
 """
 
 from __future__ import annotations
@@ -22,20 +23,18 @@ from router.http.keys import KeyRing, sent_key
 
 logger = logging.getLogger(__name__)
 
-PROBES = frozenset({"/health", "/livez", "/readyz", "/version"})  # by any name, without a key
-PAGE, PAGE_FILES = "/", "/page/"  # without a key
+PROBES = frozenset({"/health", "/livez", "/readyz", "/version"})  # any host name, no key
+PAGE, PAGE_FILES = "/", "/page/"  # no key
 METRICS = "/metrics"
 SAFE_METHODS = ("GET", "HEAD", "OPTIONS")  # change nothing
 
 MAX_BODY_BYTES = 262_144  # of a body that is no upload
 STALL_S = 60.0  # longest silence of a client in the middle of a body
-LEAST_RATE = 10_000.0  # bytes a second of a body, in the mean,
-RATED_S = 30.0  # from this time on
+LEAST_RATE = 10_000.0  # mean bytes a second of a body, after `RATED_S`
+RATED_S = 30.0
 
 
 class OriginRefusedError(SplitscribeError):
-    """A web page of another origin asks, and the server has no keys."""
-
     status = 403
     type = "invalid_request_error"
     default_code = "origin_not_allowed"
@@ -43,8 +42,6 @@ class OriginRefusedError(SplitscribeError):
 
 
 class HostRefusedError(SplitscribeError):
-    """The server was called by a name that it does not know as its own."""
-
     status = 421
     type = "invalid_request_error"
     default_code = "host_not_allowed"
@@ -52,10 +49,8 @@ class HostRefusedError(SplitscribeError):
 
 
 class Access:
-    """Whom a router lets in; and how long the bodies of those are."""
-
     def __init__(self, keys: KeyRing, settings: RouterSettings, uploads: Mapping[str, int]) -> None:
-        """uploads: how the paths begin whose bodies are long, and how many bytes they may have."""
+        """uploads: the largest body, in bytes, for each prefix of paths that take uploads."""
         self._keys = keys
         self._names = HostNames(settings.hosts) if settings.hosts or not len(keys) else None
         self._cors_origins = settings.cors_origins
@@ -63,7 +58,7 @@ class Access:
         self._probes = PROBES | ({METRICS} if settings.metrics == "on" else set())
 
     def enter(self, scope: Scope, receive: Receive) -> Receive:
-        """What brings the body, within its bounds. Raises SplitscribeError."""
+        """Check a request. Returns a `receive` that bounds its body. Raises SplitscribeError."""
         path = route_path(scope)
         is_http = scope["type"] == "http"
         is_page = path == PAGE or path.startswith(PAGE_FILES)
@@ -83,21 +78,19 @@ class Access:
 
 
 def route_path(scope: Scope) -> str:
-    """What Starlette finds a route by: the path without that of a mount, as Serve's proxy has."""
+    """The path that Starlette routes by: without the mount's path, which Serve's proxy adds."""
     path: str = scope["path"]
     below = path.removeprefix(scope.get("root_path", ""))
     return below if below[:1] in ("", "/") else path
 
 
 class HostNames:
-    """The names by which a server may be called.
-
-    A web page that makes its own name mean the server's address (DNS rebinding) has the browser's
-    leave to read all of its answers. It needs a name for that, so addresses are let in.
+    """The host names that requests may use; protects from DNS rebinding, where a web page's own
+    name resolves to the server's address. IP addresses need no check, as they cannot be rebound.
     """
 
     def __init__(self, hosts: Sequence[str]) -> None:
-        """hosts: further names, '*.DOMAIN' for all below a domain, or '*' for every name."""
+        """hosts: more names, '*.DOMAIN' for all below a domain, or '*' for every name."""
         own = socket.gethostname()
         names = {_name_of(host) for host in ("localhost", own, own.partition(".")[0], *hosts)}
         self._takes_all = "*" in names
@@ -105,7 +98,7 @@ class HostNames:
         self._domains = (".localhost", *(name[1:] for name in names if name.startswith("*.")))
 
     def check(self, headers: Headers) -> None:
-        """Raises HostRefusedError. Programs may leave the header out; no browser does."""
+        """Raises HostRefusedError. The header may be missing: browsers always send it."""
         for host in headers.getlist("host"):
             name = _name_of(host)
             if not (self._takes_all or self._is_known(name)):
@@ -126,7 +119,7 @@ class HostNames:
 
 
 def _name_of(host: str) -> str:
-    """What a Host header names: without the port, and without the brackets of an IPv6 address."""
+    """The name in a Host header, without the port and an IPv6 address's brackets."""
     name = host.strip().lower()
     if name.startswith("["):
         return name[1:].partition("]")[0]
@@ -134,8 +127,9 @@ def _name_of(host: str) -> str:
 
 
 def check_origin(headers: Headers, cors_origins: Sequence[str]) -> None:
-    """Pages of other sites are refused, which a browser lets send forms and open WebSockets
-    anywhere. Raises OriginRefusedError.
+    """Refuse pages of other sites: browsers let them send forms and open WebSockets anywhere.
+
+    Raises OriginRefusedError.
     """
     origin, site = headers.get("origin"), headers.get("sec-fetch-site")
     if "*" in cors_origins or origin in cors_origins:
@@ -163,8 +157,8 @@ async def refuse_upgrade(websocket: WebSocket, error: SplitscribeError) -> None:
 
 
 def bounded(receive: Receive, max_bytes: int) -> Receive:
-    """`receive`, which raises while a body is read that is too long or too slow. What comes behind
-    the body is the client's hang-up, for which a request may wait for ever.
+    """Wrap `receive` to raise if the body is too long or too slow. The message after the body is
+    the client's hang-up, which has no time limit.
     """
     time_s = asyncio.get_running_loop().time
     begun_s: float | None = None

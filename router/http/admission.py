@@ -1,9 +1,7 @@
-"""Whether a request is admitted, by the seconds of audio that this router already holds.
+"""Admit requests by the seconds of audio that are pending in this router.
 
-It is admitted as a whole, before the first byte of its answer: first by the bytes that it
-announces, then by the length that its container states. While requests wait in queues for more than
-`MOST_WAIT_S` before their first window's turn, the limit falls, but never below `LEAST_SHARE` of
-the setting; within a minute without long waits it is the whole setting again.
+Requests are checked by their announced bytes, then by the length in their container. The limit
+falls while first windows wait for more than `MOST_WAIT_S`, and grows back within a minute.
 """
 
 from __future__ import annotations
@@ -24,10 +22,10 @@ BYTES_PER_AUDIO_S = 16_000  # first guess: 128 kbit/s; speech codecs hold more a
 RETRY_AFTER_S = 5.0
 MAX_REQUESTS = 1024  # at once, however short: each holds a connection and a file
 MOST_WAIT_S = 60.0  # of a request's first window in all queues
-N_WAITS = 8  # requests whose waits are compared with it
-LEAST_SHARE = 0.1  # of the setting may be pending, whatever requests waited for
+N_WAITS = 8  # requests whose median wait is compared with `MOST_WAIT_S`
+LEAST_SHARE = 0.1  # of the setting: the limit's minimum
 QUIET_S = 10.0  # without long waits, before the limit begins to grow
-DOUBLED_S = 12.0  # in which it then doubles
+DOUBLED_S = 12.0  # time in which it then doubles
 
 
 class Admission:
@@ -36,19 +34,16 @@ class Admission:
     def __init__(
         self, max_pending_audio_s: float, monotonic: Callable[[], float] = time.monotonic
     ) -> None:
-        """max_pending_audio_s: the limit, until requests wait for too long."""
-        self.requests = 0  # admitted, and not ended
+        self.requests = 0  # admitted and not ended
         self.pending_audio_s = 0.0  # of all of them, as far as known
         self._monotonic = monotonic
         self._max_pending_s = max_pending_audio_s
-        self._limit_s = max_pending_audio_s  # when something waited long last
+        self._limit_s = max_pending_audio_s  # at `_limited_at_s`, from which time it grows
         self._limited_at_s = monotonic()
-        self._waits: deque[tuple[float, float]] = deque(maxlen=N_WAITS)  # since it fell last
+        self._waits: deque[tuple[float, float]] = deque(maxlen=N_WAITS)  # since the limit last fell
 
     def admit(self, upload_bytes: int) -> AdmittedRequest:
-        """Let a request in until its context ends; one that is alone always fits. Raises
-        CrowdedError.
-        """
+        """Admit a request until its context ends. The only one always fits. Raises CrowdedError."""
         estimate_s = upload_bytes / BYTES_PER_AUDIO_S
         self._check(self.pending_audio_s, self.requests, estimate_s)
         self.requests += 1
@@ -60,11 +55,11 @@ class Admission:
         return min(self._max_pending_s, self._limit_s * math.exp2(min(grown_s / DOUBLED_S, 100.0)))
 
     def _waited(self, wait_s: float, pending_s: float) -> None:
-        """A first window waited so long in queues; `pending_s` was there when its request came.
+        """Lower the limit if first windows wait too long. `pending_s` was pending at admission.
 
-        What waits grows with what is pending: so much as would have let it wait `MOST_WAIT_S` is
-        the limit, which falls by half at most. It is taken from when the request came, so that all
-        that came with it say the same. While a request waits for half as long, it does not grow.
+        Waits are proportional to pending audio, so the new limit is that with which the median
+        request would have waited `MOST_WAIT_S`, but at least half of the old one. A wait of more
+        than half of `MOST_WAIT_S` keeps the limit from growing.
         """
         self._waits.append((wait_s, pending_s))
         if wait_s <= MOST_WAIT_S / 2:
@@ -96,30 +91,28 @@ class Admission:
 
 class AdmittedRequest:
     def __init__(self, admission: Admission) -> None:
-        self.audio_s = 0.0  # that it is counted with
+        self.audio_s = 0.0  # its part of `Admission.pending_audio_s`
         self._admission = admission
-        self._pending_s = 0.0  # when its length was known, its own included
+        self._pending_s = 0.0  # of all requests, when its length became known
         self._left = False
 
     def received(self, n_bytes: int) -> None:
-        """So many more bytes of its upload have arrived. Never refused: their number was."""
+        """Count more bytes of the upload. Raises nothing: the announced length was checked."""
         self._set(self.audio_s + n_bytes / BYTES_PER_AUDIO_S)
 
     def expect(self, audio_s: float) -> None:
-        """Raises CrowdedError: with the true length it does not fit beside the others."""
+        """Count the container's length instead. Raises CrowdedError if it does not fit."""
         others_s = self._admission.pending_audio_s - self.audio_s
         self._admission._check(others_s, self._admission.requests - 1, audio_s)
         self._set(audio_s)
         self._pending_s = others_s + audio_s
 
     def found(self, audio_s: float) -> None:
-        """Count at least `audio_s`. Work has begun, so this is never refused."""
+        """Count at least `audio_s`. Raises nothing: work has begun."""
         self._set(max(audio_s, self.audio_s))
 
     def done(self, timings: StageTimings) -> None:
-        """`timings` say for how long its first window waited for others; nothing where a worker
-        failed a window: its waits are those of a fault.
-        """
+        """Note how long its first window waited, unless a worker's failure made it wait."""
         if not timings.failures:
             self._admission._waited(timings.first_queue_s, self._pending_s)
 
@@ -133,7 +126,7 @@ class AdmittedRequest:
             admission.requests -= 1
             admission.pending_audio_s -= self.audio_s
             if not admission.requests:
-                admission.pending_audio_s = 0.0  # without what rounding left
+                admission.pending_audio_s = 0.0  # removes rounding errors
 
     def _set(self, audio_s: float) -> None:
         if not self._left:

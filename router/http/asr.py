@@ -1,7 +1,6 @@
-"""`/asr` and `/detect-language`, as whisper-asr-webservice has them: for Bazarr and others.
+"""`/asr` and `/detect-language` as whisper-asr-webservice has them, for Bazarr and other clients.
 
-Off unless a setting turns it on. As there, a parameter that is unknown is ignored. Source:
-whisper-asr-webservice 1.9, `app/webservice.py`.
+Unknown parameters are ignored, as there. Source: whisper-asr-webservice 1.9, `app/webservice.py`.
 """
 
 from __future__ import annotations
@@ -43,7 +42,7 @@ _FORM = {
 }
 _BODY = {"requestBody": {"required": True, "content": {"multipart/form-data": {"schema": _FORM}}}}
 
-# An empty text is as if nothing had been sent, and false where true or false is meant.
+# An empty text means not sent, or false.
 Flag = Annotated[bool, BeforeValidator(lambda sent: sent or False)]
 Encode = Annotated[
     Flag, Query(description="false: the file is 16 kHz mono int16 samples without a header")
@@ -62,8 +61,8 @@ Output = Annotated[
 
 
 def add_asr_routes(app: FastAPI, service: TranscriptionService, keys: KeyRing) -> None:
-    """A key may also be sent as a password: clients of that server have no field for a key, but
-    most send what a URL like `http://any:KEY@host:8000` says.
+    """Add both routes. They also take a key as the password of Basic authentication, because their
+    clients have no field for a key but accept URLs such as `http://any:KEY@host:8000`.
     """
     basic = HTTPBasic(auto_error=False, description="any name, and one of the keys as password")
     schemes = [Depends(BEARER), Depends(basic)] if len(keys) else []
@@ -113,7 +112,7 @@ def add_asr_routes(app: FastAPI, service: TranscriptionService, keys: KeyRing) -
 
         def parse(pairs: Pairs, languages: Collection[str]) -> TranscriptionParams:
             params = replace(parse_transcription(pairs, languages), task=task)
-            check_model(params, languages)  # once more: now it may be a translation
+            check_model(params, languages)  # again, for `task`
             return params
 
         def write(

@@ -1,7 +1,4 @@
-"""`/v1/files` and `/v1/batches`: many requests in one file, answered within a day.
-
-Bytes of files stream both ways, a piece at a time, to and from the process that owns them.
-"""
+"""The routes of `/v1/files` and `/v1/batches`."""
 
 from __future__ import annotations
 
@@ -47,8 +44,6 @@ INPUT_PURPOSE = "batch"
 
 @dataclass(frozen=True, slots=True)
 class BatchAccess:
-    """How a router reaches files and batches. max_file_bytes: of an upload."""
-
     batches: BatchService
     max_file_bytes: int
 
@@ -56,7 +51,7 @@ class BatchAccess:
 def add_batches(
     api: APIRouter, access: BatchAccess | None, keys: KeyRing, usage: UsageAccount
 ) -> None:
-    """Add `/v1/files` and `/v1/batches`; without `access`, what says how to turn them on."""
+    """Add the routes. Without `access`, they answer how to turn batches on."""
     if access is not None:
         _add_files(api, access, keys)
         _add_batches(api, access.batches, keys, usage)
@@ -75,7 +70,7 @@ def add_batches(
 
 
 def _key_owner(request: Request, keys: KeyRing) -> str:
-    """A digest; empty where there are no keys."""
+    """A digest of the key; empty without keys."""
     return keys.owner_digest(notes_of(request.scope).owner).hex()
 
 
@@ -115,7 +110,7 @@ def _add_batches(api: APIRouter, batches: BatchService, keys: KeyRing, usage: Us
         after: str | None = None,
         limit: Annotated[int, Query(ge=1, le=100)] = 20,
     ) -> BatchPage:
-        """Batches of the key that asks, the newest first."""
+        """The batches of the key, newest first."""
         return await batches.list_batches(_key_owner(request, keys), after, limit)
 
     @api.get("/batches/{batch_id}", tags=["batches"], summary="Look a batch up")
@@ -124,7 +119,7 @@ def _add_batches(api: APIRouter, batches: BatchService, keys: KeyRing, usage: Us
 
     @api.post("/batches/{batch_id}/cancel", tags=["batches"], summary="Cancel a batch")
     async def cancel_batch(request: Request, batch_id: str) -> Batch:
-        """What was transcribed until then is in its output file."""
+        """The output file has what was transcribed until then."""
         return await batches.cancel_batch(_key_owner(request, keys), batch_id)
 
 
@@ -142,7 +137,7 @@ def _add_files(api: APIRouter, access: BatchAccess, keys: KeyRing) -> None:
         openapi_extra={"requestBody": {"required": True, "content": content}},
     )
     async def create_file(request: Request) -> FileObject:
-        """The lines of a batch (`purpose` is `batch`), or audio that they name."""
+        """Upload the lines of a batch (`purpose` is `batch`), or audio that they name."""
         with keys.request_of(notes_of(request.scope).owner):
             return await _receive(request, access, _key_owner(request, keys))
 
@@ -154,7 +149,7 @@ def _add_files(api: APIRouter, access: BatchAccess, keys: KeyRing) -> None:
         order: Literal["asc", "desc"] = "desc",
         purpose: str | None = None,
     ) -> FilePage:
-        """Files of the key that asks, the newest first."""
+        """The files of the key, by default newest first."""
         return await batches.list_files(_key_owner(request, keys), after, limit, order, purpose)
 
     @api.get("/files/{file_id}", tags=["files"], summary="Look a file up")
@@ -163,7 +158,7 @@ def _add_files(api: APIRouter, access: BatchAccess, keys: KeyRing) -> None:
 
     @api.delete("/files/{file_id}", tags=["files"], summary="Delete a file")
     async def delete_file(request: Request, file_id: str) -> FileDeleted:
-        """Not while it is the input of a batch that has not ended."""
+        """Refused while the file is the input of a batch that has not ended."""
         await batches.delete_file(_key_owner(request, keys), file_id)
         return FileDeleted(id=file_id)
 
@@ -237,7 +232,6 @@ class _Upload:
         self._buffer += piece
 
     async def flush(self, at_least: int = 1) -> None:
-        """Send what is there, in pieces, while it is `at_least` so much."""
         while len(self._buffer) >= at_least:
             piece = bytes(self._buffer[:PIECE_BYTES])
             await self._batches.append(self._owner, self._upload_id, self._sent_bytes, piece)

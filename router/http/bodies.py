@@ -1,8 +1,7 @@
-"""What a body holds: the fields and the file of a multipart form, or of JSON with base64 audio.
+"""Parse bodies: multipart forms as their bytes arrive, and JSON with base64 audio.
 
-A form is parsed as its bytes are pushed in, and every limit on it enforced at the byte that crosses
-it; the push parser is python-multipart's. A document has the shape of OpenRouter's transcription
-endpoint, which Open WebUI sends too.
+Each limit on a form is enforced at the byte that crosses it. JSON has the shape of OpenRouter's
+transcription endpoint, which Open WebUI sends too.
 """
 
 from __future__ import annotations
@@ -34,14 +33,14 @@ MAX_FIELD_BYTES = 64 * 1024
 REFERENCES = "known_speaker_references"
 MAX_REFERENCE_BYTES = base64_length(MAX_REFERENCE) + 256  # as a data URL
 MAX_REFERENCES_BYTES = 4 * MAX_REFERENCE_BYTES  # of one form
-LONG_FIELDS = {  # hours of speech, and recordings
+LONG_FIELDS = {  # longest values in bytes: hours of speech, and recordings
     "text": 512 * 1024,
     "lines": 512 * 1024,
     REFERENCES: MAX_REFERENCE_BYTES,
 }
-MAX_FRAMING_BYTES = 1024 * 1024  # all of the body that is neither the file nor references
+MAX_FRAMING_BYTES = 1024 * 1024  # of a body, without the file and references
 
-# The library warns of every malformed body; the client is told, the log need not be.
+# The library warns of every malformed body, of which the client is told.
 logging.getLogger("python_multipart").setLevel(logging.ERROR)
 
 
@@ -106,7 +105,7 @@ class FormReader:
             )
 
     def finish(self) -> tuple[tuple[str, str], ...]:
-        """Returns its fields, if the form is whole."""
+        """The fields. Raises InvalidRequestError if the form or its file is incomplete."""
         if not self._ended:
             raise InvalidRequestError("the multipart body ends before its closing boundary")
         if not self._has_file:
@@ -132,7 +131,7 @@ class FormReader:
         filename = options.get(b"filename")
         self._in_file = self._name == self._file_field
         if self._in_file:
-            if not filename:  # text in place of an upload, or a browser's empty file input
+            if not filename:  # a text instead of a file, or a browser's empty file input
                 raise _no_file(self._file_field)
             if self._has_file:
                 raise InvalidRequestError("send one file, not several", param=self._file_field)
@@ -155,7 +154,7 @@ class FormReader:
     def _part_end(self) -> None:
         if self._in_file:
             return
-        self._names.add(self._name.partition("[")[0])  # a list has as many items as there is room
+        self._names.add(self._name.partition("[")[0])  # items of a list count as one field
         if len(self._names) > MAX_FIELDS:
             raise InvalidRequestError(f"the form has more than {MAX_FIELDS} fields")
         self._fields.append((self._name, _text(bytes(self._value), f"field {self._name[:64]!r}")))
@@ -165,9 +164,7 @@ class FormReader:
 
 
 def _check_length(name: str, n_bytes: int) -> int:
-    """Returns the most bytes of a field's value, however the name of a list is spelled. Raises
-    InvalidRequestError.
-    """
+    """Returns the limit in bytes of a field's value. Raises InvalidRequestError."""
     most = LONG_FIELDS.get(name.partition("[")[0], MAX_FIELD_BYTES)
     if n_bytes > most:
         raise InvalidRequestError(
@@ -183,9 +180,7 @@ def media_type(headers: Mapping[str, str]) -> bytes:
 
 
 def form_boundary(headers: Mapping[str, str], expected: str = FORM_TYPE) -> bytes:
-    """Of the Content-Type header. Raises InvalidRequestError: the body is no multipart form, but
-    should be as `expected` says.
-    """
+    """The boundary in Content-Type. Raises InvalidRequestError, which names what is `expected`."""
     sort, options = parse_options_header(headers.get("content-type", ""))
     if sort != FORM_TYPE.encode():
         came = sort.decode("latin-1")[:64] or "no Content-Type"
@@ -212,13 +207,13 @@ def _text(content: bytes, what: str) -> str:
 # ---- JSON
 
 JSON_TYPE = b"application/json"
-GROWTH = 1.5  # bytes of a body per byte of audio at most: base64, with some characters escaped
+GROWTH = 1.5  # largest ratio of a body to its audio in bytes: base64 with some escaped characters
 
-DATA = f"{AUDIO_FIELD}.{DATA_PART}"  # as error messages name it
+DATA = f"{AUDIO_FIELD}.{DATA_PART}"  # its name in error messages
 
 
 def read_document(content: bytes) -> tuple[tuple[tuple[str, str], ...], str]:
-    """The fields of a body, and the text that holds its audio. Raises SplitscribeError."""
+    """Returns the fields and the base64 of the audio. Raises SplitscribeError."""
     try:
         document = read_json(content, MAX_FRAMING_BYTES, (AUDIO_FIELD, DATA_PART))
     except PayloadTooLargeError:

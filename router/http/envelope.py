@@ -1,6 +1,4 @@
-"""Writes errors as HTTP answers, all in OpenAI's envelope, always with all keys, since OpenAI's
-clients show no message of any other shape. Answers of `ASR_PATHS` also have `detail`.
-"""
+"""Write errors as HTTP answers in OpenAI's envelope, the only shape that OpenAI's clients show."""
 
 from __future__ import annotations
 
@@ -25,7 +23,7 @@ logger = logging.getLogger(__name__)
 
 ASR_PATHS = ("/asr", "/detect-language")  # their clients read `detail`, as FastAPI writes it
 MAX_PATH = 256  # characters of a path in a log line
-CLIENT_CLOSED = 499  # never seen by anyone but the access log
+CLIENT_CLOSED = 499  # appears in the access log only
 RETRY_AFTER_S = 1.0  # for a 429 or 503 whose error gives no time
 
 
@@ -34,7 +32,7 @@ def error_response(error: SplitscribeError) -> JSONResponse:
 
 
 class UnexpectedError(SplitscribeError):
-    """A bug in the server. The client gets its request id and no details."""
+    """A bug in the server. The client gets the request id and no details."""
 
     def __init__(self, request_id: str) -> None:
         super().__init__(
@@ -44,22 +42,18 @@ class UnexpectedError(SplitscribeError):
 
 
 def shown_path(scope: Mapping[str, Any]) -> str:
-    """The path without characters that could forge a log line, as URLs spell them."""
+    """The path, percent-encoded so that it cannot forge a log line."""
     return quote(scope["path"])[:MAX_PATH]
 
 
 @dataclass(slots=True)
 class Notes:
-    """What becomes known of a request on its way, for who counts and logs it in the end.
+    """Facts about a request that are gathered on its way, and counted and logged at its end."""
 
-    owner: number of its API key; None where none is needed. error: the code, or else the class
-    name, of the one that it ends with. work: what it cost, by the names of log fields.
-    """
-
-    owner: int | None = None
-    error: str | None = None
+    owner: int | None = None  # number of the API key; None without keys
+    error: str | None = None  # code, or else class name, of the error that ended it
     span: Span = NO_SPAN
-    work: Mapping[str, Any] = field(default_factory=dict)
+    work: Mapping[str, Any] = field(default_factory=dict)  # its cost, by names of log fields
 
 
 def notes_of(scope: MutableMapping[str, Any]) -> Notes:
@@ -84,7 +78,7 @@ async def _on_splitscribe_error(request: Request, error: Exception) -> Response:
 
 
 def answer_error(request: Request, error: SplitscribeError) -> Response:
-    if error.status < 500:  # its message may quote what the client sent
+    if error.status < 500:  # the message may quote what the client sent
         level, what = logging.INFO, error.code or error.type
     else:
         level, what = logging.WARNING, error.message

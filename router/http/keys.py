@@ -1,7 +1,7 @@
-"""API keys: which are valid, how many requests each may have at once, and the file of keys.
+"""API keys: the valid ones, the file that lists them, and the requests each may have at once.
 
-Keys are compared as digests, each in constant time and all of them every time, so that the time of
-an answer says nothing about them. Behind the router an owner is named by a digest.
+Every key is compared every time, as a digest in constant time, so that the time of an answer
+reveals nothing. Behind the router, the owner of a key is another digest.
 """
 
 from __future__ import annotations
@@ -26,31 +26,29 @@ from cluster.common.settings_sources import read_api_keys
 logger = logging.getLogger(__name__)
 
 RETRY_AFTER_S = 1.0
-SHORT = 16  # characters: a key of fewer is warned of
-LOOK_S = 2.0  # between two looks at the file of keys
-BEARER = HTTPBearer(auto_error=False, description="one of the server's API keys")  # as documented
+SHORT = 16  # characters; a shorter key causes a warning
+LOOK_S = 2.0  # between two reads of the file of keys
+BEARER = HTTPBearer(auto_error=False, description="one of the server's API keys")  # OpenAPI only
 
 
 @dataclass(slots=True)
 class _Key:
-    """digest: of the key. owner: digest that is told behind the router. name: for logs."""
-
     digest: bytes
-    owner: bytes
-    name: str
+    owner: bytes  # digest that is used behind the router
+    name: str  # for logs
 
 
 class KeyRing:
-    """The keys of one router. Without any, everyone may come in. Used by one event loop."""
+    """The keys of one router. Without keys, everyone is let in. Used by one event loop."""
 
     def __init__(self, entries: Sequence[str], max_requests: int = 0) -> None:
-        """`max_requests`: of one key at once; 0 sets no limit."""
-        self._known: list[_Key] = []  # those that are gone, too: a number stays its key's
+        """max_requests: of one key at once; 0: no limit."""
+        self._known: list[_Key] = []  # removed keys too, so that a number always means one key
         self.replace(entries)
         self.request_of = AtOnce("requests", max_requests).one_of
 
     def replace(self, entries: Sequence[str]) -> None:
-        """Take these keys, `KEY` or `NAME KEY`, in place of those before."""
+        """Replace all keys. Each entry is `KEY` or `NAME KEY`."""
         numbers = set()
         for name, key in map(named_key, entries):
             digest, owner = _digest(key.encode()), _owner(key.encode())
@@ -70,7 +68,7 @@ class KeyRing:
         return len(self._valid)
 
     def owner(self, sent: bytes | None) -> int:
-        """Number of the key that a client sent. Raises AuthenticationError."""
+        """Number of the key. Raises AuthenticationError."""
         if sent is None:
             raise AuthenticationError("no API key was sent; send 'Authorization: Bearer <key>'")
         owner = _index_of(_digest(sent), self._digests())
@@ -82,11 +80,11 @@ class KeyRing:
         return "" if owner is None else self._known[owner].name
 
     def owner_digest(self, owner: int | None) -> bytes:
-        """What tells the audio of one key from another's: opaque; empty where there are no keys."""
+        """The owner's digest, which separates the audio of keys; empty without keys."""
         return b"" if owner is None else self._known[owner].owner
 
     def owner_of_digest(self, digest: bytes) -> int | None:
-        """Number of the key whose `owner_digest` this is; None: none of these keys."""
+        """Number of the valid key with this `owner_digest`, or None."""
         owner = _index_of(digest, [one.owner for one in self._known])
         return owner if owner in self._valid else None
 
@@ -95,15 +93,15 @@ class KeyRing:
 
 
 class KeyFile:
-    """Read again and again: a key comes or goes without a restart. What is under way with a key
-    that goes is finished. A mistake in the file changes nothing but the log.
+    """The settings' keys and file of keys, which is read again every `LOOK_S`. Requests of a
+    removed key are finished. A file with a mistake is logged and changes nothing.
     """
 
     def __init__(self, settings: RouterSettings) -> None:
-        """Raises ConfigurationError: the file cannot be read, or is no file of keys."""
+        """Raises ConfigurationError."""
         self._settings = settings
         self._entries = self._read()
-        self._mistake = ""  # of the file, as it was read last
+        self._mistake = ""  # in the file when it was last read
         self.ring = KeyRing(self._entries, settings.max_requests_per_key)
 
     async def follow(self) -> None:
@@ -132,13 +130,13 @@ class KeyFile:
 
 class AtOnce:
     def __init__(self, what: str, most: int) -> None:
-        """`most`: of one client; 0 sets no limit."""
+        """most: of one client; 0: no limit."""
         self._what, self._most = what, most
         self._running: Counter[Hashable] = Counter()
 
     @contextmanager
     def one_of(self, client: Hashable) -> Iterator[None]:
-        """Count one while it runs; a client None has no limit. Raises RateLimitError."""
+        """Count one until the context ends. None has no limit. Raises RateLimitError."""
         if self._most and client is not None and self._running[client] >= self._most:
             raise RateLimitError(
                 f"This client has {self._most} {self._what} running, which is the most at once. "
@@ -150,11 +148,11 @@ class AtOnce:
             yield
         finally:
             self._running[client] -= 1
-            self._running = +self._running  # without clients that have none
+            self._running = +self._running  # drops zero counts
 
 
 def sent_key(headers: Mapping[str, str], *, takes_password: bool = False) -> bytes | None:
-    """The bearer key of a request, or the password of Basic credentials; None: it has none."""
+    """The bearer key of a request, or the password of Basic authentication, or None."""
     kind, _, sent = headers.get("authorization", "").partition(" ")
     if kind.lower() == "bearer" and sent.strip():
         return sent.strip().encode("latin-1")

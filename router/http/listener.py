@@ -1,9 +1,7 @@
-"""The router's own HTTP server, so that no proxy stands between it and its clients.
+"""The router's own HTTP server, without a proxy, for a cluster on one machine.
 
-For a cluster on one machine: every router replica listens on the same port, and the kernel hands
-each new connection to one of them (SO_REUSEPORT). A cluster of several machines needs something
-in front of its routers, and Ray Serve's proxies are that. Knows uvicorn and sockets, not what is
-served.
+Every router replica listens on the same port, and the kernel gives each new connection to one of
+them (SO_REUSEPORT). uvicorn's protocols are extended by limits on what one connection may cost.
 """
 
 from __future__ import annotations
@@ -27,16 +25,16 @@ logger = logging.getLogger(__name__)
 BACKLOG = 2048  # connections that wait to be accepted
 KEEP_ALIVE_S = 90.0  # of an idle connection, as Serve's proxy has it
 CLOSE_TIMEOUT_S = 30.0  # for requests in flight when the replica is stopped
-PING_S = 20.0  # keeps what stands between awake; an answer may take as long as audio waits for room
-PONG_S = 60.0
-STUCK_MS = 60_000  # that a client may read nothing of what waits for it; then it is cut
-BIND_S = 5.0  # in which a port that another replica is about to leave becomes free
+PING_S = 20.0  # keeps connections through proxies and NAT alive
+PONG_S = 60.0  # longer than audio may wait for room, when the client is not read
+STUCK_MS = 60_000  # a client that reads nothing for so long is disconnected
+BIND_S = 5.0  # longest wait for another replica to free the port
 BIND_AGAIN_S = 0.25
-FRAME_BYTES = 16 << 20  # of a WebSocket message, at least
+FRAME_BYTES = 16 << 20  # lower bound of the largest WebSocket message
 
 
 class HttpListener(uvicorn.Server):
-    """Serves one application on one address until it is closed. Belongs to one event loop."""
+    """Serve one application on one address until it is closed. Belongs to one event loop."""
 
     port: int
     _serving: asyncio.Task[None]
@@ -46,10 +44,10 @@ class HttpListener(uvicorn.Server):
     async def open(
         cls, app: ASGIApp, host: str, port: int, max_message_bytes: int = 0
     ) -> HttpListener:
-        """Listen; port 0 takes a free one. A WebSocket's message of more than 16 MiB and more than
-        `max_message_bytes`, which the application wants to see, closes its connection.
+        """Listen. Port 0 takes a free one. Messages of WebSockets up to `max_message_bytes` reach
+        the application; much longer ones close the connection.
 
-        Raises OSError where the address cannot be bound, WorkerError where `app` does not start.
+        Raises OSError if the address cannot be bound, and WorkerError if `app` does not start.
         """
         bound = await _bound(host, port)
         config = uvicorn.Config(
@@ -81,36 +79,33 @@ class HttpListener(uvicorn.Server):
     async def startup(self, sockets: list[socket.socket] | None = None) -> None:
         try:
             await super().startup(sockets)
-        except SystemExit:  # which would end the whole process
+        except SystemExit:  # would end the whole process
             raise WorkerError("the application did not start; the log says why") from None
         self._up.set()
 
     def check(self) -> None:
-        """Raise WorkerError when nothing listens any more."""
         if self._serving.done():
             raise WorkerError("the router's HTTP server has ended")
 
     async def close(self) -> None:
-        """Take no new connection, finish the requests in flight, cut what takes too long."""
+        """Accept no more connections, and finish the requests in flight within a time limit."""
         self.should_exit = True
         await asyncio.gather(self._serving, return_exceptions=True)
 
 
 async def _bound(host: str, port: int) -> socket.socket:
-    """A listening socket, once the address is free, for which it waits 5 s at most.
-
-    A replica that was replaced under load was seen to hold its port for a moment, though it
-    shared it. Raises OSError.
+    """Listen, after at most `BIND_S` if the address is in use: under load, a replica that is being
+    replaced may hold the shared port for a moment. Raises OSError.
     """
     loop = asyncio.get_running_loop()
     end_s = loop.time() + BIND_S
     while True:
         bound = socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET)
         try:
-            # A replica that takes the place of a killed one finds its connections in TIME_WAIT.
+            # Connections of a killed replica may still be in TIME_WAIT.
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
             bound.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEPORT, 1)
-            if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; each connection inherits it
+            if hasattr(socket, "TCP_USER_TIMEOUT"):  # Linux; connections inherit it
                 bound.setsockopt(socket.IPPROTO_TCP, socket.TCP_USER_TIMEOUT, STUCK_MS)
             bound.bind((host, port))
             bound.listen(BACKLOG)
@@ -124,23 +119,23 @@ async def _bound(host: str, port: int) -> socket.socket:
         await asyncio.sleep(BIND_AGAIN_S)
 
 
-# ---- what one connection may cost before anybody has looked at it
+# ---- limits on a connection
 
 MAX_HEAD_BYTES = 65_536
-HEAD_S = 30.0  # in which a head must be whole; also for a connection that has said nothing
-MAX_WAITING = 8  # requests of a connection behind the one that is answered
-SMALL_BYTES = 64  # a piece of a body below this is small
-SMALL_PER_S, SMALL_AT_ONCE = 1000.0, 5000.0  # of one connection
-LINGER_S = 5.0  # in which a client that was refused may read why
+HEAD_S = 30.0  # in which a head must be complete, the first one of a connection included
+MAX_WAITING = 8  # pipelined requests of a connection behind the one that is answered
+SMALL_BYTES = 64  # pieces of a body below this are counted
+SMALL_PER_S, SMALL_AT_ONCE = 1000.0, 5000.0  # small pieces of one connection
+LINGER_S = 5.0  # in which a client that was refused may read the reason
 POLICY_VIOLATION = 1008  # RFC 6455
 FRAMES_PER_S, FRAMES_AT_ONCE = 1000.0, 2500.0  # of one WebSocket, fragments too: 30 ms of work
 CONTROLS_PER_S, CONTROLS_AT_ONCE = 10.0, 100.0  # pings, pongs and closes among them
-_PIECE_BYTES = 16_384  # parsed at once, of HTTP
-_FRAMES_BYTES = 8_192  # parsed at once, of a WebSocket: 1,365 empty frames
+_PIECE_BYTES = 16_384  # of HTTP, parsed at once
+_FRAMES_BYTES = 8_192  # of a WebSocket, parsed at once: 1,365 empty frames
 
 
 class Budget:
-    """What one connection may still do. May be overdrawn; what is spent then is owed in time."""
+    """A token bucket that may be overdrawn. `per_s` tokens are added a second, up to `burst`."""
 
     def __init__(self, per_s: float, burst: float) -> None:
         self._per_s = per_s
@@ -148,7 +143,7 @@ class Budget:
         self._at_s: float | None = None  # of the last spending
 
     def spend(self, amount: float, now_s: float) -> float:
-        """Take `amount`. Returns the seconds until the budget has it: 0.0 where it had it."""
+        """Take `amount`. Returns the seconds until the budget covers it, 0.0 if it does."""
         earned = 0.0 if self._at_s is None else (now_s - self._at_s) * self._per_s
         self._left = min(self._left + earned, self._burst) - amount
         self._at_s = now_s
@@ -156,17 +151,17 @@ class Budget:
 
 
 class HttpProtocol(HttpToolsProtocol):
-    """Bounds heads in bytes and seconds, and the requests that wait on a connection.
+    """Limit the bytes and seconds of a head, small pieces, and pipelined requests.
 
-    What a client sends after it was refused is read and forgotten, until it has read why.
+    What a client sends after a refusal is read and dropped until it has read the reason.
     """
 
     _head_timer: asyncio.TimerHandle | None = None
-    _barren_bytes = 0  # read since the last end of a head, of a message, or piece of a body
+    _barren_bytes = 0  # read since the last end of a head or message, or piece of a body
     _in_head = False
     _in_message = False
     _is_refused = False
-    _n_small = 0  # small pieces of a body since they were last counted
+    _n_small = 0  # small pieces of a body that are not counted yet
 
     def connection_made(self, transport: asyncio.Transport) -> None:  # type: ignore[override]
         super().connection_made(transport)
@@ -184,14 +179,14 @@ class HttpProtocol(HttpToolsProtocol):
             piece = data[start : start + _PIECE_BYTES]
             self._barren_bytes += len(piece)
             super().data_received(piece)
-            if self._barren_bytes >= MAX_HEAD_BYTES:  # of a chunk's head or trailers, too
+            if self._barren_bytes >= MAX_HEAD_BYTES:  # also in a chunk's head or in trailers
                 self._refuse(431, f"the request's head has more than {MAX_HEAD_BYTES} bytes")
             if self._n_small and self._small.spend(self._n_small, self.loop.time()):
                 self._refuse(400, "its body comes in too small chunks")
             self._n_small = 0
         may_ask = not (self._is_refused or self._in_message)
         if may_ask and self.timeout_keep_alive_task is None and self._is_idle:
-            self._await_head()  # it sent empty lines
+            self._await_head()  # the client sent empty lines
 
     def on_message_begin(self) -> None:
         self._in_head = self._in_message = True
@@ -223,13 +218,13 @@ class HttpProtocol(HttpToolsProtocol):
     def on_response_complete(self) -> None:
         super().on_response_complete()
         if self._in_message and not self._in_head:
-            self._await_head()  # in whose time the rest of a body must come that nobody reads
+            self._await_head()  # also the time limit for the rest of a body that nobody reads
 
     def handle_websocket_upgrade(self) -> None:
         if not self._is_refused:
             super().handle_websocket_upgrade()
-            self._is_refused = True  # the rest is the other protocol's
-            self.parser = None  # type: ignore[assignment]  # it has this object: a cycle
+            self._is_refused = True  # the other protocol reads the rest
+            self.parser = None  # type: ignore[assignment]  # breaks a reference cycle
 
     @property
     def _is_idle(self) -> bool:
@@ -256,13 +251,13 @@ class HttpProtocol(HttpToolsProtocol):
             self.transport.close()
 
     def _refuse(self, status: int, why: str) -> None:
-        """Read nothing more. What was asked for before is answered; then the connection ends."""
+        """Read nothing more, answer the earlier requests, then end the connection."""
         if self._is_refused or self.transport.is_closing():
             return
         self._is_refused = True
         logger.info("the rest of a connection is refused: %d, %s", status, why)
         if self._in_message and not self._in_head:
-            self.transport.abort()  # the end of its body is what it was refused
+            self.transport.abort()  # the body cannot be completed
             return
         if not self._is_idle:
             self.cycle.keep_alive = False  # the newest one
@@ -275,12 +270,12 @@ class HttpProtocol(HttpToolsProtocol):
 
 
 class WebSocketProtocol(WebSocketsSansIOProtocol):
-    """Parses no more than the application takes, and cuts who floods it.
+    """Parse no more messages than the application takes, and disconnect clients that flood it.
 
-    Whole messages wait until it takes them; pings and fragments, which it never sees, are counted.
+    Control frames and fragments, which the application never sees, are limited in their rate.
     """
 
-    _unparsed = b""  # what came while messages waited
+    _unparsed = b""  # received while messages waited
     _is_cut = False
 
     def data_received(self, data: bytes) -> None:
@@ -289,7 +284,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
             self._parse()
 
     def _parse(self) -> None:
-        """Parse what has come, until a message waits for the application."""
+        """Parse received bytes until a message waits for the application."""
         data, at = self._unparsed, 0
         while at < len(data) and not (self.read_paused or self._is_cut):
             super().data_received(data[at : at + _FRAMES_BYTES])
@@ -306,8 +301,8 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
     async def send(self, message: ASGISendEvent) -> None:
         await super().send(message)
         if self.close_sent:
-            self.handshake_complete = True  # by a refusal too, of which uvicorn logs an error else
-            self._parse()  # the client's close may be there already
+            self.handshake_complete = True  # after a refusal too, or uvicorn logs an error
+            self._parse()  # the client's close may have come already
 
     def connection_made(self, transport: asyncio.BaseTransport) -> None:
         super().connection_made(transport)
@@ -316,9 +311,10 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
 
     def connection_lost(self, exc: Exception | None) -> None:
         super().connection_lost(exc)
-        self.conn.receive_eof()  # or the half of a message stays until Python looks for cycles,
+        # Both free messages, whole or in part, that would stay until Python collects cycles.
+        self.conn.receive_eof()
         if self.conn.parser_exc is not None:
-            self.conn.parser_exc.__traceback__ = None  # and so does the last whole one
+            self.conn.parser_exc.__traceback__ = None
 
     def handle_events(self) -> None:
         frames = [event for event in self.conn.events if isinstance(event, Frame)]
@@ -335,7 +331,7 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if self.writable.is_set():
             super().handle_ping()
         else:
-            self.conn.data_to_send()  # the pong: a client that reads nothing gets none
+            self.conn.data_to_send()  # drops the pong, since the client reads nothing
 
     def _cut(self, why: str) -> None:
         logger.info("a WebSocket is cut: %s", why)
@@ -348,13 +344,14 @@ class WebSocketProtocol(WebSocketsSansIOProtocol):
         if self.read_paused:
             self.read_paused = False
             self.transport.resume_reading()
-        self.writable.set()  # for who waits to send
+        self.writable.set()  # wakes senders
         self.close_timer = _end(self.loop, self.transport)
 
 
 def _end(loop: asyncio.AbstractEventLoop, transport: asyncio.Transport) -> asyncio.TimerHandle:
-    """End a connection when the client has read the last word. Its own words must go on being
-    read meanwhile: a socket that is closed above unread bytes throws away what it was to send."""
+    """Close for writing, and abort after `LINGER_S`. The caller must keep reading, since closing a
+    socket with unread bytes drops what was sent last.
+    """
     if transport.can_write_eof():
         transport.write_eof()
     return loop.call_later(LINGER_S, transport.abort)

@@ -1,5 +1,5 @@
-"""The outermost layer of the HTTP surface: request ids, access control, an answer for every crash,
-the access log. Pure ASGI, so that the channel on which a client's hang-up arrives stays untouched.
+"""The outermost layer of the HTTP application: request ids, access control, answers for crashes,
+and the access log. It is pure ASGI, so that `receive` still delivers a client's hang-up.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ from router.http.shared import Shared
 
 logger = logging.getLogger(__name__)
 
-API_PREFIXES = ("/v1/", *ASR_PATHS)  # what is counted: not the probes that ask for health
+API_PREFIXES = ("/v1/", *ASR_PATHS)  # counted and logged
 TRACED_PREFIXES = ("/v1/audio/", *ASR_PATHS)
 STARTS = ("http.response.start", "websocket.accept", "websocket.http.response.start")
 MAX_REQUEST_ID = 128  # characters
@@ -40,12 +40,10 @@ _NOT_IN_IDS = re.compile(r"[^A-Za-z0-9._:/+=-]")
 
 
 class AnswerBrokenError(Exception):
-    """An answer whose status was sent cannot be finished; the log line before says why."""
+    """An answer failed after its status was sent. The cause was logged before."""
 
 
 class RequestMiddleware:
-    """Wraps the application; `echo_request_id` is False where a proxy adds the header itself."""
-
     def __init__(
         self,
         app: ASGIApp,
@@ -67,7 +65,7 @@ class RequestMiddleware:
         is_http = scope["type"] == "http"
         request_id = accept_request_id(scope)
         started_s = self._shared.clock.monotonic()
-        status = 0  # until it is sent; of a WebSocket that is refused
+        status = 0  # until it is sent; a WebSocket has one only if it is refused
 
         async def send_stamped(message: Message) -> None:
             nonlocal status
@@ -93,22 +91,21 @@ class RequestMiddleware:
                 )
                 note_error(scope, UnexpectedError(request_id))
                 if status or not is_http:
-                    # The server cuts the connection, so that nobody takes it for whole; what it
-                    # logs of this must not say more than our own line.
+                    # The server cuts the connection, so that the answer does not seem whole.
+                    # `from None`: its log must not say more than our line.
                     raise AnswerBrokenError from None
                 await error_response(UnexpectedError(request_id))(scope, receive, send_stamped)
             finally:
                 if status and scope["path"].startswith(API_PREFIXES):
                     wall_s = self._shared.clock.monotonic() - started_s
                     self._count(status, notes.error, wall_s)
-                    if is_http:  # a WebSocket has log lines of its own
+                    if is_http:  # WebSockets have their own log lines
                         self._log(scope, notes, status, wall_s)
                     span.note(http__response__status_code=status)
                     if notes.error is not None:
                         span.note(error=notes.error)
 
     async def _admitted(self, scope: Scope, receive: Receive, send: Send) -> None:
-        """Let the application answer whom it may, and refuse all others."""
         try:
             receive = self._access.enter(scope, receive)
         except SplitscribeError as error:
@@ -120,7 +117,7 @@ class RequestMiddleware:
         await self._app(scope, receive, send)
 
     def _span(self, scope: Scope, request_id: str) -> Span:
-        """The span of the whole answer, its stream included; only for requests that do work."""
+        """A span for the whole answer, its stream included. Only transcriptions are traced."""
         is_traced = scope["type"] == "http" and scope["path"].startswith(TRACED_PREFIXES)
         if self._tracer is NO_TRACER or not is_traced:
             return NO_SPAN

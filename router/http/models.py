@@ -1,4 +1,4 @@
-"""Which models clients may name, how, and the transcriber behind each."""
+"""The names of a router's models, and the transcriber behind each."""
 
 from __future__ import annotations
 
@@ -18,10 +18,10 @@ from router.live.session import LiveEngine
 
 logger = logging.getLogger(__name__)
 
-FRESH_S = 0.02  # that /health waits for the newest state of the pools
+FRESH_S = 0.02  # longest wait of /health for the newest state of the pools
 HEALTH_TIMEOUT_S = 5.0
 ALIAS = "whisper-1"  # the hosted service's name, which many clients cannot change
-# Its newer names. Clients choose by them what they send: whether they end turns themselves, say.
+# The hosted service's newer names. Clients of the live ones end turns themselves.
 LIVE_ALIASES = ("gpt-realtime-whisper", "gpt-live-transcribe")
 OPENAI_ALIASES = (
     "gpt-4o-transcribe",
@@ -31,27 +31,25 @@ OPENAI_ALIASES = (
     "gpt-transcribe",
     *LIVE_ALIASES,
 )
-PREFIX = "openai/"  # may be left out, or put in front of a name that has none
+PREFIX = "openai/"  # optional in front of every name
 _SHOWN = 128  # characters of an unknown name that the message repeats
 
 
 @dataclass(frozen=True, slots=True)
 class ServedModel:
-    """One model and the pools that serve it."""
-
-    names: tuple[str, ...]  # listed, the first one foremost
+    names: tuple[str, ...]  # listed; the first is the main one
     languages: tuple[str, ...]  # codes
     transcriber: Transcriber
-    aliases: tuple[str, ...] = ()  # further names, not listed
+    aliases: tuple[str, ...] = ()  # more names, not listed
     created: int = field(default_factory=lambda: int(time.time()))  # Unix time
     owned_by: str = "splitscribe"
-    live: LiveEngine | None = None  # realtime sessions, where it has them
+    live: LiveEngine | None = None  # for realtime sessions; None: not supported
     progress: Progress = field(default_factory=Progress)
-    description: str | None = None  # what clients should know of it first
+    description: str | None = None  # for clients
 
 
 class ModelRegistry:
-    """All models of a router. `whisper-1` means the one that claims it, or else the first."""
+    """All models of a router. `whisper-1` is the model with that name or alias, else the first."""
 
     def __init__(
         self,
@@ -60,10 +58,7 @@ class ModelRegistry:
         openai_aliases: bool = True,
         list_openai_aliases: bool = False,
     ) -> None:
-        """Take `models`, the default first. Raises ConfigurationError: two share a name.
-
-        openai_aliases: OPENAI_ALIASES mean what `whisper-1` means, where no model claims them.
-        """
+        """Raises ConfigurationError if there is no model or two share a name."""
         if not models:
             raise ConfigurationError("there is no model to serve")
         self.models = tuple(models)
@@ -82,7 +77,7 @@ class ModelRegistry:
         self._listed_aliases = hosted if list_openai_aliases else ()
 
     def find(self, name: str) -> ServedModel:
-        """`openai/` in front and `%2F` for the slash do not matter. Raises ModelNotFoundError."""
+        """`openai/` is optional, and `%2F` is read as a slash. Raises ModelNotFoundError."""
         plain = unquote(name)
         for spelling in (plain, plain.removeprefix(PREFIX), PREFIX + plain):
             if model := self._by_name.get(spelling):
@@ -102,15 +97,12 @@ class ModelRegistry:
         )
 
     def listing(self) -> ModelListResponse:
-        """Every name; aliases are left out, since they are the same models once more."""
         names = [name for model in self.models for name in model.names]
         names += [name for name in self._listed_aliases if name not in names]
         return ModelListResponse(data=[self.describe(name) for name in names])
 
     async def health(self) -> dict[str, Any]:
-        """What `/health` tells. Pools that take long to answer are not waited for: then it is what
-        they said the last time, `age_s` ago. Nothing is ready before they have said something.
-        """
+        """The state of the pools, `age_s` old if they do not answer within `FRESH_S`."""
         await asyncio.wait({self.look()}, timeout=FRESH_S)
         at_s = self._known_at_s
         return {**self._known, "age_s": at_s and round(time.monotonic() - at_s, 3)}
@@ -126,7 +118,7 @@ class ModelRegistry:
         try:
             async with asyncio.timeout(HEALTH_TIMEOUT_S):
                 self._known = await self._state()
-        except Exception:  # the answer to "are you well?" must not be a crash
+        except Exception:  # /health must not fail
             logger.exception("the pools cannot be asked for their health")
             self._known = _UNKNOWN
         self._known_at_s = asked_at_s

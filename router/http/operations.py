@@ -1,8 +1,7 @@
-"""The endpoints for probes and monitoring. `/livez` answers as long as the process runs, also while
-models load; `/readyz` is for balancers; `/health` is for people; all three without a key.
+"""The endpoints for probes and for Prometheus.
 
-`/metrics` has what a router counts and what it knows of its pools, as Prometheus reads it. Names
-are those of `cluster.common.metrics`; Ray exports each as `ray_<name>`.
+`/metrics` has the state of the pools and the metrics of `cluster.common.metrics`, which Ray exports
+as `ray_<name>`.
 """
 
 from __future__ import annotations
@@ -88,7 +87,7 @@ def add_probes(
 
 
 def add_metrics(app: FastAPI, shared: Shared, guards: Sequence[Depends]) -> None:
-    """Add the path to `app`. From now on the recorder tells it, too, what it is told."""
+    """Add `/metrics`, and make the recorder update its metrics, too."""
     disable_created_metrics()  # type: ignore[no-untyped-call]
     collected = CollectorRegistry()
     ProcessCollector(registry=collected)
@@ -133,12 +132,12 @@ class _Metric:
 
 
 class _Pools:
-    """Reads `known`, which is `ModelRegistry.health`, at each scrape: workers come and go."""
+    """Gauges of the pools, made anew for each scrape, since workers come and go."""
 
-    known: Mapping[str, Any]
+    known: Mapping[str, Any]  # the result of `ModelRegistry.health`
 
     def describe(self) -> list[GaugeMetricFamily]:
-        return []  # asked for when it is registered
+        return []  # called at registration, when nothing is known
 
     def collect(self) -> Iterator[GaugeMetricFamily]:
         models = self.known["models"]

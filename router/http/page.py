@@ -1,10 +1,7 @@
-"""The two pages for people: at `GET /` to try the server in a browser, at `GET /docs` its API.
+"""Serve the two pages for people: `GET /` to try the server, and `GET /docs` for its API.
 
-Files of the first lie in `router/page/`, public and built by no tool. What it shows it asks of the
-API, with a key where keys are set. Every answer forbids the browser anything from elsewhere and any
-markup made of text (the header `content-security-policy`). The second is the server's OpenAPI
-document as plain HTML without scripts, so that it works where the browser reaches no other host,
-which FastAPI's own page does not.
+The first is in `router/page/`. The second is the OpenAPI document as HTML without scripts, while
+FastAPI's own page loads them from another host.
 """
 
 from __future__ import annotations
@@ -53,7 +50,7 @@ CONTENT_SECURITY_POLICY = "; ".join(
 )
 HEADERS = {
     "content-security-policy": CONTENT_SECURITY_POLICY,
-    "cache-control": "no-cache",  # a browser asks each time, and is told that nothing has changed
+    "cache-control": "no-cache",  # a browser revalidates each time
     "cross-origin-opener-policy": "same-origin",
     "cross-origin-resource-policy": "same-origin",
     "permissions-policy": "microphone=(self), camera=(), geolocation=()",
@@ -64,7 +61,7 @@ HEADERS = {
 
 
 def add_page(app: FastAPI) -> None:
-    """The page names its files relative to itself, so that a proxy may put it below a path."""
+    """Add the page. Its links are relative, so that a proxy may serve it below a path."""
     files = PageFiles(directory=FOLDER)
     files.all_directories.append(SAMPLES)
 
@@ -76,15 +73,13 @@ def add_page(app: FastAPI) -> None:
 
 
 class PageFiles(StaticFiles):
-    """The files of the page but for the shell, with the headers of each."""
-
     async def get_response(self, path: str, scope: Scope) -> Response:
         if path == SHELL or Path(path).suffix not in MEDIA_TYPES:
             raise HTTPException(404)
         return await self.answer(path, scope)
 
     async def answer(self, path: str, scope: Scope) -> Response:
-        """Any file of the folder. Raises HTTPException: there is none of that name."""
+        """Answer with any file of the folders. Raises HTTPException if there is none."""
         response = await super().get_response(path, scope)
         response.headers.update(HEADERS)
         if response.status_code == 200:
@@ -95,7 +90,7 @@ class PageFiles(StaticFiles):
 # ---- the API
 
 Schema = Mapping[str, Any]
-Cells = tuple[str, str, str]  # of a row
+Cells = tuple[str, str, str]  # of a row of a table
 
 _MARKDOWN = MarkdownIt("commonmark", {"html": False}).enable("table")
 
@@ -157,7 +152,6 @@ def docs_page(document: Schema) -> str:
 
 
 def _operation(operation: Schema, schemas: Schema) -> Iterator[str]:
-    """Its parts, in Markdown."""
     yield f"**{operation.get('summary', '')}**"
     yield operation.get("description", "")
     if parameters := operation.get("parameters"):
@@ -180,7 +174,6 @@ def _operation(operation: Schema, schemas: Schema) -> Iterator[str]:
 
 
 def _table(title: str, heads: Cells, rows: Iterable[Cells]) -> str:
-    """Cells may hold what would end them."""
     cells = [[cell.replace("|", r"\|").replace("\n", " ") for cell in row] for row in rows]
     lines = (" | ".join(row) for row in (heads, ("---",) * 3, *cells))
     return "\n".join((f"### {title}", "", *(f"| {line} |" for line in lines)))

@@ -1,6 +1,4 @@
-"""The HTTP surface: OpenAI's audio endpoints, models, health, documentation, a page to try it
-on.
-"""
+"""Build the HTTP application, and define OpenAI's endpoints for audio and models."""
 
 from __future__ import annotations
 
@@ -74,11 +72,10 @@ def create_app(
     cluster_key: str | None = None,
     batches: BatchAccess | None = None,
 ) -> FastAPI:
-    """The application. Its `state.realtime` has the sessions, to be drained before it ends.
+    """Build the application. Drain the sessions of its `state.realtime` before it ends.
 
-    echo_request_id: False behind Ray Serve's proxy, which adds `x-request-id` to every answer
-        itself (twice would join to one wrong id), and queues what a WebSocket sends.
-    cluster_key: signs client secrets, so that any router with it takes them; default: made.
+    echo_request_id: False behind Ray Serve's proxy, which adds `x-request-id` itself.
+    cluster_key: signs client secrets; routers with the same key accept each other's.
     """
 
     @asynccontextmanager

@@ -1,8 +1,4 @@
-"""One transcription request from its form to its answer.
-
-What it holds is given back in the reverse order, however it ends. Errors are raised here and
-written by `router.http.envelope`.
-"""
+"""Serve one transcription request from its form to its answer."""
 
 from __future__ import annotations
 
@@ -47,9 +43,9 @@ from router.transcript import TokenLogprob, Transcript
 
 logger = logging.getLogger(__name__)
 
-MAX_UPLOADS = 512  # of one client, under way at once
-MAX_PARSED_AT_ONCE = 262_144  # letters of fields; more, as of recordings, by a thread
-GRACE_S = 1.0  # for the pipeline to end by its own deadline, with a better message
+MAX_UPLOADS = 512  # of one client at once
+MAX_PARSED_AT_ONCE = 262_144  # characters of fields; longer ones are parsed in a thread
+GRACE_S = 1.0  # beyond the deadline: the pipeline's own error has a better message
 
 T = TypeVar("T")
 Parse = Callable[[Iterable[tuple[str, str]], Collection[str]], TranscriptionParams]
@@ -57,11 +53,9 @@ Parse = Callable[[Iterable[tuple[str, str]], Collection[str]], TranscriptionPara
 
 @dataclass(frozen=True, slots=True)
 class CheckedRequest:
-    """A request that was let in, read and checked."""
-
     request: Request
     upload: Path
-    filename: str  # as the client named it; empty where it did not
+    filename: str  # from the client; empty if it sent none
     params: TranscriptionParams
     model: ServedModel
     share: AdmittedRequest
@@ -81,13 +75,11 @@ def write_as_openai(
 
 @dataclass(frozen=True, slots=True)
 class Endpoint:
-    """How an endpoint's requests are read and answered."""
-
     parse: Parse
     write: Write = write_as_openai
     shape: BodyShape = FORM_OR_JSON
-    fields: tuple[tuple[str, str], ...] | None = None  # where they stand in the URL
-    detect: Callable[[str, float], Response] | None = None  # where only the language is asked for
+    fields: tuple[tuple[str, str], ...] | None = None  # from the URL, in place of the form's
+    detect: Callable[[str, float], Response] | None = None  # answers with the language alone
 
 
 class TranscriptionService:
@@ -99,14 +91,13 @@ class TranscriptionService:
 
     def report(self) -> None:
         if self.admission.requests:
-            self._shared.registry.look()  # whether it has to wait for a worker
+            self._shared.registry.look()  # notes whether the pools have workers
         record = self._shared.recorder.set
         record("splitscribe_pending_requests", self.admission.requests)
         record("splitscribe_pending_audio_seconds", self.admission.pending_audio_s)
         record("splitscribe_max_pending_audio_seconds", self._shared.settings.max_pending_audio_s)
 
     async def answer(self, request: Request, endpoint: Endpoint) -> Response:
-        """Do what came to an endpoint. Raises SplitscribeError."""
         started_s = self._shared.clock.monotonic()
         try:
             async with AsyncExitStack() as stack:
@@ -119,10 +110,10 @@ class TranscriptionService:
                     return await self._begin_stream(checked, context, stack)
                 return await self._whole(checked, context, endpoint.write)
         except SplitscribeError as error:
-            if error.param == FILE_FIELD:  # as all that reads audio calls it
+            if error.param == FILE_FIELD:  # the name in all errors about audio
                 error.param = endpoint.shape.audio_field(request.headers)
             raise
-        except asyncio.CancelledError:  # Serve cancels a request whose client has hung up
+        except asyncio.CancelledError:  # Serve cancels a request when its client hangs up
             logger.info(
                 "given up by its caller after %.1f s", self._shared.clock.monotonic() - started_s
             )
@@ -131,14 +122,14 @@ class TranscriptionService:
     async def _receive(
         self, request: Request, endpoint: Endpoint, stack: AsyncExitStack, started_s: float
     ) -> CheckedRequest:
-        """Let the request in, read its body and check it; what it holds goes onto `stack`."""
+        """Admit the request, then read and check it. `stack` releases its resources."""
         limit = self._shared.settings.max_upload_bytes
         length = check_content_length(request.headers, limit)
         notes = notes_of(request.scope)
         owner = notes.owner
         stack.enter_context(self._shared.keys.request_of(owner))
         share = stack.enter_context(self.admission.admit(length or 0))
-        self._shared.usage.begin(owner)  # what is refused before does not count
+        self._shared.usage.begin(owner)  # only now: requests that are refused do not count
 
         async def chunks() -> AsyncIterator[bytes]:
             async for chunk in request.stream():
@@ -207,7 +198,9 @@ class TranscriptionService:
     async def _run(self, checked: CheckedRequest, context: RequestContext) -> TranscriptionResult:
         work = checked.model.transcriber.transcribe(checked.upload, checked.params, context)
         result = await supervise(work, checked.request.receive, context)
-        if checked.model.progress.asleep_s < checked.started_s:  # else it waited for a worker
+        if (
+            checked.model.progress.asleep_s < checked.started_s
+        ):  # else it waited for a worker to start
             checked.share.done(result.timings)
         duration_s = result.transcript.duration_s
         notes = notes_of(checked.request.scope)
@@ -217,7 +210,7 @@ class TranscriptionService:
         return result
 
     def _timing(self, checked: CheckedRequest, timings: StageTimings) -> str:
-        """The `server-timing` of a request that is done now: ms, summed over parallel windows."""
+        """The header `server-timing` of a finished request: ms, summed over parallel windows."""
         stages = (
             ("upload", checked.upload_s, ""),
             ("audio", timings.audio_s, ""),
@@ -231,19 +224,17 @@ class TranscriptionService:
 
 
 async def supervise(work: Coroutine[Any, Any, T], receive: Receive, context: RequestContext) -> T:
-    """Await `work`; cancel it, and wait until it has ended, when nobody needs it any more.
+    """Await `work`, but cancel it and await its end at a hang-up or after the deadline, which may
+    be extended meanwhile. `receive` must be at the end of the body.
 
-    receive: the ASGI channel, whose body has been read to its end. The context's remaining time is
-        asked for again each time it seems over, as it can grow.
-
-    Raises ClientDisconnect, or DeadlineExceededError where `work` did not say so itself.
+    Raises ClientDisconnect, DeadlineExceededError, or what `work` raises.
     """
     task = asyncio.ensure_future(work)
     hang_up = asyncio.ensure_future(_hang_up(receive))
     try:
         while (left_s := context.remaining_s() + GRACE_S) > 0:
             await asyncio.wait({task, hang_up}, timeout=left_s, return_when=asyncio.FIRST_COMPLETED)
-            if task.cancelled():  # by something inside; our own caller was not cancelled
+            if task.cancelled():  # by something inside: our caller was not cancelled
                 raise WorkerError("the work was cancelled inside the cluster")
             if task.done():
                 return task.result()
@@ -257,12 +248,12 @@ async def supervise(work: Coroutine[Any, Any, T], receive: Receive, context: Req
 
 
 def _address(request: Request) -> str | None:
-    """The connection's, or what a proxy says that uvicorn was told to trust."""
+    """The client's address, also behind a proxy that uvicorn was told to trust."""
     return request.client.host if request.client else None
 
 
 def _timeout_s(request: Request) -> float:
-    """What `TIMEOUT_HEADER` says; infinite without it. Raises InvalidRequestError: no time."""
+    """The value of `TIMEOUT_HEADER`; infinite without it. Raises InvalidRequestError."""
     sent = request.headers.get(TIMEOUT_HEADER, "inf")
     with suppress(ValueError):
         if (seconds := float(sent)) > 0.0:
@@ -280,7 +271,7 @@ async def _hang_up(receive: Receive) -> None:
 
 
 def cache_header(timings: StageTimings) -> dict[str, str]:
-    """hit (of all windows' KV), miss (of none) or partial; empty where nothing is kept."""
+    """The header that tells how many windows' KV came from the cache; empty without a cache."""
     hits, windows = timings.cache_hits, timings.cache_hits + timings.cache_misses
     if not windows:
         return {}

@@ -1,4 +1,4 @@
-"""What the parts of a router's HTTP surface share."""
+"""Objects that all parts of a router's HTTP application share."""
 
 from __future__ import annotations
 

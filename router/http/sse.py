@@ -1,9 +1,7 @@
-"""A request that streams: its work runs as a task and sends final text as OpenAI's events.
+"""Answer a request with a stream of OpenAI's events, which hold final text only.
 
-For srt and vtt a delta is the cues that closed; for diarized_json each segment is an event, and
-there are no deltas. A comment keeps proxies from cutting a quiet stream; a failure in the middle is
-one event with an error in OpenAI's envelope, then the end. The 200 is sent when the first audio was
-found, so that an upload that cannot be opened still gets a status of its own.
+The 200 is sent when the first audio was decoded, so that a bad upload still gets its own status. A
+later failure is an event with an error, which ends the stream.
 """
 
 from __future__ import annotations
@@ -38,18 +36,16 @@ from router.transcript import TokenLogprob
 logger = logging.getLogger(__name__)
 
 HEARTBEAT_S = 15.0  # proxies cut a connection that is silent for 30 to 60 s
-OPENING_S = 5.0  # after the container has stated its length; then the 200 is sent without audio
+OPENING_S = 5.0  # after the container's length is known, the 200 is sent without audio
 HEARTBEAT = b": still working\n\n"
 END = b"data: [DONE]\n\n"
 TellTiming = Callable[[StageTimings], str]
 HEADERS = {"cache-control": "no-store", "x-accel-buffering": "no"}
-# Line breaks to some clients' line readers, though not to JSON.
+# Some clients' line readers take these for line breaks.
 _ESCAPES = {code: f"\\u{code:04x}" for code in (0x85, 0x2028, 0x2029)}
 
 
 class EventWriter:
-    """In the format that was asked for. tell_timing: for the last event, where the time went."""
-
     def __init__(self, params: TranscriptionParams, tell_timing: TellTiming) -> None:
         self._params = params
         self._tell_timing = tell_timing
@@ -58,7 +54,7 @@ class EventWriter:
         self._n_tokens = 0  # of the segments that closed
 
     def delta(self, update: Update) -> bytes | None:
-        """None when the update holds nothing for this format."""
+        """The events of an update; None if the format needs none for it."""
         self._logprobs.extend(update.logprobs)
         if self._params.response_format == "diarized_json":
             return b"".join(map(_event, diarized_bodies(update.segments))) or None
@@ -79,7 +75,7 @@ class EventWriter:
         return _event(event | self._chunk(event["delta"]))
 
     def _chunk(self, text: str) -> dict[str, Any]:
-        """What vLLM's clients read of a delta. Tokens are counted when their segment closes."""
+        """The fields that vLLM's clients read. Tokens are counted when their segment closes."""
         if not self._params.stream_include_usage:
             return {}
         chunk: dict[str, Any] = {"choices": [{"index": 0, "delta": {"content": text}}]}
@@ -88,7 +84,7 @@ class EventWriter:
         return chunk
 
     def done(self, result: TranscriptionResult) -> bytes:
-        """The last events. A subtitle file without a cue still has its header."""
+        """The last events. Without cues, they still include the header of a subtitle file."""
         transcript, params = result.transcript, self._params
         rest = b""
         match params.response_format:
@@ -98,7 +94,7 @@ class EventWriter:
                 if text and not self._n_cues:
                     delta = {"type": "transcript.text.delta", "delta": text}
                     rest = _event(delta | self._chunk(text))
-            case "diarized_json":  # as OpenAI's ends: without names, as segments had them
+            case "diarized_json":  # as in OpenAI's streams, the text has no names
                 body = {"text": "".join(one.text for one in transcript.segments).strip()}
             case _:
                 body = document_of(transcript, params, self._logprobs)
@@ -112,10 +108,8 @@ class EventWriter:
 
 
 class EventStream(StreamingResponse):
-    """The answer to a streamed request, and its share of the router's audio.
-
-    `begin` starts the work and returns when the 200 may be sent; from then on it owns what must
-    live as long as the work. Does not read the channel of hang-ups, on which the work listens.
+    """The answer to a streamed request, and the `AudioShare` of its work. It does not read
+    `receive`, where the work listens for the client's hang-up.
     """
 
     def __init__(
@@ -134,10 +128,10 @@ class EventStream(StreamingResponse):
         self._opened = asyncio.Event()  # the 200 may be sent
         self._stack = AsyncExitStack()
         self._task: asyncio.Future[TranscriptionResult] | None = None
-        self._error: SplitscribeError | None = None  # what ended it after the 200
+        self._error: SplitscribeError | None = None  # what ended the stream after the 200
 
     def expect(self, audio_s: float) -> None:
-        """The container states this length. It may be wrong, but a long file takes its time."""
+        """Note the container's length, which may be wrong. A long file may take long to decode."""
         self._share.expect(audio_s)
         asyncio.get_running_loop().call_later(OPENING_S, self._opened.set)
 
@@ -152,7 +146,9 @@ class EventStream(StreamingResponse):
     async def begin(
         self, work: Coroutine[Any, Any, TranscriptionResult], stack: AsyncExitStack
     ) -> None:
-        """Raises what `work` raised while nothing was sent; else `stack` is the stream's."""
+        """Start the work, and wait until the 200 may be sent. Then take over `stack`, which is
+        closed when the work ends. Raises what `work` raises before.
+        """
         self._task = asyncio.ensure_future(self._run(work))
         self._task.add_done_callback(self._ended)
         try:
@@ -162,13 +158,13 @@ class EventStream(StreamingResponse):
             raise
         if self._task.done():
             self._task.result()
-        # No await from here to the answer's own: what the stack holds always has an owner.
+        # No await from here until Starlette calls the answer, so the stack always has an owner.
         self._stack = stack.pop_all()
 
     async def __call__(self, scope: Scope, receive: Receive, send: Send) -> None:
         try:
             await self.stream_response(send)
-        except OSError:  # how some servers say that the client hung up
+        except OSError:  # some servers raise it when the client hangs up
             logger.info("the client hung up")
         finally:
             if self._error is not None:
@@ -176,7 +172,6 @@ class EventStream(StreamingResponse):
             await self._close()
 
     async def _events(self) -> AsyncIterator[bytes]:
-        """The body: events until the work has ended, and its outcome."""
         try:
             assert self._task is not None
             while True:
@@ -203,7 +198,6 @@ class EventStream(StreamingResponse):
             yield _event(error_body(self._error))
 
     async def _close(self) -> None:
-        """Cancel the work if it still runs, wait for its end, and free what it held."""
         if self._task is not None:
             self._task.cancel()
             await asyncio.gather(self._task, return_exceptions=True)

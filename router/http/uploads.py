@@ -1,8 +1,7 @@
-"""A request's body, read as it arrives: fields into memory, the audio into a spool file.
+"""Read a request's body as it arrives: fields into memory, the audio into a temporary file.
 
-Every byte is counted while reading, so that a limit ends the upload when it is crossed; Starlette's
-own form parser has no limit on a file's size. The spool file has no name, so that nothing is left
-of it when the context ends, or the router; audio workers open it by its descriptor here.
+Starlette's form parser does not limit a file's size. The file has no name, so that it cannot
+outlive the router; audio workers open it through this process's descriptor.
 """
 
 from __future__ import annotations
@@ -35,23 +34,21 @@ from router.http.bodies import (
 
 logger = logging.getLogger(__name__)
 
-WRITE_BYTES = 1024 * 1024  # gathered before a thread writes them
+WRITE_BYTES = 1024 * 1024  # buffered until a thread writes them
 RETRY_AFTER_S = 10.0  # after a full disk
 
 
 @dataclass(frozen=True, slots=True)
 class BodyShape:
-    """What the bodies of an endpoint look like."""
-
     file_field: str = FILE_FIELD  # of the form
-    takes_json: bool = True  # base64 in JSON will do too
-    is_headerless: bool = False  # 16 kHz mono int16 samples, which get a header
+    takes_json: bool = True  # with the audio in base64, besides a form
+    is_headerless: bool = False  # 16 kHz mono int16 samples, to which a WAV header is added
 
     def is_json(self, headers: Mapping[str, str]) -> bool:
         return self.takes_json and media_type(headers) == JSON_TYPE
 
     def audio_field(self, headers: Mapping[str, str]) -> str:
-        """What the client calls the audio of a request with these headers."""
+        """The client's name for the audio in a body with these headers."""
         return AUDIO_FIELD if self.is_json(headers) else self.file_field
 
 
@@ -60,17 +57,15 @@ FORM_OR_JSON = BodyShape()
 
 @dataclass(frozen=True, slots=True)
 class UploadedForm:
-    """What a client sent; size_bytes: as the file."""
-
     fields: tuple[tuple[str, str], ...]
     path: Path
     filename: str
-    size_bytes: int
+    size_bytes: int  # of the file
 
 
 def check_content_length(headers: Mapping[str, str], max_upload_bytes: int) -> int | None:
-    """The announced length, None in chunks. Raises PayloadTooLargeError: longer than any body whose
-    file is within the limit.
+    """The announced length; None without one. Raises PayloadTooLargeError if the file's size is
+    certain to exceed the limit.
     """
     announced = headers.get("content-length", "")
     if not (announced.isascii() and announced.isdigit()):
@@ -91,10 +86,9 @@ async def receive_form(
     max_upload_bytes: int,
     shape: BodyShape = FORM_OR_JSON,
 ) -> AsyncIterator[UploadedForm]:
-    """Read a whole body; the file is at `path` until the context ends.
+    """Read a whole body. The file exists until the context ends.
 
-    Raises InvalidRequestError: of another type, malformed, over a limit on fields, or without a
-    file; PayloadTooLargeError.
+    Raises InvalidRequestError, PayloadTooLargeError, or OverloadedError if the disk is full.
     """
     spool = _Spool(wav_head() if shape.is_headerless else b"")
     try:
@@ -118,7 +112,7 @@ async def receive_form(
 async def _receive_json(
     chunks: AsyncIterator[bytes], spool: _Spool, max_upload_bytes: int
 ) -> tuple[tuple[str, str], ...]:
-    """Read a JSON body whole, its audio into the spool. Returns the other fields."""
+    """Decode the audio of a JSON body into the spool. Returns the other fields."""
     limit = round(GROWTH * max_upload_bytes) + MAX_FRAMING_BYTES
     content = bytearray()
     async for chunk in chunks:
@@ -136,7 +130,7 @@ async def _receive_json(
 
 
 class _Spool:
-    """A temporary file, written in large pieces by a thread. `head` does not count."""
+    """A temporary file that a thread writes in large pieces. `size_bytes` is without `head`."""
 
     def __init__(self, head: bytes = b"") -> None:
         self._file = tempfile.TemporaryFile(buffering=0)  # noqa: SIM115 - see `close`
@@ -151,11 +145,10 @@ class _Spool:
         self.size_bytes += len(piece)
 
     async def flush(self, at_least: int = 1) -> None:
-        """Write what is there, if it is so many bytes."""
         if self.buffered < at_least:
             return
         pieces, self._pieces, self.buffered = self._pieces, [], 0
-        # Shielded: the descriptor must not be closed under a thread that writes to it.
+        # Shielded: the descriptor must not be closed while a thread writes to it.
         writing = asyncio.ensure_future(asyncio.to_thread(self._write, b"".join(pieces)))
         try:
             await asyncio.shield(writing)

@@ -1,9 +1,7 @@
-"""How much each API key uses and may use: requests a minute, hours of audio a day.
+"""Count what each API key uses, and limit its requests a minute and hours of audio a day.
 
-Audio counts when its transcript is complete, live audio when its session ends. Each router has its
-own account, which begins when it starts; metrics carry it over restarts. A batch that was accepted
-runs to its end. The answer has the shape of OpenAI's usage of audio transcriptions, with a key's
-name as its id.
+Audio counts when its transcript is complete, live audio when its session ends. Each router counts
+its own requests from its start on. Limits do not end a batch that was accepted.
 """
 
 from __future__ import annotations
@@ -36,7 +34,7 @@ class _Used:
 
 
 class UsageAccount:
-    """Of all keys of one router. Without keys nothing is counted."""
+    """The usage of all keys of one router. Without keys, nothing is counted."""
 
     def __init__(
         self,
@@ -51,13 +49,13 @@ class UsageAccount:
         self._recorder = recorder
         self._unix_time = unix_time
         self._days: dict[int, dict[int, _Used]] = {}  # by the day's number, then by key
-        self._in_batches: dict[int, dict[int, _Used]] = {}  # by key, then by day; as last told
+        self._in_batches: dict[int, dict[int, _Used]] = {}  # by key, then by day; last known state
         self._budgets: dict[int, Budget] = defaultdict(
             lambda: Budget(self._a_minute / 60.0, self._a_minute)
         )
 
     def begin(self, owner: int | None) -> None:
-        """Count a request. Raises RateLimitError or QuotaExceededError: it is one too many."""
+        """Count a request. Raises RateLimitError or QuotaExceededError."""
         if owner is None:
             return
         now_s, used = self._unix_time(), self._today(owner)
@@ -85,11 +83,11 @@ class UsageAccount:
             self._recorder.add("splitscribe_key_audio_seconds_total", audio_s, key=name)
 
     def note_batches(self, owner: int, days: Sequence[Usage]) -> None:
-        """Take what this key's lines of batches have used."""
+        """Replace what is known of the usage by this key's batches."""
         self._in_batches[owner] = {day: _Used(lines, audio_s) for day, lines, audio_s in days}
 
     def buckets(self, owner: int, start: int, end: float) -> list[dict[str, Any]]:
-        """One for each day from `start` to before `end`, in Unix seconds, with use of this key."""
+        """One bucket for each day with usage from `start` to before `end`, both in Unix seconds."""
         found = []
         in_batches = self._in_batches.get(owner, {})
         own = {day: used[owner] for day, used in self._days.items() if owner in used}
@@ -118,7 +116,7 @@ class UsageAccount:
 def add_usage(
     api: APIRouter, usage: UsageAccount, keys: KeyRing, batches: BatchService | None
 ) -> None:
-    """`api`: all of its requests have a key."""
+    """Requests of `api` must have been checked for a key."""
 
     @api.get(PATH, tags=["operations"], summary="What the key that asks has used")
     async def tell_usage(

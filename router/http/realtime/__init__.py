@@ -1,1 +1,1 @@
-"""The realtime API over HTTP and WebSocket: its access, its limits, and each open connection."""
+"""The realtime API over HTTP and WebSockets."""

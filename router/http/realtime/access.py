@@ -1,8 +1,5 @@
-"""Access to realtime sessions: by an API key or a client secret.
-
-A key comes in a header, or among the sub-protocols, since a browser cannot set headers. A client
-secret holds its own content, signed with a key that is derived from the cluster's, so any router
-accepts it and nothing is stored; whoever has it can read the session's configuration.
+"""Access to realtime sessions by an API key or a client secret. A secret holds the session's
+configuration, readable and signed with the cluster's key, so any router accepts it unstored.
 """
 
 from __future__ import annotations
@@ -49,9 +46,9 @@ MIN_S, USUAL_S, MAX_S = 10, 600, 7200  # as in OpenAI's API
 
 @dataclass(frozen=True, slots=True)
 class ClientSecret:
-    """The content of a valid secret. owner: number of the API key that made it."""
+    """The content of a valid secret."""
 
-    owner: int | None
+    owner: int | None  # number of the API key that made it
     session: dict[str, Any]
 
 
@@ -62,15 +59,15 @@ class ClientSecrets:
         self._keys = keys
 
     def issue(self, owner: int | None, session: dict[str, Any], seconds: int) -> tuple[str, int]:
-        """A secret for the configuration `session`, and its expiry. Raises InvalidRequestError: too
-        long.
+        """Returns a secret for `session` and its expiry in Unix time. Raises InvalidRequestError if
+        the secret is too long.
         """
         expires_at = int(time.time()) + seconds
         content = {
             "expires_at": expires_at,
             "owner": self._keys.owner_digest(owner).hex(),
             "session": session,
-            "nonce": secrets.token_hex(8),  # so that no two are equal
+            "nonce": secrets.token_hex(8),  # makes every secret different
         }
         packed = zlib.compress(json.dumps(content, separators=(",", ":")).encode(), 9)
         value = f"{PREFIX}{_text(packed)}.{_text(self._mac(packed))}"
@@ -84,7 +81,7 @@ class ClientSecrets:
         return value, expires_at
 
     def read(self, value: str) -> ClientSecret:
-        """Raises AuthenticationError: not genuine, expired, or its API key is gone."""
+        """Raises AuthenticationError: not genuine, expired, or its API key was removed."""
         try:
             packed_text, mac_text = value.removeprefix(PREFIX).split(".")
             packed, mac = _bytes(packed_text), _bytes(mac_text)
@@ -107,7 +104,7 @@ class ClientSecrets:
 
 
 def _text(data: bytes) -> str:
-    """Base64 with the letters that headers and names of sub-protocols allow."""
+    """Base64 with the characters that headers and names of sub-protocols allow."""
     return base64.urlsafe_b64encode(data).decode().rstrip("=")
 
 

@@ -1,9 +1,7 @@
-"""One realtime WebSocket: carries events between a client, its session's protocol and the engine.
+"""One realtime WebSocket: carry events between the client, the session's protocol and the engine.
 
-Five tasks of one event loop read the client, forward the engine's events, send, watch the time
-limits, and wait for a restart. The first of them that ends decides how the connection ends. What
-events mean is in `router.live.protocol.session_protocol`; who may connect is in
-`router.http.realtime.service`.
+Five tasks read the client, forward the engine's events, send, watch the time limits, and wait for a
+restart. The first one to end decides how the connection ends.
 """
 
 from __future__ import annotations
@@ -46,28 +44,22 @@ FLUSH_S = 5.0  # longest wait until the last events are sent
 CLOSE_S = 5.0
 ROOM_TIMEOUT_S = 30.0  # how long the client is not read while too much of its audio waits
 ROOM_POLL_S = 0.05
-LONG_EVENT = 262_144  # characters; longer events are parsed in a thread,
-LONG_EVENTS = ThreadPoolExecutor(1, "long-event")  # one at a time, for their memory
-PIECE_S = 10.0  # longest audio that is taken before other tasks get their turn
+LONG_EVENT = 262_144  # characters; longer events are parsed in a thread
+LONG_EVENTS = ThreadPoolExecutor(1, "long-event")  # one at a time, to bound memory
+PIECE_S = 10.0  # longest audio that is processed before other tasks get their turn
 EVENTS_PER_S, EVENTS_AT_ONCE = 200.0, 2000.0  # of a client; audio in real time is 10 to 100/s
 
 
 @dataclass(frozen=True, slots=True)
 class Ending:
-    """How a connection ends.
-
-    code: of the WebSocket's close; None: the client has left. error: sent before the close.
-    drains: whether open turns may end first.
-    """
-
-    code: int | None
+    code: int | None  # of the WebSocket's close; None: the client has left
     reason: str = ""
-    error: SplitscribeError | None = None
-    drains: bool = False
+    error: SplitscribeError | None = None  # sent before the close
+    drains: bool = False  # open turns may end first
 
 
 class TooManyEventsError(InvalidRequestError):
-    """The client sends events faster than they may be read, and cannot be read more slowly."""
+    """The client sends events too fast, and a proxy prevents reading it more slowly."""
 
     default_code = "too_many_events"
 
@@ -77,8 +69,6 @@ DRAINED = Ending(SERVICE_RESTART, "the server restarts; connect again", drains=T
 
 
 class RealtimeConnection:
-    """An accepted WebSocket, until it is closed."""
-
     def __init__(
         self,
         websocket: WebSocket,
@@ -91,10 +81,8 @@ class RealtimeConnection:
     ) -> None:
         """draining: set for a restart: open turns may end, then the connection is closed.
 
-        is_proxied: Ray Serve's proxy is between, which queues both directions without a bound.
-
-        Without it, a client that sends faster than the pools work, or more events than it may, is
-        read more slowly.
+        is_proxied: Ray Serve's proxy queues both directions without a bound, so a client that sends
+            too fast is disconnected. Without the proxy it is read more slowly.
         """
         self._websocket = websocket
         self._protocol = protocol
@@ -108,7 +96,7 @@ class RealtimeConnection:
         self._had_long_event = False
 
     async def run(self) -> Ending:
-        """Serve until one side ends it; returns how it ended. Closes the engine's session."""
+        """Serve until one side ends the connection. Closes the engine's session."""
         reading = asyncio.create_task(self._read_client())
         forwarding = asyncio.create_task(self._forward_engine_events())
         sending = asyncio.create_task(self._outbox.run())
@@ -137,7 +125,7 @@ class RealtimeConnection:
                 for piece in _pieces(event, self._protocol.audio_s(event)):
                     await self._wait_for_room(self._protocol.audio_s(piece))
                     self._outbox.put(self._protocol.receive(piece))
-                    await self._clock.sleep(0.0)  # others have their turn
+                    await self._clock.sleep(0.0)  # lets other tasks run
                 for replaced in self._protocol.take_replaced():
                     await replaced.close()
         except TooManyMistakesError as error:
@@ -148,7 +136,7 @@ class RealtimeConnection:
             return Ending(POLICY_VIOLATION, "too much audio waits", error)
 
     async def _next_event(self) -> ClientEvent | None:
-        """What the client sends next; its text is not kept. None: the client has left."""
+        """The client's next event; None when it has left."""
         message = await self._websocket.receive()
         if message["type"] == "websocket.disconnect":
             return None
@@ -158,10 +146,8 @@ class RealtimeConnection:
         return await self._parsed(message.get("bytes") if text is None else text)
 
     async def _wait_for_budget(self) -> None:
-        """Let other tasks have their turn, though messages wait; read who sends too fast slowly.
-
-        Raises:
-            TooManyEventsError: behind a proxy, which would queue what is not read.
+        """Let other tasks run, and wait if the client sends too fast. Behind a proxy, which would
+        queue what is not read, raise TooManyEventsError instead.
         """
         owed_s = self._events.spend(1, self._clock.monotonic())
         if owed_s and self._is_proxied:
@@ -198,7 +184,7 @@ class RealtimeConnection:
                     code="input_audio_buffer_full",
                 )
             await self._clock.sleep(ROOM_POLL_S)
-            self._last_received_s = self._clock.monotonic()  # what it sent since was not read
+            self._last_received_s = self._clock.monotonic()  # not idle: it is not being read
 
     async def _forward_engine_events(self) -> Ending:
         while True:
@@ -211,7 +197,6 @@ class RealtimeConnection:
                 )
 
     async def _watch_time(self) -> Ending:
-        """End the session at its limits."""
         limits = self._settings
         end_s = self._started_s + limits.max_session_s
         while True:

@@ -1,4 +1,4 @@
-"""The events of a realtime session that wait to be sent to its client."""
+"""The queue of events that wait to be sent to a realtime client."""
 
 from __future__ import annotations
 
@@ -18,32 +18,25 @@ Send = Callable[[str], Awaitable[None]]
 
 
 class SlowReaderError(Exception):
-    """The client does not read what it is sent."""
+    """The client does not read its events fast enough."""
 
 
 class Outbox:
-    """The events that wait to be sent: bounded, and behind a proxy limited in their rate.
+    """A bounded queue, so that a slow client loses its connection and does not fill the memory.
 
-    A client that reads too slowly must lose its connection, not fill the router's memory. On the
-    router's own listener, `send` waits until the client has read. Behind Ray Serve's proxy it never
-    waits, and events pile up in the proxy's queues; there, a client that has stopped reading
-    altogether is found by the pings of Serve's HTTP server, within 40 s.
+    On the router's own listener, `send` waits for the client. Behind Ray Serve's proxy it does not,
+    so the rate is limited; Serve's pings find a client that reads nothing within 40 s.
     """
 
     def __init__(self, send: Send, clock: Clock, *, is_limited: bool) -> None:
-        """is_limited: in its rate, since `send` itself does not wait for the client."""
         self._send = send
         self._clock = clock
         self._budget = Budget(BYTES_PER_S, BYTES_AT_ONCE) if is_limited else None
         self._waiting: asyncio.Queue[str] = asyncio.Queue()
-        self._bytes = 0  # of what waits, and of what is being sent
+        self._bytes = 0  # of waiting events and of the one that is being sent
 
     def put(self, events: Iterable[Event]) -> None:
-        """Take events, to be sent in order.
-
-        Raises:
-            SlowReaderError: more than `MAX_WAITING_BYTES` wait to be sent.
-        """
+        """Queue events. Raises SlowReaderError if more than `MAX_WAITING_BYTES` wait."""
         for event in events:
             text = json.dumps(event, separators=(",", ":"))  # ASCII: a character is a byte
             # One long event alone is not the client's fault.
@@ -53,11 +46,7 @@ class Outbox:
             self._bytes += len(text)
 
     async def run(self) -> None:
-        """Send the events as they come, until cancelled.
-
-        Raises:
-            SlowReaderError: one event took too long.
-        """
+        """Send events until cancelled. Raises SlowReaderError if one takes `SEND_TIMEOUT_S`."""
         while True:
             text = await self._waiting.get()
             if self._budget is not None:
@@ -71,5 +60,4 @@ class Outbox:
             self._waiting.task_done()
 
     async def sent(self) -> None:
-        """Wait until all events are sent."""
         await self._waiting.join()

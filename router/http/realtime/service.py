@@ -1,6 +1,4 @@
-"""Opens realtime sessions: `/v1/realtime` and the paths of client secrets. A client is refused
-before the upgrade, with a status and OpenAI's error envelope.
-"""
+"""The routes of realtime sessions and client secrets. Clients are refused before the upgrade."""
 
 from __future__ import annotations
 
@@ -55,9 +53,9 @@ from router.live.session import LiveSession
 
 logger = logging.getLogger(__name__)
 
-NO_ROOM = (429, 503)  # statuses of a refusal for which a later try may succeed
+NO_ROOM = (429, 503)  # statuses of refusals that a later try may avoid
 RETRY_AFTER_S = 5.0
-DRAIN_S = 26.0  # for all sessions; longer than a connection's own limit
+DRAIN_S = 26.0  # for all sessions; longer than a connection's limit
 
 
 class RealtimeService:
@@ -70,16 +68,15 @@ class RealtimeService:
             are_one=lambda one, other: shared.registry.find(one) is shared.registry.find(other),
             without_vad=LIVE_ALIASES,
         )
-        self._owners: list[int | None] = []  # of open sessions: numbers of keys; None without keys
+        self._owners: list[int | None] = []  # number of each open session's key; None without keys
         self._all_ended = asyncio.Event()
-        self.draining = asyncio.Event()  # set while the router stops; read by others
+        self.draining = asyncio.Event()  # set while the router stops
 
     @property
     def sessions(self) -> int:
         return len(self._owners)
 
     def report(self) -> None:
-        """Record how many sessions are open; called once a second."""
         self._shared.recorder.set("splitscribe_live_sessions", self.sessions)
 
     async def drain(self) -> None:
@@ -94,7 +91,6 @@ class RealtimeService:
             logger.warning("%d realtime sessions did not end in time", self.sessions)
 
     async def serve(self, websocket: WebSocket) -> None:
-        """Answer one request for an upgrade, and serve it to its end."""
         try:
             secret = authorised(websocket, self._shared.keys, self._secrets)
             if self.draining.is_set():
@@ -164,7 +160,7 @@ class RealtimeService:
         )
 
     def _begin(self, websocket: WebSocket, secret: ClientSecret) -> LiveProtocol:
-        """Raises SplitscribeError: no such model, an intent that is not served, or no capacity."""
+        """Raises SplitscribeError: unknown model, unsupported intent, or no capacity."""
         query = websocket.query_params
         if (intent := query.get("intent", "transcription")) != "transcription":
             raise UnsupportedValueError(
@@ -224,7 +220,7 @@ def _check_room(taken: int, most: int, who: str) -> None:
 
 
 class ExpiresAfter(BaseModel):
-    """When a client secret ends."""
+    """The time at which a client secret expires."""
 
     anchor: Literal["created_at"] = "created_at"
     seconds: int = Field(USUAL_S, ge=MIN_S, le=MAX_S)
