@@ -1,6 +1,6 @@
-"""What a plan is asked for, and designs for it: which role runs where, and what a request costs.
+"""The order for a plan, and candidate designs: which role runs on which device, and how many.
 
-Costs are computed without simulating, and without waiting: no cluster does with fewer workers.
+Costs of a request are computed without queueing, so they give a lower bound for the workers.
 """
 
 from __future__ import annotations
@@ -20,11 +20,11 @@ from cluster.common.settings import RouterSettings
 from cluster.planning.profile import Profile, Surface, load_profile, shipped_profiles
 from cluster.planning.scenario import TIMESTAMPS, TOKENS_PER_S, Load, arrivals
 
-SAMPLES = 2000  # requests of the load from which means are taken
+SAMPLES = 2000  # requests of the load over which costs are averaged
 ROUTER_BUSY = 0.5  # share of a core that a router, and each audio worker, may be busy
-CELL_WORKERS = 400  # of a cell at most; configs/SCALE.md advises up to 500
-PERCENT = 95  # of the requests, which are answered within an order's `slo_s`
-PENDING_S = 20.0  # of what all workers do, that may be pending: as configs/SCALE.md advises
+CELL_WORKERS = 400  # most workers of a cell; configs/SCALE.md advises up to 500
+PERCENT = 95  # of the requests must be answered within an order's `slo_s`
+PENDING_S = 20.0  # of all workers' work may be pending, as configs/SCALE.md advises
 LEAST_PENDING_S = 120.0  # of audio
 
 Placement = Literal["split", "colocated"]
@@ -32,7 +32,7 @@ Placement = Literal["split", "colocated"]
 
 @dataclass(frozen=True, slots=True)
 class NodeKind:
-    """A device that workers may run on. price: of an hour of one worker's; 1 where none is told."""
+    """A device that workers may run on. price: dollars an hour for one device; 1 if not given."""
 
     name: str
     price: float
@@ -41,9 +41,7 @@ class NodeKind:
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """load: of the long simulation. slo_s: within which `PERCENT` of the requests are answered.
-    per_node: devices of a node, each for one worker. spare_nodes: of each role.
-    """
+    """per_node: devices of a node, each for one worker. spare_nodes: of each role in each cell."""
 
     load: Load
     slo_s: float
@@ -59,7 +57,7 @@ class Order:
 
 
 def parse_kinds(text: str, model: str) -> tuple[NodeKind, ...]:
-    """Kinds of nodes, "h200:1.9,l40s:0.6": devices or profiles, with dollars for an hour of one."""
+    """Parse devices or profiles with dollars an hour, such as "h200:1.9,l40s:0.6"."""
     kinds: list[NodeKind] = []
     for part in map(str.strip, text.split(",")):
         name, _, told = part.partition(":")
@@ -86,7 +84,7 @@ def parse_kinds(text: str, model: str) -> tuple[NodeKind, ...]:
 
 @dataclass(frozen=True, slots=True)
 class Costs:
-    """Of a mean request, in seconds of one device or core, and bytes between nodes."""
+    """Costs of a mean request, in seconds of one device or core, and in bytes between nodes."""
 
     encode_s: float
     decode_s: float
@@ -97,7 +95,6 @@ class Costs:
 
     @classmethod
     def of(cls, profile: Profile, load: Load) -> Costs:
-        """In the best batches."""
         step, prefill = Surface(profile.decoder.steps), Surface(profile.decoder.prefills)
         encode, router = Surface(profile.encoder.points), profile.router
         positions, rows = profile.shape.n_audio_ctx, profile.decoder.max_batch
@@ -120,9 +117,7 @@ class Costs:
 
 @dataclass(frozen=True, slots=True)
 class Design:
-    """Which kind does which role, and how many: cells, and workers of each. A colocated worker is a
-    cell, and of one kind.
-    """
+    """encoders, decoders: of each cell. A colocated worker is a cell of its own."""
 
     order: Order = field(repr=False)
     placement: Placement
@@ -138,7 +133,7 @@ class Design:
     def least(
         cls, order: Order, placement: Placement, encoder: NodeKind, decoder: NodeKind
     ) -> Design:
-        """The smallest size at which the queue does not grow for ever."""
+        """Return the smallest design whose queues stay bounded."""
         profile = encoder.profile.with_decoder_of(decoder.profile)
         costs, rate = Costs.of(profile, order.load), order.load.rate_per_s
         design = cls(order, placement, encoder, decoder, profile, costs)
@@ -165,17 +160,15 @@ class Design:
 
     @property
     def pools(self) -> dict[Role, tuple[NodeKind, int]]:
-        """By role, the kind of its workers, and how many a cell has."""
         return {"encoder": (self.encoder, self.encoders), "decoder": (self.decoder, self.decoders)}
 
     @property
     def dims(self) -> list[str]:
-        """What may be more or less of it; of two the dear ones first."""
+        """The fields that set its size, the more expensive role first."""
         roles = sorted(self.pools, key=lambda role: -self.pools[role][0].price)
         return [f"{role}s" for role in roles] if self.is_split else ["cells"]
 
     def grown(self, dims: list[str], factor: float) -> Design:
-        """By this factor, and by one at least."""
         sizes: dict[str, Any] = {dim: getattr(self, dim) for dim in dims}
         return replace(self, **{d: max(n + 1, math.ceil(factor * n)) for d, n in sizes.items()})
 
@@ -185,7 +178,6 @@ class Design:
         return self.cells * (self.encoders + self.decoders if self.is_split else 1)
 
     def router(self) -> RouterSettings:
-        """Of a cell's routers."""
         costs, rate = self.costs, self.order.load.rate_per_s / self.cells
         busiest_s = max(costs.router_s, costs.audio_cpu_s / MOST_AUDIO_WORKERS)
         routers = max(1, math.ceil(rate * busiest_s / ROUTER_BUSY))
@@ -199,9 +191,7 @@ class Design:
         )
 
     def nodes(self) -> list[dict[str, Any]]:
-        """Of each pool in all cells, with the spare ones. workers: without spares. price: of all
-        nodes, an hour.
-        """
+        """Return a row for each pool of all cells; `nodes` and `price` include the spares."""
         each = self.order.per_node
         pools: list[tuple[str, NodeKind, int, int]] = [("worker", self.encoder, self.cells, 1)]
         if self.is_split:
@@ -217,11 +207,11 @@ class Design:
 
     @property
     def price(self) -> float:
-        """Of an hour, in dollars, or in devices where no prices are known; spares included."""
+        """Dollars for an hour, spares included; the number of devices if there are no prices."""
         return float(sum(row["price"] for row in self.nodes()))
 
     def saturates_at(self) -> dict[str, float]:
-        """The rate at which each part has no more, the first to end first. Without spares."""
+        """Return the requests/s at which each part saturates without spares, the lowest first."""
         costs, order, router = self.costs, self.order, self.router()
         routers = self.cells * router.replicas
         parts = {

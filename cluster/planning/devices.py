@@ -1,8 +1,7 @@
-"""What takes time in a simulation: a device, links between nodes, and forwards that only wait.
+"""Simulated devices and links, and replacements of the models that only take time.
 
-An engine's step returns at once, with the worker's own clock ahead of the loop's by what it would
-have taken. A step decides all at its beginning, so this is exact; what it hands out is given to
-others when the loop's clock has come so far.
+An engine's step returns at once and moves its worker's clock ahead of the event loop's by the
+step's duration. Its results are delivered when the loop's clock has reached the same time.
 """
 
 from __future__ import annotations
@@ -19,14 +18,14 @@ from cluster.planning.scenario import n_tokens
 from decoder_worker.sampling.search import Row, StepOutput
 from decoder_worker.scheduling.sequence import DecodeSequence
 
-POSITIONS_STEP = 50  # to which a batch's mean context is rounded
+POSITIONS_STEP = 50  # a batch's mean context is rounded to a multiple of it
 LOGPROB = -0.1
-TEXT = (1000, 1448)  # of the vocabulary: one for each token that a window may have
+TEXT = (1000, 1448)  # range of token ids, one for each token that a window may have
 MEL_PER_STEP = 2  # mel frames in a timestamp's step of 20 ms
 
 
 class WorkerClock:
-    """Monotonic seconds of one thread of a worker; `now` is the event loop's."""
+    """The monotonic clock of one worker thread, in seconds; never behind the event loop's."""
 
     def __init__(self, now: Callable[[], float]) -> None:
         self._loop_now = now
@@ -41,17 +40,14 @@ class WorkerClock:
 
 
 class Device:
-    """A worker's device, or some processes: `n_lanes` things at a time, first come first served.
-
-    The roles of a colocated worker have one device together.
-    """
+    """A device, or a group of `n_lanes` processes. Launches start in the order they come."""
 
     def __init__(self, n_lanes: int = 1) -> None:
         self.busy_s = 0.0
         self._free_at_s = [0.0] * n_lanes  # a heap
 
     def launch(self, now_s: float, seconds: float) -> float:
-        """When something is done that is launched now and takes so long."""
+        """Queue a launch that takes `seconds`, and return the time at which it is done."""
         done_s = max(now_s, self._free_at_s[0]) + seconds
         heapreplace(self._free_at_s, done_s)
         self.busy_s += seconds
@@ -59,14 +55,14 @@ class Device:
 
 
 class Links:
-    """All links of a cell: `within` a node, and `between` two of them, each with one port."""
+    """The links of a cell. Between nodes each node has one port for each direction."""
 
     def __init__(self, within: LinkProfile, between: LinkProfile) -> None:
         self._within, self._between = within, between
         self._free_at_s: dict[str, float] = {}
 
     def read_s(self, n_bytes: int, source: str, target: str, now_s: float) -> float:
-        """Seconds until a READ that is posted now has ended; it takes its ports until then."""
+        """Post a READ now, and return the seconds until it is done; its ports are busy so long."""
         link = self._within if source == target else self._between
         ports = () if source == target else (f"out {source}", f"in {target}")
         begin_s = max([now_s, *(self._free_at_s.get(port, 0.0) for port in ports)])
@@ -76,7 +72,7 @@ class Links:
 
 
 class WaitingForward:
-    """In the place of `WindowEncoder`: launches seconds."""
+    """Replaces `WindowEncoder`: a batch only takes the profile's time."""
 
     is_async = True
 
@@ -104,10 +100,9 @@ class WaitingLaunch:
 
 
 class WaitingRunner:
-    """In the place of `ModelRunner`: takes what the profile says, and gives as many tokens as a
-    window has: a timestamp, text, and a timestamp at the audio's end.
+    """Replaces `ModelRunner`: steps take the profile's time, tokens follow the window's length.
 
-    The text does not repeat itself: the decoder tries one that does at another temperature.
+    The text has no repetitions, which would make the decoder fall back to a higher temperature.
     """
 
     def __init__(

@@ -1,7 +1,6 @@
-"""Makes a profile: times both engines of one process.
+"""Measure a profile of this machine with both engines in one process.
 
-Windows go through one and then the other, so many at a time; what batches, prompts, steps and
-READs took is what the engines count, and the fastest of some rounds counts here.
+Batches, prompts, steps and READs are timed by the engines; the fastest of several rounds counts.
 """
 
 from __future__ import annotations
@@ -28,24 +27,22 @@ from cluster.serve.in_process import LocalEngines, local_engines
 from decoder_worker.build import steps_ahead
 from encoder_worker.engine import auto_batch
 
-PROCESS_S = 3.0  # until Ray has a process for a replica, and it has imported what it needs
-CONTEXTS = (320, 768)  # beside the whole window's
+PROCESS_S = 3.0  # for Ray to start a replica's process, and for its imports
+CONTEXTS = (320, 768)  # positions, beside the whole window's
 ROWS = (1, 2, 4, 8, 16, 32, 64)
-ANSWER_S = 3600.0  # for all windows of a round: a large one takes a few cores a quarter of a minute
+ANSWER_S = 3600.0  # for all windows of a round: a large model takes 15 s for one on a few cores
 LEAST_LATENCY_S = 1e-6
 
 Tell = Callable[[str], None]
 
 
 async def measure(name: str, settings: Settings, rounds: int, tell: Tell) -> Profile:
-    """Takes a minute or so on two cores. Raises ConfigurationError: settings do not fit this
-    machine.
-    """
+    """Takes about a minute on two cores. Raises ConfigurationError: the settings do not fit."""
     batches = settings.encoder.model_copy(update={"batch_wait_ms": 100.0, "cache": False})
     settings = settings.model_copy(update={"encoder": batches})
     began = time.monotonic()
     async with local_engines(settings, settings.transport) as engines:
-        start_s = PROCESS_S + (time.monotonic() - began) / 2  # of one of the two
+        start_s = PROCESS_S + (time.monotonic() - began) / 2  # two engines started
         settings, dims = engines.settings, engines.checkpoint.dims
         device = settings.encoder.device
         with av.open(str(sample_path("medium"))) as audio_file:
@@ -58,7 +55,7 @@ async def measure(name: str, settings: Settings, rounds: int, tell: Tell) -> Pro
         ):
             for _ in range(1 + rounds):
                 bench.run(n, positions, dims.n_audio_ctx)
-                await asyncio.sleep(0)  # where Ctrl-C ends it
+                await asyncio.sleep(0)  # so that Ctrl-C is seen
             prompt_s, step_s = (bench.fastest[one, n, positions] for one in ("prompts", "step"))
             tell(
                 f"{n} windows of {positions} positions: prompts in {1000 * prompt_s:.2f} ms, "
@@ -96,14 +93,14 @@ async def measure(name: str, settings: Settings, rounds: int, tell: Tell) -> Pro
 
 @dataclass(slots=True)
 class Bench:
-    """fastest: seconds, by what took them, size and positions."""
+    """fastest: seconds by kind of launch, size and positions."""
 
     engines: LocalEngines
     speech: Pcm
     fastest: dict[tuple[str, int, int], float] = field(default_factory=dict)
 
     def run(self, n_windows: int, positions: int, whole: int) -> None:
-        """So many windows at once, of the first seconds of speech that positions hold."""
+        """Encode and decode `n_windows` at once, each cut to `positions` of the encoder."""
         encoder, decoder = self.engines.encoder, self.engines.decoder
         pcm = self.speech[: positions * SAMPLES_PER_POSITION]
         context = 0 if positions == whole else positions
@@ -117,7 +114,7 @@ class Bench:
             self.engines.importer.accept(reply.handle)  # so that its lease does not run out
             handles.append(reply.handle)
             times.setdefault(reply.timings.batch_size, []).append(reply.timings.encode_s)
-        for size, seconds in times.items():  # the mean: one batch may begin behind another
+        for size, seconds in times.items():  # the mean, as a batch may wait behind another
             self._note("encoder", size, positions, sum(seconds) / len(seconds))
         before_s, options = decoder.stats().prefill_s, DecodeOptions(language="en")
         decoding = [
@@ -126,7 +123,7 @@ class Bench:
         ]
         for took in (decoded.result(ANSWER_S).timings for decoded in decoding):
             self._note("read", took.transfer_bytes, positions, took.transfer_s)
-            # With what the host does between two steps.
+            # Includes the host's work between two steps.
             self._note("step", n_windows, positions, took.decode_s / max(1, took.steps))
         self._note("prompts", n_windows, positions, decoder.stats().prefill_s - before_s)
 
@@ -143,7 +140,7 @@ class Bench:
 
 
 def _link(reads: tuple[Point, ...], transport: str) -> LinkProfile:
-    """Latency and rate of the line through the READs of a short window and of a whole one."""
+    """Fit latency and rate to the READs of the smallest and the largest window."""
     short, whole = min(reads, key=lambda one: one.size), max(reads, key=lambda one: one.size)
     rate = whole.size / whole.seconds
     if whole.seconds > short.seconds and whole.size > short.size:

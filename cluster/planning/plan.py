@@ -1,9 +1,8 @@
-"""Makes a plan: the cheapest design that keeps the objective, checked with another seed.
+"""Find the cheapest design that keeps the objective, and check it with another seed.
 
-Short simulations find the fewest workers of each design: they are added until the objective is
-kept, and then taken away by bisection: more workers are assumed to keep what fewer keep. A design
-whose least costs more than what was found is not simulated. Split and colocated ones compete apart,
-so that a plan can say which is cheaper.
+Short simulations find the fewest workers of each design: workers are added until the objective is
+kept, then removed by bisection. Split and colocated designs are compared separately, so that a plan
+can say which is cheaper.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from cluster.planning.scenario import Scenario, at_percentile, percentiles
 from cluster.planning.simulate import simulate
 
 REQUESTS = 8000  # of a short simulation
-SHORTEST_S, LONGEST_S = 20.0, 120.0  # and its seconds
-OBJECTIVES = 12  # it is so many times as long as the objective
-GROWTHS = (1.2, 2.4, 4.8)  # of the least that may do, one after the other; then it is given up
-CORRECTION = 1.03  # of a plan that the check refused
+SHORTEST_S, LONGEST_S = 20.0, 120.0  # bounds for its seconds
+OBJECTIVES = 12  # its seconds are at least so many times the objective
+GROWTHS = (1.2, 2.4, 4.8)  # factors tried on a design's least workers before it is given up
+CORRECTION = 1.03  # factor on the workers after a failed check
 TRIAL_SEED, CHECK_SEED = 1, 1001
 MOST_CORRECTIONS = 6
 MOST_WORKERS = 10_000
@@ -35,7 +34,7 @@ Tell = Callable[[str], object]  # progress, a line at a time
 
 @dataclass(frozen=True, slots=True)
 class Trial:
-    """One cell, simulated: does it keep the objective? told: the percentile asked for."""
+    """The result of simulating one cell. told: the objective's percentile, for a person."""
 
     is_kept: bool
     told: str
@@ -44,9 +43,7 @@ class Trial:
 
 @dataclass(frozen=True, slots=True)
 class Plan:
-    """kept: the cheapest of each design that was simulated, the best one first. check: the long
-    simulation, without spare nodes. skipped: why a design is not among them.
-    """
+    """kept: the cheapest first. check: of that one, without spare nodes. skipped: the reasons."""
 
     kept: list[Design]
     skipped: dict[str, str]
@@ -84,7 +81,7 @@ class Plan:
 
 
 def make_plan(order: Order, tell: Tell) -> Plan:
-    """Raises ConfigurationError: no cluster keeps the objective; tells how near one came."""
+    """Raises ConfigurationError: no cluster keeps the objective."""
     search, skipped = _Search(order, tell), {}
     kept: list[Design] = []
     designs = [
@@ -107,7 +104,7 @@ def make_plan(order: Order, tell: Tell) -> Plan:
             f"{order.load.rate_per_s:g} requests a second (tried: {search.missed}): loosen --slo, "
             "or give faster nodes or --links"
         )
-    while True:  # what the check makes dearer may no longer be the cheapest
+    while True:  # a design that the check made more expensive may no longer be the cheapest
         kept.sort(key=lambda one: one.price)
         kept[0], check = search.checked(kept[0])
         if kept[0].price <= min(one.price for one in kept):
@@ -115,14 +112,14 @@ def make_plan(order: Order, tell: Tell) -> Plan:
 
 
 class _Search:
-    """Simulations for one order. missed: the last one that did not keep the objective."""
+    """missed: describes the last simulation that did not keep the objective."""
 
     def __init__(self, order: Order, tell: Tell) -> None:
         self._order, self._tell = order, tell
         self.missed = "none, they would need more"
 
     def fewest(self, least: Design) -> Design | None:
-        """Grow until the objective is kept, then take away; None: it never is."""
+        """Return the smallest design that keeps the objective, or None if more workers fail too."""
         grown = [least.grown(least.dims, factor) for factor in GROWTHS]
         able = (one for one in grown if one.workers <= MOST_WORKERS and self._keeps(one))
         if (found := next(able, None)) is None:
@@ -135,7 +132,7 @@ class _Search:
         return found
 
     def checked(self, design: Design) -> tuple[Design, Trial]:
-        """The long simulation with another seed; workers are added until it is kept."""
+        """Run the long simulation with another seed; add workers until the objective is kept."""
         for _ in range(MOST_CORRECTIONS):
             self._tell(f"check of {self._order.load.seconds:g} s with another seed")
             trial = try_out(design, self._order.load.seconds, CHECK_SEED)
@@ -150,7 +147,6 @@ class _Search:
         )
 
     def _keeps(self, design: Design) -> bool:
-        """By one short simulation of a cell."""
         order = self._order
         seconds = REQUESTS * design.cells / order.load.rate_per_s
         seconds = min(LONGEST_S, max(SHORTEST_S, seconds))
@@ -163,7 +159,6 @@ class _Search:
 
 
 def try_out(design: Design, seconds: float, seed: int) -> Trial:
-    """Simulate one cell."""
     order, rate = design.order, design.order.load.rate_per_s / design.cells
     scenario = Scenario(
         profile=design.profile.name,

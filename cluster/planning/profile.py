@@ -1,6 +1,4 @@
-"""What one kind of worker was measured, or is predicted, to take: one JSON file of seconds and
-bytes.
-"""
+"""Profiles: measured or predicted times and sizes of one kind of worker, one JSON file each."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ class Shape(FrozenModel):
 
 
 class Point(FrozenModel):
-    """Seconds of one launch. size: windows of a batch, or rows. positions: of the encoder, each."""
+    """Seconds of one launch. size: windows or rows. positions: of each window's context."""
 
     size: PositiveInt
     positions: PositiveInt
@@ -38,7 +36,7 @@ class Point(FrozenModel):
 
 
 class EncoderProfile(FrozenModel):
-    """points: batches, with the projection. max_batch, export_windows: what `auto` gives there."""
+    """points: batches, projection included. max_batch, export_windows: the values of `auto`."""
 
     points: tuple[Point, ...] = Field(min_length=1)
     max_batch: PositiveInt
@@ -46,7 +44,7 @@ class EncoderProfile(FrozenModel):
 
 
 class DecoderProfile(FrozenModel):
-    """steps: decode steps; prefills: prompts of so many sequences. The others as `auto` gives."""
+    """prefills: prompts, by their number of sequences. The other sizes are those of `auto`."""
 
     steps: tuple[Point, ...] = Field(min_length=1)
     prefills: tuple[Point, ...] = Field(min_length=1)
@@ -56,7 +54,7 @@ class DecoderProfile(FrozenModel):
 
 
 class LinkProfile(FrozenModel):
-    """How KV moves between two workers: seconds of a READ are latency and bytes over the rate."""
+    """A READ of KV takes the latency, and its bytes over the rate."""
 
     transport: str
     latency_s: NonNegativeFloat
@@ -66,8 +64,8 @@ class LinkProfile(FrozenModel):
 class RouterProfile(FrozenModel):
     """CPU seconds of a router's event loop, and of the processes that decode and cut uploads.
 
-    Assumed: `request_s` is what router and proxy took on two cores of an EPYC; the others nobody
-    has measured. hop_s: the way to a worker and back, of a call.
+    `request_s` was measured for router and proxy on two cores of an EPYC; the others are assumed.
+    hop_s: round trip of a call to a worker.
     """
 
     request_s: NonNegativeFloat = 0.0048
@@ -98,7 +96,6 @@ class Profile(FrozenModel):
         return f"profile {self.name} ({kind}), model {self.model}"
 
     def with_decoder_of(self, other: Profile) -> Profile:
-        """Encoders as here, and decoders as there."""
         if other is self:
             return self
         changes = {
@@ -126,13 +123,11 @@ class Profile(FrozenModel):
 
 
 class Surface:
-    """Linear between the points and beyond them, never below the smallest value: a launch does not
-    become cheaper by doing less.
-    """
+    """Seconds by size and positions: linear inter- and extrapolation, at least the smallest."""
 
     def __init__(self, points: Iterable[Point]) -> None:
         lines: dict[int, dict[float, float]] = {}
-        for point in points:  # of two at the same place the last one counts
+        for point in points:  # the last one of several at the same place counts
             lines.setdefault(point.positions, {})[point.size] = point.seconds
         self._lines = [(at, sorted(knots.items())) for at, knots in sorted(lines.items())]
         self._least_s = min(seconds for _, knots in self._lines for _, seconds in knots)
@@ -156,7 +151,7 @@ def shipped_profiles() -> dict[str, Path]:
 
 
 def load_profile(name: str) -> Profile:
-    """A shipped profile by its name, or any by the path of its file."""
+    """name: of a shipped profile, or the path of any."""
     file = shipped_profiles().get(name, Path(name))
     try:
         return Profile.model_validate_json(file.read_text(encoding="utf-8"))

@@ -1,7 +1,7 @@
-"""What is to be simulated: a cluster, a load, and what counts as good; and what came out.
+"""Input and output of a simulation: the cluster, the load and the objective; the outcome.
 
-A seed gives the same requests whatever the cluster does with them. Rates and shares are over the
-time in which requests came, without the first tenth.
+A seed gives the same requests to every cluster. Rates and shares are over the seconds of the load,
+without the first tenth.
 """
 
 from __future__ import annotations
@@ -24,15 +24,15 @@ from cluster.planning.profile import Profile
 
 SHORTEST_CUT_S = 20.0  # the cutter looks for a pause in the last 10 s of a full window
 TIMESTAMPS = 2  # tokens of a window beside its text
-TOKENS_PER_S = 3.2  # of text, for a second of audio
-WARM_UP = 0.1  # of the load's seconds
+TOKENS_PER_S = 3.2  # text tokens for a second of audio
+WARM_UP = 0.1  # share of the load's seconds
 PERCENTILES = (50, 95, 99)
-# What is told of a scenario's settings, which may hold keys.
+# The settings that a summary contains; the others may hold keys.
 TOLD: Any = {"placement": True, **{key: {"replicas"} for key in ("router", "encoder", "decoder")}}
 
 
 class Lengths(FrozenModel):
-    """Seconds of audio in a request: a log-normal distribution, cut at `max_s`."""
+    """Seconds of audio of a request: a log-normal distribution, clipped to `max_s`."""
 
     median_s: float = Field(5.0, gt=0)
     sigma: float = Field(0.4, ge=0, description="of the logarithm; 0: all have the median")
@@ -40,11 +40,10 @@ class Lengths(FrozenModel):
 
 
 def n_tokens(content_frames: int) -> int:
-    """Of a window with so many mel frames of audio; with its timestamps."""
     return TIMESTAMPS + round(TOKENS_PER_S * content_frames / FRAMES_PER_S)
 
 
-# Clips as of SeedTTS and Earnings22 (medians of 5 s), talks of minutes, and both.
+# Clips as in SeedTTS and Earnings22 (medians of 5 s), talks of minutes, and both.
 NAMED_LENGTHS: dict[str, Lengths] = {
     "short": Lengths(median_s=5.0, sigma=0.4, max_s=30.0),
     "mixed": Lengths(median_s=10.0, sigma=1.2, max_s=1800.0),
@@ -53,7 +52,7 @@ NAMED_LENGTHS: dict[str, Lengths] = {
 
 
 class Load(FrozenModel):
-    """Requests of clients that do not wait for each other: a Poisson process."""
+    """A Poisson process of requests."""
 
     rate_per_s: FiniteFloat = Field(10.0, gt=0, description="mean requests per second")
     seconds: FiniteFloat = Field(300.0, gt=0, description="during which requests come")
@@ -64,10 +63,7 @@ class Load(FrozenModel):
 
 
 class Scenario(FrozenModel):
-    """Routers and workers are as many as `settings` say, colocated only where these say so.
-
-    Workers fill up one node after another, each role by itself.
-    """
+    """Workers fill one node after another, each role on nodes of its own."""
 
     profile: str = "two-cores"
     per_node: int = Field(0, ge=0, description="workers of a node; 0: all are on one node")
@@ -96,7 +92,6 @@ _Asked = TypeVar("_Asked", Scenario, Load)
 
 
 def checked(kind: type[_Asked], fields: dict[str, Any]) -> _Asked:
-    """Raises ConfigurationError, which names the field."""
     try:
         return kind.model_validate(fields)
     except ValidationError as error:
@@ -105,7 +100,7 @@ def checked(kind: type[_Asked], fields: dict[str, Any]) -> _Asked:
 
 @dataclass(slots=True, eq=False)
 class LoadRequest:
-    """One upload. cuts_s: where its windows end."""
+    """cuts_s: the ends of its windows, in seconds of its audio."""
 
     name: str
     at_s: float
@@ -114,13 +109,13 @@ class LoadRequest:
     cuts_s: tuple[float, ...]
 
 
-Arrival = tuple[float, float, Priority]  # at a second, so many seconds of audio
+Arrival = tuple[float, float, Priority]  # time in seconds, seconds of audio
 
 
 def arrivals(
     load: Load, random: Random, rows: Sequence[Arrival] | None = None
 ) -> Iterator[LoadRequest]:
-    """All `LoadRequest`s in the order in which they come: drawn, or those of given rows."""
+    """Yield requests in the order of their arrival, drawn from `load` if no rows are given."""
     drawn = _drawn(load, random) if rows is None else sorted(rows, key=lambda row: row[0])
     for number, (at_s, audio_s, priority) in enumerate(drawn):
         cuts = tuple(_cuts(audio_s, random))
@@ -137,7 +132,7 @@ def _drawn(load: Load, random: Random) -> Iterator[Arrival]:
 
 
 def _cuts(audio_s: float, random: Random) -> Iterator[float]:
-    """Ends of windows: somewhere in the last third of 30 s, as pauses come."""
+    """Yield ends of windows, each in the last third of 30 s, where the cutter finds a pause."""
     begin_s = 0.0
     while audio_s - begin_s > WINDOW_S:
         begin_s += random.uniform(SHORTEST_CUT_S, WINDOW_S)
@@ -147,10 +142,9 @@ def _cuts(audio_s: float, random: Random) -> Iterator[float]:
 
 @dataclass(slots=True)
 class Outcome:
-    """A scenario that runs, or has run. answers: by class, arrival, audio and latency in seconds,
-    in the order of their ends; a failed one has an infinite latency. decisions: with what happened
-    to the cluster. moments: the cluster at each second, busy shares and pages in use from 0 to 1.
-    seconds: simulated, until the last answer.
+    """answers: arrival, audio and latency in seconds, by class; infinite latency: it failed.
+
+    moments: each second, with busy shares and pages in use from 0 to 1. seconds: until the end.
     """
 
     scenario: Scenario
@@ -165,13 +159,13 @@ class Outcome:
     seconds: float = 0.0
 
     def latencies(self) -> list[float]:
-        """Of all requests after the warm-up; failed ones are infinite."""
+        """In seconds, of all requests after the warm-up."""
         begin_s = WARM_UP * self.scenario.load.seconds
         every = self.answers.values()
         return [late_s for rows in every for at_s, _, late_s in rows if at_s >= begin_s]
 
     def busy(self) -> dict[str, float]:
-        """Means over the time, and the highest number of requests that were pending."""
+        """Return the means of the moments after the warm-up, and the most pending requests."""
         seconds = self.scenario.load.seconds
         begin_s = WARM_UP * seconds
         seen = [one for one in self.moments if begin_s < one["at_s"] <= seconds] or self.moments
@@ -217,6 +211,6 @@ def at_percentile(values: Sequence[float], percent: float) -> float:
 
 
 def percentiles(latencies: Sequence[float]) -> dict[str, float | None]:
-    """None: so many requests failed. JSON knows no infinity."""
+    """None stands for an infinite latency, which JSON cannot express."""
     seen = {f"p{p}_s": at_percentile(latencies, p) for p in PERCENTILES}
     return {name: round(one, 4) if one < math.inf else None for name, one in seen.items()}

@@ -1,10 +1,8 @@
-"""Runs a scenario from its first request to its last answer, on a virtual clock.
+"""Run a scenario from its first request to its last answer, on a virtual clock.
 
-One cell: its routers, its pools, and what Serve does once in a while. Of a router all is real but
-HTTP: processor time of the event loop and of the audio workers are waits from the profile, and
-windows are silence. `ServePool`, `Members` and `Balancer` are the real ones. Of Serve: a call goes
-to the first worker in the order of `Members` at once, or waits where there is none. A scenario and
-its seed give the same figures on every machine.
+Routers, `ServePool`, `Members` and `Balancer` are the real code; HTTP, audio decoding, the models
+and Ray Serve are replaced by waits from the profile. The figures depend on the seed alone, not on
+the machine.
 """
 
 from __future__ import annotations
@@ -42,7 +40,7 @@ from router.http.admission import BYTES_PER_AUDIO_S, Admission
 from router.interface import Progress, RequestContext
 
 MOMENT_S = 1.0
-GPU_MACHINE_CORES = 16  # where a profile tells none
+GPU_MACHINE_CORES = 16  # if a profile gives none
 SILENCE = np.zeros(WINDOW_SAMPLES, np.int16)
 SILENCE.flags.writeable = False
 
@@ -52,7 +50,7 @@ USUAL_CALL: dict[Role, float] = {"encoder": USUAL_WINDOW_S, "decoder": 1 / USUAL
 def simulate(
     scenario: Scenario, profile: Profile, rows: Sequence[Arrival] | None = None
 ) -> Outcome:
-    """Run it. rows: requests in the place of those that the load draws."""
+    """rows: requests that replace those drawn from the scenario's load."""
     logging.disable(logging.WARNING)
     try:
         return run_virtually(_run(scenario, profile, rows))
@@ -71,7 +69,7 @@ async def _run(scenario: Scenario, profile: Profile, rows: Sequence[Arrival] | N
         pools = {role: SimPool((role,), cell) for role in ROLES}
     routers = [SimRouter(cell, pools) for _ in range(settings.router.replicas)]
     keeping = asyncio.create_task(_keep(cell, pools, routers))
-    await asyncio.sleep(0)  # it looks once where no request comes, too
+    await asyncio.sleep(0)  # so that it runs once even if no request comes
     async with asyncio.TaskGroup() as requests:
         for request in arrivals(scenario.load, load_chance, rows):
             if (wait_s := request.at_s - loop.time()) > 0:
@@ -85,7 +83,7 @@ async def _run(scenario: Scenario, profile: Profile, rows: Sequence[Arrival] | N
 
 
 async def _keep(cell: Cell, pools: dict[Role, SimPool], routers: list[SimRouter]) -> None:
-    """Autoscaling, leases, and a look at everything once a second."""
+    """Scale the pools, renew and expire leases, and record a moment each second."""
     balancer, busy_before, next_moment_s = Balancer(), dict.fromkeys(ROLES, 0.0), 0.0
     while True:
         now_s = cell.loop.time()
@@ -111,7 +109,7 @@ async def _keep(cell: Cell, pools: dict[Role, SimPool], routers: list[SimRouter]
 
 
 class SimStream:
-    """In the place of `AudioStream`: a window is found when the audio is decoded so far."""
+    """Replaces `AudioStream`: yields each window once the audio is decoded up to its end."""
 
     def __init__(self, request: LoadRequest, begun_s: float, spread_s: float, cpu_s: float) -> None:
         self.expected_s = self.duration_s = request.audio_s
@@ -130,7 +128,7 @@ class SimStream:
 
 
 class SimRouter:
-    """It is its own `AudioPool`: an upload waits for a process, which decodes it in one go."""
+    """A router without HTTP, which is its own `AudioPool`: a process decodes a whole upload."""
 
     def __init__(self, cell: Cell, pools: dict[Role, SimPool]) -> None:
         now, settings = cell.clock.monotonic, cell.settings.router
@@ -152,11 +150,10 @@ class SimRouter:
             encoders,
             decoders,
             clock=cell.clock,
-            reuses_kv=False,  # every request's audio is its own
+            reuses_kv=False,  # no audio comes twice
         )
 
     def open(self, upload: Any, _context: RequestContext, **_: Any) -> nullcontext[SimStream]:
-        """upload: the request itself."""
         costs = self._cell.profile.router
         spread_s = costs.audio_second_s * upload.audio_s
         cpu_s = costs.audio_request_s + spread_s
@@ -179,11 +176,11 @@ class SimRouter:
         cell, half_s = self._cell, self._cell.profile.router.request_s / 2
         with ExitStack() as stack:
             share = None
-            if request.priority != "bulk":  # which no router admits: it waits elsewhere, for ever
+            if request.priority != "bulk":  # bulk work passes no admission and has no deadline
                 admitted = self._admission.admit(round(request.audio_s * BYTES_PER_AUDIO_S))
                 share = stack.enter_context(admitted)
                 share.expect(request.audio_s)
-            await self._work(half_s)  # a half of it before the answer is known, and a half after
+            await self._work(half_s)  # half of it before the answer, half after
             context = RequestContext(
                 request.name,
                 share,
@@ -204,8 +201,6 @@ class SimRouter:
 
 @dataclass(slots=True, eq=False)
 class Replica:
-    """A worker as Serve knows it."""
-
     name: str
     node: str
     roles: Mapping[Role, SimWorker]
@@ -213,9 +208,9 @@ class Replica:
 
 
 class SimPool:
-    """replicas: all that run. opened: those that take new calls, replaced as a whole; the others
-    end when they are idle. changed: set when a worker was added. waiting: calls that no worker has
-    taken.
+    """replicas: all that run. waiting: calls that no worker has taken.
+
+    opened: the replicas that take new calls, a new list at each change; the others end once idle.
     """
 
     def __init__(self, roles: tuple[Role, ...], cell: Cell) -> None:
@@ -228,7 +223,7 @@ class SimPool:
         self._made = 0
         self._start_s = cell.profile.start_s
         settings = getattr(cell.settings, roles[0])
-        self._wanted = settings.replicas  # workers, those that are starting included
+        self._wanted = settings.replicas  # workers, including starting ones
         self._rules = ScalingRules(
             **cell.settings.scaling.model_dump(),
             min_workers=settings.fewest,
@@ -239,7 +234,7 @@ class SimPool:
             self._add()
 
     def scale(self, balancer: Balancer) -> None:
-        """By what `PoolPolicy` reads of Serve; and end workers that were closed before."""
+        """Scale by the values that `PoolPolicy` gets from Serve, and end idle closed workers."""
         if not self._is_scaled:
             return
         role, starting = self._roles[0], max(0, self._wanted - len(self.opened))
@@ -257,14 +252,14 @@ class SimPool:
             self._cell.outcome.decisions.append(made)
         for _ in range(self._wanted - before):
             self._loop.call_later(self._start_s, self._add)
-        if len(self.opened) > self._wanted:  # those that are starting have gone first
+        if len(self.opened) > self._wanted:  # starting workers were cancelled first
             busiest = sorted(self.opened, key=lambda one: -one.ongoing)[: self._wanted]
             self.opened = [one for one in self.opened if one in busiest]
             if not self.opened:
                 self.changed.clear()
 
     def _add(self) -> None:
-        """A worker has started; nothing where it is not wanted any more."""
+        """Called when a worker has started, which may no longer be wanted."""
         if len(self.opened) >= self._wanted:
             return
         number, device = self._made, Device()
@@ -281,12 +276,12 @@ class SimPool:
 
 
 class SimHandle:
-    """In the place of a deployment handle and its hook, for one router; `ServePool` calls it."""
+    """Replaces a router's deployment handle and its `LoadAwareRouter`."""
 
     def __init__(self, pool: SimPool, role: Role, calls: OwnCalls, cell: Cell) -> None:
         self._pool, self._role, self._calls, self._chance = pool, role, calls, cell.random
         self.deployment_id = role
-        self._told: list[Replica] = []  # the workers of which the router knows
+        self._told: list[Replica] = []  # the workers known to the router
         self._known: dict[Hashable, Replica] = {}
         self._members = Members()
 
@@ -310,7 +305,6 @@ class SimHandle:
             replica.ongoing -= 1
 
     def _chosen(self, request: Any) -> Replica:
-        """The choice of `LoadAwareRouter`."""
         if self._told is not self._pool.opened:
             self._told = self._pool.opened
             known: dict[Hashable, Replica] = {one.name: one for one in self._told}

@@ -1,4 +1,4 @@
-"""An event loop whose time is virtual: where it would wait, its time moves on at once.
+"""An event loop with virtual time: instead of waiting it advances its clock.
 
 It replaces the clock and the selector, which are public parts of asyncio.
 """
@@ -18,12 +18,12 @@ STANDS_STILL = "every task waits, and for no time: nothing would ever happen"
 
 
 class _VirtualSelector(selectors.SelectSelector):
-    """Never waits for a timer: it adds the time of the wait to `now_s`."""
+    """Adds the timeout to `now_s` instead of waiting."""
 
     now_s = 0.0
 
     def select(self, timeout: float | None = None) -> list[tuple[selectors.SelectorKey, int]]:
-        # Where there is none but the loop's own pipe, only a thread could make something ready.
+        # With nothing but the loop's own pipe, only another thread could make something ready.
         is_alone = timeout is not None and len(self.get_map()) == 1
         ready = [] if is_alone else super().select(0)
         if not ready:

@@ -1,4 +1,4 @@
-"""Simulated workers: real engines over devices that wait, and KV's way between them."""
+"""Simulated workers: the real engines over simulated devices, and the transfer of KV."""
 
 from __future__ import annotations
 
@@ -38,14 +38,11 @@ from encoder_worker.core import EncoderCore
 from encoder_worker.loop import IDLE_WAIT_S, EncodeLoop
 from encoder_worker.publisher import Publisher
 
-LINK_LATENCY_S = 20e-6  # of a READ between nodes, where the scenario gives the links' rate
+LINK_LATENCY_S = 20e-6  # of a READ between nodes, if the scenario gives the links' rate
 
 
 class Cell:
-    """What all workers and routers of one simulated cell share.
-
-    settings: with every `auto` resolved. exporters: the encoders, by agent.
-    """
+    """The state that workers and routers of one cell share. exporters: encoders by agent."""
 
     def __init__(self, scenario: Scenario, profile: Profile, chance: Random) -> None:
         between = profile.handoff
@@ -64,9 +61,9 @@ class Cell:
 
 
 def _resolved(settings: Settings, profile: Profile) -> Settings:
-    """Sizes that are left open, as the profile's device has them.
+    """Resolve every `auto` by the profile.
 
-    The context of windows, too: what the bundled checkpoint says of its own holds for no other.
+    The context of windows is set too, as the bundled checkpoint's own limits hold for no other.
     """
     asked, slack, longest_s = settings.encoder, UNTUNED_SLACK, UNTUNED_MAX_CONTENT_S
     context = {
@@ -85,8 +82,6 @@ def _resolved(settings: Settings, profile: Profile) -> Settings:
 
 
 class _Worker(ABC):
-    """One role of one replica. core: the real engine. pool: whose pages are counted."""
-
     core: Any
     pool: PagePool
 
@@ -101,13 +96,12 @@ class _Worker(ABC):
 
     @abstractmethod
     def turn(self) -> float | None:
-        """One step of the engine's loop; seconds until the next one, None: when it is woken."""
+        """Run a step of the engine. Returns seconds until the next one; None: when it is woken."""
 
     def is_idle(self) -> bool:
         return not (self.core.load().work or self.pool.n_used)
 
     async def call(self, request: Any) -> Any:
-        """May be cancelled at any time."""
         await asyncio.sleep(self._hop_s)
         submitted: Future[Any] = self.core.submit(request)
         answered: asyncio.Future[None] = self._loop.create_future()
@@ -116,7 +110,7 @@ class _Worker(ABC):
         try:
             await answered
         except asyncio.CancelledError:
-            submitted.cancel()  # KV that was answered already goes with its lease
+            submitted.cancel()  # KV that is already published is freed when its lease expires
             self.wake()
             raise
         return submitted.result()
@@ -147,11 +141,11 @@ class SimEncoder(_Worker):
         super().__init__(node, cell, device)
         profile, settings, now = cell.profile, cell.settings.encoder, self.clock.now
         layout = profile.kv_layout()
-        # Pages have addresses and no memory.
+        # Pages have addresses but no memory.
         config = TransferConfig(
             b"simulated", name, device="meta", clock=now, randbits=cell.random.getrandbits
         )
-        # Readers call the exporter directly, so that its wire is nobody, and no thread runs it.
+        # Readers call the exporter directly, so its wire does nothing and no thread runs it.
         wire: Any = SimpleNamespace(
             agent=name, transport="simulated", metadata=b"", open=lambda *_: None
         )
@@ -174,12 +168,12 @@ class SimEncoder(_Worker):
         if self._lane.has_launched:
             self._lane.go_on()
             return 0.0
-        ready_s = self._batcher.ready_in_s()  # notes where the queue is empty
+        ready_s = self._batcher.ready_in_s()  # also records that the queue is empty
         return min(ready_s or IDLE_WAIT_S, IDLE_WAIT_S) if len(self._batcher) else None
 
     def on_notification(self, message: bytes) -> None:
         self._exporter.handle_notifications([message])
-        self.wake()  # pages may have come free
+        self.wake()  # pages may be free now
 
     def look_after_leases(self) -> None:
         self._exporter.expire()
@@ -192,7 +186,7 @@ class SimEncoder(_Worker):
 
 
 def _without_thread(_owner: str, start: Callable[[], None], *_: Any) -> Any:
-    """In the place of `WireThread`: starts at once, and runs nothing."""
+    """Replaces `WireThread`: calls `start`, and runs nothing."""
     start()
     return SimpleNamespace(failure=None)
 
@@ -211,7 +205,7 @@ class SimDecoder(_Worker):
         self._importer = SimImporter(self.pool, cell, node, now)
         importer: Any = self._importer
         ahead = profile.decoder.steps_ahead
-        order = TOGETHER if ahead else ALONE  # a GPU's, or a CPU's
+        order = TOGETHER if ahead else ALONE  # as on a GPU, or on a CPU
         scheduler = Scheduler(self.pool, self_pool, 1, settings.max_batch, step_order=order)
         runner: Any = WaitingRunner(profile, cell.tokenizer, device, self.clock)
         parts = EngineParts("meta", runner, scheduler, self.pool, self_pool, None, ahead)
@@ -234,12 +228,12 @@ SimWorker = SimEncoder | SimDecoder
 
 
 def _pool(layout: PageLayout, n_windows: int) -> PagePool:
-    """Pages with addresses and no memory."""
+    """A pool with addresses but without memory."""
     return PagePool(layout, n_windows * layout.pages_per_window, "meta")
 
 
 class SimImporter:
-    """In the place of `KVImporter`; the pool has no memory, and no READ is ever given up."""
+    """Replaces `KVImporter`. No READ times out."""
 
     def __init__(self, pool: PagePool, cell: Cell, node: str, clock: Callable[[], float]) -> None:
         self.pool, self.layout = pool, pool.layout
