@@ -1,7 +1,4 @@
-"""The Serve replica that owns files and batches: there is one, and it holds the folder.
-
-All behaviour is in `router.batches` and in `BulkEngine`.
-"""
+"""The one Serve replica that owns the files and batches and their folder."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ class BatchOwner:
         encoders: Mapping[str, Any],
         decoders: Mapping[str, Any],
     ) -> None:
-        self._opened = AsyncExitStack()  # closed by `__del__`, also where a later step here fails
+        self._opened = AsyncExitStack()  # closed by `__del__`, also if a later step here fails
         _, recorder = start_replica("batches", settings, build, (*ROUTER_METRICS, *BATCH_METRICS))
         own = settings.batches
         engine = await self._opened.enter_async_context(

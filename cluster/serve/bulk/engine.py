@@ -1,7 +1,6 @@
-"""Transcribes whole files outside of the routers, over the pools of an application, as bulk work.
+"""Transcribes whole files as bulk work over an application's pools, without a router.
 
-A text is what the file endpoint answers; its windows fill what others leave, and wait for as long
-as it takes. Any process of the Ray cluster may hold one.
+Results equal those of the file endpoint. Any process of the Ray cluster may have an engine.
 """
 
 from __future__ import annotations
@@ -34,13 +33,13 @@ from router.interface import RequestContext, StageTimings, TranscriptionResult
 from router.pools import DecoderClient, EncoderClient
 from router.transcript import TokenLogprob, Transcript
 
-STATE_S = 30.0  # for an application to tell its settings
-PATIENCE_S = 7 * 24 * 3600.0  # longer than any archive waits for its turn
-DECODE_S = 1800.0  # processor time that one upload may take to become samples: hours of audio do
+STATE_S = 30.0  # for an application to send its settings
+PATIENCE_S = 7 * 24 * 3600.0  # longer than any archive waits
+DECODE_S = 1800.0  # CPU time to decode one upload, which may have hours of audio
 
 Pools = Mapping[str, tuple[EncoderClient, DecoderClient]]
 OnProgress = Callable[[float, float], None]
-Told = tuple[Settings, str]
+Told = tuple[Settings, str]  # an application's settings without secrets, and its build
 
 
 @dataclass(frozen=True, slots=True)
@@ -51,12 +50,11 @@ class BulkResult:
     params: TranscriptionParams
 
     def body(self) -> dict[str, Any] | str:
-        """What the file endpoint answers: its document, or for text and subtitles their text."""
         return answer_of(self.transcript, self.params, self.logprobs)
 
 
 class BulkEngine:
-    """Transcribes files for all models of an application. Belongs to one event loop."""
+    """Belongs to one event loop."""
 
     def __init__(self, models: ModelRegistry, clock: Clock = SYSTEM_CLOCK) -> None:
         self.models = models
@@ -73,10 +71,9 @@ class BulkEngine:
         clock: Clock = SYSTEM_CLOCK,
         **router: Any,
     ) -> AsyncIterator[BulkEngine]:
-        """Open an engine with audio workers of its own; they end with the context.
+        """pools: by the names of `settings.by_model()`. router: changes to its settings.
 
-        pools: by the names of `settings.by_model()`. router: settings that shall differ, such as
-        `max_audio_s`. Raises ConfigurationError: no checkpoint, or audio workers do not start.
+        Raises ConfigurationError: no checkpoint, or audio workers do not start.
         """
         recorder = recorder or silent_recorder(ROUTER_METRICS)
         patient = {"audio_timeout_s": max(DECODE_S, settings.router.audio_timeout_s)}
@@ -94,7 +91,7 @@ class BulkEngine:
                     *pools[name],
                     recorder,
                     clock=clock,
-                    # An archive does not come twice, and would push out what is asked again.
+                    # An archive's audio does not come twice, and would evict other KV.
                     reuses_kv=False,
                 )
                 models.append(served_model(settings, name, transcriber))
@@ -106,10 +103,7 @@ class BulkEngine:
     def params(
         self, fields: Iterable[tuple[str, str]], task: Operation = "transcribe"
     ) -> TranscriptionParams:
-        """Check the fields of a form, all but the file, as the endpoint of `task` does.
-
-        Raises its ModelNotFoundError, UnsupportedValueError and InvalidRequestError.
-        """
+        """Raises ModelNotFoundError, UnsupportedValueError, InvalidRequestError."""
         pairs = tuple(fields)
         model = self.models.find(requested_model(pairs))
         params = parse_transcription(pairs, model.languages, task)
@@ -128,13 +122,13 @@ class BulkEngine:
         name: str = "",
         on_progress: OnProgress | None = None,
     ) -> BulkResult:
-        """Transcribe one file, however long it has to wait; cancelling ends it everywhere.
+        """Transcribe one file, however long it has to wait.
 
-        upload: a file that stays there, or its bytes. name: by which logs call the request; empty:
-        drawn at random. on_progress: told (seconds of audio done, seconds known).
+        upload: a file that is not changed meanwhile, or its bytes. name: of the request in logs,
+        random if empty. on_progress: called with seconds of audio that are done, and known so far.
 
-        Raises the file endpoint's SplitscribeErrors; OverloadedError only where workers fail again
-        and again while they have one of its windows.
+        Raises the file endpoint's SplitscribeErrors, OverloadedError only after repeated failures
+        of workers.
         """
         name = name or f"bulk-{uuid.uuid4().hex}"
         logprobs: list[TokenLogprob] = []
@@ -153,10 +147,9 @@ class BulkEngine:
 
 @asynccontextmanager
 async def engine_of_application(told: Told | None = None) -> AsyncIterator[BulkEngine]:
-    """Over the application in the Ray cluster of this process, for files of any size and length.
+    """Open an engine over the Ray cluster of this process, without limits on files.
 
-    told: by `application_settings`. Raises ConfigurationError: there is none, or it is of another
-    build.
+    Raises ConfigurationError: there is no application, or it is of another build.
     """
     settings, build = told or await application_settings()
     check_distribution(build)
@@ -167,14 +160,14 @@ async def engine_of_application(told: Told | None = None) -> AsyncIterator[BulkE
         max_upload_bytes=2**50,
         max_audio_s=PATIENCE_S,
         min_audio_s=0.0,
-        # No uploads come in here, so more are of use than a router can feed.
+        # Without uploads to receive, this process can feed more of them than a router.
         audio_workers=max(LEAST_AUDIO_WORKERS, usable_cores() // 2),
     ) as engine:
         yield engine
 
 
 async def application_settings() -> Told:
-    """The settings, without secrets, and the build of the application in this Ray cluster."""
+    """Raises ConfigurationError: there is no application, or it does not answer."""
     from ray import serve
     from ray.serve.exceptions import RayServeException
 

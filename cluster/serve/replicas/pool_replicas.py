@@ -1,7 +1,7 @@
-"""What Serve deploys for the pools: a worker of either role, or one that has both.
+"""The replica classes of the pools: a worker of one role, or of both.
 
-With both, each role keeps its engine, its thread and, on a GPU, its stream; the decoder's has
-priority, so that encoding fills what decoding leaves idle. KV moves in memory.
+With both, each role keeps its engine, its thread and, on a GPU, its stream, of which the decoder's
+has priority. KV moves in memory.
 """
 
 from __future__ import annotations
@@ -33,10 +33,10 @@ class DecoderReplica(DecoderWorker):
 class ColocatedWorker:
     def __init__(self, settings: Settings, build: str) -> None:
         settings = settings.model_copy(update={"transport": "memory"})
-        # One after the other: the decoder's pool takes what the encoder leaves.
+        # In this order, as the decoder's pool gets the memory that the encoder leaves.
         self._encoder = EncoderWorker(settings, build, EXPORT_PORTION)
         self._decoder = DecoderWorker(settings, build)
-        start_replica("worker", settings, build, ())  # from here on its log lines name the worker
+        start_replica("worker", settings, build, ())  # from here on log lines name the worker
 
     async def encode(self, request: EncodeRequest) -> EncodeReply:
         return await self._encoder.encode(request)
@@ -52,7 +52,7 @@ class ColocatedWorker:
         self._decoder.check_health()
 
     async def shut_down(self) -> None:
-        """Both drain at once: the encoder waits for the decoder to release."""
+        """Drain both at once, as the encoder waits until the decoder has released its pages."""
         parts = (getattr(self, "_encoder", None), getattr(self, "_decoder", None))
         await asyncio.gather(*(part.shut_down() for part in parts if part is not None))
 

@@ -1,8 +1,7 @@
-"""What every Serve replica of ours does first, and what Ray tells it about itself.
+"""The first steps of every Serve replica: build check, logs, metrics and network.
 
-A replica listens twice: NIXL for KV, where UCX takes every interface unless it is told which; and
-Serve for other replicas, whose messages it unpickles, where Ray would bind every interface and here
-gets the node's own address. SECURITY.md has a table of all ports.
+Serve's port between replicas, which unpickles messages, and NIXL's for KV would listen on every
+interface; here they get the node's own. SECURITY.md lists all ports.
 """
 
 from __future__ import annotations
@@ -26,7 +25,7 @@ from cluster.serve.ray_internals import bind_replica_port
 
 logger = logging.getLogger(__name__)
 
-BUSY_OVER_S = 5.0  # seconds of which a worker tells how busy it was
+BUSY_OVER_S = 5.0  # interval over which a worker's busy share is measured
 DEVICES = "UCX_NET_DEVICES"
 RDMA = Path("/sys/class/infiniband")
 
@@ -36,9 +35,9 @@ Interfaces = Mapping[str, tuple[str, ...]]  # addresses by interface
 def start_replica(
     role: str, settings: Settings, build: str, specs: tuple[MetricSpec, ...]
 ) -> tuple[str, Recorder]:
-    """Call first in a replica's constructor. Returns its name and its metrics recorder.
+    """Call this first in a replica's constructor. Returns its name and its metrics recorder.
 
-    Raises ConfigurationError: this node runs other code.
+    Raises ConfigurationError: this node has another build.
     """
     from ray import serve
 
@@ -53,8 +52,8 @@ def start_replica(
         quotes=role not in ("router", "batches"),
         stream=sys.__stderr__,
     )
-    # Serve's log file too, which the dashboard shows; past the filters before it, which give each
-    # line the id that Serve has made for its request.
+    # Log to Serve's file too, which the dashboard shows, without the filters in front of it, which
+    # add Serve's request id to each line.
     for handler in logging.getLogger("ray.serve").handlers:
         file = handler.target if isinstance(handler, MemoryHandler) else handler
         if file is not None:
@@ -67,7 +66,7 @@ def start_replica(
 
 
 def gpu_share() -> float:
-    """The part of its GPU that Ray gave this replica; the whole one where nothing was asked for."""
+    """Return the share of a GPU that Ray assigned to this replica; 1 if it asked for none."""
     import ray
 
     resources = ray.get_runtime_context().get_assigned_resources()  # type: ignore[no-untyped-call]
@@ -75,7 +74,6 @@ def gpu_share() -> float:
 
 
 def own_node() -> str:
-    """Ray's id of the node that this replica runs on."""
     import ray
 
     return str(ray.get_runtime_context().get_node_id()) if ray.is_initialized() else ""
@@ -84,7 +82,7 @@ def own_node() -> str:
 class BusyShare:
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
         self._clock = clock
-        self._totals: deque[tuple[float, float]] = deque()  # when, total
+        self._totals: deque[tuple[float, float]] = deque()  # time, total
 
     def share(self, total_s: float) -> float:
         now_s = self._clock()
@@ -96,9 +94,9 @@ class BusyShare:
 
 
 def keep_to_network(*, has_kv: bool) -> None:
-    """Have this replica listen on the cluster's network only. Before NIXL is loaded.
+    """Have this replica listen on the cluster's network only. Call it before NIXL is loaded.
 
-    KV takes what UCX_NET_DEVICES says, or else what `kv_devices` finds.
+    An operator's UCX_NET_DEVICES is kept.
     """
     import ray.util
 
@@ -112,9 +110,9 @@ def keep_to_network(*, has_kv: bool) -> None:
 
 
 def kv_devices(node_address: str, found: Interfaces, rdma: tuple[str, ...]) -> str:
-    """UCX's list of the network devices that KV may take; an empty one leaves the choice to UCX.
+    """Return UCX's device list: the node's interface, and RDMA unless it is loopback.
 
-    It is the interface with the node's address, and RDMA if that is not loopback.
+    An empty one leaves the choice to UCX.
     """
     own = [name for name, addresses in found.items() if node_address in addresses]
     if not own:
@@ -135,7 +133,7 @@ def interfaces() -> Interfaces:
 
 
 def rdma_ports(root: Path = RDMA) -> tuple[str, ...]:
-    """Ports of InfiniBand, RoCE and EFA that are up, as UCX names them: `mlx5_0:1`."""
+    """Return the active ports of InfiniBand, RoCE and EFA in UCX's notation, such as `mlx5_0:1`."""
     states = sorted(root.glob("*/ports/*/state"))
     ports = [one.parent for one in states if one.read_text().startswith("4:")]  # "4: ACTIVE"
     return tuple(f"{port.parent.parent.name}:{port.name}" for port in ports)

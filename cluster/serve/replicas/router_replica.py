@@ -1,7 +1,6 @@
-"""The router's Serve replica: FastAPI in front, handles to the pools of every model behind.
+"""The router's Serve replica: the HTTP application over handles to the pools of every model.
 
-Either the replica listens itself, or it is an ingress behind Serve's proxy:
-`__serve_build_asgi_app__` is Serve's hook for an application that is made inside the replica.
+It listens itself, or it is an ingress behind Serve's proxy, which calls `__serve_build_asgi_app__`.
 """
 
 from __future__ import annotations
@@ -46,10 +45,8 @@ class Router:
         decoders: Mapping[str, Any],
         batches: Any = None,
     ) -> None:
-        """encoders, decoders: by the names of `settings.by_model()`. batches: of the owner of files
-        and batches; None: there is none.
-        """
-        self._opened = AsyncExitStack()  # closed by `__del__`, also where a later step here fails
+        """encoders, decoders: by the names of `settings.by_model()`. batches: the batch owner's."""
+        self._opened = AsyncExitStack()  # closed by `__del__`, also if a later step here fails
         replica, recorder = start_replica("router", settings, build, ROUTER_METRICS)
         self._settings, self._build = settings, build
         tracer = make_tracer(settings, "router", replica)
@@ -105,7 +102,7 @@ class Router:
         return self._app
 
     async def _drain_when_stopped(self) -> None:
-        """Behind Serve's proxy a session counts as a request, for whose end a stop waits."""
+        """End live sessions, which are requests that Serve's proxy would wait for."""
         while not replica_is_stopping():  # noqa: ASYNC110 - Serve has no event for it
             await asyncio.sleep(STOP_POLL_S)
         await self._app.state.realtime.drain()
@@ -142,7 +139,7 @@ def router_app(
 
 
 async def open_listener(app: FastAPI, settings: RouterSettings) -> HttpListener | None:
-    """Serve HTTP from this replica; None where Serve's proxy does."""
+    """Returns None if Serve's proxy listens. Raises ConfigurationError: the port is taken."""
     if settings.listener != "router":
         return None
     try:

@@ -1,8 +1,7 @@
-"""The workers of both pools: thin shells around an engine.
+"""The workers of both pools, which connect an engine to Serve, logs, metrics and traces.
 
-They hand windows in and answers out, tell status, signals and metrics, and on shutdown finish what
-is there before they free it. What computes is imported by the replica itself: whoever starts a
-cluster only names the class.
+The engines are imported by the constructors, so that the starting process can name the classes
+without loading torch.
 """
 
 from __future__ import annotations
@@ -48,16 +47,16 @@ if TYPE_CHECKING:
 
 logger = logging.getLogger(__name__)
 
-# For what is queued and leased. A decoder renews the lease of KV that waits with it, so a lease may
-# last longer than this; its window is then encoded again elsewhere.
+# Time to finish queued windows and leases. A decoder renews the leases of its waiting KV, so one
+# may last longer; its window is then encoded again elsewhere.
 ENGINE_DRAIN_S = 30.0
 UNWELL = "windows fail here again and again, and others do the same windows"
-SWITCH_S = 0.0005  # a step is launched in less
-EXPORT_PORTION = 0.25  # of a GPU's room, where the decoder's pool comes after the encoder's
+SWITCH_S = 0.0005  # longer than the launch of a step
+EXPORT_PORTION = 0.25  # of a GPU's free memory, if the decoder's pool follows
 
 
 class PoolWorker:
-    """A subclass's constructor calls `_start`, makes `_kv` and its engine, and calls `_ready`."""
+    """A subclass's constructor calls `_start`, makes `_kv` and `_engine`, and calls `_ready`."""
 
     ROLE: ClassVar[Role]
     METRICS: ClassVar[tuple[MetricSpec, ...]]
@@ -66,9 +65,9 @@ class PoolWorker:
     _kv: KVExporter | KVImporter
 
     def _start(self, settings: Settings, build: str) -> GpuBudget | None:
-        """Call before torch is imported. Raises ConfigurationError, as `start_replica` does."""
-        # Ray says 1 where a worker claims no core. To say otherwise to Ray, as a runtime
-        # environment, would keep the replica out of the processes that Ray has started ahead.
+        """Call this before torch is imported. Raises the ConfigurationError of `start_replica`."""
+        # Ray sets 1 for a worker that claims no core. A runtime environment could change it, but
+        # would keep the replica out of the processes that Ray has started ahead.
         os.environ["OMP_NUM_THREADS"] = str(usable_cores())
         self._name, self._recorder = start_replica(self.ROLE, settings, build, self.METRICS)
         self._is_unwell = False
@@ -116,11 +115,10 @@ class PoolWorker:
             raise WorkerError(reason)
 
     def _unhealthy(self) -> str | None:
-        """None when well, else why not."""
+        """Return the reason, or None if healthy."""
         return self._engine.healthy() or (UNWELL if self._is_unwell else None)
 
     async def shut_down(self) -> None:
-        """Take nothing new, finish what is here, then free everything."""
         if not hasattr(self, "_reporting"):
             return  # the constructor failed
         self._reporting.cancel()
@@ -131,8 +129,6 @@ class PoolWorker:
 
 
 class EncoderWorker(PoolWorker):
-    """Windows in, handles of KV out."""
-
     ROLE = "encoder"
     METRICS = ENCODER_METRICS
 
@@ -140,7 +136,6 @@ class EncoderWorker(PoolWorker):
     _kv: KVExporter
 
     def __init__(self, settings: Settings, build: str, portion: float = 1.0) -> None:
-        """portion: see `encoder_worker.sizing.sized`."""
         budget = self._start(settings, build)
         from cluster.common.kv.connect import make_exporter
         from encoder_worker.engine import EncoderEngine
@@ -154,7 +149,6 @@ class EncoderWorker(PoolWorker):
         self._ready(settings)
 
     async def encode(self, request: EncodeRequest) -> EncodeReply:
-        """Cancelling the call takes it out of the queue."""
         with request_scope(request.request_id), self._span(request) as span:
             arrived_s = time.monotonic()
             reply = await self._reply(request)
@@ -186,7 +180,7 @@ class EncoderWorker(PoolWorker):
         try:
             return await asyncio.wrap_future(future)
         except asyncio.CancelledError:
-            # The reply may have come at the same moment, and nobody will read its pages.
+            # The reply may have come at the same moment; its pages will not be read.
             if future.done() and not future.cancelled() and future.exception() is None:
                 self._engine.revoke(future.result().handle)
             raise
@@ -219,8 +213,6 @@ class EncoderWorker(PoolWorker):
 
 
 class DecoderWorker(PoolWorker):
-    """Windows in, tokens out."""
-
     ROLE = "decoder"
     METRICS = DECODER_METRICS
 
@@ -228,8 +220,8 @@ class DecoderWorker(PoolWorker):
     _kv: KVImporter
 
     def __init__(self, settings: Settings, build: str) -> None:
-        # The thread that launches decode steps otherwise waits up to 5 ms for Python, which the
-        # event loop, the thread that aligns words, or an encoder of this process has.
+        # By default the thread that launches decode steps waits up to 5 ms for the GIL, if another
+        # thread of this process holds it.
         sys.setswitchinterval(SWITCH_S)
         budget = self._start(settings, build)
         from cluster.common.kv.connect import make_importer, make_kv_pool
@@ -244,7 +236,6 @@ class DecoderWorker(PoolWorker):
         self._ready(settings)
 
     async def decode(self, request: DecodeRequest) -> DecodeResult:
-        """Cancelling the call frees what it holds."""
         with request_scope(request.request_id), self._span(request) as span:
             arrived_s = time.monotonic()
             result = await asyncio.wrap_future(self._engine.submit(request))
@@ -256,9 +247,9 @@ class DecoderWorker(PoolWorker):
     def _told(
         self, request: DecodeRequest, result: DecodeResult, span: Span, arrived_s: float
     ) -> DecodeResult:
-        """The answer, once metrics, log and trace have it."""
+        """Report the result to metrics, log and trace, and add the worker's load to it."""
         timings, record, tokens = result.timings, self._recorder, len(result.tokens)
-        # Between the arrival of the KV and the prompt, it waited for rows in the batch.
+        # Between the arrival of its KV and its prompt the sequence waited for rows in the batch.
         began_s = time.monotonic() - timings.decode_s
         of_kv: dict[str, Any] = {
             "peer": request.handle.agent,

@@ -1,7 +1,7 @@
-"""Start and stop one cluster: Ray, Serve, the application, until it answers.
+"""Start Ray, Serve and the application on this machine, and stop them.
 
-Resolves every path before it moves to an empty run folder, because Ray puts the driver's working
-directory first on a worker's import path.
+Paths are resolved before the process changes to an empty run folder, because Ray puts the driver's
+working directory first on a worker's import path.
 """
 
 from __future__ import annotations
@@ -34,7 +34,7 @@ from cluster.serve.start.readiness import (
 )
 from cluster.serve.start.resolve import resolve_settings
 
-KILLS = 20  # of the children of a process in which another thread may go on starting some
+KILLS = 20  # attempts to kill all children, as another thread may go on starting some
 
 Build = Callable[[Settings, str, Placement], Any]  # as `cluster.serve.app.build_app`
 
@@ -57,24 +57,23 @@ def running_cluster(
     build: Build | None = None,
     stop: StopRequest | None = None,
 ) -> Iterator[RunningCluster]:
-    """Start the application, yield once `/health` is 200, and take everything down after.
+    """Start the application, yield once `/health` is 200, and stop everything afterwards.
 
-    say: told one line per stage. worker_lines: told what a worker has printed, by its process.
-    build: composes the application; None: `build_app`. stop: set by somebody else, it ends the
-    start at its next step.
+    say: called with progress, a line at a time. worker_lines: called with a worker process and the
+    lines that it printed. stop: ends the start at its next step when another thread sets it.
 
-    Raises ConfigurationError: something does not fit, or the pools are not ready in time.
-    StartCancelled: `stop` was set; it is down again.
+    Raises ConfigurationError: the settings do not fit, or the pools are not ready in time.
+    StartCancelled: `stop` was set.
     """
     package_root()
     stop = stop or StopRequest()
     settings = resolve_settings(settings)
-    placement = place(settings, this_machine())  # what cannot be is told before Ray starts
+    placement = place(settings, this_machine())  # raises its errors before Ray starts
     for name, value in ENVIRONMENT.items():
         os.environ.setdefault(name, value)
     from cluster.serve.start.ray_session import ray_session, run_folder
 
-    # What the application is made of is imported while Ray's processes start: a second's work.
+    # The application's modules take a second to import, while Ray's processes start.
     imports = threading.Thread(target=_import_application, name="imports", daemon=True)
     imports.start()
     with run_folder() as folder:
@@ -101,7 +100,7 @@ def running_cluster(
 
 
 def _leave(folder: str) -> None:
-    threading.excepthook = lambda _: None  # Ray's threads lose whom they listen to
+    threading.excepthook = lambda _: None  # Ray's threads lose their connections
     kill_children(psutil.Process())
     rmtree(folder, ignore_errors=True)
 
@@ -118,8 +117,7 @@ def kill_children(process: psutil.Process) -> None:
 
 
 def _import_application() -> None:
-    """Whoever imports it next says what is wrong with it."""
-    with suppress(Exception):
+    with suppress(Exception):  # the next import raises it again
         for name in ("cluster.serve.preload", "cluster.serve.app"):
             import_module(name)
 
@@ -155,12 +153,12 @@ def _application(app: Any, settings: Settings, say: Say, stop: threading.Event) 
 
 
 def _serve_level(settings: Settings) -> str:
-    """Serve's own lines are for those who look for them: its INFO is our DEBUG."""
+    # Serve's INFO lines appear with our DEBUG.
     return {"DEBUG": "INFO", "INFO": "WARNING"}.get(settings.log_level, settings.log_level)
 
 
 def _client_host(host: str) -> str:
-    """The address in a URL by which this machine reaches what listens on `host`."""
+    """Return the URL's host with which this machine reaches a listener on `host`."""
     if ":" in host:
         return "[::1]" if host == "::" else f"[{host}]"
     return "127.0.0.1" if host in ("0.0.0.0", "") else host

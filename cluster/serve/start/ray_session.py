@@ -1,6 +1,6 @@
-"""This process in a Ray cluster: one that it starts on this machine and ends, or a joined one.
+"""Start Ray on this machine or join a Ray cluster, and leave it.
 
-Ray reads `cluster.serve.ray_environment` when it is imported: import this after it is set.
+Import this after `cluster.serve.ray_environment` is set, as Ray reads it when it is imported.
 """
 
 from __future__ import annotations
@@ -33,13 +33,13 @@ from cluster.serve.ray_internals import (
 )
 from cluster.serve.start.readiness import has_ended
 
-TakeLines = Callable[[object, list[str]], None]  # what one process has printed
-OBJECT_STORE_BYTES = 256 * 1024 * 1024  # audio and KV do not pass through it
+TakeLines = Callable[[object, list[str]], None]  # a process, and lines that it printed
+OBJECT_STORE_BYTES = 256 * 1024 * 1024  # small, as no audio and no KV pass through it
 
 
 @contextmanager
 def run_folder() -> Iterator[str]:
-    """An empty folder that this process is in meanwhile: Ray imports from the one it is in."""
+    """Change to a new empty folder meanwhile, as Ray imports from the working directory."""
     name = "splitscribe-run-"
     made = tempfile.TemporaryDirectory(prefix=name, ignore_cleanup_errors=True)
     with made as folder, chdir(folder):
@@ -50,14 +50,13 @@ def run_folder() -> Iterator[str]:
 def ray_session(
     address: str | None, dashboard: RayDashboard = "none", worker_lines: TakeLines | None = None
 ) -> Iterator[Any]:
-    """Ray's context, of a cluster at `address` or of one that lives as long as this is open.
+    """Join the Ray cluster at `address`, or start one that ends with this context.
 
-    worker_lines: is told what workers print. Raises ConfigurationError: Ray is not there, or Serve
-    does not load.
+    Yields Ray's context. Raises ConfigurationError: Ray cannot be reached, or Serve fails to load.
     """
     _put_packages_on_path()
     context = _start(address, dashboard, log_to_driver=worker_lines is not None)
-    # An error that ends the process while it is connected is never told: Ray's hook waits for ever.
+    # An uncaught error in a connected process is never shown, as Ray's exception hook blocks.
     try:
         if worker_lines is not None:
             take_worker_lines(worker_lines)
@@ -82,10 +81,10 @@ def _start(address: str | None, dashboard: RayDashboard, *, log_to_driver: bool)
     common: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": log_to_driver}
     try:
         if address is not None:
-            # For an address of this machine alone Ray would look at the network's, where none is.
+            # For a loopback address Ray would connect to the network's, where nothing listens.
             with ray_on_loopback() if _is_loopback(address) else nullcontext():
                 return ray.init(address=address, **common)
-        # glibc's heaps: eight for each core by default, each with what its threads have freed.
+        # By default glibc has eight heaps for each core, each of which keeps freed memory.
         heaps = {"MALLOC_ARENA_MAX": str(max(2, usable_cores()))}
         for name, value in (ONE_MACHINE_ENVIRONMENT | heaps).items():
             os.environ.setdefault(name, value)
@@ -111,13 +110,12 @@ def _head(dashboard: RayDashboard) -> AbstractContextManager[None]:
 
 
 def ray_watch(over: threading.Event) -> Callable[[], bool]:
-    """`has_ended` of the cluster that this process is in."""
     head = ray.get_runtime_context().gcs_address
     return partial(has_ended, head, os.pidfd_open(raylet_pid()), over)
 
 
 def end_without_ray(status: int) -> None:
-    """End the process when its cluster has ended: Ray's own shutdown would wait for it."""
+    """Exit after the cluster has ended, when Ray's shutdown would block."""
     kill_own_ray()
     sys.stdout.flush()
     sys.stderr.flush()
@@ -125,23 +123,22 @@ def end_without_ray(status: int) -> None:
 
 
 def stop_application(*, has_proxies: bool) -> None:
-    """End the application once its replicas have finished what they have begun.
+    """End the application once its replicas have finished their calls.
 
-    has_proxies: clients are connected to Serve's proxies: `shutdown` ends proxies and replicas at
-    the same time, so the replicas have to end before.
+    has_proxies: clients are connected to Serve's proxies, which `shutdown` ends without waiting.
     """
     from ray import serve
 
     with _silenced():
         if has_proxies:
-            with suppress(TimeoutError):  # after a minute they end, done or not
+            with suppress(TimeoutError):  # after a minute replicas are killed
                 serve.delete(APP_NAME)
         serve.shutdown()  # type: ignore[no-untyped-call]
 
 
 @contextmanager
 def _silenced() -> Iterator[None]:
-    """Send what this process prints to nowhere: Ray's native threads tell of every actor's end."""
+    """Discard what this process prints, as Ray's native threads report every actor's end."""
     sys.stdout.flush()
     sys.stderr.flush()
     saved = [os.dup(1), os.dup(2)]
@@ -160,7 +157,6 @@ def _silenced() -> Iterator[None]:
 
 
 def _put_packages_on_path() -> None:
-    """Let workers of a source checkout import it; an installed wheel needs nothing."""
     root = str(package_root())
     if Path(root).name == "site-packages":
         return

@@ -1,6 +1,6 @@
-"""What becomes of a deployed application, in words that a person follows, and the wait for it.
+"""The state of a deployed application, and the wait until it is ready.
 
-Every wait ends at once with `StartCancelled` when the cluster is asked to stop.
+Every wait raises `StartCancelled` at once when its stop event is set.
 """
 
 from __future__ import annotations
@@ -20,9 +20,9 @@ from cluster.serve.ray_environment import APP_NAME
 Say = Callable[[str], None]
 
 POLL_S = 0.2
-SOON_S = 0.1  # once all replicas run
+SOON_S = 0.1  # the same, once all replicas run
 CONNECT_S = 2.0
-LOOK_S = 0.5  # between two looks after the cluster
+LOOK_S = 0.5  # interval of checks whether the cluster still exists
 GONE_S, AWAY_S = 1.0, 30.0
 SERVE_LOGS = "/tmp/ray/session_latest/logs/serve"
 
@@ -41,7 +41,7 @@ class Pool:
 
     @property
     def waits_for(self) -> str:
-        """The last line of its message; empty where it is ready, has none, or loads for long."""
+        """The last line of its message; empty if it is ready or only takes long to initialize."""
         is_plain = self.is_ready or "to initialize" in self.message
         return "" if is_plain else "".join(self.message.strip().splitlines()[-1:])
 
@@ -58,27 +58,25 @@ class ApplicationState:
         return self.status == "RUNNING" and all(pool.is_ready for pool in self.pools)
 
     def line(self) -> str:
-        """`router 1/1, encoder 0/2, decoder 2/2`"""
+        """Such as `router 1/1, encoder 0/2, decoder 2/2`."""
         return ", ".join(f"{pool.name} {pool.running}/{pool.wanted}" for pool in self.pools)
 
     def lines(self) -> list[str]:
-        """How many workers run, and what each pool waits for that is not ready."""
         if not any(pool.wanted for pool in self.pools):
             return []
         waits = [f"{pool.name}: {pool.waits_for}" for pool in self.pools if pool.waits_for]
         return [f"workers running: {self.line()}", *waits]
 
     def reason(self) -> str:
-        """What went wrong: the message of the exception, which is the last line."""
         texts = [pool.message for pool in self.pools if not pool.is_ready and pool.message]
         for text in (*texts, self.message):
             if lines := [line.strip() for line in text.splitlines() if line.strip()]:
-                return re.sub(r"^[\w.]+Error: ", "", lines[-1])
+                return re.sub(r"^[\w.]+Error: ", "", lines[-1])  # the exception's own message
         return self.status
 
 
 def state_of(details: Mapping[str, Any]) -> ApplicationState | None:
-    """From what Ray's dashboard tells of Serve; None: there is no such application."""
+    """Read the response of Ray's dashboard about Serve; None: there is no such application."""
     found = details.get("applications", {}).get(APP_NAME)
     if found is None:
         return None
@@ -101,7 +99,7 @@ def state_of(details: Mapping[str, Any]) -> ApplicationState | None:
 
 
 def state_here(status: Any) -> ApplicationState | None:
-    """From `serve.status()` of this process's cluster; None: there is no such application."""
+    """Read the result of `serve.status()`; None: there is no such application."""
     found = status.applications.get(APP_NAME)
     if found is None:
         return None
@@ -123,8 +121,6 @@ def _in_order(pools: Iterable[Pool]) -> tuple[Pool, ...]:
 
 
 class Changes:
-    """Says lines that are not among those that were told last."""
-
     def __init__(self, say: Say) -> None:
         self._say = say
         self.last: tuple[str, ...] = ()
@@ -136,29 +132,25 @@ class Changes:
         self.last = lines
 
 
-class StartCancelled(Exception):  # noqa: N818 - what was asked for is no error
+class StartCancelled(Exception):  # noqa: N818 - no error, it was requested
     pass
 
 
 class StopRequest(threading.Event):
-    """leave: while set, nobody is served yet; once called, this process may end at once."""
+    """leave: set while no clients are served; after calling it the process may exit at once."""
 
     leave: Callable[[], object] | None = None
 
 
 def check_ray_answers(address: str) -> None:
-    """Ray itself tries for a minute to join what is not there.
-
-    Raises ConfigurationError: nobody takes a connection at this host and port.
-    """
+    """Raises ConfigurationError at once, where Ray itself would retry for a minute."""
     where = address.removeprefix("ray://")
-    # Ray looks for others, such as "auto", on this machine.
+    # Other addresses, such as "auto", Ray resolves on this machine.
     if where.rpartition(":")[2].isdigit() and not answers(where):
         raise ConfigurationError(f"no Ray cluster answers at {address}")
 
 
 def answers(address: str) -> bool:
-    """Whether somebody takes a connection at HOST:PORT."""
     try:
         host, _, port = address.rpartition(":")
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
@@ -170,8 +162,7 @@ def answers(address: str) -> bool:
 def has_ended(head: str, raylet: int, over: threading.Event) -> bool:
     """Wait until a Ray cluster has ended; False: `over` was set before.
 
-    head: an address as of `answers`. raylet: a descriptor of this machine's, as of `pidfd_open`.
-    A head may be away for a while and come back; the raylet does not.
+    head: HOST:PORT, which may be unreachable for `AWAY_S`. raylet: a descriptor from `pidfd_open`.
     """
     answered_s = time.monotonic()
     while not over.wait(LOOK_S):
@@ -189,10 +180,7 @@ def check_stop(stop: threading.Event) -> None:
 
 
 def wait_for_replicas(say: Say, stop: threading.Event) -> None:
-    """Until every replica of the application runs; tells how many do, and what others wait for.
-
-    Raises ConfigurationError: a deployment failed; has its reason.
-    """
+    """Raises ConfigurationError: a deployment failed."""
     from ray import serve
 
     progress = Changes(say)
@@ -218,7 +206,7 @@ def wait_for_health(
     stop: threading.Event | None = None,
     poll_s: float = POLL_S,
 ) -> bool:
-    """Whether `/health` answers 200 in time; tells the state of the pools as it changes."""
+    """Wait until `/health` is 200, reporting changes of the pools to `say`. False: timed out."""
     stop = stop or threading.Event()
     deadline_s = time.monotonic() + timeout_s
     progress = Changes(say)
@@ -233,18 +221,17 @@ def wait_for_health(
 
 
 def health_line(url: str) -> tuple[bool, str]:
-    """Whether the API takes requests, and the state of each model's pools in words."""
     import httpx
 
     try:
-        # Loading certificates takes 50 ms of a core that the pools could have. And a proxy that the
-        # environment names for the world outside reaches no machine of ours.
+        # Loading certificates would take 50 ms of a core. The environment's proxy is for other
+        # networks.
         is_tls = url.startswith("https:")
         answer = httpx.get(f"{url}/health", timeout=10.0, verify=is_tls, trust_env=False)
         content = answer.json()
     except (httpx.HTTPError, ValueError):
         return False, "does not answer"
-    if not isinstance(content, dict) or "pools" not in content:  # something else has the port
+    if not isinstance(content, dict) or "pools" not in content:  # another server has the port
         return False, f"HTTP {answer.status_code}"
     words = [
         f"{name}: {pool['replicas']} {'ready' if pool['ready'] else 'not ready'}"

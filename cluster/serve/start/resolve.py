@@ -1,7 +1,4 @@
-"""Settings as every process of a cluster gets them: what must be the same everywhere, filled in.
-
-Routers read the file of API keys themselves.
-"""
+"""Resolve the settings that must be the same in every process of a cluster."""
 
 from __future__ import annotations
 
@@ -18,10 +15,7 @@ _Name = TypeVar("_Name", str, str | None)
 
 
 def resolve_settings(settings: Settings) -> Settings:
-    """Fill in what must be the same in every process: key, port, model paths.
-
-    Raises ConfigurationError: the port is taken.
-    """
+    """Fill in key and port, and make paths absolute. Raises ConfigurationError: port taken."""
     return resolved(
         settings,
         cluster_key=settings.cluster_key or secrets.token_hex(32),
@@ -31,11 +25,11 @@ def resolve_settings(settings: Settings) -> Settings:
 
 
 def resolved(settings: Settings, *, cluster_key: str, port: int, listener: Listener) -> Settings:
-    """`settings` with these, and with paths absolute."""
+    """Raises ConfigurationError: the file of API keys is invalid. Routers read it themselves."""
     key_file = settings.router.api_key_file
     if key_file is not None:
         read_api_keys(key_file)
-        if not key_file.parts[0].startswith("~"):  # which is each node's own
+        if not key_file.parts[0].startswith("~"):  # each node resolves its own home
             key_file = key_file.absolute()
     models = {
         name: one.model_copy(update={"model": _absolute(one.model)})
@@ -71,7 +65,7 @@ def _absolute_path(folder: Path | None) -> Path | None:
 
 
 def _usable_port(host: str, port: int) -> int:
-    """`port`, or a free one for 0. Raises ConfigurationError: nobody may listen there."""
+    """Return `port`, or a free one for 0. Raises ConfigurationError: it cannot be used."""
     with socket.socket(socket.AF_INET6 if ":" in host else socket.AF_INET) as probe:
         probe.setsockopt(socket.SOL_SOCKET, socket.SO_REUSEADDR, 1)
         try:
