@@ -1,6 +1,6 @@
-"""Where the roles meet as a Serve application: `build_app` composes it for `serve.run`.
+"""Compose routers, workers and the batch owner as one Ray Serve application.
 
-It only names the classes of the replicas: none of what they compute with is imported here.
+Only the replicas' classes are imported here, not the libraries that they compute with.
 """
 
 from __future__ import annotations
@@ -19,34 +19,33 @@ from cluster.serve.replicas.router_replica import Router
 from router.http.admission import MAX_REQUESTS
 
 HEALTH_PERIOD_S = 1.0
-# Three checks in a row without an answer, and a replica is killed: a frozen one after 7 s or so;
-# what waits for it is done by another. A check waits for no engine, only for the event loop.
+# After three checks in a row without an answer Serve kills a replica, a frozen one after about 7 s.
+# A check waits for the event loop, never for an engine.
 HEALTH_TIMEOUT_S = 2.0
-# Of routers and the batch owner: what clients send may keep their event loop busy for seconds, and
-# who kills one loses all that it holds. So they have 16.5 s.
+# Routers and the batch owner have 16.5 s: clients' uploads may keep their event loop busy for
+# seconds, and a killed one loses all of its requests.
 PATIENT_TIMEOUT_S = 5.5
 STATS_PERIOD_S = 0.5
-PACED_WORKERS = 256  # above it Serve's controller asks and hears each worker less often
-UNTOLD_PERIOD_S = 3600.0  # of Serve's reports to routers, which know by their calls' answers
-# How long a replica that is stopped may finish what it has. The longest decode of a window takes
-# less. A request may take more, up to 600 s, and is cut when its router is stopped meanwhile.
+PACED_WORKERS = 256  # above it Serve's controller polls each worker less often
+UNTOLD_PERIOD_S = 3600.0  # of Serve's reports to routers, which use the answers of their own calls
+# Time for a stopped replica to finish its work. Decoding a window takes less; a request may take up
+# to 600 s, and fails if its router is stopped meanwhile.
 DRAIN_S = 60.0
-# Calls of a worker at a time: windows wait in the order of work (`router.window_queue`), or inside
-# a worker, and never in Serve's own queue, which knows none.
+# Concurrent calls of a worker: windows wait in `router.window_queue` or inside a worker, never in
+# Serve's own queue, which is FIFO.
 UNBOUNDED = 1_000_000
 
 
 def build_app(
     settings: Settings, build: str, placement: Placement, running: Mapping[str, int] | None = None
 ) -> Any:
-    """Compose the Serve application from resolved settings.
+    """settings: resolved. build: `build_id()` here; replicas of another build refuse to start.
 
-    build: `build_id()` of this process; replicas with another one refuse. running: workers of each
-    deployment that this is a new version of: Serve sets a scaled pool to the size that it is given.
+    running: workers of each deployment now, with which a new version starts its scaled pools.
     """
     from ray import serve
 
-    deployment: Any = serve.deployment  # its overloads do not know a class with options
+    deployment: Any = serve.deployment  # its overloads lack a class with options
     pools = {
         name: _pools(deployment, own, build, suffix, placement, running or {})
         for (name, own), suffix in zip(
@@ -57,7 +56,7 @@ def build_app(
     decoders = {name: decoder for name, (_, decoder) in pools.items()}
     batches, patient = None, {"health_check_timeout_s": PATIENT_TIMEOUT_S}
     if settings.batches.folder is not None:
-        # One replica, and a new version begins when the old one has ended.
+        # One replica: a new version starts after the old one has ended.
         options = _replica_options(0.0, settings.batches.node_labels) | patient
         batches = deployment(
             BatchOwner,
@@ -89,7 +88,7 @@ def _size(role: Role, settings: Settings, running: int) -> dict[str, Any]:
         policy_kwargs={"role": role, "model": model, "rules": settings.scaling.model_dump()},
     )
     with warnings.catch_warnings():
-        # Deprecated for environment variables that a running Ray cluster may not have.
+        # Deprecated in favour of environment variables, which a running Ray cluster may lack.
         warnings.simplefilter("ignore", DeprecationWarning)
         return {
             "autoscaling_config": AutoscalingConfig(
@@ -106,9 +105,7 @@ def _size(role: Role, settings: Settings, running: int) -> dict[str, Any]:
 
 
 def pace(most: int) -> float:
-    """By how much intervals are longer in a pool that may have so many workers: one process,
-    Serve's controller, checks the health of all.
-    """
+    """Return the factor by which Serve's controller polls a pool of `most` workers less often."""
     return max(1.0, most / PACED_WORKERS)
 
 
@@ -125,7 +122,6 @@ def replica_choice() -> dict[str, Any]:
 
 
 def http_front(router: type, settings: Settings) -> Any:
-    """The class that is deployed for `router`: an ingress, where Serve's proxy is in front."""
     if settings.router.listener == "router":
         return router
     from ray import serve
@@ -174,7 +170,7 @@ def _pools(
 def _replica_options(
     gpus: float, node_labels: Mapping[str, str], cpus: float = 0.0, most: int = 1
 ) -> dict[str, Any]:
-    """Options that all deployments share. A worker claims no core unless told: roles share them."""
+    """cpus: 0 lets workers share all cores."""
     return {
         "ray_actor_options": {
             "num_cpus": cpus,
@@ -185,7 +181,7 @@ def _replica_options(
         "health_check_timeout_s": HEALTH_TIMEOUT_S,
         "graceful_shutdown_timeout_s": DRAIN_S,
         "graceful_shutdown_wait_loop_s": 0.2,
-        # A new version starts one worker more, and stops an old one when that is ready: one that
-        # cannot start replaces nothing. Not where it would wait for what the old ones claim.
+        # A new version first starts one additional worker, and an old one stops when it is ready.
+        # If workers claim cores or GPUs, the new one would wait for those of the old ones.
         "max_surge_percent": 0 if gpus or cpus else 1,
     }

@@ -1,7 +1,6 @@
-"""How a router reaches the one process that owns files and batches, through Ray Serve.
+"""A router's client of the batch owner, through Ray Serve.
 
-Where the owner has just ended, a call is repeated until the next one answers: each does no harm
-when it comes twice.
+Calls are idempotent, and are repeated while a dead owner is replaced.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ ANSWER_S = 60.0  # longest wait for one answer
 
 
 def batches_behind(handle: Any) -> BatchService:
-    # Made once: it costs as much as a small call.
+    # Made once, as it costs as much as a small call.
     bound = handle.options(method_name="call", request_serialization="pickle")
 
     async def call(method: str, *values: Any) -> Any:
-        """Raises OverloadedError where nobody answered for a while."""
+        """Raises OverloadedError: no answer within `PATIENCE_S`."""
         deadline_s = time.monotonic() + PATIENCE_S
         while True:
             try:

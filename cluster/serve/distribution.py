@@ -1,7 +1,7 @@
-"""Proof that the four packages on this node are one distribution, and which one.
+"""Check that the packages on this node come from one distribution, and identify its build.
 
-Their names are generic import roots: a folder with a `router.py` of its own, first on the path,
-would be imported instead. Every replica checks before it imports anything else of the project.
+Their names are generic: another `router.py`, earlier on the path, would be imported instead. Each
+replica checks before it imports anything else of the project.
 """
 
 from __future__ import annotations
@@ -16,12 +16,12 @@ from cluster.common.errors import ConfigurationError
 
 CODE_PACKAGES = ("cluster", "router", "encoder_worker", "decoder_worker")
 PACKAGES = (*CODE_PACKAGES, "configs")
-UNSHIPPED = "cluster/demo/recipe"  # of a checkout only: wheels leave it out
+UNSHIPPED = "cluster/demo/recipe"  # in a checkout only, not in wheels
 
 
 @cache
 def package_root() -> Path:
-    """The folder that holds all packages. Raises ConfigurationError: one comes from elsewhere."""
+    """Raises ConfigurationError: a package is missing, or comes from elsewhere."""
     root = Path(__file__).resolve().parents[2]
     for name in PACKAGES:
         spec = importlib.util.find_spec(name)
@@ -38,7 +38,7 @@ def package_root() -> Path:
 
 @cache
 def build_id() -> str:
-    """Version and a digest of the source files: equal on every node of one cluster."""
+    """Return the version with a digest of the source files."""
     root = package_root()
     digest = hashlib.sha256()
     for name in PACKAGES:
@@ -55,7 +55,7 @@ def build_id() -> str:
 
 
 def check_distribution(expected: str) -> None:
-    """Refuse to run as part of a cluster that was started by other code (`expected`)."""
+    """Raises ConfigurationError: this node's build is not `expected`."""
     found = build_id()
     if found != expected:
         raise ConfigurationError(

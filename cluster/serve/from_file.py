@@ -1,7 +1,7 @@
-"""What `serve deploy` imports: the application, built on a node of the cluster from a file.
+"""The import path for `serve deploy`: builds the application on a node of the cluster.
 
-Keys, placement and folders of models are decided on that node. HTTP is Serve's, so the address is
-`http_options` of the file and no setting.
+Keys, placement and paths of models are resolved on that node. Serve's proxies listen, at the
+address in `http_options` of the file.
 """
 
 from __future__ import annotations
@@ -21,7 +21,7 @@ from cluster.serve.ray_internals import shared_value
 from cluster.serve.start.readiness import state_here
 from cluster.serve.start.resolve import resolved
 
-logger = logging.getLogger("ray.serve")  # the build's log, which the dashboard shows
+logger = logging.getLogger("ray.serve")  # goes to the build's log in the dashboard
 
 IMPORT_PATH = "cluster.serve.from_file:build"
 KEY_NAME = b"splitscribe_cluster_key"
@@ -29,11 +29,10 @@ KEY_NAMESPACE = b"splitscribe"
 
 
 def build(args: dict[str, Any]) -> Any:
-    """Compose the Serve application of this Ray cluster from settings, over `SPLITSCRIBE_*` of the
-    node.
+    """Compose the application from `args`, which take precedence over the node's `SPLITSCRIBE_*`.
 
-    Raises ConfigurationError, CheckpointError: `serve status` shows the message, and what was
-    deployed before keeps serving.
+    Raises ConfigurationError, CheckpointError: `serve status` shows the message, and the previous
+    version keeps serving.
     """
     import ray
     from ray import serve
@@ -57,7 +56,7 @@ def build(args: dict[str, Any]) -> Any:
         listener="serve",
     )
     for own in settings.by_model().values():
-        open_checkpoint(own.model, weights=False)  # here it fails before any old replica is stopped
+        open_checkpoint(own.model, weights=False)  # fail before an old replica is stopped
     resources: Mapping[str, float] = ray.cluster_resources()  # type: ignore[no-untyped-call]
     placement = place(settings, joined_machine(resources.get("GPU", 0.0)))
     logger.info("splitscribe %s, placement: %s", build_id(), placement)
@@ -67,10 +66,7 @@ def build(args: dict[str, Any]) -> Any:
 
 
 def settings_of(args: Mapping[str, Any], environ: Mapping[str, str] | None = None) -> Settings:
-    """Check the `args` of a Serve configuration, without a cluster.
-
-    Raises ConfigurationError: one does not fit, holds a secret, or belongs elsewhere in the file.
-    """
+    """Raises ConfigurationError: one is invalid, is a secret, or belongs elsewhere in the file."""
     router, batches = (
         given if isinstance(given := args.get(name), Mapping) else {}
         for name in ("router", "batches")
@@ -91,5 +87,5 @@ def settings_of(args: Mapping[str, Any], environ: Mapping[str, str] | None = Non
 
 
 def _shared_key() -> str:
-    # Replicas of a new version and of the old one take each other's handles for a while.
+    # During an update, replicas of both versions verify each other's handles.
     return shared_value(KEY_NAMESPACE, KEY_NAME, secrets.token_hex(32).encode()).decode()

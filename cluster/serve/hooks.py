@@ -1,6 +1,6 @@
-"""Ray Serve's hooks: for the number of workers of a pool, and for the choice among them.
+"""Ray Serve's hooks for the number of workers of a pool, and for the choice of a worker.
 
-Serve sends both classes by value, so what they share lies in modules that they import.
+Serve pickles both classes by value, so state that they share must lie in imported modules.
 """
 
 from __future__ import annotations
@@ -24,7 +24,9 @@ from ray.serve.request_router import (
 
 from cluster.common.messages import Role
 from cluster.common.signals import DecoderSignals, EncoderSignals
-from cluster.serve import own_calls, replica_count  # looked up in: by value these would be copies
+
+# These stay imported modules: an object of theirs named in this one would be pickled as a copy.
+from cluster.serve import own_calls, replica_count
 from cluster.serve.own_calls import OwnCalls, key_of
 from cluster.serve.replica_count import Balancer, Decision, PoolView, ScalingRules
 from cluster.serve.worker_choice import Members, work_of
@@ -32,17 +34,16 @@ from cluster.serve.worker_choice import Members, work_of
 logger = logging.getLogger("ray.serve")
 
 SIGNALS = {"encoder": EncoderSignals, "decoder": DecoderSignals}
-USUAL_WINDOW_S = 0.2  # of encoder work in a call that nobody has taken
-USUAL_ROWS = 16
-N_TRIED = 3  # Serve asks each of them that it takes for full; then it pauses, and asks us again
-N_EXPORTED = 16  # workers of a pool up to which each router exports Serve's metric of each worker
+USUAL_WINDOW_S = 0.2  # assumed encoder time of a call that no worker has taken
+USUAL_ROWS = 16  # assumed rows of a decoder
+N_TRIED = 3  # Serve probes each one that may be full, then pauses and calls `choose_replicas` again
+N_EXPORTED = 16  # largest pool for which each router exports Serve's queue metric of each worker
 
 
 class PoolPolicy:
-    """The policy of one pool, in Serve's controller; its rules are the fields of `ScalingRules`.
+    """The scaling policy of one pool, called in Serve's controller several times a second.
 
-    Serve's own policy for a whole application would see all pools at once, but is to be had by
-    `serve deploy` alone, not by `serve.run`. Serve's delays are off: `Balancer` has its own.
+    `serve.run` cannot set a policy for all pools. Serve's delays are off: `Balancer` has its own.
     """
 
     def __init__(self, role: Role, model: str, rules: dict[str, Any]) -> None:
@@ -50,7 +51,6 @@ class PoolPolicy:
         self._rules = ScalingRules(**rules)
 
     def __call__(self, context: AutoscalingContext) -> tuple[int, dict[str, Any]]:
-        """Called several times a second; on an error things stay as they are."""
         target = context.target_num_replicas
         try:
             balancer = replica_count.balancer_of(str(context.app_name), self._model)
@@ -68,8 +68,7 @@ class PoolPolicy:
             "max_workers": context.capacity_adjusted_max_replicas,
         }
         rules = self._rules.model_copy(update=bounds)
-        # Not `context.current_time`: that is the wall clock's, and delays would last until a clock
-        # that was set back is where it was.
+        # `context.current_time` is the wall clock, which may be set back.
         return balancer.decide(self._role, rules, view, time.monotonic()), view
 
     def _view(self, context: AutoscalingContext) -> PoolView:
@@ -91,7 +90,7 @@ class PoolPolicy:
         return PoolView(target, queued / USUAL_ROWS, starting, decoders=signals)
 
     def _tell(self, pool: str, target: int, decision: Decision, view: PoolView) -> None:
-        if logger.isEnabledFor(logging.INFO):  # at our log level DEBUG
+        if logger.isEnabledFor(logging.INFO):  # enabled by our log level DEBUG
             logger.info("scaling %s: %s", pool, json.dumps([asdict(view), asdict(decision)]))
         replica_count.record(pool, self._model, target, decision)
         if decision.workers != target:
@@ -101,15 +100,14 @@ class PoolPolicy:
 
 
 class LoadAwareRouter(FIFOMixin, RequestRouter):
-    """Chooses by `Members`. Each process with a handle makes one for each pool.
+    """Chooses workers by `Members`. Each process with a handle has one for each pool.
 
-    All calls of one HTTP request have the same id, with which Serve's usual matching loses all but
-    one of them, hence `FIFOMixin`. An answer without replicas spins unless `should_backoff` is set.
-    An exception hangs the request.
+    `FIFOMixin` is needed because all calls of one HTTP request have the same id, by which Serve's
+    default matching would lose all but one. An exception in a hook would hang the request.
     """
 
     def initialize_state(self, **kwargs: Any) -> None:
-        """Called by Serve once, after construction; others may hand in `calls` and `chance`."""
+        """Called by Serve once, after construction."""
         self._calls: OwnCalls = kwargs.get("calls", own_calls.OWN_CALLS)
         self._chance: random.Random = kwargs.get("chance", random.Random())
         self._known: dict[Hashable, RunningReplica] = {}
@@ -130,9 +128,9 @@ class LoadAwareRouter(FIFOMixin, RequestRouter):
         candidate_replicas: list[RunningReplica],
         pending_request: PendingRequest | None = None,
     ) -> list[list[RunningReplica]]:
-        """The best few: Serve takes the first with room for one more."""
+        """Return the best few workers. Serve takes the first that is not full."""
         if pending_request is not None:
-            pending_request.routing_context.should_backoff = True
+            pending_request.routing_context.should_backoff = True  # else an empty answer spins
             try:
                 request = _request_of(pending_request)
                 order = self._members.choose(request, self._calls, self._chance)
@@ -145,7 +143,7 @@ class LoadAwareRouter(FIFOMixin, RequestRouter):
     def on_request_routed(
         self, pending_request: PendingRequest, replica_id: ReplicaID, result: Any
     ) -> None:
-        """The first in our order may have been full."""
+        """Correct the record if Serve took another worker than the first."""
         request = _request_of(pending_request)
         if work_of(request):
             self._calls.move(replica_id, key_of(request))
@@ -153,7 +151,7 @@ class LoadAwareRouter(FIFOMixin, RequestRouter):
     def _update_router_queue_len_gauge(
         self, replica_id: ReplicaID, queue_len: int, *, force: bool = False
     ) -> None:
-        """Serve's metric of each worker in each router: too many series in a large pool."""
+        """Skip Serve's metric in a large pool, as each router would export one series a worker."""
         if len(self._known) <= N_EXPORTED:
             super()._update_router_queue_len_gauge(replica_id, queue_len, force=force)
 

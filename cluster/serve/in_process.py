@@ -1,4 +1,4 @@
-"""The whole path in this process: both roles on one device, KV moved in memory, no Serve.
+"""Both roles in this process, on one device and without Serve; KV moves in memory.
 
 For offline transcription and for tests.
 """
@@ -38,7 +38,6 @@ _T = TypeVar("_T")
 
 
 def sized_together(settings: Settings, checkpoint: Checkpoint, device: str) -> Settings:
-    """Both pools' sizes filled in, for one process: the decoder's takes what the encoder leaves."""
     budget = gpu_budget(device)
     settings = encoder_sizing.sized(settings, checkpoint, device, budget, EXPORT_PORTION)
     if budget is not None:
@@ -47,9 +46,9 @@ def sized_together(settings: Settings, checkpoint: Checkpoint, device: str) -> S
 
 
 def on_one_device(settings: Settings) -> Settings:
-    """Both roles on the same device, resolved; a role that asks for "auto" follows the other one.
+    """Resolve the device; a role with "auto" takes that of the other.
 
-    Raises ConfigurationError: they ask for different devices, or for one that is not there.
+    Raises ConfigurationError: the roles' devices differ, or the device does not exist.
     """
     asked = {settings.encoder.device, settings.decoder.device} - {"auto"}
     if len(asked) > 1:
@@ -93,13 +92,12 @@ class LocalEngines:
 async def local_engines(
     settings: Settings, transport: Transport = "memory"
 ) -> AsyncIterator[LocalEngines]:
-    """Both roles in this process; closed cleanly at the end."""
     checkpoint = await asyncio.to_thread(open_checkpoint, settings.model)
     settings = on_one_device(settings)
     device = settings.encoder.device
     settings = sized_together(settings, checkpoint, device)
     own = settings.model_copy(update={"transport": transport, "cluster_key": os.urandom(32).hex()})
-    # Each part is closed after those that use it, also where a later one does not start.
+    # Each part is closed after those that use it, also if a later one fails to start.
     async with AsyncExitStack() as started:
         exporter = await _made(started, make_exporter, checkpoint, own, device, "encoder")
         importer = await _made(started, make_importer, checkpoint, own, device, "decoder")
@@ -116,9 +114,7 @@ async def local_engines(
 
 
 async def _made(started: AsyncExitStack, make: Callable[..., _T], *args: Any) -> _T:
-    """Make a part in a thread, since that reads weights for seconds; `started` closes it, also
-    where the caller was cancelled meanwhile.
-    """
+    """Make a part in a thread; `started` closes it, even if the caller is cancelled meanwhile."""
     making = asyncio.ensure_future(asyncio.to_thread(make, *args))
 
     async def close() -> None:
@@ -133,7 +129,6 @@ async def _made(started: AsyncExitStack, make: Callable[..., _T], *args: Any) ->
 
 @asynccontextmanager
 async def local_transcriber(settings: Settings) -> AsyncIterator[RequestTranscriber]:
-    """The whole way of a request in this process: audio workers and `local_engines`."""
     async with local_engines(settings) as engines, transcriber_over(engines) as transcriber:
         yield transcriber
 

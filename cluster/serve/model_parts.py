@@ -1,6 +1,6 @@
-"""Makes what transcribes for one model: the transcriber of whole files, and the live engine.
+"""Make the transcriber of whole files and the live engine of one model.
 
-Settings are those of the model as if it were alone; its checkpoint may be without weights.
+Settings are those of `Settings.by_model`; the checkpoint may be without weights.
 """
 
 from __future__ import annotations
@@ -36,7 +36,7 @@ def make_transcriber(
     recorder: Recorder | None = None,
     **options: Any,
 ) -> RequestTranscriber:
-    """The transcriber of one model. `audio` is of all models; options: of `RequestTranscriber`."""
+    """audio: shared by all models. options: of `RequestTranscriber`."""
     return RequestTranscriber(
         audio,
         encoders,
@@ -61,16 +61,16 @@ def make_live_engine(
     clock: Clock = SYSTEM_CLOCK,
     audio: AudioPool | None = None,
 ) -> LiveEngine:
-    """The engine of one model. activity: of all engines; the caller closes it, after the engine.
+    """activity: shared by all engines; the caller closes it after them.
 
-    audio: what tells speakers apart, if it can.
+    audio: tells speakers apart if it has a network for it.
     """
     dims = checkpoint.dims
     voices = None
     if audio is not None and audio.tells_voices_apart:
         voices = partial(SessionVoices, partial(hear, audio), audio.threshold)
     return LiveEngine(
-        # Growing audio never comes again, so that its KV is not kept.
+        # Audio that grows never comes again, so its KV is not kept.
         Pipeline(encoders, decoders, settings.router, recorder, tracer, clock, reuses_kv=False),
         WhisperTokenizer.from_checkpoint(checkpoint),
         settings.router.live,
@@ -86,7 +86,7 @@ def make_live_engine(
 
 
 def _context_for(settings: Settings, checkpoint: Checkpoint) -> Callable[[int], int] | None:
-    """From mel frames of a window's audio to its context; None where each has the full one."""
+    """Return a function from mel frames of audio to encoder positions; None: always all."""
     trimmed = chosen_context(checkpoint, settings.encoder)
     if trimmed is None:
         return None
@@ -99,7 +99,6 @@ TOY = f"The bundled model is {BUNDLED_MODEL_IS}. For other recordings serve anot
 def served_model(
     settings: Settings, name: str, transcriber: RequestTranscriber, live: LiveEngine | None = None
 ) -> ServedModel:
-    """The model called `name` in `settings.by_model()`: what clients may call it, and more."""
     own = settings.by_model()[name]
     return ServedModel(
         names=own.served_model_names,

@@ -1,16 +1,8 @@
-"""What this process knows of the workers of all pools, from its own calls and their answers.
+"""This process's view of all workers, from its own calls and their answers: load and failures.
 
-Of each worker: what was sent there and is not answered, what others have there according to its
-last answer, and how its last calls ended. Of each window: where it failed or was given up, and
-where its KV was made. The more routers there are, the less each of them hears of a worker, so what
-others have there is forgotten by and by.
-
-A window that failed may be poison. But once others did it, whoever had a part before is wrong: a
-worker, the encoder of the KV, the link between the two. Several requests in a row that prove one
-wrong set it aside for a while; then it gets a probe, and if that proves it wrong too, it is told.
-One request is enough for a probe where none comes by itself.
-Serve makes its hook for routing from a class that is sent by value, so what the hook shares with
-the pools' clients is `OWN_CALLS` here.
+A failed window may itself be bad. If another worker completes it, those that took part in the
+failed attempt are at fault: the worker, the encoder of its KV, or the link between both. After
+`N_WRONG` such requests they get no windows for a while, and then one window as a probe.
 """
 
 from __future__ import annotations
@@ -26,12 +18,12 @@ from cluster.common.messages import DecodeRequest, EncodeRequest, WorkerLoad
 
 logger = logging.getLogger(__name__)
 
-N_REMEMBERED = 4096  # windows of which it is known where they were encoded, or where they failed
-HEARD_S = 1.0  # after which half of what others had at a worker is taken to be done
-FORGIVEN_S = 10.0  # after which half of a worker's failures are forgotten
-NEWEST = 0.25  # what the last call counts for in a worker's share of failures
-N_WRONG = 3  # requests in a row that prove a worker wrong, whereupon it is set aside
-ASIDE_S = 10.0  # for so long; and so long after each probe that was no success
+N_REMEMBERED = 4096  # windows whose encoder or failures are remembered
+HEARD_S = 1.0  # half-life of the work that other processes have at a worker
+FORGIVEN_S = 10.0  # half-life of a worker's share of failures
+NEWEST = 0.25  # weight of the last call in a worker's share of failures
+N_WRONG = 3  # requests, with no success between, after which a worker is set aside
+ASIDE_S = 10.0  # seconds without windows, also after each failed probe
 
 
 class Link(NamedTuple):
@@ -41,7 +33,7 @@ class Link(NamedTuple):
 
 @dataclass(frozen=True, slots=True)
 class _Sent:
-    """A call in progress: its worker, None until the choice, and what it counts for there."""
+    """A call in progress. worker: None until one is chosen."""
 
     worker: Hashable = None
     work: float = 0.0
@@ -52,8 +44,8 @@ class _Sent:
 class _Worker:
     """others: work of other processes, at `heard_s`. failing: share of calls, at `ended_s`.
 
-    wrong: requests that it failed and others did, since its last success. aside_s: until when it
-    is set aside, if it is. is_probed: it had a window since.
+    wrong: requests since its last success that failed here and that others completed. aside_s: time
+    until which it is set aside, or 0. is_probed: it was given a probe since.
     """
 
     own: float = 0.0
@@ -68,14 +60,13 @@ class _Worker:
 
 
 class OwnCalls:
-    """Thread-safe: Serve may choose in a thread of its own.
+    """Thread-safe, as Serve may choose workers in another thread.
 
-    sizes: how many workers each pool has, by its deployment's id, as Serve has told this process.
-    unwell: the worker, one at a time, that is to be told so, until it is gone or well.
+    sizes: number of workers by deployment id. unwell: a worker whose probe failed too; calls report
+    it, so that its health check fails.
     """
 
     def __init__(self, clock: Callable[[], float] = time.monotonic) -> None:
-        """clock: in seconds, from any beginning."""
         self.sizes: dict[str, int] = {}
         self._clock = clock
         self._lock = threading.Lock()
@@ -84,7 +75,7 @@ class OwnCalls:
         self._same: dict[bytes, list[Hashable]] = {}  # calls, by `EncodeRequest.kept_key`
         self._kept: dict[bytes, Hashable] = {}  # workers, by the same; the newest last
         self._made: dict[Hashable, Hashable] = {}  # encoders, by request, window and attempt
-        self._failed: dict[Hashable, set[Hashable]] = {}  # who may be at fault, by window
+        self._failed: dict[Hashable, set[Hashable]] = {}  # possibly at fault, by window
         self.unwell: Hashable = None
 
     def begin(self, call: Hashable) -> None:
@@ -92,7 +83,7 @@ class OwnCalls:
             self._sent.setdefault(call, _Sent())
 
     def send(self, worker: Hashable, call: Hashable, work: float, kv_key: bytes = b"") -> None:
-        """Nothing where it has ended: Serve may still choose for one that was just cancelled."""
+        """Record the choice, unless the call was cancelled meanwhile."""
         with self._lock:
             if call in self._sent:
                 self._send(call, _Sent(worker, work, kv_key))
@@ -103,7 +94,7 @@ class OwnCalls:
                 self._send(call, replace(sent, worker=worker))
 
     def answered(self, call: Hashable, load: WorkerLoad | None, kept: bytes = b"") -> None:
-        """kept: names the KV that the worker has from now on, and keeps for some time."""
+        """kept: `EncodeRequest.kept_key` of KV that the worker now keeps for reuse."""
         with self._lock:
             sent = self._sent.get(call, _Sent())
             if isinstance(call, tuple) and call[0] is EncodeRequest:
@@ -120,7 +111,7 @@ class OwnCalls:
                 known.others = max(0.0, load.work - (known.own - sent.work))
 
     def failed(self, call: Hashable, *, is_worker_s_fault: bool, may_be_kv: bool = False) -> None:
-        """may_be_kv: the fault may lie with the KV that it was to read, or with the way there."""
+        """may_be_kv: the KV's encoder, or the link to it, may be at fault too."""
         with self._lock:
             worker, encoder = self._sent.get(call, _Sent()).worker, self.made_at(call)
             if worker not in self._workers:
@@ -134,7 +125,7 @@ class OwnCalls:
                 self._note_end(known, failed=True)
 
     def given_up(self, call: Hashable) -> None:
-        """Nobody waits for its answer. If its window is sent again, that came too late."""
+        """Note that a call was cancelled; its worker is at fault if another one completes it."""
         with self._lock:
             if (worker := self._sent.get(call, _Sent()).worker) in self._workers:
                 self._suspect(call, {worker})
@@ -144,13 +135,13 @@ class OwnCalls:
             self._end(call)
 
     def place_of(self, kv_key: bytes, call: Hashable = None) -> Hashable:
-        """Where the same KV is being made for another call of this process; None: nowhere."""
+        """Return the worker that encodes the same KV for another call of this process, or None."""
         with self._lock:
             same = (one for one in self._same.get(kv_key, ()) if one != call)
             return next((self._sent[one].worker for one in same), None)
 
     def kept_at(self, kv_key: bytes) -> Hashable:
-        """Where it was made last, as far as this process remembers; None: unknown, or gone."""
+        """Return the live worker that this process last knows to keep the KV, or None."""
         worker = self._kept.get(kv_key)
         return worker if worker in self._workers else None
 
@@ -158,15 +149,15 @@ class OwnCalls:
         return self._failed.get(_window(call), set())
 
     def made_at(self, call: Hashable) -> Hashable:
-        """The encoder of the KV that a decoder's call is to read; None: unknown."""
+        """Return the encoder of the KV that a decoder's call reads, or None."""
         if isinstance(call, tuple) and call[0] is DecodeRequest:
             return self._made.get(call[1:])
         return None
 
     def aside(self, worker: Hashable) -> float:
-        """Seconds for which it is set aside; 0: it is not; below: it is to have a probe now.
+        """Return the seconds for which a worker gets no windows; 0: none; negative: probe it now.
 
-        So is one that was proven wrong and had nothing since: others that are empty go before it.
+        A worker that failed and had no window for `ASIDE_S` is probed too.
         """
         known = self._workers.get(worker)
         if known is None or not known.wrong:
@@ -176,7 +167,6 @@ class OwnCalls:
         return min(0.0, known.ended_s + ASIDE_S - self._clock())
 
     def load(self, worker: Hashable) -> WorkerLoad:
-        """With all the work that is there now, as far as it is known."""
         if (known := self._workers.get(worker)) is None:
             return WorkerLoad()
         others = known.others * _left(self._clock() - known.heard_s, HEARD_S)
@@ -189,7 +179,6 @@ class OwnCalls:
         return share / (1.0 - share)
 
     def forget(self, worker: Hashable) -> None:
-        """It is gone; what was sent there is at no worker until it is sent again."""
         with self._lock:
             gone = [one for one in self._workers if isinstance(one, Link) and worker in one]
             for one in (worker, *gone):
@@ -219,7 +208,6 @@ class OwnCalls:
         _remember(self._failed, _window(call), self.failed_at(call) | at_fault)
 
     def _note_done(self, call: Hashable, worker: Hashable) -> None:
-        """Whoever had a part in it is well, and who had one when it failed is wrong."""
         encoder = self.made_at(call)
         well = {worker, encoder, Link(worker, encoder)}
         for one in well:

@@ -1,7 +1,7 @@
-"""Where the two roles run: in workers of their own, or both in one process on one GPU.
+"""Decide whether the roles run in workers of their own, or both in one process on one GPU.
 
-Two processes take turns on a GPU, and each copies KV that one process would leave where it is. So
-`auto` puts both roles into one worker where there is exactly one GPU, and apart everywhere else.
+Two processes on one GPU would take turns and copy KV between them, so `auto` puts both roles into
+one worker if there is exactly one GPU.
 """
 
 from __future__ import annotations
@@ -24,7 +24,7 @@ class Machine:
 
 @dataclass(frozen=True, slots=True)
 class Placement:
-    """gpus: of each worker that runs on a GPU, perhaps a part of one; reason: for a person."""
+    """gpus: a share of one, of each worker that runs on a GPU."""
 
     kind: Literal["split", "colocated"]
     reason: str
@@ -45,9 +45,8 @@ def this_machine() -> Machine:
 
 
 def _count_gpus() -> int:
-    """Where CUDA's driver does not load torch sees none, and need not be imported to say so."""
     try:
-        ctypes.CDLL(CUDA_DRIVER)
+        ctypes.CDLL(CUDA_DRIVER)  # without the driver, skip the slow import of torch
     except OSError:
         return 0
     import torch
@@ -56,25 +55,21 @@ def _count_gpus() -> int:
 
 
 def joined_machine(n_gpus: float) -> Machine:
-    """A Ray cluster with so many GPUs; this host stands for all in whether NIXL loads there."""
+    """Describe a Ray cluster with `n_gpus`. NIXL is assumed on all hosts if it loads here."""
     from cluster.common.kv.connect import available_transport
 
     return Machine(int(n_gpus), available_transport() == "nixl")
 
 
 def place(settings: Settings, machine: Machine) -> Placement:
-    """As `settings.placement` says, or by the machine.
-
-    Raises ConfigurationError: what was asked for contradicts itself or cannot run there.
-    """
+    """Raises ConfigurationError: the settings contradict each other or cannot run there."""
     models = list(settings.by_model().values())
     devices = [one.encoder.device for one in models] + [one.decoder.device for one in models]
     n_gpus = machine.n_gpus if "cuda" in devices or "auto" in devices else 0
-    # More than one worker of a role, or none at times.
-    several = any(
+    several = any(  # more than one worker of a role, or sometimes none
         (role.fewest, role.most) != (1, 1) for one in models for role in (one.encoder, one.decoder)
     )
-    # Where "nixl" was asked for and does not load, the worker says so, with the remedy.
+    # If "nixl" is set and does not load, the worker raises the error with the remedy.
     in_memory = settings.transport == "memory" or (
         settings.transport == "auto" and not machine.has_nixl
     )
@@ -90,7 +85,7 @@ def place(settings: Settings, machine: Machine) -> Placement:
     if kind == "colocated":
         _check_colocated(settings, several)
     if "cuda" in devices:
-        n_gpus = max(1, n_gpus)  # Ray, or the worker, says that there is none
+        n_gpus = max(1, n_gpus)  # Ray or the worker reports a missing GPU
     return Placement(kind, reason, _gpus_each(models, kind, n_gpus))
 
 
@@ -129,7 +124,7 @@ def _check_colocated(settings: Settings, several: bool) -> None:
 
 
 def _gpus_each(models: list[Settings], kind: str, n_gpus: int) -> float:
-    """A whole GPU for each worker, or as much of one as lets all of them run at once."""
+    """Return the share of a GPU with which all workers run at once, at most 1."""
     if n_gpus == 0:
         return 0.0
     n_workers = 0

@@ -1,8 +1,7 @@
-"""Imports Ray Serve without pandas, for one machine: what every process of its Ray does first.
+"""Import Ray Serve without pandas, which Serve loads if it is installed and which we do not use.
 
-Serve imports pandas, where the extra `bulk` installed it, for requests with data frames, which
-nothing here sends: 32 MB and a quarter of a second in each of five processes. Ray's workers import
-this while they wait for their first task (`RAY_preload_python_modules`).
+That saves 32 MB and 0.25 s in each of five processes. Ray's workers on one machine import this
+module while they wait for their first task (`RAY_preload_python_modules`).
 """
 
 from __future__ import annotations
@@ -13,7 +12,7 @@ from typing import Any
 
 from cluster.serve.ray_internals import look_for_nodes_each
 
-NODES_PERIOD_S = 2.0  # where there is one, which ends with the server
+NODES_PERIOD_S = 2.0  # there is only one node, which ends with the server
 
 _MODULES: dict[str, Any] = sys.modules
 
@@ -21,7 +20,7 @@ _MODULES: dict[str, Any] = sys.modules
 def import_serve() -> None:
     hides = "pandas" not in _MODULES
     if hides:
-        _MODULES["pandas"] = None  # an import of it fails
+        _MODULES["pandas"] = None  # makes its import fail
     try:
         importlib.import_module("ray.serve")
     finally:

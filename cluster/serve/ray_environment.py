@@ -1,6 +1,6 @@
-"""What Ray and Serve are told before they start: the environment of every node, and our names.
+"""The environment variables for Ray and Serve on every node, and the names of deployments.
 
-`splitscribe serve` sets it here; on the nodes of a cluster `splitscribe config env` prints it.
+`splitscribe serve` sets them; `splitscribe config env` prints them for the nodes of a cluster.
 """
 
 from __future__ import annotations
@@ -10,39 +10,38 @@ from collections.abc import Iterable
 from pathlib import Path
 
 APP_NAME = "splitscribe"  # of the Serve application
-MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # one upload crosses proxy -> router in such messages
+MAX_MESSAGE_BYTES = 256 * 1024 * 1024  # an upload passes from proxy to router as one message
 
 ENVIRONMENT = {
     # One event loop per replica, gRPC between them: 4 to 5 times the requests/s of the default.
     "RAY_SERVE_THROUGHPUT_OPTIMIZED": "1",
     "RAY_SERVE_REPLICA_GRPC_MAX_MESSAGE_LENGTH": str(MAX_MESSAGE_BYTES),
-    "RAY_SERVE_PROXY_USE_GRPC": "1",  # the optimised mode forgets the way from proxy to router
-    "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",  # HAProxy alone needs it, and turns it on itself
-    # Counts with RAY_SERVE_ENABLE_HA_PROXY=1 alone: a router that stops keeps its WebSockets for so
-    # long, in which open turns of realtime sessions end; by default each stop takes half a minute.
+    "RAY_SERVE_PROXY_USE_GRPC": "1",  # the optimised mode does not set it for proxy to router
+    "RAY_SERVE_ENABLE_DIRECT_INGRESS": "0",  # only HAProxy needs it, and turns it on itself
+    # Only with RAY_SERVE_ENABLE_HA_PROXY=1: a stopping router keeps WebSockets open so long, for
+    # open turns of realtime sessions to end. The default is half a minute.
     "RAY_SERVE_DIRECT_INGRESS_MIN_DRAINING_PERIOD_S": "5",
-    # What is frozen is ended, not drained for a minute: who waits for it goes on elsewhere at once.
+    # Kill a frozen replica at once instead of draining it for a minute, so that calls are retried.
     "RAY_SERVE_FORCE_STOP_UNHEALTHY_REPLICAS": "1",
     "RAY_SERVE_PROXY_HEALTH_CHECK_PERIOD_S": "1",
-    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "5",  # a busy one is no dead one: many go through it
-    # A machine that is silent for 15 to 20 s is gone, by default after a minute. Its workers are
-    # replaced before, by their own checks; sooner, and a short break of the network would end Ray.
+    "RAY_SERVE_PROXY_HEALTH_CHECK_TIMEOUT_S": "5",  # a proxy with many requests answers late
+    # A silent machine is declared dead after 15 to 20 s instead of a minute; its workers' own
+    # health checks fail earlier. With less, a short network outage would end Ray.
     "RAY_health_check_period_ms": "1000",
     "RAY_health_check_timeout_ms": "2000",
     "RAY_health_check_failure_threshold": "6",
-    # Also how long TCP waits for what it has sent, so that a call to a vanished machine ends: Serve
-    # asks no more of a connection, and a router would wait there until its request's deadline.
+    # Also TCP's timeout for unacknowledged data, so that calls to a vanished machine end before the
+    # request's deadline.
     "RAY_grpc_client_keepalive_timeout_ms": "6000",
-    # Serve's calls of replicas would go by a node's `http_proxy`, which refuses them: it is for the
-    # world outside. Ray's own calls do not.
+    # Serve's gRPC calls between replicas must not go through a node's `http_proxy`.
     "no_grpc_proxy": "0.0.0.0/0,::/0",
-    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",  # a killed worker's last lines are wanted
-    # Ray gives workers a nice value of 15. Threads for bulk work, which run when cores are idle,
-    # have a thirteenth of a core beside one of those, and a 340th beside one with a value of 0.
+    "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",  # so that a killed worker's last lines are kept
+    # Ray's default nice value of 15 would leave the idle-priority threads for bulk work a
+    # thirteenth of a core beside other work; beside a nice value of 0 they get a 340th.
     "RAY_worker_niceness": "0",
     "OMP_WAIT_POLICY": "PASSIVE",  # both roles may use every core; only one works at a time
-    # Torch's larger tensors lie in huge pages: a prompt takes half of the time without page faults,
-    # and weights are read by fewer entries of the processor's page tables.
+    # Huge pages for torch's large tensors: with fewer page faults a prompt takes half of the time,
+    # and weights need fewer TLB entries.
     "THP_MEM_ALLOC_ENABLE": "1",
     "RAY_DEDUP_LOGS": "0",
     "RAY_ACCEL_ENV_VAR_OVERRIDE_ON_ZERO": "0",
@@ -50,11 +49,10 @@ ENVIRONMENT = {
     "TOKENIZERS_PARALLELISM": "false",
 }
 
-# Of Ray that `serve` starts for itself. No worker process waits idle (46 MB each, by default one a
-# core); those that Ray starts ahead are kept until the replicas take them. And what looks whether
-# something has changed does so less often: here nobody adds machines, nothing is kept in Ray's
-# object store, and a replica that fails is found by its own health checks, once a second. Workers
-# import Serve while they wait for a task.
+# For a Ray that `serve` starts on one machine. No idle worker processes are kept (46 MB each, by
+# default one per core), but those started ahead live until the replicas take them. Polling is less
+# frequent, as no machines join and nothing lies in Ray's object store. Workers import Serve while
+# they wait for a task.
 ONE_MACHINE_ENVIRONMENT = {
     "RAY_num_workers_soft_limit": "0",
     "RAY_idle_worker_killing_time_threshold_ms": "20000",
@@ -67,8 +65,8 @@ ONE_MACHINE_ENVIRONMENT = {
     "RAY_preload_python_modules": "cluster.serve.preload",
     "RAY_SERVE_CONTROL_LOOP_INTERVAL_S": "0.25",
     "RAY_SERVE_METRICS_EXPORT_INTERVAL_MS": "1000",
-    # Ray's log monitor looks for new files at an interval where there are more than so many, and
-    # ten times a second where there are less. Lines of files that it knows are shown as soon.
+    # Ray's log monitor looks for new files at an interval only if there are more than so many, else
+    # ten times a second. Lines of known files are shown without delay.
     "RAY_LOG_MONITOR_MANY_FILES_THRESHOLD": "0",
     "LOG_NAME_UPDATE_INTERVAL_S": "1",
     "REPORTER_UPDATE_INTERVAL_MS": "15000",  # of a node's processor, memory and disks
@@ -76,19 +74,13 @@ ONE_MACHINE_ENVIRONMENT = {
 
 
 def joining_environment() -> dict[str, str]:
-    """What a process sets before it joins a Ray cluster that others have started.
-
-    Ray sends the token in `~/.ray/auth_token` only where the mode says so.
-    """
+    """Ray sends the token in `~/.ray/auth_token` only if RAY_AUTH_MODE is "token"."""
     has_token = Path("~/.ray/auth_token").expanduser().is_file()
     return {**ENVIRONMENT, "RAY_AUTH_MODE": "token"} if has_token else dict(ENVIRONMENT)
 
 
 def deployment_suffixes(models: Iterable[str]) -> list[str]:
-    """What is put behind the names of each model's deployments, if there are several.
-
-    "a/b" and "a b" become "-a-b" and "-a-b-2".
-    """
+    """Return a suffix for the deployments of each model: "a/b", "a b" give "-a-b", "-a-b-2"."""
     found: list[str] = []
     for name in models:
         slug = suffix = "-" + re.sub(r"[^a-z0-9]+", "-", name.lower()).strip("-")

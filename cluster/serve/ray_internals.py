@@ -1,7 +1,6 @@
-"""Every name of Ray that is not public and that we use, each with the reason.
+"""All uses of Ray's private names, which may change in any version of Ray.
 
-Ray may change any of them in any version; `tests/unit/serve/test_ray_internals.py` then says which
-one. Imported without Ray, which each function imports.
+`tests/unit/serve/test_ray_internals.py` checks each of them. Ray is imported by the functions.
 """
 
 from __future__ import annotations
@@ -21,14 +20,14 @@ from weakref import WeakKeyDictionary
 
 logger = logging.getLogger(__name__)
 
-# Set to "1", the native part of Ray that is loaded into this process leaves its signals alone.
-# Else it takes SIGTERM, prints where every thread is, and dies of it.
+# "1": Ray's native library in this process does not handle signals. By default it handles SIGTERM
+# by printing all threads' stacks, and ends the process.
 KEEP_SIGNALS = "RAY_DISABLE_FAILURE_SIGNAL_HANDLER"
-# Set to "0", Ray runs on one machine alone, at the loopback address; on a Mac it is so by default.
+# "0": Ray runs on one machine, at the loopback address. This is the default on a Mac.
 ONE_MACHINE = "RAY_ENABLE_WINDOWS_OR_OSX_CLUSTER"
 ANY_ADDRESS = "[::]:"
-# Ray's dashboard as `ray_dashboard: serve` has it: its pages of nodes, actors, logs and Serve. Each
-# part is a process of 20 MB; others show jobs, events, Grafana, Data and Train.
+# The parts of Ray's dashboard for `ray_dashboard: serve`: nodes, actors, logs and Serve. Each is a
+# process of 20 MB; the others show jobs, events, Grafana, Data and Train.
 DASHBOARD_PARTS = ("NodeHead", "ServeHead", "StateHead")
 
 AddPort = Callable[[Any, str], int]
@@ -36,10 +35,7 @@ AddPort = Callable[[Any, str], int]
 
 @contextmanager
 def ray_on_loopback() -> Iterator[None]:
-    """Ray that starts meanwhile takes the loopback address; `ray.init` has no such option.
-
-    A variable of the operator's own stays as it is.
-    """
+    """Have Ray start at the loopback address, unless the operator has set `ONE_MACHINE`."""
     if ONE_MACHINE in os.environ:
         yield
         return
@@ -47,7 +43,7 @@ def ray_on_loopback() -> Iterator[None]:
     from ray._private import ray_constants
 
     usual = ray_constants.ENABLE_RAY_CLUSTER
-    ray_constants.ENABLE_RAY_CLUSTER = False  # it may have been read before
+    ray_constants.ENABLE_RAY_CLUSTER = False  # Ray may have read the variable before
     try:
         yield
     finally:
@@ -57,12 +53,10 @@ def ray_on_loopback() -> Iterator[None]:
 
 @contextmanager
 def small_ray_head(parts: Sequence[str] = ()) -> Iterator[None]:
-    """Ray that starts meanwhile has these parts of its dashboard (none: none), and adds no
-    machines.
+    """Have Ray start with only these parts of its dashboard, and without its autoscaler (50 MB).
 
-    `ray.init` starts a dashboard even without `include_dashboard`, and waits 3 s for it. What adds
-    machines takes 50 MB. And Ray's agent takes any free port: beside another Ray it would try for 3
-    s to get the port that is always the same.
+    `ray.init` starts a dashboard even without `include_dashboard`, and waits 3 s for it. Ray's
+    agent gets any free port, as it would try for 3 s to get its default port beside another Ray.
     """
     from ray._private import node, ray_constants, services
 
@@ -90,10 +84,7 @@ def small_ray_head(parts: Sequence[str] = ()) -> Iterator[None]:
 
 
 def look_for_nodes_each(seconds: float) -> None:
-    """Have Serve's controller ask for the cluster's nodes so often, if this process becomes it.
-
-    It asks three times in every control loop, which takes more than all the rest on one machine.
-    """
+    """Limit how often Serve's controller lists nodes, by default three times in each loop."""
     from ray.serve._private.cluster_node_info_cache import ClusterNodeInfoCache
 
     cache: Any = ClusterNodeInfoCache
@@ -110,9 +101,7 @@ def look_for_nodes_each(seconds: float) -> None:
 
 
 def bind_replica_port(address: str) -> None:
-    """Have Serve bind this replica's port for other replicas to the node's address: it has no
-    setting.
-    """
+    """Have Serve bind this replica's gRPC port to `address` instead of every interface."""
     from ray.serve._private import replica
 
     add: AddPort | None = getattr(replica, "add_port_to_grpc_server", None)
@@ -132,9 +121,9 @@ def _add_port(add: AddPort, node_address: str, server: Any, address: str) -> int
 
 
 def prepared_cluster_file(content: Mapping[str, Any]) -> dict[str, Any]:
-    """A cluster file's content as `ray up` completes and checks it, which it does only at a launch.
+    """Complete and check a cluster file's content as `ray up` does.
 
-    Raises jsonschema's ValidationError, or one of many others.
+    Raises jsonschema's ValidationError, or one of many other errors.
     """
     from ray.autoscaler._private.util import prepare_config, validate_config
 
@@ -144,10 +133,9 @@ def prepared_cluster_file(content: Mapping[str, Any]) -> dict[str, Any]:
 
 
 def ray_addresses_here() -> set[str]:
-    """Of the Ray clusters that have a node on this machine: HOST:PORT of each one's control store.
+    """Return HOST:PORT of the control store of each Ray cluster that has a node on this machine.
 
-    `ray.init(address="auto")` takes any of them. The node's process names the address, as Ray finds
-    it.
+    `ray.init(address="auto")` would take any of them.
     """
     import psutil
 
@@ -164,7 +152,7 @@ def ray_addresses_here() -> set[str]:
 
 
 def shared_value(namespace: bytes, name: bytes, first: bytes) -> bytes:
-    """What the Ray cluster keeps under this name: `first`, of whoever asked before all others."""
+    """Return the value that the Ray cluster keeps under `name`: the `first` of the first caller."""
     from ray.experimental.internal_kv import _internal_kv_get, _internal_kv_put
 
     _internal_kv_put(name, first, False, namespace=namespace)
@@ -173,9 +161,7 @@ def shared_value(namespace: bytes, name: bytes, first: bytes) -> bytes:
 
 
 def replica_is_stopping() -> bool:
-    """Whether Serve has begun to stop this process's replica; Serve tells it when its last request
-    ended.
-    """
+    """Whether Serve is stopping this process's replica. Serve tells it only after all requests."""
     from ray._private.worker import global_worker
 
     return any(
@@ -185,10 +171,10 @@ def replica_is_stopping() -> bool:
 
 
 def take_worker_lines(take: Callable[[object, list[str]], None]) -> None:
-    """Have `take` get what workers print, without the coloured prefix that no setting omits."""
+    """Give `take` the lines that workers print; no setting omits Ray's coloured prefix."""
     from ray._private.ray_logging import global_worker_stdstream_dispatcher as dispatcher
 
-    name = "ray_print_logs"  # as Ray calls its own, which it removes at the end
+    name = "ray_print_logs"  # of Ray's own handler; Ray removes the handler of this name at the end
     dispatcher.remove_handler(name)
     dispatcher.add_handler(name, lambda data: take((data["ip"], data["pid"]), data["lines"]))
 

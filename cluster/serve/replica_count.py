@@ -1,16 +1,9 @@
-"""How many workers each pool of a model should have: one decision for encoders and decoders.
+"""Decide how many workers each pool of a model should have; encoders and decoders are balanced.
 
-Demand is counted in workers. Encoders: the work that comes each second, which is what they do and
-what their queue grows by; and the queue, to be done within `target_wait_s`, or sooner where a
-window's deadline is nearer. Decoders: the share of their pages and rows in use, and sequences that
-wait for some. The pools are balanced: a queue of encoders that wait for decoders to read is demand
-for decoders; where encoders grow, decoders grow with them as far as they are in use; what wakes one
-pool wakes both. So that bursts change nothing, a pool grows to the least number that was wanted
-during the last `upscale_delay_s`, and shrinks to the most that was wanted during the last
-`downscale_delay_s`. Bulk work, which fills what others leave, keeps a pool awake and makes none
-grow, unless the rules say `for_bulk`. Knows neither Serve nor a clock. `cluster.serve.hooks` calls
-it, and finds here what the hooks of a model's pools share: a hook is sent by value, what it imports
-is not.
+Demand of encoders is their work, their queue's growth, and a queue that would take longer than
+`target_wait_s` or a deadline allows. Demand of decoders is their used pages and rows, plus waiting
+sequences. A pool grows to the least number wanted during `upscale_delay_s`, and shrinks to the most
+wanted during `downscale_delay_s`. The state shared by the pickled hooks lies here.
 """
 
 from __future__ import annotations
@@ -26,17 +19,17 @@ from cluster.common.metrics import CONTROLLER_METRICS, Recorder, ray_recorder
 from cluster.common.settings import ScalingSettings
 from cluster.common.signals import NO_SLACK_S, DecoderSignals, EncoderSignals
 
-FULL = 0.8  # of a pool's demand over its workers: above it workers are added
-EMPTY = 0.6  # a worker is removed only if the demand over the others stays below this
-GROWTH_S = 2.0  # over which a queue's growth is taken
-WAITING = 0.5  # what a waiting sequence counts for: it goes as soon as another one ends
+FULL = 0.8  # demand for each worker above which workers are added
+EMPTY = 0.6  # a worker is removed only if the demand for each of the others stays below this
+GROWTH_S = 2.0  # interval over which a queue's growth is measured
+WAITING = 0.5  # demand of a waiting sequence, which starts as soon as another one ends
 LEAST_WAIT_S = 0.25
-GONE_S = 60.0  # a pool that nobody asks for as long is not scaled any more
-LONGEST_START_S = 1800.0  # the same for one without a running worker: its first may still load
+GONE_S = 60.0  # after so long without a decision a pool is taken as no longer scaled
+LONGEST_START_S = 1800.0  # the same for a pool without a running worker: its first may still load
 
 
 class ScalingRules(ScalingSettings):
-    """Of one pool. min_workers 0: it may sleep when nothing came for `to_zero_delay_s`."""
+    """min_workers: 0 lets the pool sleep after `to_zero_delay_s` without requests."""
 
     min_workers: int = 1
     max_workers: int = 1
@@ -44,10 +37,9 @@ class ScalingRules(ScalingSettings):
 
 @dataclass(frozen=True, slots=True)
 class PoolView:
-    """A pool at one moment.
+    """A pool at one moment. target: workers, including the `starting` ones.
 
-    target: workers it has or will have. starting: of those, the ones that do not work yet. queued:
-    of calls that none has taken, encoder seconds, or parts of a decoder's capacity.
+    queued: calls that no worker has taken, in encoder seconds or shares of a decoder's capacity.
     """
 
     target: int
@@ -65,8 +57,6 @@ class PoolView:
 
 @dataclass(frozen=True, slots=True)
 class Decision:
-    """workers: what the pool should have; reason: one of a few words, for people and metrics."""
-
     workers: int
     reason: str
 
@@ -77,7 +67,7 @@ class _Pool:
     view: PoolView = field(default_factory=lambda: PoolView(0))
     wanted: deque[tuple[float, int, str]] = field(default_factory=deque)  # time, workers, reason
     queue: deque[tuple[float, float]] = field(default_factory=deque)  # time, encoder seconds
-    active_s: float = 0.0  # when there was something to do, last
+    active_s: float = 0.0  # time of its last work
     asked_s: float = 0.0
     n_passed_by: int = 0  # decisions for the other pool since the last one for this
 
@@ -99,7 +89,7 @@ class Balancer:
         pool = self._pools.get(role)
         if pool is None or pool.rules != rules:
             pool = self._pools[role] = _Pool(rules)
-            pool.active_s = now_s if view.target else -math.inf  # as it was, asleep or not
+            pool.active_s = now_s if view.target else -math.inf  # a pool that sleeps stays asleep
         pool.asked_s = now_s
         self._note_wake(pool, now_s)
         if _is_active(everything := view.with_bulk()):
@@ -129,7 +119,7 @@ class Balancer:
         rules, target = pool.rules, pool.view.target
         _, workers, reason = pool.wanted[-1]
         known_s = now_s - pool.wanted[0][0]
-        if target == 0 or workers == 0:  # each has had its own delay
+        if target == 0 or workers == 0:  # waking needs no delay, `_sleeps` has its own
             return Decision(workers, reason)
         least = min(_since(pool.wanted, now_s - rules.upscale_delay_s))
         if least > target and known_s >= rules.upscale_delay_s:
@@ -140,7 +130,6 @@ class Balancer:
         return Decision(target, "steady")
 
     def _wanted(self, role: Role, now_s: float) -> tuple[int, str]:
-        """Workers by the signals of this moment, and what decided."""
         pool = self._pools[role]
         rules, target = pool.rules, pool.view.target
         if self._sleeps(role, now_s):
@@ -157,13 +146,13 @@ class Balancer:
         pool = self._pools["encoder"]
         view, busy = pool.view, sum(one.busy for one in pool.view.encoders)
         if any(one.is_starved for one in view.encoders):
-            return _workers(busy, view.target), "busy"  # more would wait for decoders as well
-        # Who has a second of work in front of it, works for the next second.
+            return _workers(busy, view.target), "busy"  # more would wait for decoders too
+        # An encoder with a second of queued work is busy for the next second.
         rate = sum(min(1.0, one.busy + one.queue_s) for one in view.encoders)
         rate += _growth(pool.queue)
         slack_s = min((one.slack_s for one in view.encoders), default=NO_SLACK_S)
         wait_s = max(LEAST_WAIT_S, slack_s / 2)
-        if not view.starting:  # while workers start, a queue alone starts no more
+        if not view.starting:  # while workers start, the queue alone adds no more
             wait_s = min(pool.rules.target_wait_s, wait_s)
         usual, hurried = _workers(rate, view.target), math.ceil(rate + _queue_s(view) / wait_s)
         return (hurried, "queue") if hurried > max(usual, view.target) else (usual, "busy")
@@ -191,7 +180,6 @@ class Balancer:
         return max(1.0, settled.workers / encoders.view.target)
 
     def _sleeps(self, role: Role, now_s: float) -> bool:
-        """Whether nothing came to any pool of the model for long enough."""
         if self._pools[role].rules.min_workers > 0:
             return False
         return all(
@@ -217,13 +205,12 @@ def _note_queue(pool: _Pool, now_s: float) -> None:
 
 
 def _growth(queue: deque[tuple[float, float]]) -> float:
-    """Encoder seconds a second by which a queue grows; 0 where it shrinks."""
     (since_s, before), (now_s, now) = queue[0], queue[-1]
     return max(0.0, now - before) / max(now_s - since_s, GROWTH_S)
 
 
 def _workers(demand: float, target: int) -> int:
-    """So many that they are neither full nor nearly empty; between the two, as they are."""
+    """Return `target` unless the workers would be above `FULL` or could be fewer below `EMPTY`."""
     if (needed := math.ceil(demand / FULL - 1e-9)) > target:
         return needed
     return min(target, math.ceil(demand / EMPTY - 1e-9))
@@ -244,7 +231,6 @@ def _recorder() -> Recorder:
 
 
 def record(pool: str, model: str, before: int, decision: Decision) -> None:
-    """Report a decision to the metrics, and count it if it changes something."""
     recorder = _recorder()
     recorder.set("splitscribe_autoscaling_target_workers", decision.workers, pool=pool, model=model)
     if decision.workers != before:

@@ -1,6 +1,6 @@
-"""How a router reaches a pool of workers through Ray Serve.
+"""A router's client of a pool of workers, through Ray Serve.
 
-The client turns Ray's failures into `WorkerGoneError`, so that nothing behind it needs to know Ray.
+Ray's exceptions become those of `cluster.common.errors`, so that its callers need not know Ray.
 """
 
 from __future__ import annotations
@@ -38,25 +38,25 @@ logger = logging.getLogger(__name__)
 
 _R = TypeVar("_R", EncodeRequest, DecodeRequest)  # of either pool
 
-# What a process has at a worker: two batches, so that the next one is there when one is done; or
-# so many windows as take this long.
+# A process sends a worker two batches, so that the next one is there when the first is done, or as
+# many windows as take this long.
 BATCHES = 2.0
 ROOM_S = 0.3
-UNTOLD_ROOM = 4.0  # until a worker has told what it does at once
-NEWEST = 0.2  # what the last answer counts for, as workers may differ
+UNTOLD_ROOM = 4.0  # windows, until a worker has told its capacity
+NEWEST = 0.2  # weight of the last answer, as workers may differ
 STATUS_TIMEOUT_S = 2.0
-N_ASKED = 16  # workers of a large pool that /health asks and shows
+N_ASKED = 16  # most workers of a pool that /health asks and shows
 
 
 class ServePool:
-    """Its workers are of `role`, or of both roles; then each reports its status as either."""
+    """role: whose status is reported if workers have both roles."""
 
     def __init__(self, handle: Any, role: Role, calls: OwnCalls) -> None:
         self._handle = handle
         self._role = role
         self._calls = calls
         self._room_of_each = UNTOLD_ROOM
-        # Made once: each costs as much as a small call.
+        # Made once, as each costs as much as a small call.
         self._encode = handle.options(method_name="encode", request_serialization="pickle")
         self._decode = handle.options(method_name="decode", request_serialization="pickle")
 
@@ -93,14 +93,13 @@ class ServePool:
 
     @contextmanager
     def _call(self, request: _R) -> Iterator[tuple[Hashable, _R]]:
-        """Gives its key in `OwnCalls`, and the request, which names the worker that is unwell."""
         key, unwell = key_of(request), self._calls.unwell
         self._calls.begin(key)
         try:
             unwell = "" if unwell is None else str(getattr(unwell, "unique_id", unwell))
             yield key, replace(request, unwell=unwell) if unwell else request
         except WorkerError as error:
-            # That its KV is not to be had is as likely the encoder's fault, or that of the link.
+            # KV that cannot be read may be the fault of its encoder, or of the link to it.
             is_kv = isinstance(error, KVLostError | HandleRefusedError)
             may_be_kv = is_kv or isinstance(error, SequenceFailedError)
             self._calls.failed(key, is_worker_s_fault=not is_kv, may_be_kv=may_be_kv)
@@ -112,7 +111,7 @@ class ServePool:
             self._calls.end(key)
 
     async def status(self) -> list[WorkerStatus]:
-        """Of every worker that answers; of a pool of more than `N_ASKED`, of so many at random."""
+        """Return the status of all workers that answer, in a large pool of `N_ASKED` at random."""
         size = self._size
         is_large = size > N_ASKED
         try:
@@ -125,7 +124,7 @@ class ServePool:
                 answers = await self._handle.broadcast("status").results_async(
                     timeout_s=STATUS_TIMEOUT_S, return_exceptions=True
                 )
-        except Exception as error:  # a pool that cannot answer is reported, and is no failure
+        except Exception as error:  # a pool that does not answer is no failure of /health
             logger.debug("the status of a pool cannot be had: %s", error)
             return []
         each = (answer if isinstance(answer, tuple) else (answer,) for answer in answers)
@@ -146,10 +145,10 @@ async def _in_time(response: Any) -> Any:
 
 
 async def call_worker(response: Any) -> Any:
-    """Await a Serve response; raise only errors of our own tree (and CancelledError).
+    """Await a Serve response.
 
     Raises the worker's SplitscribeError; WorkerDiedError; WorkerGoneError: it was unreachable, or
-    failed outside of our code; OverloadedError: Serve's own queue limit.
+    failed outside of our code; OverloadedError: Serve's own queue limit; CancelledError.
     """
     try:
         return await response
@@ -164,15 +163,12 @@ async def call_worker(response: Any) -> Any:
 
 
 def _as_ours(error: Exception) -> Exception:
-    """What a call of a worker raises where Serve raised this; the same where it is not Ray's.
-
-    Ray is imported here, since only failures need it.
-    """
+    # Imported here, as only failures need it.
     from ray.exceptions import ActorUnavailableError, RayActorError, RayError, RayTaskError
     from ray.serve.exceptions import BackPressureError, RayServeException
 
     if isinstance(error, SplitscribeError):
-        # Ray's dual class: hand on the plain one.
+        # Ray's dual class: return the plain one.
         cause = error.cause if isinstance(error, RayTaskError) else None
         return cause if isinstance(cause, SplitscribeError) else error
     if isinstance(error, BackPressureError):
@@ -187,7 +183,6 @@ def _as_ours(error: Exception) -> Exception:
 def pools_of(
     encoders: Mapping[str, Any], decoders: Mapping[str, Any]
 ) -> dict[str, tuple[ServePool, ServePool]]:
-    """By the names of `Settings.by_model`, from Serve's handles by the same."""
     return {
         name: (
             ServePool(encoder, "encoder", OWN_CALLS),

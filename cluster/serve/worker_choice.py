@@ -1,17 +1,9 @@
-"""Which worker of a pool gets a window: a few candidates, ranked by what this process knows.
+"""Choose the worker of a pool for a window, from a few candidates ranked by `own_calls`.
 
-All of a small pool's workers are candidates, of a larger one some at random and those that the
-window prefers: so a choice costs as much among 10,000 as among ten, and workers that seem empty to
-all routers at once are not rushed. What is known is what `cluster.serve.own_calls` has.
-
-An encoder goes through windows one batch after another, so the best one is done with its queue
-first; of those that are done about as soon, the one that encoded the same audio for this process,
-or else the one that the audio prefers by rendezvous hashing: there its KV may be kept, and nobody
-has to tell what is kept where. A decoder holds the KV of all its sequences at once, so the best one
-has the emptiest pool, and of those about as empty the one next to the encoder that holds the KV. A
-worker whose calls failed is taken for a fuller one, and a window comes last where it has failed.
-What is set aside gets nothing while there is another. Knows nothing of Serve: `cluster.serve.hooks`
-calls it.
+Of a large pool some random workers and the preferred ones are candidates, so the cost is constant
+and routers do not all choose the same empty worker. The best encoder finishes its queue first; of
+about equal ones, the one that may have kept the KV of the same audio, known or by rendezvous
+hashing. The best decoder has the emptiest pool; of about equal ones, one on the node of the KV.
 """
 
 from __future__ import annotations
@@ -30,22 +22,16 @@ from numpy.typing import NDArray
 from cluster.common.messages import DecodeRequest, EncodeRequest, WorkerLoad
 from cluster.serve.own_calls import Link, OwnCalls, key_of
 
-# What the KV's way to another node counts for, in parts of a decoder's pool: a worker there must be
-# so much emptier.
-ELSEWHERE = 0.25
-# How much later than the first, in parts of the time that the window takes there, an encoder may be
-# done and still be preferred for its kept KV: so never one that has such a window more to do.
-ABOUT_AS_FREE = 0.5
-# The same limit for the encoder where this process had the same audio encoded. If the KV is still
-# kept there, the window does not wait; if it is not, it is encoded so much later, this once.
-LIKELY_KEPT = 2.0
-# The same limit within which they are equals, among which chance decides: what a window takes is
-# measured, so that of equal encoders one would always seem to be the first.
-AS_SOON = 0.1
-FEW = 8  # workers that are all compared
-N_SAMPLED = 4  # of more, beside those that the window prefers
+ELSEWHERE = 0.25  # cost of moving KV to another node, as a share of a decoder's pool
+# How much later than the first encoder another one may finish and still be preferred, in multiples
+# of the time that the window takes on the first:
+ABOUT_AS_FREE = 0.5  # if rendezvous hashing prefers it; never one with another such window queued
+LIKELY_KEPT = 2.0  # if this process had the same audio encoded there; the KV may be gone by now
+AS_SOON = 0.1  # chosen at random, as measured times of equal encoders always differ a little
+FEW = 8  # largest pool whose workers are all compared
+N_SAMPLED = 4  # random workers of a larger pool, beside the preferred ones
 N_NEAR = 2  # decoders on the node of the KV
-# What a worker's `OwnCalls.trouble` counts for: windows in an encoder, parts of a decoder's pool.
+# Cost of a worker's `OwnCalls.trouble`: windows of an encoder, shares of a decoder's pool.
 TROUBLE_WINDOWS = 8.0
 TROUBLE_POOLS = 1.0
 
@@ -59,8 +45,6 @@ class Candidate:
 
 
 class Members:
-    """The workers of one pool, and who of them is compared for a window."""
-
     def __init__(self, places: Mapping[Hashable, str] | None = None) -> None:
         self._places = dict(places or {})
         self._keys = list(self._places)
@@ -70,9 +54,9 @@ class Members:
             self._on_node.setdefault(node, []).append(key)
 
     def choose(self, request: Any, calls: OwnCalls, chance: random.Random) -> list[Hashable]:
-        """Workers for `request`, the best one first, which is counted in `calls` from now on.
+        """Return workers for `request`, the best one first, to which the call is recorded at once.
 
-        Windows that come together are counted before they are sent, so the next one sees the last.
+        So the next choice sees the window before it is sent.
         """
         order = ranked(
             request,
@@ -90,7 +74,7 @@ class Members:
                 order = [probed, *(key for key in order if key != probed)]
             elif is_well and place not in failed_at:
                 order = [place, *(key for key in order if key != place)]
-                work = 0.0  # there it is encoded already
+                work = 0.0  # the worker encodes it already
             calls.send(order[0], call, work, kv_key)
         return order
 
@@ -111,7 +95,6 @@ class Members:
         ]
 
     def _preferred(self, request: Any, calls: OwnCalls, chance: random.Random) -> list[Hashable]:
-        """Encoders that may keep the audio's KV, or decoders next to the KV."""
         if isinstance(request, DecodeRequest):
             near = self._on_node.get(request.kv_node, [])
             return chance.sample(near, min(N_NEAR, len(near)))
@@ -122,14 +105,12 @@ class Members:
 
 
 def shared_key(request: Any) -> bytes:
-    """`EncodeRequest.kept_key` of a window that need not be encoded twice; empty for all else."""
     if isinstance(request, EncodeRequest) and not request.fresh:
         return request.kept_key
     return b""
 
 
 def work_of(request: Any) -> float:
-    """What a request adds to a worker's `WorkerLoad.work`; 0 for one that is no window."""
     if isinstance(request, EncodeRequest):
         return request.work
     return float(request.options.n_rows) if isinstance(request, DecodeRequest) else 0.0
@@ -142,7 +123,7 @@ def ranked(
     kept_at: Hashable = None,
     failed_at: Collection[Hashable] = (),
 ) -> list[Hashable]:
-    """The candidates' keys, the best one first; `chance` decides among equal ones."""
+    """Return the candidates' keys, the best first; `chance` decides among equal ones."""
     workers = list(candidates)
     chance.shuffle(workers)
     if isinstance(request, DecodeRequest):
@@ -157,10 +138,7 @@ def ranked(
 def _encoders_ranked(
     request: EncodeRequest, workers: list[Candidate], kept_at: Hashable
 ) -> list[Candidate]:
-    """By when they are done; of those that are done about first, the audio's own before them.
-
-    Equals stay in the order that they come in.
-    """
+    """Sort by the time at which they are done, but first the one that may have kept the KV."""
     usual_s = _usual(worker.load.window_s for worker in workers)
     cost_s = {worker.key: _encoder_cost(worker, request.work, usual_s) for worker in workers}
     first = min(workers, key=lambda worker: cost_s[worker.key])
@@ -176,26 +154,24 @@ def _encoders_ranked(
 
 
 def _usual(known: Iterable[float]) -> float:
-    """For a worker that has told nothing yet: the median of the others."""
     told = sorted(one for one in known if one)
     return told[len(told) // 2] if told else 1.0
 
 
 def _encoder_cost(worker: Candidate, work: float, usual_s: float) -> float:
-    """Seconds until it would be done with this window more."""
+    """Return the seconds until the worker would be done with one more such window."""
     windows = worker.load.work + work + TROUBLE_WINDOWS * worker.trouble
     return windows * (worker.load.window_s or usual_s)
 
 
 def _decoder_cost(worker: Candidate, kv_node: str, usual: float) -> float:
-    """How full it is, in parts of its capacity, and how far away."""
     full = worker.load.work / (worker.load.capacity or usual)
     away = 0.0 if worker.node == kv_node else ELSEWHERE
     return full + TROUBLE_POOLS * worker.trouble + away
 
 
 def _affinity(kv_key: bytes, points: NDArray[np.uint64]) -> NDArray[np.uint64]:
-    """uint64 [n]: how much a KV prefers each worker. Bits are mixed as SplitMix64 does."""
+    """Rendezvous hashing: return uint64 [n], a score for each worker, mixed as in SplitMix64."""
     mixed = points ^ np.uint64(_point(kv_key))
     for factor in (0xBF58476D1CE4E5B9, 0x94D049BB133111EB):
         mixed = (mixed ^ (mixed >> np.uint64(30))) * np.uint64(factor)
