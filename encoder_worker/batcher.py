@@ -1,11 +1,8 @@
-"""The encoder's queue of windows: which go next, and when a batch is closed. Thread-safe; no torch.
+"""The encoder's queue of windows: chooses which go next and when a batch is closed.
 
-They go in the one order of work (`common.fair_order`), whichever router sent them; of bulk windows
-few are in flight at a time, so that whoever comes waits for no more. A batch is closed when it is
-full or its oldest window has waited long enough; after an idle time, at once. Its windows are all
-of one context: that of the window whose turn it is. Of windows with the same key one goes, the most
-urgent one, and its duplicates wait for what becomes of it: `take_duplicates` takes them out when
-they need no encode any more; if it failed, the next of them goes.
+A batch is closed when it is full, when its oldest window has waited long enough, or at once after
+an idle time. All its windows have one context. Of windows with the same key only the most urgent is
+encoded; its duplicates wait for its KV, and the next of them goes if it fails. No torch.
 """
 
 from __future__ import annotations
@@ -22,26 +19,22 @@ from cluster.common.fair_order import FairOrder
 from cluster.common.messages import SAMPLE_RATE, EncodeReply, EncodeRequest, Priority
 from cluster.common.priorities import URGENCY
 
-MOST_QUEUED = 1024  # windows of a class: each holds up to a megabyte of audio
+MOST_QUEUED = 1024  # of each class; a window holds up to 1 MB of audio
 RETRY_AFTER_S = 1.0
 
 
 @dataclass(slots=True, eq=False, weakref_slot=True)
 class QueuedWindow:
-    """One window that waits; times are of the batcher's clock.
-
-    key: windows with the same one have the same KV; empty where that is not to be shared.
-    """
+    """A waiting window; times are of the batcher's clock."""
 
     request: EncodeRequest
     future: Future[EncodeReply]
     arrived_s: float
     deadline_s: float
-    key: bytes = b""
+    key: bytes = b""  # windows with equal keys have the same KV; empty: it is not to be shared
 
     @property
     def may_share(self) -> bool:
-        """Whether the KV of another window with its key will do."""
         return bool(self.key) and not self.request.fresh
 
     @property
@@ -62,10 +55,7 @@ class QueuedWindow:
 
 
 class Batcher:
-    """A queue between many callers and the one thread that owns the device.
-
-    That thread calls `wait`, `pop` and, when the windows are done, `finish`.
-    """
+    """Thread-safe. The thread that owns the device calls `wait`, `pop` and `finish`."""
 
     def __init__(
         self,
@@ -76,7 +66,7 @@ class Batcher:
         bulk_at_once: int = 1,
     ) -> None:
         self._max_batch = max_batch
-        self._bulk_at_once = bulk_at_once
+        self._bulk_at_once = bulk_at_once  # few, since more urgent windows wait for them
         self._batch_wait_s = batch_wait_s
         self._clock = clock
         self._queue: list[QueuedWindow] = []
@@ -96,7 +86,7 @@ class Batcher:
 
     @property
     def n_distinct(self) -> int:
-        """Waiting windows that need an encode each, as things stand."""
+        """Number of waiting windows that each need an encode of their own."""
         with self._lock:
             return len(self._distinct(self._queue))
 
@@ -106,25 +96,23 @@ class Batcher:
             return sum(window.request.n_samples for window in self._queue) / SAMPLE_RATE
 
     def queued_work(self, *, bulk: bool = False) -> float:
-        """Of the waiting windows that need an encode of their own, bulk or not; as `WorkerLoad`."""
+        """Work of the waiting windows that need an encode, in the unit of `WorkerLoad.work`."""
         with self._lock:
             distinct = self._distinct(self._queue)
             return sum(one.work for one in distinct if (one.priority == "bulk") == bulk)
 
     @property
     def work(self) -> float:
-        """Of the windows that wait or are in flight; of bulk, which gives way, only the latter."""
+        """Work that waits or is in flight; waiting bulk windows give way and are left out."""
         return self.queued_work() + self._work_in_flight
 
     @property
     def has_full_batch(self) -> bool:
-        """Whether windows of some context may go that fill a batch."""
         with self._lock:
             return self._fills_a_batch(self._ready_to_go())
 
     @property
     def slack_s(self) -> float:
-        """The least time that a waiting window has left; infinite without any."""
         with self._lock:
             nearest = min((window.deadline_s for window in self._queue), default=float("inf"))
         return nearest - self._clock()
@@ -136,10 +124,7 @@ class Batcher:
     def put(
         self, request: EncodeRequest, future: Future[EncodeReply], key: bytes = b""
     ) -> QueuedWindow:
-        """Its remaining seconds become a deadline of this clock.
-
-        Raises OverloadedError: too many windows of its class wait here.
-        """
+        """Raises OverloadedError if too many windows of its class wait here."""
         now = self._clock()
         window = QueuedWindow(request, future, now, now + request.remaining_s, key)
         with self._lock:
@@ -154,7 +139,6 @@ class Batcher:
         return window
 
     def cancel(self, window: QueuedWindow) -> bool:
-        """False when it is not in the queue (any more)."""
         return bool(self._take_out(lambda one: one is window))
 
     def expire(self) -> list[QueuedWindow]:
@@ -162,11 +146,11 @@ class Batcher:
         return self._take_out(lambda window: window.deadline_s <= now)
 
     def wait(self, timeout_s: float) -> int:
-        """Block until a batch is closed, a `wake`, or the timeout; the size of the batch, or 0."""
+        """Wait for a closed batch and return its size; 0 after a `wake` or the timeout."""
         end = self._clock() + timeout_s
         with self._lock:
             while True:
-                wait_s = self.ready_in_s()  # the condition's lock may be taken again
+                wait_s = self.ready_in_s()  # the lock is reentrant
                 if wait_s == 0.0:
                     return min(len(self._ready_to_go()), self._max_batch)
                 left_s = end - self._clock()
@@ -176,7 +160,7 @@ class Batcher:
                 self._changed.wait(left_s if wait_s is None else min(wait_s, left_s))
 
     def hold(self, classes: Collection[Priority]) -> None:
-        """Whose windows have to wait, unless it is their turn."""
+        """Make windows of these classes wait, except when it is their class's turn."""
         with self._lock:
             self._held = classes
 
@@ -186,7 +170,7 @@ class Batcher:
             self._changed.notify_all()
 
     def ready_in_s(self) -> float | None:
-        """Seconds until a batch is closed as things stand. 0: now. None: once more windows come."""
+        """Seconds until a batch is closed; None if that needs more windows to come."""
         with self._lock:
             waiting = self._ready_to_go()
             if not waiting:
@@ -198,11 +182,7 @@ class Batcher:
             return max(0.0, oldest_s + self._batch_wait_s - self._clock())
 
     def pop(self, n_windows: int) -> list[QueuedWindow]:
-        """Take the next windows of one context, at most `n_windows`; in flight until `finish`.
-
-        Expired ones are left for `expire`, and those whose duplicate is in flight for
-        `take_duplicates`.
-        """
+        """Take up to `n_windows` windows of one context; they are in flight until `finish`."""
         now = self._clock()
         with self._lock:
             waiting = alike = self._distinct([w for w in self._queue if w.deadline_s > now])
@@ -231,14 +211,13 @@ class Batcher:
             self._work_in_flight -= sum(window.request.work for window in windows)
             self._bulk_in_flight -= sum(window.priority == "bulk" for window in windows)
             if not self._n_in_flight:
-                self._work_in_flight = 0.0  # what rounding left
+                self._work_in_flight = 0.0  # removes rounding errors
 
     def take_duplicates(self, key: bytes) -> list[QueuedWindow]:
-        """Take out the waiting windows with this key, for which its KV will do."""
+        """Take out the waiting windows that the KV under this key can answer."""
         return self._take_out(lambda window: window.key == key and window.may_share)
 
     def clear(self) -> list[QueuedWindow]:
-        """Take everything out, in order of arrival."""
         return self._take_out(lambda window: True)
 
     def _take_out(self, is_meant: Callable[[QueuedWindow], bool]) -> list[QueuedWindow]:
@@ -251,7 +230,7 @@ class Batcher:
             return taken
 
     def _distinct(self, windows: Sequence[QueuedWindow]) -> list[QueuedWindow]:
-        """Those that do not wait for the KV of another one, the most urgent of each key."""
+        """The most urgent window of each key, without keys whose encode is in flight."""
         taken: set[bytes] = set()
         distinct = []
         for window in sorted(windows, key=lambda one: URGENCY[one.priority]):
@@ -263,7 +242,7 @@ class Batcher:
         return distinct
 
     def _ready_to_go(self) -> list[QueuedWindow]:
-        """Those that would go into batches as things stand."""
+        """Windows that could go into batches now, with no more bulk than may start."""
         ready, n_bulk = [], self._bulk_at_once - self._bulk_in_flight
         for window in self._free_to_go(self._distinct(self._queue)):
             n_bulk -= window.priority == "bulk"
@@ -272,7 +251,6 @@ class Batcher:
         return ready
 
     def _free_to_go(self, windows: Sequence[QueuedWindow]) -> list[QueuedWindow]:
-        """Those that may go next: of bulk any, while fewer are in flight than may be."""
         held = {one for one in self._held if not self._order.turns.is_due(one)}
         if self._bulk_in_flight >= self._bulk_at_once:
             held.add("bulk")

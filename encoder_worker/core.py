@@ -1,6 +1,6 @@
-"""An encoder engine without its weights and its threads: how windows come in, and its state.
+"""The encoder engine without its weights and threads: it queues windows and reports its state.
 
-Who runs the loops is not known here: threads, and in a simulation a virtual clock.
+Threads run its loops in a worker, and a virtual clock runs them in a simulation.
 """
 
 from __future__ import annotations
@@ -35,32 +35,29 @@ from encoder_worker.batcher import Batcher, QueuedWindow
 from encoder_worker.loop import EncodeLoop
 from encoder_worker.publisher import Counts, Publisher
 
-UNKNOWN_WINDOW_S = 0.2  # before the first
+UNKNOWN_WINDOW_S = 0.2  # assumed until the first window was measured
 SHUTTING_DOWN = "this encoder worker is shutting down"
 
 
 @dataclass(slots=True, kw_only=True)
 class EncoderStats(Counts):
-    """Counts since the start, and the state at this moment.
+    """Counts since the start, and the present state."""
 
-    kept, kept_bytes: windows that nobody reads, and their pages.
-    """
-
-    queued: int  # without those that wait for another one's KV
+    queued: int  # without windows that wait for a duplicate's KV
     queued_audio_s: float
     running: int
-    slack_s: float  # least time that a queued window has left
+    slack_s: float  # least time until the deadline of a queued window
     leases: int
-    read: float  # windows of all positions under leases, of which each may have several
-    pages_free: int  # kept ones that nobody reads included
+    read: float  # leased pages, in whole windows; a page with several leases counts once
+    pages_free: int  # includes kept pages without readers
     pages_total: int
-    windows_exported: int  # at most, at a time
+    windows_exported: int  # as many as the pool can hold
     load: WorkerLoad
-    queued_work: float  # of the queued windows and of those in routers, as in `WorkerLoad`
-    queued_bulk: float  # the same of bulk windows, which the former leaves out
-    kept: int
-    kept_bytes: int
-    evicted: int  # windows whose pages were needed for others
+    queued_work: float  # here and in routers, in the unit of `WorkerLoad.work`
+    queued_bulk: float  # the same of bulk windows, which `queued_work` excludes
+    kept: int  # published windows without readers
+    kept_bytes: int  # of their pages
+    evicted: int  # kept windows whose pages were taken for others
 
     def signals(self, busy: float, bulk_busy: float = 0.0) -> EncoderSignals:
         window_s = self.load.window_s or UNKNOWN_WINDOW_S
@@ -92,12 +89,7 @@ class EncoderStats(Counts):
 
 
 class EncoderCore:
-    """Takes windows, and tells what is there; the parts belong together."""
-
     def __init__(self, publisher: Publisher, loops: Sequence[EncodeLoop], n_audio_ctx: int) -> None:
-        """loops: the last one encodes bulk windows, the first one the urgent ones, of live and of
-        short requests; one between them, or the first, those of long requests.
-        """
         self._publisher = publisher
         self._exporter = publisher.exporter
         self._loops = tuple(loops)
@@ -116,11 +108,11 @@ class EncoderCore:
         self._failure: str | None = None
 
     def submit(self, request: EncodeRequest) -> Future[EncodeReply]:
-        """Queue one window, or answer it at once where the KV of the same audio is there.
+        """Queue one window, or answer it at once from the kept KV of the same audio.
 
-        Cancelling the future takes the window out, and ends the lease if one was just given. It
-        fails with DeadlineExceededError when the window's time ran out first, and with
-        SequenceFailedError when this window cannot be encoded.
+        Cancelling the future takes the window out of the queue, or ends the lease if one was just
+        given. The future fails with DeadlineExceededError when the window's time runs out first,
+        and with SequenceFailedError when this window cannot be encoded.
 
         Raises:
             InvalidAudioError: the samples are not what `EncodeRequest` promises.
@@ -130,7 +122,7 @@ class EncoderCore:
         if self._draining or self._closing:
             raise WorkerDrainingError(SHUTTING_DOWN)
         if reason := self.healthy():
-            raise WorkerDrainingError(reason)  # another one can take it
+            raise WorkerDrainingError(reason)  # another worker can take it
         self._backlogs.hear(request)
         future: Future[EncodeReply] = Future()
         key = self._publisher.key_of(request)
@@ -146,14 +138,14 @@ class EncoderCore:
         return future
 
     def revoke(self, handle: CrossKVHandle) -> bool:
-        """Free the pages of a reply that nobody will use; False when they are free already."""
+        """Free the pages of a reply that nobody will use; False if they are free already."""
         return self._exporter.revoke(handle.lease)
 
     def load(self) -> WorkerLoad:
-        """That of `stats`, without all that makes up the rest: large pools ask for it often."""
+        """The load of `stats` alone, since it is asked for often."""
         work = sum(queue.work for queue in self._queues)
         known = [loop.window_s for loop in self._loops if loop.window_s]
-        window_s = min(known, default=0.0)  # bulk windows wait for others meanwhile
+        window_s = min(known, default=0.0)  # the others include waits for more urgent work
         return WorkerLoad(work, self._loops[0].max_batch, window_s)
 
     def stats(self) -> EncoderStats:
@@ -193,22 +185,19 @@ class EncoderCore:
         return not (is_busy or self._exporter.n_leases)
 
     def _will_queue(self, loop: EncodeLoop) -> None:
-        """A window is about to be put into this loop's queue: see that the loop runs."""
+        """Called before a window is put into this loop's queue; an engine starts its thread."""
 
 
 def _drop_cancelled(
     batcher: Batcher, known: ref[QueuedWindow], future: Future[EncodeReply]
 ) -> None:
-    """The window is known by a weak reference: it holds the future, which keeps this callback.
-
-    Else its audio would stay until Python looks for circles.
-    """
+    """A strong reference to the window would be a cycle, which keeps its audio for a while."""
     if future.cancelled() and (window := known()) is not None:
         batcher.cancel(window)
 
 
 def check_request(request: EncodeRequest, n_audio_ctx: int) -> None:
-    """Raise InvalidAudioError unless samples and context are what `EncodeRequest` promises."""
+    """Raise InvalidAudioError unless samples and context fit `EncodeRequest`."""
     pcm, file_mel, context = request.pcm, request.file_mel, request.context
     n_samples, shortest, longest = pcm.size, 1, WINDOW_SAMPLES
     fits = pcm.dtype == np.int16 and pcm.ndim == 1 and 0 <= context <= n_audio_ctx

@@ -1,7 +1,7 @@
 """The encoder worker's engine: windows in, handles to published KV out.
 
-Any thread may submit (`encoder_worker.core`). One thread owns the device, and what that one does is
-in `encoder_worker.loop`.
+Any thread may submit windows (`encoder_worker.core`). Each lane has a thread that runs its
+`encoder_worker.loop`.
 """
 
 from __future__ import annotations
@@ -36,9 +36,9 @@ from encoder_worker.publisher import Publisher
 logger = logging.getLogger(__name__)
 
 DRAIN_POLL_S = 0.02
-STUCK_S = 120.0  # a batch that takes longer is taken for a hang, unless windows are that slow:
-STUCK_WINDOWS = 10.0  # or so many times as long as it should
-SLOWEST_WINDOW_S = 60.0  # before the first one has been measured
+STUCK_S = 120.0  # a batch counts as hung when it has taken longer than this
+STUCK_WINDOWS = 10.0  # and longer than its expected time by this factor
+SLOWEST_WINDOW_S = 60.0  # assumed until the first window was measured
 
 GPU_BATCH = 8  # windows; large-v3 is near its compute bound from two on
 CORES_PER_WINDOW = 8  # on a CPU a batch has no more throughput than its windows one by one
@@ -52,10 +52,7 @@ def auto_batch(device: str) -> int:
 
 
 class EncoderEngine(EncoderCore):
-    """Encodes windows on its own thread and publishes their KV, or states, by an exporter.
-
-    The exporter belongs to the caller, who closes it after the engine.
-    """
+    """The caller owns the exporter, and closes it after the engine."""
 
     def __init__(
         self,
@@ -66,10 +63,9 @@ class EncoderEngine(EncoderCore):
         *,
         clock: Callable[[], float] = time.monotonic,
     ) -> None:
-        """Load the weights, run one window to warm up, and start.
+        """Load the weights, warm up and start. `exporter` is of this checkpoint.
 
-        exporter: of this checkpoint; its pool's payload is what is published. Raises
-        ConfigurationError: checkpoint and device do not fit each other.
+        Raises ConfigurationError if checkpoint and device do not fit each other.
         """
         self.device = resolve_device(settings.device)
         self.dtype = resolve_dtype(settings.dtype, self.device)
@@ -98,8 +94,8 @@ class EncoderEngine(EncoderCore):
                 forward,
                 forward.beside(own_threads=True),
             ]
-        # On a CPU a second bulk window, of which cores take units while those of the first become
-        # few. With more on a GPU other requests would wait for longer.
+        # On a CPU a second bulk window keeps cores busy while the first one has few units left. On
+        # a GPU it would make other requests wait longer.
         n_bulk = 2 if self.device == "cpu" else 1
         loops: list[EncodeLoop] = []
         for one in forwards:
@@ -118,10 +114,7 @@ class EncoderEngine(EncoderCore):
         started.result()
 
     def drain(self, timeout_s: float) -> bool:
-        """Take nothing new, finish what is queued, wait until no exported page is leased.
-
-        False when that was not so after `timeout_s`.
-        """
+        """Take nothing new, finish the rest; False if pages are leased after `timeout_s`."""
         self.begin_drain()
         end = time.monotonic() + timeout_s
         while not self.is_idle():
@@ -143,7 +136,7 @@ class EncoderEngine(EncoderCore):
             loop.fail_queued(WorkerDrainingError(SHUTTING_DOWN))
 
     def healthy(self) -> str | None:
-        """Not of a CPU's lane of bulk windows, which stands still while others work."""
+        """Ignores a CPU's lane of bulk windows, which may stand still while others work."""
         for loop in self._loops[:-1] or self._loops:
             batch_s = loop.max_batch * (loop.window_s or SLOWEST_WINDOW_S)
             silent_s = self._clock() - loop.turned_s
@@ -152,7 +145,7 @@ class EncoderEngine(EncoderCore):
         return super().healthy()
 
     def _will_queue(self, loop: EncodeLoop) -> None:
-        """Start the thread of another lane than the first, unless it runs."""
+        """Start the loop's thread unless it runs; the first loop's always does."""
         if loop is self._loops[0]:
             return
         with self._starting:
@@ -186,12 +179,11 @@ class EncoderEngine(EncoderCore):
         except Exception as error:
             logger.exception("the encoder's thread died")
             self._failure = f"the encoder's thread died: {error}"
-            # One of its windows may have done it, so this counts as a try of theirs.
+            # One of its windows may be the cause, so this counts as a try of each.
             loop.fail_all(WorkerDiedError(self._failure))
 
 
 def _log_context(settings: EncoderSettings, rule: EncoderContext | None) -> None:
-    """What windows get, for whoever wonders whether a setting was taken."""
     if rule is not None:
         logger.info(
             "windows of at most %g s get the encoder positions of their audio and %d more",

@@ -1,8 +1,8 @@
-"""From windows of PCM to what is published: mel, encoder and projection on one device.
+"""From windows of PCM to pages: mel, encoder and projection on one device.
 
-Pages get the cross K/V of all layers or, where the decoder projects, the encoder's states. The call
-launches the computation, on a GPU or on the threads of `encoder_worker.cpu.team`; where that team's
-kernels do not compile a CPU computes in the call.
+Pages get the cross K/V of all layers or, where the decoder projects, the encoder's states. A call
+launches the computation on a GPU, or on the threads of `cpu.team`; where that team's kernels do not
+compile, the call itself computes.
 """
 
 from __future__ import annotations
@@ -63,19 +63,15 @@ class WindowEncoder:
         dtype: str,
         device: str,
         *,
-        payload: Payload = "cross_kv",
-        int8: bool = False,
-        contexts: Sequence[int] = (),
-        kv_dtype: torch.dtype | None = None,
-        float8: bool = False,
+        payload: Payload = "cross_kv",  # what is written to pages
+        int8: bool = False,  # hold the weights in 8 bits (CPU)
+        contexts: Sequence[int] = (),  # shorter ones; on a GPU they get graphs
+        kv_dtype: torch.dtype | None = None,  # of the pool for K/V
+        float8: bool = False,  # multiply in 8 bits (GPU)
     ) -> None:
-        """Load onto `device` ("cpu" or "cuda"), computing in `dtype`, a key of TORCH_DTYPES.
+        """Load onto `device` ("cpu" or "cuda"); `dtype` is a key of TORCH_DTYPES.
 
-        payload: what is written to pages: K/V, whose weights are large, or states as they are.
-        int8: hold the weights in 8 bits (CPU). kv_dtype: of the pool that K/V go to;
-        None: no 8-bit one. contexts: positions below the full number that windows may have; on a
-        GPU, with graphs. float8: hold them in 8 bits, and multiply in 8 bits (GPU);
-        ConfigurationError where it cannot.
+        Raises ConfigurationError where the device cannot multiply in float8.
         """
         if float8:
             on_gpu = device == "cuda"
@@ -95,7 +91,7 @@ class WindowEncoder:
             scales = None if kv_dtype is None else kv_scales(checkpoint, kv_dtype)
             self._output = CrossKVProjection(checkpoint, torch_dtype, device, scales, int8=int8)
         self._stream = new_stream(device, ENCODE_PRIORITY)
-        self._static: StaticEncoder | None = None  # see `prepare`; then it has the output
+        self._static: StaticEncoder | None = None  # made by `prepare`
         self._kernels: TeamKernels | None = None
         self._shared = _Shared()
         self._is_urgent = False
@@ -103,28 +99,24 @@ class WindowEncoder:
             self._kernels = team_kernels(torch_dtype, int8=int8)
 
     def beside(self, *, is_urgent: bool = False, own_threads: bool = False) -> WindowEncoder:
-        """One more on the same weights, for calls by another thread at the same time. On a CPU.
-
-        is_urgent: its windows go before those of the others on the same threads.
-        """
+        """A further encoder on the same weights, for another thread (CPU only)."""
         other = copy.copy(self)
-        other._is_urgent = is_urgent
+        other._is_urgent = is_urgent  # goes before others on the same threads
         if own_threads:
             other._shared = _Shared()
         return other
 
     @property
     def is_async(self) -> bool:
-        """Whether a call returns before its batch is done, so that the next can be launched."""
         return self._stream is not None or self._kernels is not None
 
     @property
     def contexts_to_warm(self) -> Sequence[int]:
-        """Contexts below the full one whose first window takes longer than later ones."""
+        """Contexts below the full one whose first window is slower than later ones."""
         return self._contexts if self._kernels is not None else ()
 
     def prepare(self, pool: Tensor, max_batch: int) -> None:
-        """On a GPU: capture the graphs that write to `pool`. Call on the thread that will call."""
+        """On a GPU: capture the graphs that write to `pool`, on the thread that will call."""
         if self._stream is None:
             return
         paged, stream, contexts = _as_paged(pool), self._stream, self._contexts
@@ -150,15 +142,14 @@ class WindowEncoder:
 
         Args:
             windows: each int16 [n], n <= 480000, and its context where it has a `FileMel`.
-            pool: the pool's tensor, mutated: [n_pages, L, 2, page_frames, H, Dh] takes K/V,
-                [n_pages, T, n_audio_state] takes the states.
+            pool: mutated; [n_pages, L, 2, page_frames, H, Dh] takes K/V, [n_pages, T,
+                n_audio_state] states.
             pages: per window its pages in frame order, as many as its positions take.
-            file_mels: per window what makes it a slice of its file; None where nothing does.
-            context: positions to compute of each window, its first; FULL (0): all there are.
+            file_mels: None for a window that is no slice of its file.
+            context: positions to compute of each window, from its start; FULL (0): all.
 
         Returns:
-            What to wait for before anyone may read the pages: a reader comes as soon as its handle
-            is out, past any stream's order.
+            What to wait for before the pages are published: their readers follow no stream's order.
         """
         if self._static is not None:
             return self._static(windows, pages, file_mels, context)
@@ -171,7 +162,7 @@ class WindowEncoder:
                 return self._launch_on_team(team, mel, projection, paged, pages)
             projection.write(self._encoder(mel), paged, pages)
             return already_done
-        self._stream.wait_stream(default_stream())  # that loaded the weights
+        self._stream.wait_stream(default_stream())  # which loaded the weights
         with on_stream(self._stream):
             mel = self._mel(windows, file_mels)[:, :, :n_frames]
             projection.write(self._encoder(mel), paged, pages)
@@ -183,7 +174,7 @@ class WindowEncoder:
             self._shared.team.close()
 
     def _team(self, kernels: TeamKernels) -> TeamEncoder:
-        """Made by the first call: with as many threads as torch has there, of its priority."""
+        """Made by the first call, with torch's number of threads and its caller's priority."""
         if self._shared.team is None:
             self._shared.team = TeamEncoder(self._plain, kernels, torch.get_num_threads())
         return self._shared.team
@@ -215,19 +206,19 @@ class WindowEncoder:
 
 @dataclass(slots=True)
 class _Shared:
-    """By those beside each other. Their first call ends before any other one is made."""
+    """Shared by encoders made with `beside`; one's first call must end before the next begins."""
 
     team: TeamEncoder | None = None
 
 
 def _as_paged(pool: Tensor) -> Tensor:
-    """The pool as what turns states into its content writes to it."""
+    """The pool as [n_pages, L, 2, page_frames, H, Dh]; a view of one of states."""
     return as_kv_pool(pool) if pool.dim() == 3 else pool
 
 
 @torch.inference_mode()
 def _finish(futures: list[Future[None]], then: Callable[[], None]) -> None:
-    wait(futures)  # of all, so that after an error nobody writes to any page
+    wait(futures)  # for all, so that nothing writes to pages after an error
     for future in futures:
         future.result()
     then()

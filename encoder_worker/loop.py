@@ -1,9 +1,9 @@
-"""What a thread of the encoder engine does: take windows, encode them into pages, publish.
+"""The encoder engine's loop: takes windows, encodes them into pages and publishes them.
 
-On a GPU, and on a CPU by its kernels, the next batch, if it is full, is launched before this one is
-waited for. No window holds a page before it is encoded; a full export pool stops the
-loop until pages come free, which is the backpressure that reaches the client. A window that cannot
-be encoded or published fails alone.
+Where the forward is asynchronous, the next batch, if it is full, is launched before this one is
+waited for. No window holds a page before it is encoded, so a full export pool stops the loop, which
+is the backpressure that reaches the client. A window that cannot be encoded or published fails
+alone.
 """
 
 from __future__ import annotations
@@ -23,20 +23,18 @@ from encoder_worker.forward import WindowEncoder
 from encoder_worker.gpu.static_encoder import Wait, already_done
 from encoder_worker.publisher import Publisher
 
-IDLE_WAIT_S = 0.25  # how long the loop sleeps before it looks for expired windows
-EMPTY_WAIT_S = 1.0  # and with an empty queue; a new window wakes it
-PAGE_WAIT_S = 0.05  # how long it waits for pages before it looks for expired windows again
-# Positions of usual short windows, of 2.6 to 5.1 s by the usual slack, which hears nothing. The
-# first window of a context takes up to twice the time; to have had it takes 5 MB.
+IDLE_WAIT_S = 0.25  # between two looks for expired windows
+EMPTY_WAIT_S = 1.0  # the same with an empty queue; a new window ends the wait
+PAGE_WAIT_S = 0.05  # the same while the loop waits for pages
+# Contexts that are warmed: of windows of 2.6 to 5.1 s and the usual slack behind them. The first
+# window of a context takes up to twice the time, and a warmed context takes 5 MB.
 USUAL_CONTEXTS = range(256, 321)
 USUAL_SLACK = 64
-RECENT = 0.2  # what the newest batch counts for in `window_s`
+RECENT = 0.2  # weight of the newest batch in `window_s`
 
 
 @dataclass(slots=True)
 class _Batch:
-    """Windows of one context, and the pages that each fills; once launched, since when."""
-
     windows: list[QueuedWindow]
     reserved: list[Pages]
     started_s: float = 0.0
@@ -45,17 +43,13 @@ class _Batch:
 
 @dataclass(slots=True)
 class _Found:
-    """When the device was last found done."""
+    """When the device was last found done; shared by loops that take turns on it."""
 
     done_s: float = 0.0
 
 
 class EncodeLoop:
-    """All methods run on the lane's thread, but for `fail_queued` and `stop`.
-
-    window_s: what a window of all positions takes of late; 0 before any. turned_s: when the thread
-    last came back from the device.
-    """
+    """All methods run on the lane's thread, but for `fail_queued` and `stop`."""
 
     def __init__(
         self,
@@ -64,17 +58,13 @@ class EncodeLoop:
         forward: WindowEncoder,
         max_batch: int,
         *,
-        blocks: bool = True,
-        beside: EncodeLoop | None = None,
+        blocks: bool = True,  # wait for windows and pages here; else the caller comes again
+        beside: EncodeLoop | None = None,  # of another thread, takes turns on the device
     ) -> None:
-        """blocks: wait for windows and pages here; else the caller comes again when there are.
-
-        beside: a loop of another thread whose batches this one's take turns with.
-        """
         self.batcher = batcher
         self.forward = forward
-        self.window_s = 0.0
-        self.turned_s = publisher.clock()
+        self.window_s = 0.0  # recent time for a window of all positions; 0 before the first
+        self.turned_s = publisher.clock()  # when the thread last came back from the device
         self._publisher = publisher
         self._exporter = publisher.exporter
         self._recorder = publisher.recorder
@@ -87,10 +77,7 @@ class EncodeLoop:
         self._stopping = False
 
     def warm_up(self) -> None:
-        """One window of silence, so that the first request does not pay for first calls.
-
-        Products are chosen by their shapes: so one of each usual context, too.
-        """
+        """Encode a window of each usual shape, so that no request pays for a first product."""
         silence = np.zeros(WINDOW_SAMPLES, dtype=np.int16)
         layout, pool, reserved = self._exporter.layout, self._exporter.pool.tensor, self._reserve(1)
         assert reserved, "nothing else has pages yet"
@@ -100,7 +87,7 @@ class EncodeLoop:
             for context in self.forward.contexts_to_warm:
                 if context in USUAL_CONTEXTS:
                     n_heard = (context - USUAL_SLACK) * SAMPLES_PER_POSITION
-                    noise = (np.arange(n_heard) % 251).astype(np.int16)  # rows are not all alike
+                    noise = (np.arange(n_heard) % 251).astype(np.int16)  # so that rows differ
                     written = reserved[0][: layout.pages_for(context)]
                     self.forward([noise], pool, [written], context=context)()
         finally:
@@ -114,7 +101,6 @@ class EncodeLoop:
 
     @property
     def has_launched(self) -> bool:
-        """Whether the device has a batch that `go_on` is to wait for."""
         return self._launched is not None
 
     @property
@@ -132,7 +118,7 @@ class EncodeLoop:
             self._launched = self._take(n_ready, PAGE_WAIT_S if self._blocks else 0.0)
 
     def _hold(self) -> bool:
-        """Let no less urgent windows fill the pool that nobody reads; whether some have to wait."""
+        """Hold back classes that have used up their share of the pool; whether there are any."""
         exporter = self._exporter
         n_pages, wanted = exporter.pool.n_pages, exporter.layout.pages_per_window
         used = n_pages - exporter.n_free_pages
@@ -141,16 +127,13 @@ class EncodeLoop:
         return bool(held)
 
     def go_on(self) -> None:
-        """Wait for the batch that is launched and publish it; before that launch the next one.
-
-        The device goes on with a full batch while the host publishes this one. A batch that is not
-        full has nothing to gain from an early start: it may still grow.
-        """
+        """Launch the next batch if it is full, then wait for the launched one and publish it."""
         launched = self._launched
         assert launched is not None
         self.turned_s = self._clock()
         self._fail_expired()
         self._hold()
+        # A full batch computes while this one is published; one that is not full may still grow.
         full = self.forward.is_async and self.batcher.has_full_batch
         goes_on = full and not self._stopping
         following = self._take(self.max_batch, 0.0) if goes_on else None
@@ -167,7 +150,7 @@ class EncodeLoop:
         self.batcher.wake()
 
     def fail_all(self, error: Exception) -> None:
-        """Fail every window, those on the device too; after the loop has ended."""
+        """Fail every window, running ones included; called after the loop has ended."""
         for window in self._running:
             self._publisher.fail(window, error)
         self.fail_queued(error)
@@ -177,11 +160,11 @@ class EncodeLoop:
             self._publisher.fail(window, error)
 
     def _take(self, n_windows: int, page_wait_s: float) -> _Batch | None:
-        """Launch the next windows, as many as there are pages for; None when that is none."""
+        """Launch the next windows, as many as there are pages for; None if that is none."""
         exporter = self._exporter
         reserved = self._reserve(n_windows, page_wait_s)
         popped = self.batcher.pop(len(reserved))
-        self._running += popped  # from here on `fail_all` knows them
+        self._running += popped  # so that `fail_all` finds them
         # The KV of some may have been published since they came.
         answered = [window for window in popped if self._publisher.share(window)]
         self._finish(answered)
@@ -204,7 +187,7 @@ class EncodeLoop:
         return batch
 
     def _reserve(self, n_windows: int, wait_s: float = PAGE_WAIT_S) -> list[Pages]:
-        """Pages for as many windows as there is room for; waits for the first."""
+        """Pages for up to `n_windows` windows; waits only for those of the first."""
         n_pages = self._exporter.layout.pages_per_window
         reserved: list[Pages] = []
         while len(reserved) < n_windows:
@@ -223,7 +206,7 @@ class EncodeLoop:
         batch.wait = self.forward(pcm, pool, batch.reserved, file_mels, context)
 
     def _encode_alone(self, batch: _Batch, error: Exception) -> None:
-        """Encode the windows of a batch that raised one by one, so that only the culprits fail."""
+        """Encode the windows of a failed batch one by one, so that only the culprits fail."""
 
         def encode(one: _Batch) -> None:
             self._launch(one)
@@ -240,7 +223,7 @@ class EncodeLoop:
 
     def _publish_all(self, batch: _Batch) -> None:
         n_windows, now = len(batch.windows), self._clock()
-        # Not while it stood behind another, which a loop beside this one may have found done later.
+        # Without the wait behind an earlier batch, whose end a loop beside this one may have seen.
         encode_s = max(0.0, now - max(batch.started_s, self._found.done_s))
         self._found.done_s = max(self._found.done_s, now)
         work = sum(window.work for window in batch.windows)

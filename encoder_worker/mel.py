@@ -1,8 +1,7 @@
-"""Log-mel spectrogram of one or many windows, as Whisper was trained on (openai/whisper, audio.py).
+"""Log-mel spectrograms of windows, as Whisper was trained on (openai/whisper, audio.py).
 
-A window is padded with zeros to 30 s and scaled by its own maximum; one that comes with a `FileMel`
-is a slice of its file's spectrogram instead, scaled by the file's maximum. Both kinds share a
-batch. `FixedLogMel` is the same function at one fixed shape, for graphs.
+A window is padded with zeros to 30 s and scaled by its own maximum; one with a `FileMel` is a slice
+of its file's spectrogram, scaled by the file's maximum. Both kinds may share a batch.
 """
 
 from __future__ import annotations
@@ -37,10 +36,8 @@ N_MARKS = 5  # int32 columns of a row of marks
 
 
 class LogMel:
-    """Features on one device: `LogMel(80, "cpu")([pcm, pcm])`."""
-
     def __init__(self, n_mels: int, device: torch.device | str = "cpu") -> None:
-        ensure_jit_cache()  # librosa may be needed
+        ensure_jit_cache()  # for librosa, which may be needed
         self.device = torch.device(device)
         self.n_mels = n_mels
         self._filters = torch.from_numpy(mel_filters(n_mels)).to(self.device)  # [n_mels, 201]
@@ -53,8 +50,8 @@ class LogMel:
     ) -> Tensor:
         """Features of ragged windows, float32 [len(windows), n_mels, 3000] on the device.
 
-        windows: each int16 [n], 16 kHz, n <= 480000; with a `FileMel` up to 320 samples of context
-        on each side come on top. file_mels: None where a window stands for itself.
+        windows: each int16 [n], 16 kHz, n <= 480000; a `FileMel` adds up to 320 samples of context
+        on each side. file_mels: None for a window without one.
         """
         slices = [None] * len(windows) if file_mels is None else file_mels
         log_mel = self.log_power(self._pad(windows, slices))
@@ -64,11 +61,7 @@ class LogMel:
         return features
 
     def log_power(self, pcm: Tensor) -> Tensor:
-        """Logarithm of the mel power of each 10 ms, not scaled yet.
-
-        pcm float32 [B, n] on the device, with what its first and last frames see around them ->
-        float32 [B, n_mels, 1 + (n - 400) // 160].
-        """
+        """pcm float32 [B, n] on the device -> log10 mel power [B, n_mels, 1 + (n - 400) // 160]."""
         spectrum = torch.stft(
             pcm, N_FFT, HOP_LENGTH, window=self._hann, center=False, return_complex=True
         )
@@ -76,11 +69,11 @@ class LogMel:
         return (self._filters @ power).clamp(min=_FLOOR).log10()
 
     def _pad(self, windows: Sequence[NDArray[Any]], slices: Sequence[FileMel | None]) -> Tensor:
-        """All windows at one length, float32 [B, 200 + n], with what stands before their start.
+        """Windows padded to one length, float32 [B, 200 + n], their start reflected in front.
 
-        Long enough for the longest window and the zeros that its last frames see; frames after
-        those see nothing else, so they are filled in and not computed. In front stands the
-        reflection of the start; it is seen by frame 0 alone, and so by no frame that has context.
+        n covers the longest window and the zeros that its last frames see; later frames are
+        constant and are not computed. Only frame 0 sees the reflection, so no frame with true
+        context does.
         """
         n_frames = max(2, *map(_frames_needed, windows, slices))
         pcm = np.zeros((len(windows), (n_frames - 1) * HOP_LENGTH + N_FFT), dtype=np.float32)
@@ -95,15 +88,12 @@ class LogMel:
 
 
 def scaled(log_power: Tensor, peak: Tensor) -> Tensor:
-    """Whisper's range: what is more than 8 decades below the peak is raised to there.
-
-    log_power [B, n_mels, frames], peak [B]; returns the shape of log_power.
-    """
+    """log_power [B, n_mels, frames], peak [B]: clamp to 8 decades below the peak, and scale."""
     return (torch.maximum(log_power, (peak - _RANGE)[:, None, None]) + 4.0) / 4.0
 
 
 def _frames_needed(window: NDArray[Any], file_mel: FileMel | None) -> int:
-    """400 samples see the window's last one and more, up to its last frame."""
+    """Number of frames to compute: enough for all that see a sample of the window."""
     with_edges = -(-(len(window) + N_FFT) // HOP_LENGTH)
     if file_mel is None:
         return min(with_edges, WINDOW_FRAMES)
@@ -111,7 +101,6 @@ def _frames_needed(window: NDArray[Any], file_mel: FileMel | None) -> int:
 
 
 def _reflect_end(row: NDArray[np.float32]) -> None:
-    """Continue a whole window past its 30 s by its reflection, as far as frames see."""
     end = _HALF + WINDOW_SAMPLES
     n_behind = min(row.shape[0] - end, _HALF)
     if n_behind > 0:
@@ -119,7 +108,7 @@ def _reflect_end(row: NDArray[np.float32]) -> None:
 
 
 def _scale(row: Tensor, frames: Tensor, file_mel: FileMel | None) -> None:
-    """Write a window: frames [n_mels, n] end in its padding, and behind a slice stays 0.0."""
+    """Write a window's frames [n_mels, n], then the value of padding; 0.0 behind a slice."""
     _, first, n_frames, *_ = marks_of(0, file_mel)
     own, filled = frames[:, first : first + n_frames], row[:, :n_frames]
     floor = own.max() - _RANGE if file_mel is None else own.new_tensor(file_mel.log_max - _RANGE)
@@ -129,7 +118,7 @@ def _scale(row: Tensor, frames: Tensor, file_mel: FileMel | None) -> None:
 
 
 def marks_of(n_samples: int, file_mel: FileMel | None) -> tuple[int, int, int, int, float]:
-    """A window's row of the table: samples, first frame, frames, is a slice, its file's maximum."""
+    """A row of marks: samples, first frame, number of frames, is a slice, file's maximum."""
     if file_mel is None:
         return n_samples, 0, WINDOW_FRAMES, 0, 0.0
     first = file_mel.n_before // HOP_LENGTH
@@ -137,8 +126,6 @@ def marks_of(n_samples: int, file_mel: FileMel | None) -> tuple[int, int, int, i
 
 
 class FixedLogMel:
-    """`FixedLogMel(log_mel)(pcm, marks)`, with the filters and the device of a `LogMel`."""
-
     def __init__(self, log_mel: LogMel) -> None:
         self._log_mel = log_mel
         self._samples = torch.arange(ROW_SAMPLES, device=log_mel.device)
@@ -147,8 +134,8 @@ class FixedLogMel:
     def __call__(self, pcm: Tensor, marks: Tensor) -> Tensor:
         """Features of a batch, float32 [B, n_mels, 3000].
 
-        pcm: int16 [B, ROW_SAMPLES]; behind a window's own samples stands anything. marks: int32 [B,
-        N_MARKS], rows of `marks_of`, the last column the bits of a float32.
+        pcm: int16 [B, ROW_SAMPLES]; values behind a window's own samples are ignored. marks: int32
+        [B, N_MARKS], rows of `marks_of`; the last column has the bits of a float32.
         """
         n_samples, first, n_frames, is_slice, bits = marks.unbind(1)
         sliced = is_slice.bool()[:, None]
@@ -163,7 +150,7 @@ class FixedLogMel:
 
 
 def _with_edges(x: Tensor, sliced: Tensor) -> Tensor:
-    """Put the reflection of its start before each window, and of its end behind a whole one.
+    """Prepend each window's reflected start; reflect the end of windows that are no slices.
 
     x [B, ROW_SAMPLES], sliced bool [B, 1]; returns [B, 200 + ROW_SAMPLES].
     """

@@ -1,6 +1,6 @@
-"""Whisper's audio encoder on torch: log-mel features to encoder states.
+"""Whisper's audio encoder in torch: log-mel features to encoder states.
 
-Pre-norm transformer over 1500 positions, or fewer; every shape comes from the checkpoint.
+A pre-norm transformer over 1500 positions, or fewer; every shape comes from the checkpoint.
 """
 
 from __future__ import annotations
@@ -17,22 +17,19 @@ from cluster.common.model.dims import encoder_shapes
 from cluster.common.model.layers import MLP, LayerNorm, Linear, Pack, Projection, load_qkv, packer
 from cluster.common.model.weights import load_tensors
 
-# Rows of a product are computed in such steps where only some of a unit's differ: a product of
-# another number of rows is prepared anew, which takes some milliseconds.
+# Where the rest of the rows are copies, the number of computed rows is a multiple of this: torch
+# takes some milliseconds to prepare a product with a new number of rows.
 ALIKE_STEP = 32
 
 
 @dataclass(frozen=True, slots=True)
 class Conv:
-    """Convolution over time, width 3, with its activation: weight [n_out, n_in, 3].
+    """Convolution of width 3 over time, then GELU."""
 
-    unrolled: the same as a product with three neighbouring rows, [n_out, 3 * n_in].
-    """
-
-    weight: Tensor
+    weight: Tensor  # [n_out, n_in, 3]
     bias: Tensor
     stride: int
-    unrolled: Projection
+    unrolled: Projection  # the same, of three neighbouring rows: [n_out, 3 * n_in]
 
     @classmethod
     def load(cls, tensors: Mapping[str, Tensor], prefix: str, stride: int, pack: Pack) -> Conv:
@@ -41,11 +38,11 @@ class Conv:
         return cls(weight, bias, stride, pack(Linear(flat, bias)))
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [B, n_in, T] -> [B, n_out, T / stride], zeros around it."""
+        """x [B, n_in, T] -> [B, n_out, T / stride], zero-padded."""
         return F.gelu(F.conv1d(x, self.weight, self.bias, stride=self.stride, padding=1))
 
     def rows(self, x: Tensor) -> Tensor:
-        """x [n, n_in], contiguous -> [(n - 3) // stride + 1, n_out], without anything around it."""
+        """x [n, n_in], contiguous -> [(n - 3) // stride + 1, n_out], without padding."""
         n, n_in = x.shape
         shape = ((n - 3) // self.stride + 1, 3 * n_in)
         return self.unrolled.gelu(x.as_strided(shape, (self.stride * n_in, 1)).contiguous())
@@ -53,8 +50,6 @@ class Conv:
 
 @dataclass(frozen=True, slots=True)
 class EncoderLayer:
-    """Self-attention over all positions, then the MLP; both add to the residual stream."""
-
     n_head: int
     norm: LayerNorm
     qkv: Projection
@@ -80,8 +75,6 @@ class EncoderLayer:
 
 
 class AudioEncoder:
-    """The encoder's weights on one device, with a call."""
-
     def __init__(
         self,
         checkpoint: Checkpoint,
@@ -107,34 +100,28 @@ class AudioEncoder:
         self.norm = LayerNorm.load(tensors, "encoder.layer_norm")
 
     def __call__(self, mel: Tensor) -> Tensor:
-        """mel [B, n_mels, 2 * T], any float dtype -> states [B, T, n_audio_state] in the encoder's.
-
-        T is n_audio_ctx, 1500, or less, which gives the states of a shorter context.
-        """
+        """mel [B, n_mels, 2 * T], any float dtype -> states [B, T, n_audio_state]; T <= 1500."""
         x = self.embedded(mel)
         for layer in self.layers:
             x = layer(x)
         return self.norm(x)
 
     def embedded(self, mel: Tensor) -> Tensor:
-        """What goes into the first layer: mel as above -> [B, T, d], the residual stream."""
+        """Input of the first layer: mel as in `__call__` -> residual stream [B, T, d]."""
         x = self.conv2(self.conv1(mel.to(self.dtype)))
         return self._placed(x.transpose(1, 2))
 
     def _placed(self, x: Tensor) -> Tensor:
-        """Add the positions: [B, T, d] of any strides -> the residual stream, contiguous.
-
-        A sum alone would take the strides that the convolution left, time innermost; every norm
-        would then copy, through all layers.
-        """
+        """Add the positions to x [B, T, d], and make it contiguous."""
+        # A plain sum keeps the convolution's strides, time innermost; every norm would copy it.
         stream = torch.empty(x.shape, dtype=self.norm.weight.dtype, device=x.device)
         return torch.add(x, self.positions[: x.shape[1]], out=stream)
 
     def embed_rows(self, mel: Tensor, begin: int, end: int, alike: range) -> Tensor:
-        """What goes into the first layer at some positions of one window: [end - begin, d].
+        """Input of the first layer at positions begin to end of one window: [end - begin, d].
 
         mel: [1, n_mels, 2 * T] in the encoder's dtype. alike: positions that see the same features
-        (`positions_alike`), computed once. The rows are in the residual stream's dtype.
+        (`positions_alike`), computed once. The result has the residual stream's dtype.
         """
         n_before = max(0, alike.start - begin) + 1
         first, last = begin + ALIKE_STEP * -(-n_before // ALIKE_STEP), min(end, alike.stop)
@@ -159,10 +146,10 @@ class AudioEncoder:
 
 
 def positions_alike(mel: Tensor) -> range:
-    """Of the encoder's positions those that see nothing but a short window's padding.
+    """Positions that see only the padding of a short window.
 
-    mel [1, n_mels, 2 * T], whose last frames are all the same there. A position t sees frames 2t-2
-    to 2t+2; the last one sees beyond the window.
+    mel [1, n_mels, 2 * T], whose last frames are all equal there. Position t sees frames 2t-2 to
+    2t+2; the last position also sees beyond the window, so it is not among them.
     """
     differs = (mel[0] != mel[0, :, -1:]).any(0).nonzero()
     padded_from = int(differs[-1]) + 1 if len(differs) else 0
@@ -170,7 +157,7 @@ def positions_alike(mel: Tensor) -> range:
 
 
 def attention(qkv: Tensor, n_head: int) -> Tensor:
-    """Every position over all: qkv [B, T, 3 * d] -> [B, T, d]."""
+    """Attention of every position to all: qkv [B, T, 3 * d] -> [B, T, d]."""
     heads = qkv.view(*qkv.shape[:2], 3, n_head, -1)  # [B, T, 3, H, Dh]
     q, k, v = heads.permute(2, 0, 3, 1, 4)  # each [B, H, T, Dh]
     return F.scaled_dot_product_attention(q, k, v).transpose(1, 2).flatten(2)

@@ -1,9 +1,8 @@
-"""How windows get their answers: from pages just written or published before, or an error.
+"""Answers windows with handles to pages just written or published before, or with an error.
 
-Pages that were written are published under the window's key. Windows of the same audio that waited
-with it, or came when it was published already, get further leases on the same pages. Everything but
-`fail` and `find` runs on the thread of a lane. Another lane's thread may evict what nobody reads:
-so those that waited get their leases while the window's own is still unanswered.
+Pages are published under the window's key; windows of the same audio get further leases on them. A
+lane's thread calls everything but `count`, `find` and `fail`. As another lane may evict pages
+without readers, duplicates that waited get their leases before the window itself is answered.
 """
 
 from __future__ import annotations
@@ -25,39 +24,28 @@ KEY_BYTES = 32
 
 @dataclass(slots=True, kw_only=True)
 class Counts:
-    """Of all lanes since the start.
-
-    failed: windows, expired ones included. encode_s: of all batches; of one lane, times in which
-    two overlap count once. bulk_s: the part of it that was for bulk windows. hits: windows that
-    needed no encode; misses: windows with a key that were encoded.
-    """
+    """Totals of all lanes since the start."""
 
     batches: int = 0
     windows: int = 0
-    failed: int = 0
+    failed: int = 0  # expired ones included
     expired: int = 0
-    encode_s: float = 0.0
-    bulk_s: float = 0.0
-    hits: int = 0
-    misses: int = 0
+    encode_s: float = 0.0  # of all batches; where two of a lane overlap, time counts once
+    bulk_s: float = 0.0  # the part of it for bulk windows
+    hits: int = 0  # windows that needed no encode
+    misses: int = 0  # windows with a key that were encoded
 
 
 class Publisher:
-    """Of an engine, for all its lanes."""
-
     def __init__(
         self,
         exporter: KVExporter,
         recorder: Recorder,
         clock: Callable[[], float],
-        dtype: str,
+        dtype: str,  # what the encoder computes in, as in the settings ("int8" included)
         *,
-        reuses: bool,
+        reuses: bool,  # keep KV for further windows of the same audio
     ) -> None:
-        """dtype: that the encoder computes in, as the settings say it ("int8" included).
-
-        reuses: whether KV is kept for further windows of the same audio.
-        """
         self.exporter, self.recorder, self.clock = exporter, recorder, clock
         self._counts = Counts()
         self._lock = threading.Lock()  # guards the counts
@@ -66,7 +54,6 @@ class Publisher:
         self._worker = hashlib.blake2b(worker.encode(), digest_size=KEY_BYTES).digest()
 
     def count(self, **amounts: float) -> None:
-        """Add to counts. From any thread."""
         with self._lock:
             for name, amount in amounts.items():
                 setattr(self._counts, name, getattr(self._counts, name) + amount)
@@ -76,13 +63,12 @@ class Publisher:
             return replace(self._counts)
 
     def key_of(self, request: EncodeRequest) -> bytes:
-        """Under which a window's KV is kept; empty where it is not."""
         if not (self._reuses and request.kept_key):
             return b""
         return hashlib.blake2b(request.kept_key, digest_size=KEY_BYTES, key=self._worker).digest()
 
     def find(self, request: EncodeRequest, key: bytes, queue_s: float) -> EncodeReply | None:
-        """The answer from KV that is there already; counts a hit. WorkerDrainingError if closed."""
+        """Answer from published KV and count a hit, or None. WorkerDrainingError if closed."""
         if not key or request.fresh:
             return None
         handle = self.exporter.publish_again(
@@ -94,10 +80,7 @@ class Publisher:
         return EncodeReply(handle, EncodeTimings(queue_s, 0.0, 0), reused=True)
 
     def share(self, window: QueuedWindow) -> bool:
-        """Answer a window with KV that is published already, or with what prevents that alone.
-
-        False when there is none.
-        """
+        """Answer a window from published KV, or fail it if that raises; False if there is none."""
         queue_s = self.clock() - window.arrived_s
         try:
             reply = self.find(window.request, window.key, queue_s)
@@ -113,7 +96,7 @@ class Publisher:
     def publish(
         self, window: QueuedWindow, pages: Pages, timings: EncodeTimings, batcher: Batcher
     ) -> None:
-        """Publish written pages and answer the window, and those that waited for its KV."""
+        """Publish written pages; answer the window and the duplicates that waited for its KV."""
         if window.key:
             self.count(misses=1)
         request = window.request
@@ -129,7 +112,7 @@ class Publisher:
             )
         except Exception as error:
             self.give_up(window, pages, error)
-            return  # those that waited are encoded in their turn
+            return  # its duplicates are encoded in their turn
         for duplicate in batcher.take_duplicates(window.key):
             if not self.share(duplicate):
                 self.fail(
@@ -139,12 +122,11 @@ class Publisher:
         self._answer(window, EncodeReply(handle, timings, reused=reused))
 
     def give_up(self, window: QueuedWindow, pages: Pages, error: Exception) -> None:
-        """Fail a window with a typed error that keeps its cause; its pages are free again."""
         self.exporter.abandon(pages)
         self.fail(window, _as_ours(error))
 
     def fail(self, window: QueuedWindow, error: Exception) -> None:
-        """From any thread. Does nothing if the window has an answer already."""
+        """Fail a window unless it has an answer already. From any thread."""
         if window.future.done():
             return
         self.count(failed=1)
@@ -152,7 +134,6 @@ class Publisher:
             window.future.set_exception(error)
 
     def _answer(self, window: QueuedWindow, reply: EncodeReply) -> None:
-        """A window that was cancelled gives its lease back; what is kept stays for its like."""
         if window.future.set_running_or_notify_cancel():
             window.future.set_result(reply)
         else:

@@ -1,4 +1,4 @@
-"""How many windows an encoder's export pool has room for, beside what else it takes of a GPU."""
+"""How many windows an encoder's export pool holds, given its other needs of GPU memory."""
 
 from __future__ import annotations
 
@@ -15,7 +15,7 @@ from cluster.common.settings import EncoderSettings, Settings
 from encoder_worker.engine import auto_batch
 from encoder_worker.mel import ROW_SAMPLES
 
-POOL_BATCHES = 4  # batches that the export pool holds at most: published KV is soon read
+POOL_BATCHES = 4  # most batches in the export pool, as published KV is soon read
 _MEL_FLOATS = 6 * 201 * 3002  # per window: complex spectrum, power, and what they are made of
 
 
@@ -24,12 +24,9 @@ def sized(
     checkpoint: Checkpoint,
     device: str,
     budget: GpuBudget | None,
-    portion: float = 1.0,
+    portion: float = 1.0,  # of the room left, where the other role's pool follows
 ) -> Settings:
-    """The settings with the export pool's size filled in; ConfigurationError where it does not fit.
-
-    portion: of the room that is left, where the other role's pool comes after this one.
-    """
+    """Fill in the export pool's size; raises ConfigurationError where it does not fit."""
     role = settings.encoder
     n_windows = pool_windows(
         "encoder.export_windows",
@@ -45,7 +42,7 @@ def sized(
 
 
 def taken_bytes(settings: Settings, checkpoint: Checkpoint, device: str) -> int:
-    """All that an encoder with these sized settings takes of its GPU."""
+    """Bytes of GPU memory that an encoder with these sized settings takes."""
     pool = settings.encoder.export_windows * _window_bytes(settings, checkpoint, device)
     return pool + sum(_needs(settings, checkpoint.dims, device).values())
 
@@ -64,15 +61,11 @@ def _max_batch(role: EncoderSettings, device: str) -> int:
 
 
 def _needs(settings: Settings, dims: ModelDims, device: str) -> dict[str, int]:
-    """Bytes by the name of what takes them.
-
-    Batches: of the largest graph, whose memory the smaller ones share. At its widest a layer holds
-    the residual stream, its norm, and the feed-forward's four widths before and after the
-    activation.
-    """
     role, d, frames = settings.encoder, dims.n_audio_state, dims.n_audio_ctx
     dtype, max_batch = resolve_dtype(role.dtype, device), _max_batch(role, device)
     item = ITEM_BYTES[dtype]
+    # At its widest a layer holds the residual stream, its norm, and the hidden state (4 d) before
+    # and after GELU. The largest graph counts, as the smaller ones share its memory.
     layer = max_batch * frames * 10 * d * item
     kv_width = 2 * dims.n_text_layer * dims.n_text_state
     projected = min(max_batch, WINDOWS_AT_ONCE) * frames * kv_width * item
