@@ -1,7 +1,7 @@
-"""What a team's thread does of a layer for some rows: its matrix products, and attention. No numba.
+"""Matrix products and attention of a layer for some rows, as a team's thread computes them.
 
-`make_products` and `make_attention` choose once for an encoder and its CPU, in one dtype or int8;
-the team then computes its layers without a branch.
+`make_products` and `make_attention` choose the implementation once for an encoder and its CPU. No
+numba.
 """
 
 from __future__ import annotations
@@ -31,10 +31,10 @@ if TYPE_CHECKING:
     from encoder_worker.cpu.rows import Int8Kernels
     from encoder_worker.cpu.team_kernels import TeamKernels
 
-ROWS = 250  # most of a unit: its hidden rows (1 MB for base) stay in cache between products
-# Of int8, where one or two threads share a window. Reading a layer's weights takes most of the time
-# of its products, and so many rows read them once: four fifths of the time of ROWS in a model 512
-# wide. Wider ones have fewer, since what must wait for bulk work waits for a unit.
+ROWS = 250  # most of a unit, so that its hidden rows (1 MB for base) stay in cache
+# Most of a unit in int8 for up to two threads. Reading the weights takes most of the time, and
+# larger units read them less often: at width 512 they take four fifths of the time of ROWS. Wider
+# models have fewer rows, since urgent work waits for a unit of bulk work.
 INT8_VALUES = 750 * 512  # rows times width
 LOG2_E = math.log2(math.e)
 
@@ -47,31 +47,30 @@ def make_products(encoder: AudioEncoder, kernels: TeamKernels) -> Products:
 
 
 class PlainProducts:
-    """By the encoder's own products, with rows in its dtype.
+    """Products in the encoder's dtype, computed on the calling thread; thread-safe.
 
-    Computes on the calling thread; used by many at a time. What is "normed" are the rows behind a
-    layer's norm, with which its products for q, k and v begin; `Int8Products` has them quantised.
-    most_rows: at a time, of one or two threads.
+    "normed" are the rows behind a layer's norm, from which its q, k and v are computed;
+    `Int8Products` has them quantised.
     """
 
-    most_rows = ROWS
+    most_rows = ROWS  # of a unit, for up to two threads
 
     def __init__(self, encoder: AudioEncoder, kernels: TeamKernels) -> None:
         self._layers, self._kernels = encoder.layers, kernels
         self._norms = [*(layer.norm for layer in encoder.layers), encoder.norm]
 
     def begin(self, x: Tensor) -> Tensor:
-        """Of the first layer, from the residual stream float32 [n, d]: normed."""
+        """Residual stream float32 [n, d] -> normed rows of the first layer."""
         return self._norms[0](x)
 
     def project(self, index: int, normed: Tensor, *heads: Any) -> None:
-        """A layer's queries, keys and values; heads: where they go, as `TeamKernels.split` says."""
+        """Compute a layer's q, k and v into heads, the outputs of `TeamKernels.split`."""
         self._kernels.split(as_array(self._layers[index].qkv(normed)), *heads)
 
     def layer(self, index: int, x: Tensor, attended: Tensor) -> Tensor:
-        """What follows attention in a layer that is not the last one: normed.
+        """Add the product of `attended` [n, d] and then the MLP to x.
 
-        Adds to x the product of what its rows attended to [n, d], then the MLP.
+        Returns the normed rows of the next layer.
         """
         layer = self._layers[index]
         normed = torch.empty_like(attended)
@@ -81,7 +80,7 @@ class PlainProducts:
         return normed
 
     def last_layer(self, x: Tensor, attended: Tensor) -> Tensor:
-        """The same in the last one; the encoder's states [n, d]."""
+        """As `layer`, of the last one; returns the encoder's states [n, d]."""
         return self.layer(len(self._layers) - 1, x, attended)
 
     def _add_norm(self, x: Tensor, delta: Tensor, norm: LayerNorm, out: Tensor) -> None:
@@ -90,10 +89,8 @@ class PlainProducts:
 
 @dataclass(frozen=True, slots=True)
 class Int8Rows:
-    """rows uint8 [n, m], zero at MIDDLE; scales float32 [n], an array."""
-
-    rows: Tensor
-    scales: Any
+    rows: Tensor  # uint8 [n, m], zero at MIDDLE
+    scales: Any  # float32 [n], an array
 
     @classmethod
     def empty(cls, n: int, m: int) -> Int8Rows:
@@ -106,10 +103,8 @@ class Int8Rows:
 
 @dataclass(frozen=True, slots=True)
 class Int8Product:
-    """A product with its bias as an array, float32 [n_out]; zeros where it has none."""
-
     product: DynamicInt8
-    bias: Any
+    bias: Any  # an array, float32 [n_out]; zeros where the product has none
 
     @classmethod
     def of(cls, projection: Projection) -> Int8Product:
@@ -121,12 +116,12 @@ class Int8Product:
         )
 
     def __call__(self, x: Int8Rows, dtype: torch.dtype) -> tuple[Any, Any, Any]:
-        """What kernels take: product in `dtype`, scales, bias."""
+        """The arguments of kernels: product in `dtype`, scales, bias."""
         return as_array(self.product.unscaled(x.rows, dtype)), x.scales, self.bias
 
 
 class Int8Products:
-    """By oneDNN's products of integers; rows are quantised where they are made, in cache."""
+    """oneDNN's products of integers; rows are quantised where they are made, in cache."""
 
     def __init__(self, encoder: AudioEncoder, kernels: Int8Kernels) -> None:
         self.most_rows = max(ROWS, INT8_VALUES // encoder.dims.n_audio_state)
@@ -155,7 +150,7 @@ class Int8Products:
         return states
 
     def _deltas(self, index: int, x: Tensor, attended: Tensor) -> tuple[Any, Any, Any]:
-        """Adds to x the product of `attended`; what the MLP then adds."""
+        """Add the product of `attended` to x; returns what the MLP adds then."""
         delta = self._out[index](self._quantized(attended), self._dtype)
         normed = self._add_norm(x, delta, self._mlp_norms[index])
         wide = self._fc1[index](normed, self._dtype)
@@ -186,14 +181,12 @@ def make_attention(kernels: TeamKernels, head_dim: int) -> Attention:
 
 
 class TorchAttention:
-    """By torch's own kernel: in float32, and where nothing else is made for the CPU or the heads.
+    """Torch's attention: for float32, and for CPUs and head sizes without a kernel of ours.
 
-    For many threads at a time.
-
-    key_multiple: memory has room for a multiple of so many keys, and zeros behind the last.
-    values_by_dim: values lie as [H, Dh, T], and are given as a view of that. centres_keys: keys
-    come without their mean, which softmax does not see. lay_out: what is made of a layer's keys
-    and values once all of them stand, and then given to each call.
+    key_multiple: k and v have room for a multiple of so many keys, zeros behind the last.
+    values_by_dim: v is a view of [H, Dh, T]. centres_keys: keys come without their mean, which
+    softmax does not see. lay_out: what is made of a layer's k and v once they are complete, for all
+    calls.
     """
 
     key_multiple, values_by_dim, centres_keys = 1, False, False
@@ -204,17 +197,14 @@ class TorchAttention:
     def __call__(
         self, q: Tensor, k: Tensor, v: Tensor, n_keys: int, laid_out: Any = None
     ) -> Tensor:
-        """Queries q [H, n, Dh], contiguous, over all of n_keys keys: [n, H * Dh] in their dtype.
-
-        k, v: [H, T, Dh], T at least n_keys.
-        """
-        # With a batch in front: without one torch takes its slow way, through all scores.
+        """q [H, n, Dh], contiguous; k, v [H, T, Dh], T >= n_keys -> [n, H * Dh] in their dtype."""
+        # Without a batch dimension torch takes its slow path, through all scores.
         mixed = F.scaled_dot_product_attention(q[None], k[None], v[None])[0]
         return mixed.transpose(0, 1).flatten(1)
 
 
 class TileAttention:
-    """By the CPU's tiles in bfloat16: scores stay float32, and in a core's cache."""
+    """Attention by the CPU's bfloat16 tiles; scores stay in float32 and in cache."""
 
     key_multiple, values_by_dim, centres_keys = TILE_INPUTS, True, False
 
@@ -244,7 +234,7 @@ class TileAttention:
 
 
 class VectorAttention:
-    """By the CPU's vectors of 8 bits: keys and values are laid out once for all units."""
+    """Attention by 8-bit vectors; keys and values are laid out once for all units."""
 
     key_multiple, values_by_dim, centres_keys = 1, False, True
 
@@ -253,7 +243,7 @@ class VectorAttention:
         self._kernels = kernels.vectors
 
     def lay_out(self, k: Tensor, v: Tensor, n_keys: int) -> Any:
-        """As `vector_attention.lay_out_heads` has it: of keys and of values, blocks and scales."""
+        """Blocks and scales of keys and of values, as `vector_attention.lay_out_heads`."""
         n_head, n_blocks = len(k), -(-n_keys // BLOCK_OUTPUTS)
         blocks = np.empty((2, n_head, n_blocks, TILES_OF_BLOCK, TILE_ROWS, TILE_ROWS), np.int32)
         of_keys = np.empty((n_head, 2, n_blocks * BLOCK_OUTPUTS), np.float32)

@@ -1,12 +1,9 @@
-"""What stands between the encoder's products on a CPU, each one pass over rows in cache.
+"""Kernels between the encoder's products on a CPU, each one pass over rows in cache.
 
-Rows become heads. Of products in int8 oneDNN multiplies integers, and knows one scale for all rows:
-so a product comes here times its weights' scales alone, and these kernels multiply each row by its
-own, add the bias, do what follows (residual and LayerNorm, GELU, or heads) and quantise the row for
-the next product; between that it is float32 in the nearest cache. `DynamicInt8` does the same by
-torch.
-
-All run on the calling thread, and a row's results depend on no other row. Imports numba.
+For int8, oneDNN multiplies integers and knows one scale for all rows. So these kernels multiply
+each row by its own scale, add the bias, do what follows (residual and LayerNorm, GELU, or heads)
+and quantise the row for the next product. `DynamicInt8` does the same in torch. All run on the
+calling thread, and a row's results depend on no other row. Imports numba.
 """
 
 from __future__ import annotations
@@ -26,10 +23,10 @@ from cluster.common.kernels.cpu.tile_instructions import address
 from cluster.common.kernels.cpu.vectors import LANES
 from cluster.common.model.layers import LEAST_SCALE, MIDDLE, MOST
 
-BLOCK = 32  # rows whose values are put together: of one dimension they fill a line of cache
+BLOCK = 32  # rows whose values are written together: of one dimension they fill a cache line
 _LEAST, _MOST = np.float32(LEAST_SCALE), np.float32(MOST)
-# In float32's numbers from 2 ** 23 on the last bits are the whole part: adding this rounds to the
-# nearest integer, ties to even, and leaves it above MIDDLE in the lowest byte.
+# From 2 ** 23 on a float32 has no fraction: adding this rounds to the nearest integer, ties to
+# even, and leaves the integer plus MIDDLE in the lowest byte.
 _WHOLE = np.float32(1.5 * 2**23 + MIDDLE)
 _WIDEST = 4.75  # beyond it the normal distribution is 0 or 1 to within 2e-6
 _SQUARES = 2 / _WIDEST**2
@@ -43,7 +40,7 @@ _intrinsic: Any = intrinsic
 
 @njit(fastmath=SUMS, nogil=True, cache=True)
 def put_queries_keys(row: Any, r: Any, begin: Any, q: Any, k: Any, key_sums: Any) -> None:
-    """Row r, of 2 * d or more, to heads; adds its keys to key_sums."""
+    """Put row r (2 * d numbers or more) into the heads, and add its keys to key_sums."""
     n_head, _, head_dim = q.shape
     d = n_head * head_dim
     for h in range(n_head):
@@ -58,9 +55,9 @@ def put_queries_keys(row: Any, r: Any, begin: Any, q: Any, k: Any, key_sums: Any
 
 @njit(nogil=True, cache=True)
 def put_values(rows: Any, begin: Any, v: Any) -> None:
-    """At most BLOCK rows [n, d] of positions from `begin` on, to heads, in the order they lie in.
+    """Put at most BLOCK rows [n, d] of positions from `begin` on into heads.
 
-    Where v lies as [H, Dh, T] and takes one row at a time, this takes six times as long.
+    By single rows this takes six times as long where v lies as [H, Dh, T].
     """
     n_head, _, head_dim = v.shape
     n = len(rows)
@@ -79,7 +76,6 @@ def put_values(rows: Any, begin: Any, v: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def split(qkv: Any, begin: Any, q: Any, k: Any, v: Any, key_sums: Any) -> None:
-    """Rows [n, 3 * d] of positions from `begin` on to heads; see `TeamKernels`."""
     n, d = len(qkv), qkv.shape[1] // 3
     key_sums[:] = np.float32(0)
     for first in range(0, n, BLOCK):
@@ -91,15 +87,14 @@ def split(qkv: Any, begin: Any, q: Any, k: Any, v: Any, key_sums: Any) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Int8Kernels:
-    """Rows are uint8 with their zero at MIDDLE, and a float32 scale each.
+    """Rows are uint8 with their zero at MIDDLE, and a float32 scale each; outputs come last.
 
-    `own` stands for float32, or bfloat16 as uint16: that of the encoder, x excepted. product and
-    scales: own [n, m], still without the scales [n] of the rows that were multiplied, and without
-    the float32 bias [m]. What is written comes last.
+    `own` is the encoder's dtype: float32, or bfloat16 as uint16. product: own [n, m], not yet
+    multiplied by the scales [n] of its rows, and without the float32 bias [m].
 
     quantize(x, rows, scales): x own [n, m].
-    add_norm(x, product, scales, bias, weight, norm_bias, out): x float32 [n, d] += the product;
-        out own [n, d] = LayerNorm(x).
+    add_norm(x, product, scales, bias, weight, norm_bias, out): x float32 [n, d] += the product; out
+        own [n, d] = LayerNorm(x).
     add_norm_quantize(x, product, scales, bias, weight, norm_bias, rows, row_scales): quantised.
     gelu_quantize(product, scales, bias, rows, row_scales): through GELU.
     split(product, scales, bias, begin, q, k, v, key_sums): as `TeamKernels.split`.
@@ -114,11 +109,8 @@ class Int8Kernels:
 
 @njit(nogil=True, cache=True)
 def scale_of(row: Any) -> Any:
-    """What stands for 1 when the row's largest number is MOST; NaN where there is a NaN.
-
-    Without their sign floats compare like integers, and NaN is the largest.
-    """
-    highest = int32(0)
+    """The row's largest magnitude divided by MOST; NaN where there is a NaN."""
+    highest = int32(0)  # without their sign floats compare like integers, and NaN is the largest
     for c in range(len(row)):
         highest = max(highest, int32(as_bits(number(row[c])) & uint32(0x7FFFFFFF)))
     scale = as_float(uint32(highest)) / _MOST
@@ -127,23 +119,22 @@ def scale_of(row: Any) -> Any:
 
 @njit(error_model="numpy", nogil=True, cache=True)
 def _quantize_row(row: Any, quantized: Any) -> Any:
-    """The same integers as `quantize_rows`, but above MIDDLE; the scale."""
+    """The same integers as `quantize_rows`, but with zero at MIDDLE; returns the scale."""
     scale = scale_of(row)
     inverse = _ONE / scale
-    for c in range(len(quantized)):  # the product must be rounded before the sum is: no fastmath
+    for c in range(len(quantized)):  # no fastmath: the product must be rounded first
         quantized[c] = uint8(as_bits(number(row[c]) * inverse + _WHOLE) & uint32(0xFF))
     return scale
 
 
 @_intrinsic  # type: ignore[untyped-decorator]
 def finish_gelu(_context: Any, _product: Any, _scale: Any, _bias: Any, _to: Any, like: Any) -> Any:
-    """16 numbers of a product times a scale, plus bias, through GELU within 1e-5.
+    """GELU(product * scale + bias) of 16 numbers, within 1e-5.
 
-    GELU by the error function is x times the normal distribution, whose difference from 1/2 is x
-    times a polynomial in x * x: of those that reach 1/2 at _WIDEST the one with the least largest
-    error of the GELU.
+    GELU is x times the normal distribution, which is 1/2 plus x times a polynomial in x * x: the
+    one that reaches 1/2 at _WIDEST with the least maximum error of the GELU.
 
-    product: address of numbers like `like`; bias and to: of float32.
+    product: address of numbers like `like`; bias, to: addresses of float32.
     """
 
     def generate(_context: Any, builder: Any, _: Any, args: Any) -> Any:
@@ -174,11 +165,11 @@ def _finish(product: Any, scale: Any, bias: Any, row: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def _finish_gelu_row(product: Any, scale: Any, bias: Any, row: Any) -> None:
-    """Of LANES numbers or more."""
+    """The row needs LANES numbers or more."""
     m, n_bytes = len(row), product.itemsize
     at, offsets, to = address(product), address(bias), address(row)
     for c in range(0, m, LANES):
-        first = min(c, m - LANES)  # some may be computed twice, the same both times
+        first = min(c, m - LANES)  # the last ones may overlap those before
         finish_gelu(
             at + n_bytes * first, scale, offsets + 4 * first, to + 4 * first, product[first]
         )
@@ -245,7 +236,7 @@ def _split(
 def build_int8(own: Any, values: Any) -> Int8Kernels:
     """Compile (or load) the kernels; `own` is uint16 or float32.
 
-    values: an array as `split` gets one for v, of one head and four dimensions or more.
+    values: like v of `split`, with one head and four dimensions or more.
     """
     shape, plain = (1, LANES), np.zeros(LANES, np.float32)
     x, product = np.zeros(shape, np.float32), np.zeros(shape, own)

@@ -1,15 +1,11 @@
-"""The encoder on a CPU's cores: threads that share out the rows of windows.
+"""The encoder on a CPU: threads that share out the rows of windows.
 
-Every thread takes some rows of a window, and does with them by single-threaded products all that a
-layer does; only then, where keys and values of all rows must stand, does the window's next layer
-begin. A thread that finds nothing to do in the first window goes on with the next one, so cores
-idle only where one window is all there is, or for an urgent one: it goes before the others at the
-next unit, and the threads that it needs wait for its next layer. A product by a thread pool's fork
-and join instead, a dozen each layer, costs a third more on two cores, and far more where another
-process has one.
+A thread computes a layer for some rows (a unit) of a window by single-threaded products. The
+window's next layer begins when the keys and values of all its rows are there; meanwhile threads
+work on other windows, urgent ones first. Products on a thread pool take a third more on two cores.
 
-A unit of rows is always computed alike, so a window's result does not depend on who took it, nor on
-what else there is. What a unit is depends on whether there are more than two threads.
+A unit is always computed in the same way, so a result depends neither on the thread that computed
+it nor on other windows; how large units are depends on whether there are more than two threads.
 """
 
 from __future__ import annotations
@@ -34,17 +30,17 @@ from encoder_worker.model import AudioEncoder, positions_alike
 if TYPE_CHECKING:
     from encoder_worker.cpu.team_kernels import TeamKernels
 
-DTYPES = (torch.float32, torch.bfloat16)  # that there are kernels for
+DTYPES = (torch.float32, torch.bfloat16)  # that have kernels
 
-UNITS = 4  # of a window whose units hold at least so much each, where there are cores to share it
-LEAST_UNITS = 2  # of any: each unit begins its own products, and reads all weights for them
-UNIT_VALUES = 1 << 15  # rows times width; with less, beginning the products takes most of the time
+UNITS = 4  # at least, of a window that more than two threads share
+LEAST_UNITS = 2  # at least, of any window: each unit reads all weights
+UNIT_VALUES = 1 << 15  # rows times width; with less, starting the products takes most of the time
 
-Sink = Callable[[Tensor, int], None]  # takes states [n, d] of rows from an index on
+Sink = Callable[[Tensor, int], None]  # takes states [n, d] and the position of the first
 
 
 def team_kernels(dtype: torch.dtype, *, int8: bool = False) -> TeamKernels | None:
-    """Those of an encoder that computes in `dtype`, one of DTYPES; None where none compile."""
+    """Kernels of an encoder that computes in `dtype`, one of DTYPES; None if none compile."""
     own = np.uint16 if dtype == torch.bfloat16 else np.float32
     is_bfloat16 = dtype == torch.bfloat16
     tiles = is_bfloat16 and has_bfloat16_tiles()
@@ -62,7 +58,7 @@ def _build(own: Any, **ways: bool) -> TeamKernels:
 
 
 class TeamEncoder:
-    """`AudioEncoder` on CPU threads of its own. May be called from any thread."""
+    """`AudioEncoder` on CPU threads of its own; thread-safe."""
 
     def __init__(
         self,
@@ -78,7 +74,7 @@ class TeamEncoder:
         self._products = make_products(encoder, kernels)
         self._changed = threading.Condition()  # guards the windows and the next three
         self._windows: list[_Window] = []  # not yet done, in order
-        self._idle: list[_Memory] = []  # used again
+        self._idle: list[_Memory] = []  # to be used again
         self._closing = False
         self._threads = [
             threading.Thread(target=self._main, name=f"encoder-team-{index}", daemon=True)
@@ -88,11 +84,11 @@ class TeamEncoder:
             thread.start()
 
     def submit(self, mel: Tensor, sink: Sink, *, is_urgent: bool = False) -> Future[None]:
-        """Encode mel [1, n_mels, 2 * T], in any dtype; T up to the checkpoint's positions.
+        """Encode mel [1, n_mels, 2 * T] of any dtype; T up to the checkpoint's positions.
 
-        sink: called on the team's threads, with each row once, in units. is_urgent: before all that
-        are not, unless these were passed by too often. The future is done when all rows are; it
-        fails with what a thread raised, after which no thread is at it.
+        sink: called on the team's threads, once for each unit. is_urgent: goes before windows that
+        are not, unless those were passed by too often. The future is done when all rows are; it
+        fails with what a thread raised, once no thread works on the window.
         """
         with self._changed:
             memory = self._idle.pop() if self._idle else self._new_memory()
@@ -107,7 +103,6 @@ class TeamEncoder:
         return window.future
 
     def close(self) -> None:
-        """End the threads after what was submitted."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()
@@ -130,7 +125,7 @@ class TeamEncoder:
                 self._finish(window)
 
     def _take(self) -> tuple[_Window, int] | None:
-        """A unit of the first window that has one to give; None when the team is closed."""
+        """Wait for a unit of the first window that has one; None when the team is closed."""
         with self._changed:
             while True:
                 for window in self._able():
@@ -141,7 +136,7 @@ class TeamEncoder:
                 self._changed.wait()
 
     def _able(self) -> list[_Window]:
-        """Those that a thread may work on: others only with threads that no urgent unit needs."""
+        """Windows to work on; others than urgent ones only if threads are left for them."""
         if not self._windows or not self._windows[0].is_urgent:
             return self._windows
         urgent = [window for window in self._windows if window.is_urgent]
@@ -150,12 +145,12 @@ class TeamEncoder:
         return self._windows if n_elsewhere < n_left_over else urgent
 
     def _finish(self, window: _Window) -> None:
-        """A unit is done. The last of a layer begins the next one, or ends the window."""
+        """Count a unit as done; a layer's last one begins the next layer or ends the window."""
         with self._changed:
             window.n_running -= 1
             if window.n_running or (window.n_left and window.error is None):
                 return
-        # No other thread is at this window now.
+        # No other thread works on this window now.
         if window.error is None and window.layer < len(self._encoder.layers):
             try:
                 self._lay_out(window)
@@ -176,7 +171,6 @@ class TeamEncoder:
             window.future.set_result(None)
 
     def _lay_out(self, window: _Window) -> None:
-        """A layer's keys and values, which all stand now, as the attention takes them."""
         memory = window.memory
         k, v = memory.k[window.layer % 2], memory.v[window.layer % 2]
         if self._attend.centres_keys:
@@ -191,7 +185,7 @@ class TeamEncoder:
             self._start(window, unit)
 
     def _start(self, window: _Window, unit: int) -> None:
-        """Convolutions and positions, and the first layer's queries, keys and values."""
+        """Convolutions and positions, then the first layer's queries, keys and values."""
         begin, end = window.memory.units[unit]
         x = window.memory.x[begin:end]
         x.copy_(self._encoder.embed_rows(window.mel, begin, end, window.alike))
@@ -217,12 +211,13 @@ class TeamEncoder:
 
 
 class _Memory:
-    """What a window needs while it is encoded, for as many positions as there can be.
+    """Buffers for one window; `lay_out` makes views for its number of positions.
 
-    n: the window's positions, set by `lay_out` with what follows from it. units: begin and end. x:
-    the residual stream, float32 [n, d]. q: of each unit [H, its rows, Dh]. k, v: keys and values of
-    layers, [2, H, T, Dh], as the attention asks for them (T, and how v lies): while some attend
-    with one layer's, others write the next one's. laid_out: what the attention made of a layer's.
+    n: positions. units: (begin, end) of each. x: the residual stream, float32 [n, d].
+    q: of each unit [H, its rows, Dh].
+    k, v: [2, H, T, Dh], in the layout that the attention wants: while one layer's are read, the
+        next layer's are written.
+    laid_out: what the attention made of one layer's keys and values.
     """
 
     def __init__(
@@ -262,11 +257,11 @@ class _Memory:
 
 
 def units_of(n: int, d: int, n_threads: int, most_rows: int = ROWS) -> list[tuple[int, int]]:
-    """The rows of a window of `n` positions, cut into an even number of units of about a size.
+    """Split the rows of `n` positions into an even number of units of about equal size.
 
-    Of at most `most_rows` rows each for one or two threads, and of at most `ROWS` for more. These
-    share a short window's too, unless its units would be too small: for them 320 positions make 4
-    units of 80 rows in a model 512 wide, and 2 of 160 in one 192 wide.
+    Units have at most `most_rows` rows for up to two threads, and at most `ROWS` for more. More
+    threads also share a short window: 320 positions make 4 units of 80 rows at width 512, but 2 of
+    160 at width 192, where smaller ones would be too small.
     """
     is_shared = n_threads > LEAST_UNITS and n * d >= UNITS * UNIT_VALUES
     least = UNITS if is_shared else LEAST_UNITS
@@ -277,27 +272,23 @@ def units_of(n: int, d: int, n_threads: int, most_rows: int = ROWS) -> list[tupl
 
 
 class _Window:
-    """One window's state; the team's lock guards it.
-
-    layer: of the units that are taken now; 0 are those before the first layer. n_passed_by: urgent
-    windows that came later and went before it.
-    """
+    """State of one window, guarded by the team's lock."""
 
     def __init__(self, memory: _Memory, mel: Tensor, sink: Sink, *, is_urgent: bool) -> None:
         self.memory, self.mel, self.sink = memory, mel, sink
-        self.is_urgent, self.n_passed_by = is_urgent, 0
+        self.is_urgent, self.n_passed_by = is_urgent, 0  # by later but urgent windows
         self.alike = positions_alike(mel)
         self.future: Future[None] = Future()
         self.error: BaseException | None = None
         self.begin_layer(0)
 
     def begin_layer(self, layer: int) -> None:
-        self.layer = layer
+        self.layer = layer  # that units are taken of; 0: what comes before the first one
         self.n_left = len(self.memory.units)
         self.n_running = 0
 
     def may_be_passed_by(self) -> bool:
-        """Whether an urgent one may go before it: none starves."""
+        """Whether an urgent window may go before this one, which must not starve."""
         return not self.is_urgent and self.n_passed_by < PASSED_BY["later"]
 
     def take(self) -> int | None:

@@ -1,4 +1,4 @@
-"""What stands between the encoder's matrix products on a CPU, each one pass over rows in cache.
+"""Kernels between the encoder's matrix products on a CPU, each one pass over rows in cache.
 
 All run on the calling thread. Imports numba.
 """
@@ -22,17 +22,16 @@ from encoder_worker.cpu.vector_attention import VectorKernels, build_vectors
 
 @dataclass(frozen=True, slots=True)
 class TeamKernels:
-    """`own` stands for the dtype that the encoder computes in: float32, or bfloat16 as uint16.
+    """`own` stands for the encoder's dtype: float32, or bfloat16 stored as uint16.
 
     add_norm: `cluster.common.kernels.cpu.rows`.
-    split(qkv, begin, q, k, v, key_sums): rows [n, 3 * d] of positions from `begin` on to
-        q [H, n, Dh], k and v [H, T, Dh], all own; key_sums float32 [d] = the sums of k's rows.
+    split(qkv, begin, q, k, v, key_sums): rows [n, 3 * d] of positions from `begin` on to q [H, n,
+        Dh], k and v [H, T, Dh], all own; key_sums float32 [d] = the sums of k's rows.
     centre(k, begin, end, mean): k [H, begin:end, Dh] -= mean, float32 [d].
-    attend: `tile_attention.attend`, where the CPU has tiles and own is bfloat16; else None. Then
-        split's v may be a view of [H, Dh, T].
-    int8: in place of add_norm and split where the encoder's products are of int8; else None.
-    vectors: what attends in 8 bits by a CPU's vectors, where products are of int8 or own is
-        bfloat16; or None.
+    attend: `tile_attention.attend` where the CPU has tiles and own is bfloat16, else None. Then v
+        of `split` may be a view of [H, Dh, T].
+    int8: replaces add_norm and split where the encoder's products are of int8; else None.
+    vectors: 8-bit attention where products are of int8 or own is bfloat16; or None.
     """
 
     add_norm: Callable[..., None]
@@ -53,16 +52,17 @@ def _centre(k: Any, begin: Any, end: Any, mean: Any) -> None:
 
 
 def build(
-    own: Any, *, tiles: bool = False, int8: bool = False, in_8_bits: bool = False
+    own: Any,
+    *,
+    tiles: bool = False,  # attend by the CPU's tiles (uint16 only)
+    int8: bool = False,
+    in_8_bits: bool = False,  # attend by its vectors
 ) -> TeamKernels:
-    """Compile (or load) the kernels; `own` is uint16 or float32.
-
-    tiles: attend by the CPU's tiles, which needs uint16. in_8_bits: attend by its vectors.
-    """
+    """Compile (or load) the kernels; `own` is uint16 or float32."""
     plain, row = np.zeros(4, np.float32), np.zeros((1, 4), own)
     heads = np.zeros((1, 1, 4), own)
     add_norm(np.zeros((1, 4), np.float32), row, plain, plain, row.copy())
-    # Of two heads and rows: numba takes a view of one for contiguous, and compiles for that.
+    # Two heads and rows, since numba would compile for a contiguous view if there were one.
     values = np.zeros((2, 4, 2), own).transpose(0, 2, 1) if tiles else heads.copy()
     split(np.zeros((1, 12), own), 0, heads, heads.copy(), values, plain)
     in_int8 = build_int8(own, values) if int8 else None

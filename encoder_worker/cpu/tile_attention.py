@@ -1,18 +1,15 @@
-"""Some queries over all keys of a window by the CPU's bfloat16 tiles, on the calling thread.
+"""Attention of some queries to all keys of a window by bfloat16 tiles, on the calling thread.
 
-16 queries at a time go through the keys in blocks of 32. One turn multiplies the scores of the next
-block, as float32, takes the powers of this one, and mixes the values of the block before: tiles and
-vectors compute side by side, and what lies between them stays in the nearest cache. Scores have a
-row for each key and a column for each query, float32 [KEYS, QUERIES], so that sums are taken by
-lanes of a vector; and a pair of rows of powers, as bfloat16, is a row of a tile: uint32
-[KEYS / 2, QUERIES].
+16 queries at a time go through the keys in blocks of 32. One turn scores the next block, takes the
+powers of this one, and mixes the values of the block before, so that tiles and vectors compute side
+by side and all stays in the nearest cache. Scores are float32 [KEYS, QUERIES], so that sums are
+taken by lanes; powers are pairs of bfloat16, uint32 [KEYS / 2, QUERIES], the rows of a tile.
 
-A power is 2 to the score less the highest of the first block. A later score may be higher: float32
-and bfloat16 have room for 2 ** 127, and are as precise there. Where that is not enough, the highest
-of all keys is looked for, and the queries go through them once more.
+A power is 2 to the score less the highest of the first block. Later scores may be higher, as
+float32 and bfloat16 reach 2 ** 127. If sums become too large all the same, the queries go through
+the keys again with the highest score of all.
 
-First come the instructions, each intrinsic one step, with addresses as int64; then the loops over
-them. Imports numba, and compiles only where
+Intrinsics take addresses as int64. Imports numba, and compiles only where
 `common.kernels.cpu.tile_registers.has_bfloat16_tiles`.
 """
 
@@ -48,28 +45,28 @@ from cluster.common.kernels.cpu.tile_registers import (
     TILE_ROWS,
 )
 
-QUERIES = TILE_ROWS  # that are computed at a time
-KEYS = TILE_INPUTS  # of a block: memory holds a multiple of them
-PAIRS = HEAD_DIM // 2  # of a query's inputs, or of its dimensions
+QUERIES = TILE_ROWS  # computed at a time
+KEYS = TILE_INPUTS  # of a block; k and v hold a multiple of them
+PAIRS = HEAD_DIM // 2  # of bfloat16 in a query
 KEY_BYTES = 2 * HEAD_DIM
-_ROWS_AT_ONCE = 4  # of scores, when powers are taken
+_ROWS_AT_ONCE = 4  # whose powers are computed together
 _BLOCK_BYTES, _SCORES_BYTES = KEYS * KEY_BYTES, KEYS * TILE_ROW_BYTES
 _LOWEST = np.float32(-3.0e38)
-_MOST = np.float32(2.0**100)  # of a query's sum of powers; below it none of them was too large
+_MOST = np.float32(2.0**100)  # of a sum of powers; below it none of them was too large
 
-# Tile registers: sums of mixed values, a query's two halves of inputs, and two that are used by
-# turns, for sums of scores and keys, or for powers and values.
+# Tile registers: sums of mixed values, two halves of the queries, and two that hold by turns scores
+# and keys, or powers and values.
 _N_MIXED = HEAD_DIM // TILE_ROWS
 _HALVES = (_N_MIXED, _N_MIXED + 1)
 _SCORES, _READ = _N_MIXED + 2, _N_MIXED + 3
 _POWERS = _SCORES
 
 _intrinsic: Any = intrinsic
-_Write = Callable[[], None]  # writes an instruction, or some that belong together
+_Write = Callable[[], None]  # emits one or more instructions
 
 
 def _score_writes(builder: Any, keys: Any, scores: Any) -> list[_Write]:
-    """Scores of a block of keys and the loaded queries, to float32 [KEYS, QUERIES]."""
+    """Score a block of keys with the loaded queries, to float32 [KEYS, QUERIES]."""
     writes: list[_Write] = []
     for tile in range(KEYS // TILE_ROWS):
         writes.append(partial(clear_tile, builder, _SCORES))
@@ -84,10 +81,7 @@ def _score_writes(builder: Any, keys: Any, scores: Any) -> list[_Write]:
 
 
 def _mix_writes(builder: Any, values: Any, stride: Any, powers: Any) -> list[_Write]:
-    """Add the values of a block of keys times their powers.
-
-    values: address of the first dimension's row; stride: bytes to the next one's.
-    """
+    """Add a block's values times their powers; stride: bytes between rows of values."""
     writes: list[_Write] = [partial(load_tile, builder, _POWERS, powers)]
     for tile in range(_N_MIXED):
         at = builder.add(values, builder.mul(stride, ir.Constant(WORD, tile * TILE_ROWS)))
@@ -99,7 +93,7 @@ def _mix_writes(builder: Any, values: Any, stride: Any, powers: Any) -> list[_Wr
 def _write_powers(
     builder: Any, scores: Any, powers: Any, highest: Any, scale: Any, row: int
 ) -> list[Any]:
-    """Powers of a few rows of a block, as pairs of bfloat16; returns the pairs' sums."""
+    """Store the powers of a few rows as pairs of bfloat16; returns the sums of pairs."""
     found = []
     for key in range(row, row + _ROWS_AT_ONCE):
         score = vectors.load(builder, offset(builder, scores, key * TILE_ROW_BYTES))
@@ -114,7 +108,7 @@ def _write_powers(
 
 @_intrinsic  # type: ignore[untyped-decorator]
 def begin_queries(_context: Any, _queries: Any) -> Any:
-    """Load queries, uint32 [PAIRS, QUERIES], and set the sums of mixed values to zero."""
+    """Load queries, uint32 [PAIRS, QUERIES], and zero the sums of mixed values."""
 
     def write(builder: Any, queries: Any) -> None:
         for half, tile in enumerate(_HALVES):
@@ -127,7 +121,6 @@ def begin_queries(_context: Any, _queries: Any) -> Any:
 
 @_intrinsic  # type: ignore[untyped-decorator]
 def score_block(_context: Any, _keys: Any, _scores: Any) -> Any:
-    """As `_score_writes`."""
 
     def write(builder: Any, keys: Any, scores: Any) -> None:
         for each in _score_writes(builder, keys, scores):
@@ -138,7 +131,7 @@ def score_block(_context: Any, _keys: Any, _scores: Any) -> Any:
 
 @_intrinsic  # type: ignore[untyped-decorator]
 def raise_highest(_context: Any, _highest: Any, _scores: Any) -> Any:
-    """highest, float32 [QUERIES], becomes the highest of itself and of a block's scores."""
+    """Raise highest, float32 [QUERIES], to the maximum of itself and a block's scores."""
 
     def write(builder: Any, highest: Any, scores: Any) -> None:
         rows = [
@@ -170,8 +163,8 @@ def take_turn(
 ) -> Any:
     """Score the next block, take the powers of this one, and mix the last one's values.
 
-    All but the scale (float32) are addresses, and stride the bytes from one row of values to the
-    next; highest, total: of float32 [QUERIES], the highest times the scale.
+    scale is float32, stride the bytes between rows of values, all others are addresses. highest and
+    total: of float32 [QUERIES]; highest is already multiplied by the scale.
     """
 
     def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
@@ -195,7 +188,7 @@ def take_turn(
 
 @_intrinsic  # type: ignore[untyped-decorator]
 def end_queries(_context: Any, _values: Any, _stride: Any, _powers: Any, _mixed: Any) -> Any:
-    """Mix the last block's values; all sums to float32 [HEAD_DIM, QUERIES]."""
+    """Mix the last block's values, and store all sums as float32 [HEAD_DIM, QUERIES]."""
 
     def write(builder: Any, values: Any, stride: Any, powers: Any, mixed: Any) -> None:
         for each in _mix_writes(builder, values, stride, powers):
@@ -208,7 +201,7 @@ def end_queries(_context: Any, _values: Any, _stride: Any, _powers: Any, _mixed:
 
 @_intrinsic  # type: ignore[untyped-decorator]
 def pair_up(_context: Any, _mixed: Any, _inverse: Any, _pairs: Any) -> Any:
-    """mixed times inverse, float32 [QUERIES], to pairs of dimensions, uint32 [PAIRS, QUERIES]."""
+    """Store mixed * inverse (float32 [QUERIES]) as pairs, uint32 [PAIRS, QUERIES]."""
 
     def write(builder: Any, mixed: Any, inverse: Any, pairs: Any) -> None:
         by = vectors.load(builder, inverse)
@@ -225,7 +218,7 @@ def pair_up(_context: Any, _mixed: Any, _inverse: Any, _pairs: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def _lay_out_queries(q: Any, first: Any, queries: Any) -> None:
-    """Rows of q uint32 [n, PAIRS] from one on, as [PAIRS, QUERIES]; or zeros."""
+    """Rows of q uint32 [n, PAIRS] from `first` on to [PAIRS, QUERIES], zero-padded."""
     n = min(QUERIES, len(q) - first)
     queries[:, n:] = np.uint32(0)
     for column in range(n):
@@ -236,16 +229,16 @@ def _lay_out_queries(q: Any, first: Any, queries: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def _leave_out(block: Any, n_keys: Any, scores: Any, place: Any) -> None:
-    """No key behind n_keys counts in the scores [place] of a block."""
+    """Exclude keys from n_keys on from the scores [place] of a block."""
     if (block + 1) * KEYS > n_keys:
         scores[place, max(0, n_keys - block * KEYS) :] = _LOWEST
 
 
 @njit(nogil=True, cache=True)
 def _find_highest(keys: Any, n_blocks: Any, n_keys: Any, scores: Any, highest: Any) -> None:
-    """Of the loaded queries, over some blocks, whose first one's scores are left in scores[0].
+    """Highest scores of the loaded queries in n_blocks blocks from the address `keys` on.
 
-    keys: address of the first block's.
+    scores[0] keeps those of the first block.
     """
     highest[:] = _LOWEST
     for block in range(n_blocks - 1, -1, -1):
@@ -256,12 +249,9 @@ def _find_highest(keys: Any, n_blocks: Any, n_keys: Any, scores: Any, highest: A
 
 @njit(nogil=True, cache=True)
 def _mix(k: Any, v: Any, n_keys: Any, scale: Any, memory: Any) -> None:
-    """All blocks' turns, for the queries that are loaded, behind `_find_highest`.
-
-    memory: scores and powers of two blocks, highest, total [QUERIES], mixed [HEAD_DIM, QUERIES].
-    """
-    scores, powers, highest, total, mixed = memory
-    # Addresses are taken once: Python's arrays would be counted in and out in each turn.
+    """All blocks' turns for the loaded queries, after `_find_highest`."""
+    scores, powers, highest, total, mixed = memory  # as `attend` makes it
+    # Addresses are taken once, as arrays would be reference-counted in each turn.
     keys, values, stride = address(k), address(v), np.int64(2 * v.shape[1])
     at, to, top, sums = address(scores), address(powers), address(highest), address(total)
     last = len(k) // KEYS - 1
@@ -287,7 +277,7 @@ def _mix(k: Any, v: Any, n_keys: Any, scale: Any, memory: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def _attend_block(queries: Any, k: Any, v: Any, n_keys: Any, scale: Any, memory: Any) -> None:
-    """One head's mixed values of laid out queries, and their sums of powers."""
+    """One head's mixed values of the laid out queries, and their sums of powers."""
     scores, _, highest, total, _ = memory
     n_blocks = len(k) // KEYS
     for n_asked in (1, n_blocks):
@@ -301,12 +291,12 @@ def _attend_block(queries: Any, k: Any, v: Any, n_keys: Any, scale: Any, memory:
 
 @njit(nogil=True, cache=True)
 def attend(q: Any, k: Any, v: Any, n_keys: Any, scale: Any, config: Any, out: Any) -> None:
-    """out = softmax(scale * ln 2 * q k) v, uint32 [n, H * HEAD_DIM / 2], two of bfloat16 in one.
+    """out = softmax(scale * ln 2 * q k) v, uint32 [n, H * HEAD_DIM / 2], pairs of bfloat16.
 
     Args:
-        q: uint32 [H, n, HEAD_DIM / 2], two inputs in one.
+        q: uint32 [H, n, HEAD_DIM / 2], pairs of bfloat16.
         k, v: uint16 [H, T, HEAD_DIM] and [H, HEAD_DIM, T]; T is a multiple of KEYS. Behind n_keys
-            the keys may be anything, and the values must be numbers.
+            keys may be anything, and values must be numbers.
         scale: float32.
         config: `tile_config()`.
     """
@@ -322,7 +312,7 @@ def attend(q: Any, k: Any, v: Any, n_keys: Any, scale: Any, config: Any, out: An
         for first in range(0, q.shape[1], QUERIES):
             _lay_out_queries(q[h], first, queries)
             _attend_block(queries, k[h], v[h], n_keys, scale, memory)
-            highest[:] = np.float32(1) / total  # an array of its own would be freed at once
+            highest[:] = np.float32(1) / total  # a temporary would be freed at once
             pair_up(address(mixed), address(highest), address(pairs))
             for column in range(min(QUERIES, len(columns) - first)):
                 for pair in range(PAIRS):

@@ -1,14 +1,12 @@
-"""Some queries over all keys of a window by vectors of 8 bits, on the calling thread.
+"""Attention of some queries to all keys of a window by 8-bit vectors, on the calling thread.
 
-Of int8 and bfloat16, for CPUs that have AVX-512 VNNI and no tiles. Keys come without their mean,
-which softmax does not see, and have a scale each; so do queries. Values come without theirs, too,
-which is added at the end, and have a scale for each dimension. Powers are float32, and whole steps
-of a 255th of a row's highest when values are mixed. What is added before the whole part is taken
-differs from key to key, so that of many powers that are small beside the highest a share counts,
-and not none.
+For CPUs with AVX-512 VNNI and no tiles. Queries and keys have a scale each; keys come without their
+mean, which softmax does not see. Values have a scale for each dimension, and their mean is added at
+the end. Powers become whole multiples of a 255th of a row's highest; a dither that differs from key
+to key is added first, so that many small powers are not all lost.
 
-16 queries at a time go through all keys, in blocks of 64, and what they look for stays in the
-second nearest cache. Imports numba.
+16 queries at a time go through the keys in blocks of 64, within the second-level cache. Imports
+numba.
 """
 
 from __future__ import annotations
@@ -39,14 +37,14 @@ from cluster.common.kernels.cpu.vector_sums import MORE, sum_16_rows, sum_16_uns
 from encoder_worker.cpu.rows import scale_of
 
 KEYS = BLOCK_OUTPUTS  # of a block
-QUERIES = TILE_ROWS  # that are computed at a time
-_STEPS = np.float32(127)  # of the largest number
-_MOST = np.float32(np.log2(255))  # steps of the highest power
-# In float32's numbers from 2 ** 23 on the last bits are the whole part: adding this rounds to the
-# nearest integer, whose lowest byte is the last one.
+QUERIES = TILE_ROWS  # computed at a time
+_STEPS = np.float32(127)  # what the largest number becomes
+_MOST = np.float32(np.log2(255))  # log2 of what the highest power becomes
+# From 2 ** 23 on a float32 has no fraction: adding this rounds to the nearest integer, whose lowest
+# byte is the last one.
 _WHOLE = np.float32(1.5 * 2**23)
-_LEAST = np.float32(1e-30)  # of a largest number, so that scales are finite
-_NOTHING = np.float32(-1e30)  # added to the score of what is no key
+_LEAST = np.float32(1e-30)  # of a largest number, so that inverse scales are finite
+_NOTHING = np.float32(-1e30)  # added to scores behind the last key
 _BLOCK_BYTES = TILES_OF_BLOCK * TILE_BYTES
 _SCORES_BYTES = 4 * KEYS
 _intrinsic: Any = intrinsic
@@ -56,9 +54,9 @@ _intrinsic: Any = intrinsic
 def _scale_scores(
     _context: Any, _sums: Any, _scales: Any, _added: Any, _to: Any, _highest: Any
 ) -> Any:
-    """One query's sums with a block of keys times these' scales, and the highest by lanes.
+    """Scale one query's sums with a block of keys, and raise the highest by lanes.
 
-    All are addresses: of the sums in the first tile, of float32 [KEYS], [KEYS], [KEYS], [16].
+    All are addresses: of the sums in the first tile, and of float32 [KEYS], [KEYS], [KEYS], [16].
     """
 
     def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
@@ -90,8 +88,8 @@ def _take_powers(
 ) -> Any:
     """2 ** (scale * score + most) of a query and all blocks, as a row of bytes of each tile.
 
-    scores, dither, to and total are addresses: of float32 [T]; of float32 [KEYS], what is added
-    before the whole part is taken; of the first tile's row; and of float32 [16], the powers' sums.
+    scores, dither, to and total are addresses: of float32 [T]; of float32 [KEYS], added before
+    truncation; of the first tile's row; and of float32 [16], the sums of the powers.
     """
 
     def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
@@ -146,7 +144,7 @@ def _lay_out_keys(k: Any, n: Any, blocks: Any, scales: Any) -> None:
 
 @njit(fastmath=SUMS, error_model="numpy", nogil=True, cache=True)
 def _find_scales(v: Any, n: Any, mean: Any, scales: Any) -> None:
-    """Of each dimension the mean, and what stands for 1 when the largest number less it is 127."""
+    """Mean of each dimension, and the scale that makes its largest deviation 127."""
     share = np.float32(1) / np.float32(n)
     mean[:], scales[:] = np.float32(0), np.float32(0)
     for key in range(n):
@@ -163,7 +161,7 @@ def _find_scales(v: Any, n: Any, mean: Any, scales: Any) -> None:
 
 @njit(error_model="numpy", nogil=True, cache=True)
 def _add_bytes(value: Any, mean: Any, inverse: Any, place: Any, words: Any) -> None:
-    """A value's numbers in 8 bits, to one of the four places in a word each."""
+    """A value's numbers in 8 bits, to byte `place` (0 to 3) of a word each."""
     shift = uint32(8 * place)
     for c in range(HEAD_DIM):
         byte = as_bits((number(value[c]) - mean[c]) * inverse[c] + _WHOLE) & uint32(0xFF)
@@ -191,11 +189,11 @@ def _lay_out_values(v: Any, n: Any, blocks: Any, scales: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def lay_out_heads(k: Any, v: Any, n: Any, keys: Any, values: Any) -> None:
-    """The first n keys and values, [H, n or more, HEAD_DIM], as weights of 8 bits lie.
+    """Quantise the first n keys and values, [H, n or more, HEAD_DIM], as 8-bit weights lie.
 
-    keys, values: arrays of blocks, int32 [H, T / KEYS, TILES_OF_BLOCK, 16, 16], T from n on; and of
-    scales, float32: of keys [H, 2, T], theirs and what is added to their scores; of values
-    [H, 2, HEAD_DIM], each dimension's mean, without which they lie, and scale.
+    keys, values: arrays (blocks, scales). blocks: int32 [H, T / KEYS, TILES_OF_BLOCK, 16, 16], T >=
+    n. scales, float32: of keys [H, 2, T], the scale and what is added to the score; of values [H,
+    2, HEAD_DIM], each dimension's mean, which the blocks do not include, and scale.
     """
     for h in range(len(k)):
         _lay_out_keys(k[h], n, keys[0][h], keys[1][h])
@@ -225,10 +223,10 @@ def _attend_head(
     memory: Any,
     out: Any,
 ) -> None:
-    """One head's part of `attend_in_8_bits`; memory as it is made there."""
+    """One head's part of `attend_in_8_bits`, which makes the memory."""
     rows, begins, nothing, steps, sums, scores, highest, powers, totals, dither = memory
-    # Addresses are taken once: Python's arrays would be counted in and out in each turn. What they
-    # are of must be arguments: numba frees its own arrays behind the last use of their names.
+    # Addresses are taken once, as arrays would be reference-counted in each turn. The arrays must
+    # be arguments: numba frees its own ones after the last use of their names.
     at, to, top = address(sums), address(scores), address(highest)
     laid_out, before, counted = address(rows), address(begins), address(totals)
     weighed, none, added = address(powers), address(nothing), address(dither)
@@ -300,14 +298,12 @@ def attend_in_8_bits(q: Any, keys: Any, values: Any, scale: Any, out: Any) -> No
 
 @dataclass(frozen=True, slots=True)
 class VectorKernels:
-    """`lay_out_heads` and `attend_in_8_bits`; their numbers are `own`."""
-
     lay_out: Callable[..., None]
     attend: Callable[..., None]
 
 
 def build_vectors(own: Any) -> VectorKernels:
-    """Compile (or load) them; `own` is uint16, which stands for bfloat16, or float32.
+    """Compile (or load) the kernels; `own` is uint16 (for bfloat16) or float32.
 
     All arrays are contiguous but out, whose rows may lie apart.
     """

@@ -1,8 +1,7 @@
-"""Brings a batch's samples and page numbers into the one static place that graphs read.
+"""Copies a batch's samples and page numbers into the fixed memory that CUDA graphs read.
 
-The host writes them into pinned memory, which is copied in the compute stream's order. A batch is
-launched while the one before it computes at most, whose copy is done by then: the host does not
-wait for that memory.
+The host fills pinned memory, which is copied in the compute stream's order. The batch before may
+still compute, but its copy is done, so the host does not wait for that memory.
 """
 
 from __future__ import annotations
@@ -24,15 +23,9 @@ from encoder_worker.mel import N_MARKS, ROW_SAMPLES, marks_of
 
 @dataclass(frozen=True, slots=True)
 class BatchInputs:
-    """What a batch's computation reads.
-
-    pcm: int16 [B, ROW_SAMPLES]; marks: int32 [B, N_MARKS], see `mel.marks_of`; pages: int32
-    [B, pages of a window], NO_PAGE where a row is no window.
-    """
-
-    pcm: Tensor
-    marks: Tensor
-    pages: Tensor
+    pcm: Tensor  # int16 [B, ROW_SAMPLES]
+    marks: Tensor  # int32 [B, N_MARKS], see `mel.marks_of`
+    pages: Tensor  # int32 [B, pages of a window]; NO_PAGE where a row has no window
 
     @classmethod
     def make(cls, n: int, pages_per_window: int, device: torch.device, pinned: bool) -> BatchInputs:
@@ -45,13 +38,11 @@ class BatchInputs:
         )
 
     def first(self, n: int) -> BatchInputs:
-        """The first `n` rows, as views."""
+        """Views of the first `n` rows."""
         return BatchInputs(self.pcm[:n], self.marks[:n], self.pages[:n])
 
 
 class Staging:
-    """`put` brings a batch into `inputs`, in the current stream's order."""
-
     def __init__(self, n: int, pages_per_window: int, device: torch.device) -> None:
         self.inputs = self._host = BatchInputs.make(n, pages_per_window, device, False)
         self._sent = None
@@ -66,7 +57,7 @@ class Staging:
         file_mels: Sequence[FileMel | None],
         size: int,
     ) -> None:
-        """Fill the first `size` rows of `inputs`: the batch's, then rows without pages."""
+        """Copy a batch in the current stream's order; other rows up to `size` get no pages."""
         if self._sent is not None:
             self._sent.synchronize()  # or the host would overwrite what is being sent
         lengths = self._fill(windows, pages, file_mels)
@@ -83,7 +74,7 @@ class Staging:
         pages: Sequence[Sequence[int]],
         file_mels: Sequence[FileMel | None],
     ) -> list[int]:
-        """Write a batch into host memory; returns each row's samples. Other rows get no pages."""
+        """Write a batch into host memory, without pages in other rows; samples of each row."""
         pcm, marks, table = (
             t.numpy() for t in (self._host.pcm, self._host.marks, self._host.pages)
         )
