@@ -236,10 +236,7 @@ def _leave_out(block: Any, n_keys: Any, scores: Any, place: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def _find_highest(keys: Any, n_blocks: Any, n_keys: Any, scores: Any, highest: Any) -> None:
-    """Highest scores of the loaded queries in n_blocks blocks from the address `keys` on.
-
-    scores[0] keeps those of the first block.
-    """
+    """Highest scores in n_blocks blocks; scores[0] keeps those of the first block."""
     highest[:] = _LOWEST
     for block in range(n_blocks - 1, -1, -1):
         score_block(keys + block * _BLOCK_BYTES, address(scores))

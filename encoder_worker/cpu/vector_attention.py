@@ -303,10 +303,8 @@ class VectorKernels:
 
 
 def build_vectors(own: Any) -> VectorKernels:
-    """Compile (or load) the kernels; `own` is uint16 (for bfloat16) or float32.
-
-    All arrays are contiguous but out, whose rows may lie apart.
-    """
+    """Compile (or load) the kernels; `own` is uint16 (for bfloat16) or float32."""
+    # All arrays are contiguous but out, whose rows may lie apart.
     q = np.zeros((1, 1, HEAD_DIM), own)
     blocks = np.zeros((1, 1, TILES_OF_BLOCK, TILE_ROWS, TILE_ROWS), np.int32)
     scales = np.zeros((1, 2, KEYS), np.float32)
