@@ -1,7 +1,7 @@
-"""What settings make of a worker's end of the hand-off: its layout, its transport, its pools.
+"""Makes a worker's end of the hand-off from settings: layout, transport, pools.
 
-Both roles derive layouts from checkpoint and settings, to agree to the byte. To ask which transport
-there is imports no wire, and so not torch.
+Both roles derive the same layouts from checkpoint and settings. `available_transport` imports
+neither a wire nor torch.
 """
 
 from __future__ import annotations
@@ -22,7 +22,7 @@ if TYPE_CHECKING:
     from cluster.common.model.checkpoint import Checkpoint
 
 GPU_PAGE_FRAMES = 125  # 12 pages a window: flashinfer splits long KV by pages
-LANDING_WINDOWS = 32  # states in flight at most; they land in milliseconds and leave at once
+LANDING_WINDOWS = 32  # most windows of states in flight; they leave within milliseconds
 
 
 def served_kv_layout(checkpoint: Checkpoint, settings: Settings, device: str) -> PageLayout:
@@ -57,13 +57,10 @@ def kv_layout(
 ) -> PageLayout:
     """Layout of one window's cross-attention KV.
 
-    Args:
-        page_frames: encoder frames in a page; 0: the whole window on a CPU, so that attention reads
-            a view without a gather, and `GPU_PAGE_FRAMES` on a GPU.
-        dtype: of the KV, resolved (not "auto"); both roles must be given the same.
+    page_frames: 0 is the whole window on a CPU, so that attention reads a view without a gather,
+    and `GPU_PAGE_FRAMES` on a GPU. dtype: resolved (not "auto"), the same for both roles.
 
-    Raises:
-        ConfigurationError: the page does not divide the window.
+    Raises ConfigurationError if the page does not divide the window.
     """
     dims = checkpoint.dims
     if page_frames == 0:
@@ -93,7 +90,7 @@ def available_transport() -> Literal["nixl", "memory"]:
 
 
 def make_wire(config: TransferConfig) -> Wire:
-    """A wire, not open yet; ConfigurationError where the GPU's allocator does not suit it."""
+    """A wire, not open yet; ConfigurationError if the GPU's allocator does not suit it."""
     chosen = available_transport() if config.transport == "auto" else config.transport
     if chosen == "memory":
         from cluster.common.kv.memory_wire import MemoryWire
@@ -105,10 +102,7 @@ def make_wire(config: TransferConfig) -> Wire:
 
 
 def make_exporter(checkpoint: Checkpoint, settings: Settings, device: str, name: str) -> KVExporter:
-    """The exporter of an encoder; `name` is role and replica, as in "encoder-0".
-
-    Raises ConfigurationError where the transport does not work, or the pages do not fit.
-    """
+    """`name` is role and replica, as in "encoder-0". Raises ConfigurationError."""
     from cluster.common.kv.exporter import KVExporter
 
     config, layout = _config(settings, device, name), served_layout(checkpoint, settings, device)
@@ -117,7 +111,7 @@ def make_exporter(checkpoint: Checkpoint, settings: Settings, device: str, name:
 
 
 def make_importer(checkpoint: Checkpoint, settings: Settings, device: str, name: str) -> KVImporter:
-    """The importer of a decoder, as `make_exporter`."""
+    """As `make_exporter`."""
     from cluster.common.kv.importer import KVImporter
 
     config, layout = _config(settings, device, name), served_layout(checkpoint, settings, device)
@@ -128,7 +122,7 @@ def make_importer(checkpoint: Checkpoint, settings: Settings, device: str, name:
 
 
 def make_kv_pool(checkpoint: Checkpoint, settings: Settings, device: str) -> PagePool | None:
-    """Where a decoder projects the states that it reads; None where it reads KV."""
+    """The pool into which a decoder projects states; None where it reads KV."""
     from cluster.common.kv.pool import PagePool
 
     if settings.handoff == "cross_kv":

@@ -1,8 +1,8 @@
 """Cross-attention K and V of every decoder layer, from encoder states into pages.
 
-With a page per window (CPU) each product is copied to its place; a window of fewer frames lies
-packed in the page's beginning, so that one READ moves it. With smaller pages one product for all
-layers is scattered. It runs in the encoder worker, or where the states travelled in the decoder's.
+With a page per window (CPU) each product is copied to its place, and a shorter window is packed at
+the page's beginning, so that one READ moves it. With smaller pages one product for all layers is
+scattered. Runs in the encoder worker, or in the decoder's where states travel.
 """
 
 from __future__ import annotations
@@ -32,11 +32,7 @@ WINDOWS_AT_ONCE = 4  # on a GPU: rows enough for a fast product, whose result is
 
 
 class CrossKVProjection:
-    """K's and V's products of all layers, K then V of each layer.
-
-    On a GPU one fused product, weight [L * 2 * d, n_audio_state]; on a CPU one for each of K and V,
-    packed, since their results lie apart in a page.
-    """
+    """The products of all layers, K then V of each."""
 
     def __init__(
         self,
@@ -45,15 +41,16 @@ class CrossKVProjection:
         device: torch.device | str = "cpu",
         scales: KVScales | None = None,
         *,
-        int8: bool = False,
+        int8: bool = False,  # hold the weights in 8 bits (CPU)
     ) -> None:
-        """int8: hold the weights in 8 bits (CPU)."""
         dims = checkpoint.dims
         self._n_audio_ctx = dims.n_audio_ctx
         self._shape = (dims.n_text_layer, 2, dims.n_text_head, dims.text_head_dim)
         parts = cross_kv_parts(checkpoint, dtype, device, scales)
         pack = packer(device, dtype, int8=int8)
         on_cpu = torch.device(device).type == "cpu"
+        # Fused on a GPU, weight [L * 2 * d, n_audio_state]; separate on a CPU, since results lie
+        # apart in a page.
         self._products = [pack(p) for p in (parts if on_cpu else [Linear.fused(parts)])]
 
     def project(self, states: Tensor) -> Tensor:
@@ -88,7 +85,7 @@ class CrossKVProjection:
 
 
 def products_of(x: Tensor, products: Sequence[Projection]) -> Iterator[Tensor]:
-    """Each one's of the same rows x [n, n_in], quantised once where weights have 8 bits."""
+    """Apply each product to x [n, n_in], which is quantised once for weights of 8 bits."""
     if not isinstance(products[0], DynamicInt8):
         yield from (one(x) for one in products)
         return
@@ -116,7 +113,7 @@ def cross_kv_parts(
 
 
 class Unprojected:
-    """Stands for a `CrossKVProjection` where states travel; its pools are those of `as_kv_pool`."""
+    """Replaces `CrossKVProjection` where states travel; takes pools of `as_kv_pool`."""
 
     def project(self, states: Tensor) -> Tensor:
         """states [B, T, n_audio_state] -> [B, T, 1, 1, 1, n_audio_state], a view."""
@@ -127,20 +124,18 @@ class Unprojected:
 
 
 def is_packed(pool: Tensor, n_audio_ctx: int) -> bool:
-    """Whether shorter windows lie packed in a pool [n_pages, L, 2, page_frames, H, Dh].
-
-    On a CPU with a page per window; a GPU's kernels read all pages by the same strides.
-    """
+    """Whether a pool [n_pages, L, 2, page_frames, H, Dh] packs shorter windows."""
+    # A GPU's kernels read all pages by the same strides.
     return pool.device.type == "cpu" and pool.shape[3] == n_audio_ctx
 
 
 def packed_page(page: Tensor, n_frames: int) -> Tensor:
-    """The beginning [L, 2, n_frames, H, Dh] of page [L, 2, page_frames, H, Dh], a view."""
+    """View the beginning of page [L, 2, page_frames, H, Dh] as [L, 2, n_frames, H, Dh]."""
     n_layer, two, _, n_head, head_dim = page.shape
     shape = (n_layer, two, n_frames, n_head, head_dim)
     return page.flatten()[: math.prod(shape)].view(shape)
 
 
 def as_kv_pool(pool: Tensor) -> Tensor:
-    """A pool of states [n_pages, T, n] as [n_pages, 1, 1, T, 1, n], a view."""
+    """View a pool of states [n_pages, T, n] as [n_pages, 1, 1, T, 1, n]."""
     return pool[:, None, None, :, None]

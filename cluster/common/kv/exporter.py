@@ -1,12 +1,8 @@
-"""The encoder's end of a transfer: pages are reserved, published, read under leases, and freed.
+"""The encoder's end of a transfer: reserves, publishes, leases and frees pages.
 
-One table under one lock, the page pool's, holds what is published: a window has as many readers as
-leases, and a lease ends once. A page's counter, its generation, is bumped when it is reserved and
-when it is freed: the counter of a window's first page, read after the payload, still has the
-handle's value only if no page of it changed hands in between.
-
-One thread owns the wire: it takes releases and renewals, and ends leases that ran out. Lease ids
-come from the network: one that is unknown or has ended is ignored and counted.
+The pool's lock guards all tables. A page's counter, its generation, is incremented when the page is
+reserved and when it is freed. If the counter of a window's first page, read after the payload,
+still has the handle's value, then no page of the window changed hands in between.
 """
 
 from __future__ import annotations
@@ -28,40 +24,34 @@ from cluster.common.messages import CrossKVHandle
 
 POLL_S = 0.005  # between two looks for notifications while a lease is open
 IDLE_POLL_S = 0.9  # and while none is; a lease that opens ends the wait
-STALL_S = 1.0  # between two looks: longer only where this thread or its process was held up
+STALL_S = 1.0  # a longer time between two looks means that the process was held up
 
 
 @dataclass(slots=True, eq=False)
 class _Window:
-    """`key` is empty where nothing may find it again."""
-
     pages: Pages
     frames: int
-    key: bytes
+    key: bytes  # empty: `publish_again` cannot find it
     readers: int = 0
 
 
 @dataclass(slots=True)
 class _Lease:
-    """The right to READ a window until `deadline`, in seconds of the exporter's clock."""
+    """The right to READ a window."""
 
     id: str
     window: _Window
     generation: int
-    deadline: float
+    deadline: float  # in seconds of the exporter's clock
 
 
 class KVExporter:
-    """Owns a pool, publishes filled pages under a lease, and frees them on release.
+    """Owns a pool, publishes filled pages under leases, and frees them on release.
 
-    Life of pages: `reserve`, the engine writes, `publish`; then they are leased, until the reader's
-    release, the lease's expiry or `revoke`. Without a key they are free then; with one they are
-    kept, and `publish_again` leases them again, until `reserve` evicts them. `abandon` gives back
-    reserved pages. All methods may be called from any thread; none waits for a transfer.
-
-    counters: the generation of each page, uint64 in host memory, also where the pool is not. They
-        start at random, so that another process's memory found at the same address does not pass
-        for ours.
+    Pages are reserved, written, published and then leased until the reader's release, the lease's
+    expiry or `revoke`. Without a key they are free then; with one they are kept, and
+    `publish_again` leases them again, until `reserve` evicts them. Any thread may call any method;
+    none waits for a transfer.
     """
 
     def __init__(
@@ -72,9 +62,9 @@ class KVExporter:
         wire: Wire,
         make_thread: MakeThread = WireThread,
     ) -> None:
-        """Takes over `wire`: opens it now, and closes it. Raises ConfigurationError.
+        """Opens `wire` and owns it from now on. Raises ConfigurationError.
 
-        make_thread: where it runs nothing, its maker calls `handle_notifications` and `expire`.
+        make_thread: where it makes no thread, its maker calls `handle_notifications` and `expire`.
         """
         self.layout = layout
         self.pool = PagePool(layout, n_pages, config.device)
@@ -86,8 +76,10 @@ class KVExporter:
         self._clock, self._randbits = config.clock, config.randbits
         self._wire = wire
         self._lock = self.pool.lock
+        # The generation of each page, in host memory also where the pool is not. They start at
+        # random, so that another process's memory at the same address does not pass for ours.
         self.counters = np.array([config.randbits(62) for _ in range(n_pages)], dtype=np.uint64)
-        self._by_page: dict[int, _Window] = {}  # each under all of its pages
+        self._by_page: dict[int, _Window] = {}  # each window under all of its pages
         self._by_key: dict[bytes, _Window] = {}
         self._kept: dict[bytes, _Window] = {}  # without readers, oldest release first
         self._leases: dict[str, _Lease] = {}
@@ -118,18 +110,18 @@ class KVExporter:
 
     @property
     def n_free_pages(self) -> int:
-        """Free pages, and kept ones that nobody reads: those that `reserve` can give."""
+        """Pages that `reserve` can give: free ones, and kept ones without readers."""
         with self._lock:
             return self.pool.n_free + self.n_kept_pages
 
     def refused(self) -> Mapping[str, int]:
-        """Notifications not acted on, by reason; a release may come after its lease's end."""
+        """Ignored notifications by reason; a release may come after its lease's end."""
         return {"malformed": self._n_malformed, "unknown_lease": self._n_unknown}
 
     def reserve(self, n_pages: int, timeout_s: float = 0.0) -> Pages | None:
-        """Take free pages, waiting up to `timeout_s`; None when they are not free.
+        """Take pages, waiting up to `timeout_s`; None if there are too few.
 
-        Kept windows are evicted for them, oldest release first. WorkerDrainingError when closed.
+        Kept windows are evicted, oldest release first. Raises WorkerDrainingError when closed.
         """
         self._refuse_closed()
         pages = self.pool.allocate(n_pages, timeout_s, self._evict)
@@ -156,8 +148,8 @@ class KVExporter:
     ) -> CrossKVHandle:
         """Lease written pages to whoever holds the returned, signed handle.
 
-        The caller has finished (and on a GPU synchronised) its writes. key: for `publish_again`;
-        what was published under it before goes with its last reader. Empty: nothing finds them.
+        The caller's writes are finished (and on a GPU synchronised). key: for `publish_again`; it
+        replaces what was published under it before. Empty: nothing finds the pages again.
 
         Raises:
             ValueError: pages and frames do not fit each other, or the pages are published already.
@@ -171,7 +163,7 @@ class KVExporter:
     def publish_again(
         self, key: bytes, *, request_id: str, window: int, attempt: int
     ) -> CrossKVHandle | None:
-        """A further lease on what was published under `key`, or None; raises as `reserve`."""
+        """A further lease on what has this key, or None. WorkerDrainingError if closed."""
         self._refuse_closed()
         with self._lock:
             if (found := self._by_key.get(key)) is None:
@@ -180,7 +172,7 @@ class KVExporter:
         return self._handle(lease, request_id, window, attempt)
 
     def revoke(self, lease: str) -> bool:
-        """End a lease now; False when it is not (or no longer) known."""
+        """End a lease now; False if it is unknown or has ended."""
         with self._lock:
             known = self._leases.get(lease)
             if known is None:
@@ -190,7 +182,7 @@ class KVExporter:
             return True
 
     def check_integrity(self, n_leases: int = 0, n_reserved: int = 0) -> None:
-        """Raise RuntimeError unless so many leases and reserved pages are out."""
+        """Raise RuntimeError unless the tables agree and so many leases and pages are out."""
         with self._lock:
             windows = set(self._by_page.values())
             readers = sum(window.readers for window in windows)
@@ -214,13 +206,13 @@ class KVExporter:
         return self._thread.failure or closed
 
     def close(self) -> None:
-        """End every lease, deregister and stop; idempotent. Readers then lose the KV."""
+        """End every lease, deregister and stop: readers lose the KV. Idempotent."""
         self._closing.set()
         self._woken.set()
         self._thread.join()
 
     def handle_notifications(self, payloads: Iterable[bytes]) -> None:
-        """Act on what peers sent. It is untrusted: what is not ours is counted and dropped."""
+        """Act on what peers sent; what is not ours is counted and dropped."""
         for payload in payloads:
             kind, leases = parse_notification(payload) or ("", [])
             if not kind:
@@ -342,7 +334,7 @@ class KVExporter:
         return True
 
     def _forget(self, window: _Window) -> None:
-        """Take a window's key away: it goes with its last reader."""
+        """Take a window's key away; its pages are freed once it has no readers."""
         self._by_key.pop(window.key, None)
         self._kept.pop(window.key, None)
         window.key = b""
@@ -355,7 +347,7 @@ class KVExporter:
         self._free(window.pages)
 
     def _free(self, pages: Sequence[int]) -> None:
-        """The one way back. Counters go first: a free page may be written by its next owner."""
+        """The only way back. Counters first: a free page may be written by its next owner."""
         self.pool.check_used(pages)
         self._bump(pages)
         self.pool.release(pages)

@@ -1,9 +1,8 @@
-"""Signed handles, and what is told about their leases.
+"""Signed handles, and notifications about their leases.
 
-A handle names memory that a peer will read, so nothing in it may be used before its signature is
-checked: HMAC-SHA256 over every other field by `repr`, in which no type passes for another. A
-decoder tells an encoder about leases by texts that ride on the transport: `REL:<lease>`, read or
-not wanted; `REN:<lease>,<lease>`, keep alive. Whoever knows a lease's nonce may send it.
+A handle is signed by HMAC-SHA256 over the `repr` of all other fields; nothing in it may be used
+before the signature is checked. Notifications are `REL:<lease>`, which ends a lease, and
+`REN:<lease>,<lease>`, which renews some; whoever knows a lease's nonce may send them.
 """
 
 from __future__ import annotations
@@ -34,7 +33,7 @@ def sign(handle: CrossKVHandle, cluster_key: bytes) -> CrossKVHandle:
 
 
 def verify(handle: CrossKVHandle, cluster_key: bytes) -> None:
-    """Raise HandleRefusedError where it was altered, signed with another key, or is none."""
+    """Raise HandleRefusedError if it was altered, has another key's signature or is no handle."""
     try:
         genuine = hmac.compare_digest(_mac(handle, cluster_key), handle.signature)
     except (AttributeError, TypeError, ValueError, OverflowError) as error:
@@ -61,7 +60,7 @@ def renewal_messages(leases: Sequence[str]) -> Iterator[bytes]:
 
 
 def parse_notification(payload: bytes) -> tuple[str, list[str]] | None:
-    """What a peer asks for, REL or REN, and of which leases; None: the payload is none of ours."""
+    """Kind (REL or REN) and leases; None if the payload is none of ours."""
     if len(payload) > MAX_NOTIFICATION_BYTES or not _NOTIFICATION.fullmatch(payload):
         return None
     kind, _, leases = payload.decode().partition(":")

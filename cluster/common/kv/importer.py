@@ -1,7 +1,7 @@
-"""The decoder's end of a transfer: handles are verified, their leases held, their pages fetched.
+"""The decoder's end of a transfer: verifies handles, holds their leases, fetches their pages.
 
-Callers' threads verify handles and queue commands; `Reader` runs them on the wire's thread, which
-owns all that is known of handles and peers.
+Callers' threads verify handles and queue commands; the wire's thread runs them on a `Reader`, which
+has all state of handles and peers.
 """
 
 from __future__ import annotations
@@ -23,7 +23,7 @@ from cluster.common.kv.wire import FetchStats, TransferConfig, Wire, WireThread
 from cluster.common.messages import CrossKVHandle
 
 MAX_QUARANTINED = 0.25  # of the pool; above it the replica is unhealthy
-STUCK_S = 30.0  # in a call of the wire, which should wait for no peer; then it is unhealthy, too
+STUCK_S = 30.0  # a longer call of the wire makes the replica unhealthy, too
 
 _Command = Callable[[], None]
 
@@ -31,22 +31,21 @@ _Command = Callable[[], None]
 class KVImporter:
     """Verifies handles of one payload, keeps their leases alive, READs their pages into its pool.
 
-    `accept` verifies a handle, whose lease is renewed from then on; `fetch` reads it into pages of
-    the pool and releases the lease; `drop` releases it at any point. All methods may be called from
-    any thread; none waits for a transfer.
+    `accept` verifies a handle, and renews its lease from then on; `fetch` reads it and releases the
+    lease; `drop` only releases it. Any thread may call any method; none waits for a transfer.
     """
 
     def __init__(
         self, layout: PageLayout, n_pages: int, config: TransferConfig, wire: Wire
     ) -> None:
-        """Takes over `wire`: opens it now, and closes it. Raises ConfigurationError."""
+        """Opens `wire` and owns it from now on. Raises ConfigurationError."""
         self.layout = layout
         self.pool = PagePool(layout, n_pages, config.device)
         self._layout_hash = self.pool.layout_hash
         self._cluster_key = config.cluster_key
         self._wire = wire
         self._clock = config.clock
-        self._begun_s = math.inf  # when the wire's thread began what it does now
+        self._begun_s = math.inf  # when the wire's thread began its present call
         self._reader = Reader(self.pool, wire, config, self._count_refusal)
         self._commands: queue.SimpleQueue[_Command | None] = queue.SimpleQueue()
         self._lock = threading.Lock()  # guards the next two
@@ -56,7 +55,6 @@ class KVImporter:
 
     @property
     def transport(self) -> str:
-        """What moves the bytes; more precise once the first peer was read from."""
         return self._wire.transport
 
     def accept(self, handle: CrossKVHandle) -> None:
@@ -65,7 +63,7 @@ class KVImporter:
         Raises:
             HandleRefusedError: its signature is wrong; this is checked first.
             LayoutMismatchError: it is of another layout.
-            PeerLostError: its exporter is known to be gone, or an earlier READ from it is overdue.
+            PeerLostError: its exporter is gone, or an earlier READ from it is overdue.
             WorkerDrainingError: the importer is closed.
         """
         try:
@@ -81,14 +79,14 @@ class KVImporter:
     def fetch(self, handle: CrossKVHandle, pages: Sequence[int]) -> Future[FetchStats]:
         """READ an accepted handle's payload into `pages` of the pool, then check its generation.
 
-        The handle is held no longer, whatever the outcome. The pages are the importer's until the
-        future resolves, also when the handle is dropped meanwhile.
+        The handle is no longer held afterwards, whatever the outcome. The pages are the importer's
+        until the future resolves, also when the handle is dropped meanwhile; after a
+        TransferTimeoutError they stay in quarantine until nothing can write to them.
 
         Returns:
             A future that cannot be cancelled. It raises KVLostError (the handle is not held),
-            StaleGenerationError, PeerLostError, TransferTimeoutError or WorkerDrainingError (closed
-            meanwhile). After a TransferTimeoutError `pages` stay in quarantine until nothing can
-            write to them; after anything else they are the caller's.
+                StaleGenerationError, PeerLostError, TransferTimeoutError or WorkerDrainingError
+                (closed).
 
         Raises:
             ValueError: `pages` are not as many as the handle's.
@@ -104,13 +102,11 @@ class KVImporter:
         return fetch.future
 
     def drop(self, handle: CrossKVHandle) -> None:
-        """Release the lease; harmless when already fetched or dropped."""
+        """Release the lease; does nothing after a fetch or drop."""
         self._submit(partial(self._reader.drop, handle))
 
     def refused(self) -> Mapping[str, int]:
-        """Handles that were not taken, by reason: forged ("signature"), of another "layout",
-        fetched or dropped before ("replayed"), or "stale": their pages had changed hands.
-        """
+        """Numbers of handles by reason: "signature", "layout", "replayed" or "stale"."""
         with self._lock:
             return dict(self._refused)
 
@@ -163,10 +159,9 @@ class KVImporter:
             self._refused[reason] += 1
 
     def _submit(self, command: _Command) -> bool:
-        """Queue a command; False once closed, since nothing would carry it out."""
         with self._lock:
             if self._closed:
-                return False
+                return False  # nothing would carry it out
             self._commands.put(command)
             return True
 
@@ -181,7 +176,7 @@ class KVImporter:
                 if command is None:
                     return
                 self._begun_s = self._clock()
-                command()  # one at a time: posting may take long, and others are to be polled
+                command()  # one at a time, since posting may take long and reads are to be polled
             self._begun_s = self._clock()
             self._reader.step()
 

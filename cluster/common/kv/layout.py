@@ -1,9 +1,8 @@
-"""What lies in a page, for each payload: cross-attention KV, or encoder states. No torch.
+"""What a page holds: cross-attention KV or encoder states. No torch.
 
-A page of KV is page-major, `[layer, 2, page_frames, head, head_dim]` with all layers' K and V,
-contiguous, so that one page is one descriptor for a transfer and neighbouring pages coalesce. A
-page of states is a whole window, `[n_frames, n_state]`. 1500 frames in pages of 64 take 24 pages;
-the last holds 28.
+A page of KV is `[layer, 2, page_frames, head, head_dim]`, contiguous with all layers' K and V, so
+that it is one descriptor for a transfer and neighbouring pages coalesce. A page of states is a
+whole window, `[n_frames, n_state]`. 1500 frames in pages of 64 take 24 pages; the last holds 28.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, FLOAT8: 1}
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
-    """What both ends must agree on to the byte; `model` is the checkpoint's fingerprint."""
+    """What both ends must agree on to the byte."""
 
-    model: str
+    model: str  # the checkpoint's fingerprint
     n_layer: int
     n_head: int
     head_dim: int

@@ -1,13 +1,9 @@
 """KV by NIXL: one-sided READ over InfiniBand, RoCE, NVLink, shared memory or TCP.
 
-The pool is one registered region, the counters are another, in host memory. A pool on a GPU is
-registered as "VRAM" with its device's index, and that device is made current on the thread that
-opens the wire; on one H200, KV came from another process that way.
-
-UCX and NIXL read the environment when they are loaded, so it is set before the import. The Python
-API hard-codes a progress delay of 0, which spins a core per agent; the agent is therefore made with
-a configuration class that keeps our delay. A progress thread must exist all the same: without one
-on both sides no connection comes about.
+The pool is one registered region, the counters in host memory are another. UCX and NIXL read the
+environment when they are loaded, so it is set before the import. NIXL's Python API hard-codes a
+progress delay of 0, which spins a core per agent, so agents get a configuration that keeps ours;
+without a progress thread on both sides they do not connect.
 """
 
 from __future__ import annotations
@@ -46,14 +42,15 @@ _ENVIRONMENT = {
     "UCX_TCP_USER_TIMEOUT": "5s",  # a partition shows in 5 to 10 s, by default in minutes
     "UCX_TCP_TX_SEG_SIZE": "256k",  # twice the bandwidth of the default
     "UCX_TCP_RX_SEG_SIZE": "256k",
-    "UCX_CMA_SEG_SIZE": "16m",  # by default 512k: four times the calls' time on 245 MB
+    "UCX_CMA_SEG_SIZE": "16m",  # the default, 512k, takes four times as long on 245 MB
     "NIXL_LOG_LEVEL": "ERROR",
 }
-# By default UCX reads no GPU's memory by cuda_ipc where it finds no NVLink, on one GPU neither: it
-# has the peer's processor copy each 256 KB to the host, send it over a socket, and back up here.
+# Without NVLink, so also on a single GPU, UCX does not read GPU memory by cuda_ipc by default, but
+# copies it by 256 KB through the host and a socket.
 _READS_ON_A_GPU = ("UCX_CUDA_IPC_ENABLE_GET_ZCOPY", "on")
-_FAST_FOR_GPUS = ("cuda_ipc", "rc", "dc", "srd")  # what a transport's name begins with
-# Of a table of what UCX reads a peer's memory by: its title, and the row of the longest reads.
+_FAST_FOR_GPUS = ("cuda_ipc", "rc", "dc", "srd")  # prefixes of their names
+# UCX logs a table of the transports for each peer and memory: its title, and its row of the longest
+# reads.
 _READER = re.compile(rb"\| (\S+) int(?:ra|er)-node cfg#")
 _INTO = re.compile(rb"by ucp_get\S* into (\w+)")
 _LONGEST = re.compile(rb"\.\.inf +\| ([^|]+) \| ([^|]+) \|")
@@ -63,7 +60,7 @@ _load_lock = threading.Lock()
 
 
 def load_api() -> ModuleType:
-    """Import NIXL's Python API; raises ConfigurationError where no package loads."""
+    """Import NIXL's Python API. Raises ConfigurationError where no package loads."""
     with _load_lock:
         for name, value in _ENVIRONMENT.items():
             os.environ.setdefault(name, value)
@@ -82,10 +79,10 @@ def load_api() -> ModuleType:
 
 @contextlib.contextmanager
 def _logging_left_alone() -> Iterator[None]:
-    """While open, nobody configures Python's logging.
+    """Keep NIXL, while it is imported, from configuring Python's logging.
 
-    NIXL does so when imported, which closes everybody's handlers: a replica's log file got nothing
-    more, and a restarted Serve controller, which asks for that file, replaced the replica.
+    It would close all handlers of the process: log files of replicas would end, and a restarted
+    Serve controller, which asks for that file, would replace the replica.
     """
     real = logging.config.dictConfig
     logging.config.dictConfig = lambda config: None
@@ -130,9 +127,9 @@ def _progress_delay(api: ModuleType) -> Iterator[None]:
 class UcxLog:
     """UCX's own log, in a file in memory: only there it says by which transports it reads.
 
-    Those of a connection are no answer: not each of them can read the memory in question. Its
-    warnings and errors are passed on to Python's logging. Nothing is done where the operator has
-    set up UCX's logging.
+    A connection may have more transports, not all of which can read the memory in question.
+    Warnings and errors are passed on to Python's logging. Does nothing where the operator
+    configured UCX's log.
     """
 
     def __init__(self) -> None:
@@ -140,13 +137,13 @@ class UcxLog:
         self._fd: int | None = None
         self._offset = 0
         self._reader = self._into = ""  # of the table that is being read
-        self._lanes: dict[tuple[str, str], str] = {}  # of own agent and memory: the newest table's
+        self._lanes: dict[tuple[str, str], str] = {}  # the newest, by own agent and memory
 
     @contextlib.contextmanager
     def installed(self) -> Iterator[None]:
-        """Point UCX at the file while an agent is made, the first of which loads it.
+        """Point UCX, which the first agent loads, at the file while an agent is made.
 
-        Not longer: a child process that inherits the variables would open a file of its parent.
+        Not longer: a child process would inherit the variables and open a file of its parent.
         """
         own = {"UCX_LOG_LEVEL", "UCX_LOG_FILE", "UCX_PROTO_INFO"}
         if not hasattr(os, "memfd_create") or own & os.environ.keys():
@@ -164,10 +161,10 @@ class UcxLog:
                 del os.environ[name]
 
     def lanes(self, agent: str, memory: str) -> str | None:
-        """By what our `agent` reads much into "host" or "cuda" memory; None: it has not yet."""
+        """Transports of our `agent`'s long reads into "host" or "cuda" memory; None before one."""
         with self._lock:
             self._read()
-            # UCX cuts long names short.
+            # UCX truncates long names.
             ours = (key for key in self._lanes if agent.startswith(key[0]) and key[1] == memory)
             key = next(ours, None)
             return key and self._lanes[key]
@@ -175,7 +172,7 @@ class UcxLog:
     def _read(self) -> None:
         if self._fd is None:
             return
-        ctypes.CDLL(None).fflush(None)  # UCX's stream is buffered by the block
+        ctypes.CDLL(None).fflush(None)  # UCX's stream is block-buffered
         while text := os.pread(self._fd, 1 << 20, self._offset):
             lines, newline, _ = text.rpartition(b"\n")
             if not newline:
@@ -193,14 +190,14 @@ class UcxLog:
             # "zero-copy | 50% on rc_mlx5/mlx5_0:1 and 50% on rc_mlx5/mlx5_1:1"
             lanes = re.findall(r"([a-z]\w*)/", found[2].decode())
             if b"emulation" in found[1] and self._into != "host":
-                lanes.insert(0, "host")  # through its memory
+                lanes.insert(0, "host")  # copied through host memory
             self._lanes[self._reader, self._into] = "+".join(dict.fromkeys(lanes))
         elif found := _PROBLEM.search(line):
             logger.warning("%s", found[0].decode(errors="replace"))
 
 
 def warn_if_slow(lanes: str) -> None:
-    """Log when a GPU's KV moves by neither NVLink nor RDMA: UCX falls back silently."""
+    """Warn if a GPU's KV moves by neither NVLink nor RDMA: UCX falls back silently."""
     if not lanes.startswith(_FAST_FOR_GPUS):
         logger.warning(
             "KV moves between GPU pools by %s, neither NVLink (cuda_ipc) nor RDMA: look at "
@@ -214,14 +211,14 @@ ucx_log = UcxLog()
 
 
 _VARIABLES = ("PYTORCH_CUDA_ALLOC_CONF", "PYTORCH_ALLOC_CONF")
-_UNREADABLE = {  # modes whose memory has no address that another process could be given
+_UNREADABLE = {  # modes whose memory other processes cannot map
     re.compile(r"expandable_segments\s*:\s*(true|1)", re.I): "expandable_segments:True",
     re.compile(r"backend\s*:\s*cudaMallocAsync", re.I): "backend:cudaMallocAsync",
 }
 
 
 def check_allocator(environ: Mapping[str, str] = os.environ) -> None:
-    """Raise ConfigurationError where memory cannot be registered once and stay readable."""
+    """Raise ConfigurationError if torch's GPU memory cannot be registered once for all."""
     for variable in _VARIABLES:
         for pattern, mode in _UNREADABLE.items():
             if pattern.search(environ.get(variable, "")):
@@ -233,7 +230,7 @@ def check_allocator(environ: Mapping[str, str] = os.environ) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _PoolMemory:
-    """The memory of a pool, which a READ must name: it travels in front of NIXL's metadata."""
+    """Where a pool lies, which a READ must name: it is sent in front of NIXL's metadata."""
 
     memory: str  # "DRAM" or "VRAM"
     device_id: int
@@ -243,7 +240,7 @@ class _PoolMemory:
 
     @classmethod
     def split(cls, prefixed: bytes) -> tuple[_PoolMemory, bytes]:
-        """ValueError when no memory is named in front."""
+        """Raises ValueError if no memory is named in front."""
         head, newline, metadata = prefixed.partition(b"\n")
         memory, _, device_id = head.decode().partition(":")
         if not newline or memory not in ("DRAM", "VRAM"):
@@ -256,9 +253,7 @@ _HOST = _PoolMemory("DRAM", 0)
 
 @dataclass(eq=False, slots=True)
 class _Transfer:
-    """A posted transfer; `handle` is NIXL's, released when the transfer has ended."""
-
-    handle: Any
+    handle: Any  # NIXL's; released when the transfer has ended
     state: str
 
 
@@ -311,7 +306,7 @@ class NixlWire:
 
     def disconnect(self, agent: str) -> None:
         self._peer_memories.pop(agent, None)
-        self._note_transport()  # and what UCX had to say about it
+        self._note_transport()  # also logs UCX's warnings
         try:
             self._agent.remove_remote_agent(agent)
         except Exception as error:
@@ -353,7 +348,7 @@ class NixlWire:
         for region in self._registered:
             self._agent.deregister_memory(region)
         self._registered.clear()
-        self._agent = None  # the last reference: stops its progress thread, ends what it does
+        self._agent = None  # the last reference: this ends its thread and transfers
 
     def _descs(self, regions: list[tuple[int, int]], memory: _PoolMemory) -> Any:
         rows = [(address, n_bytes, memory.device_id) for address, n_bytes in regions]

@@ -1,10 +1,8 @@
-"""A worker's page pool: one block of memory, and a table of which page is in use.
+"""A worker's page pool: one block of memory, and a table of the pages' states.
 
-A page is free, used (one owner took it by `allocate`) or quarantined (its owner gave it up, but a
-transfer may still write to it). `release` is the only way back to free. On a CPU the memory is an
-anonymous mapping (page-aligned, advised to use huge pages, committed on first touch); on a GPU one
-torch allocation. How many windows a GPU has room for is worked out from shapes before anything is
-allocated, so that what cannot fit is refused at start, with the figures.
+A page is free, used (taken by `allocate`) or quarantined (its owner gave it up, but a transfer may
+still write to it); `release` is the only way back to free. Whether a GPU has room is worked out
+from shapes before anything is allocated.
 """
 
 from __future__ import annotations
@@ -34,11 +32,11 @@ _DTYPES = {**TORCH_DTYPES, FLOAT8: torch.float8_e4m3fn}
 class PagePool:
     """`n_pages` pages of `layout`, as one tensor and one table of states. Thread-safe.
 
-    tensor: [n_pages, *layout.page_shape], contiguous. Of KV that is
-        [n_pages, layer, 2, page_frames, head, head_dim]; on axis 2, index 0 is K and 1 is V.
-    lock: guards the table; an exporter's own table is under it too.
-    packs: a window of fewer frames than a page has lies contiguous in the page's beginning. So do
-        states, and KV on a CPU with a page per window (`cross_kv.packed_page`).
+    tensor: [n_pages, *layout.page_shape], contiguous. KV is [n_pages, layer, 2, page_frames, head,
+        head_dim]; on axis 2, index 0 is K and 1 is V.
+    lock: guards the table, and that of an exporter.
+    packs: windows of fewer frames lie contiguous at a page's beginning. So do states, and KV on a
+        CPU with a page per window (`cross_kv.packed_page`).
     """
 
     def __init__(self, layout: PageLayout, n_pages: int, device: str = "cpu") -> None:
@@ -57,7 +55,7 @@ class PagePool:
         self.n_quarantined = 0
         self._state = bytearray(n_pages)
         self.lock = threading.RLock()
-        self._freed = threading.Condition(self.lock)  # taken by the lock, which is quicker
+        self._freed = threading.Condition(self.lock)  # used under the lock
 
     def __repr__(self) -> str:
         return (
@@ -67,7 +65,7 @@ class PagePool:
 
     @property
     def layout_hash(self) -> str:
-        """What both ends must agree on: the layout, and how a short window lies in a whole page."""
+        """What both ends must agree on: the layout, and how a short window lies in a page."""
         is_whole = self.layout.page_frames == self.layout.n_frames
         return f"{self.layout.hash}-unpacked" if is_whole and not self.packs else self.layout.hash
 
@@ -77,7 +75,7 @@ class PagePool:
             return self.n_pages - self.n_free - self.n_quarantined
 
     def addresses(self, pages: Sequence[int]) -> tuple[int, ...]:
-        """The byte address of each of these pages, in the address space of `device`."""
+        """Byte address of each page, in the address space of `device`."""
         if pages and not 0 <= min(pages) <= max(pages) < self.n_pages:
             raise ValueError(f"not all of the pages {tuple(pages)} are in 0..{self.n_pages - 1}")
         base, page_bytes = self.base_address, self.page_bytes
@@ -90,13 +88,13 @@ class PagePool:
         return page
 
     def filled_bytes(self, frames: int) -> int:
-        """Bytes of each of its pages that a window of so many frames fills, from the beginning."""
+        """Bytes of each page, from its beginning, that a window of so many frames fills."""
         if not self.packs:
             return self.page_bytes
         return self.page_bytes // self.layout.n_frames * frames
 
     def bytes_at(self, address: int, n_bytes: int) -> torch.Tensor:
-        """So much of the pool from a page's beginning on, a view as uint8; raises ValueError."""
+        """View `n_bytes` from a page's beginning on as uint8. Raises ValueError."""
         begin = self.page_at(address) * self.page_bytes
         if not 0 < n_bytes <= self.n_bytes - begin:
             raise ValueError(f"the pool has no {n_bytes} bytes at {address:#x}")
@@ -108,12 +106,10 @@ class PagePool:
         timeout_s: float = 0.0,
         make_room: Callable[[], bool] = lambda: False,
     ) -> Pages | None:
-        """Take `n_pages` free pages, neighbours where possible, so that transfers coalesce.
+        """Take `n_pages` free pages, neighbours if possible, so that transfers coalesce.
 
-        Waits up to `timeout_s` for pages, or for `wake`; None when there were not enough in time.
-
-        make_room: called under the pool's lock while there are too few: releases some pages that
-        can be done without, or returns False.
+        Waits up to `timeout_s`; None if there are too few. make_room: called under the lock while
+        there are too few; it releases some pages, or returns False.
         """
         if not 1 <= n_pages <= self.n_pages:
             raise ValueError(f"cannot take {n_pages} pages of a pool of {self.n_pages}")
@@ -132,7 +128,7 @@ class PagePool:
             return pages
 
     def release(self, pages: Sequence[int]) -> None:
-        """Give all of these used pages back, or none: RuntimeError where one is not in use."""
+        """Give all of these used pages back, or none: RuntimeError if one is not in use."""
         with self.lock:
             self._check(pages, _USED)
             self._mark(pages, _FREE)
@@ -140,12 +136,12 @@ class PagePool:
             self._freed.notify_all()
 
     def wake(self) -> None:
-        """Let those who wait in `allocate` look again whether room can be made."""
+        """Let threads in `allocate` try `make_room` again."""
         with self.lock:
             self._freed.notify_all()
 
     def quarantine(self, pages: Sequence[int]) -> None:
-        """Take used pages from their owner, but do not free them: they may still be written."""
+        """Take used pages from their owner without freeing them: they may still be written."""
         with self.lock:
             self._check(pages, _USED)
             self._mark(pages, _QUARANTINED)
@@ -178,7 +174,7 @@ class PagePool:
                 raise RuntimeError(f"{used} pages are in use, expected {n_used}: {held[:16]}")
 
     def _find_free(self, n_pages: int) -> Pages:
-        """The first run of `n_pages` free pages, or the first free ones when no run is there."""
+        """The first run of `n_pages` free pages; without one the first free pages."""
         start = self._state.find(bytes(n_pages))  # _FREE is 0
         if start >= 0:
             return tuple(range(start, start + n_pages))
@@ -226,7 +222,7 @@ class GpuBudget:
 
 
 def gpu_budget(device: str, share: float = 1.0) -> GpuBudget | None:
-    """What is left of the current CUDA device, of which `share` is ours; None on a CPU."""
+    """Free memory of the current CUDA device, of which `share` is ours; None on a CPU."""
     if device == "cpu":
         return None
     free, total = torch.cuda.mem_get_info()
@@ -235,26 +231,15 @@ def gpu_budget(device: str, share: float = 1.0) -> GpuBudget | None:
 
 
 def pool_windows(
-    field: str,
-    asked: int,
-    most: int,
-    window_bytes: int,
+    field: str,  # the setting's name, for messages
+    asked: int,  # the setting's value; 0 leaves the number open
+    most: int,  # how many are of use then
+    window_bytes: int,  # in this pool, or in all pools that hold equally many
     budget: GpuBudget | None,
-    needs: Mapping[str, int],
-    portion: float = 1.0,
+    needs: Mapping[str, int],  # bytes of the worker's other parts, by name
+    portion: float = 1.0,  # of the room to take where the number is open and other pools follow
 ) -> int:
-    """How many windows a pool holds.
-
-    Args:
-        field: the setting's name, for messages.
-        asked: the setting's value; 0 leaves the number open; most: how many are of use then.
-        window_bytes: of one window, in this pool or in all pools that hold equally many.
-        needs: bytes that the worker's other parts will take, by the name of the part.
-        portion: of the room left, where the number is open and other pools follow.
-
-    Raises:
-        ConfigurationError: so many do not fit; with the figures.
-    """
+    """How many windows a pool holds. Raises ConfigurationError if so many do not fit."""
     if budget is None:
         return asked or CPU_WINDOWS
     needs = {**needs, "reserve": RESERVE_BYTES}

@@ -1,13 +1,12 @@
-"""The importer's thread: connects to exporters, keeps leases alive, sees each READ to its end.
+"""The importer's thread: connects to exporters, renews leases, and sees each READ to its end.
 
-Nothing here waits for a peer, so a slow or frozen one delays nobody else. A handle is held from
-`hold` until its payload was read or it is dropped; meanwhile its lease is renewed, many of a peer
-to a notification. The lease of a fetch that ends well is released by the notification of its
-counter's read, so never before the counter was read; a fetch that fails releases it at once. Pages
-of a read that timed out stay in quarantine until that read ends.
+Nothing here waits for a peer, so a slow one delays nobody else. A handle is held, and its lease
+renewed, from `hold` until its payload was read or it is dropped. A successful fetch releases the
+lease by the notification of its counter's read, a failed one at once. Pages of a read that timed
+out stay in quarantine until that read ends.
 
 A peer is connected on first contact, warmed, and kept. It is lost when an operation on it raises
-PeerLostError, refused for a while, and removed once nothing of it is in flight; one from which a
+PeerLostError, refused for a while, and removed once nothing of it is in flight. A peer from which a
 READ is overdue is refused until that READ ends.
 """
 
@@ -44,70 +43,60 @@ logger = logging.getLogger(__name__)
 POLL_S = 0.0005  # between looks at reads in flight
 OVERDUE_POLL_S = 0.01  # the same when all of them are overdue
 CLOSE_GRACE_S = 1.0  # how long close waits for reads in flight
-# After a handle is accepted. It may have waited in a router for nearly as long as its lease lasts,
-# and nothing tells for how long. One that is fetched earlier than this needs no renewal.
+# After a handle is accepted: it may have waited in a router for nearly as long as its lease lasts.
+# A handle that is fetched sooner needs no renewal.
 FIRST_RENEWAL_S = 0.2
 RENEWALS_PER_LEASE = 3  # at least: an exporter of another version may lease for less time
 LOST_S = 10.0  # how long a lost peer is refused before a new handle may connect to it again
-MAX_PEERS = 512  # above it the one that was not read from for longest is forgotten for a new one
+MAX_PEERS = 512  # above it those that were not read from for longest are forgotten
 
 _T = TypeVar("_T")
 
 
 @dataclass(eq=False, slots=True)
 class Fetch:
-    """One handle on its way into `pages`; the reader fills `posted`, by the importer's clock."""
+    """One handle on its way into `pages`."""
 
     handle: CrossKVHandle
     pages: tuple[int, ...]
     future: Future[FetchStats]
-    posted: float = 0.0
+    posted: float = 0.0  # by the importer's clock; filled by the reader
 
 
 @dataclass(eq=False, slots=True)
 class Peer:
-    """An exporter of which something is, or was, held. All times are of the importer's clock.
-
-    leases: those held, each with its fetch once that has begun. renew_s: between two renewals.
-    overdue: reads in flight that timed out; above 0 it is suspect. lost: an operation on it failed.
-    """
+    """An exporter of which handles are, or were, held; times are of the importer's clock."""
 
     agent: str
-    renew_s: float
+    renew_s: float  # between two renewals
     last_used: float
     next_renewal: float = math.inf
-    leases: dict[str, Fetch | None] = field(default_factory=dict)
+    leases: dict[str, Fetch | None] = field(default_factory=dict)  # with the fetch once begun
     is_connected: bool = False
     in_flight: int = 0
-    overdue: int = 0
-    lost: bool = False
+    overdue: int = 0  # of those in flight; above 0 the peer is suspect
+    lost: bool = False  # an operation on it failed
 
 
 @dataclass(eq=False, slots=True)
 class Read:
-    """Once `overdue`, its fetch has failed and it only keeps pages quarantined.
-
-    fetch: None for the read that warms a connection. then: what to do when it is done in time.
-    """
-
     token: object
     peer: Peer
     deadline: float
-    fetch: Fetch | None
-    then: Callable[[], None]
-    overdue: bool = False
+    fetch: Fetch | None  # None for the read that warms a connection
+    then: Callable[[], None]  # called when it is done in time
+    overdue: bool = False  # its fetch has failed, and it only keeps pages quarantined
 
 
 class Reader:
-    """Moves fetches along. One thread calls its methods, but for `check`; none waits for a peer."""
+    """Moves fetches along. One thread calls its methods, but for `check`; none waits."""
 
     def __init__(
         self, pool: PagePool, wire: Wire, config: TransferConfig, refuse: Callable[[str], None]
     ) -> None:
-        """refuse: counts a handle that is not taken, by its reason."""
         self._pool = pool
         self._wire = wire
-        self._refuse = refuse
+        self._refuse = refuse  # counts a handle that is not taken, by its reason
         self._fetch_timeout_s, self._renew_s = config.fetch_timeout_s, config.renew_s
         self._clock = config.clock
         # Where counters land, by the first page of the fetch; the last is for warming reads.
@@ -120,7 +109,7 @@ class Reader:
         self._closed = False
 
     def check(self, agent: str) -> None:
-        """Raise PeerLostError where it was lost of late, or is suspect. From any thread."""
+        """Raise PeerLostError if the peer was lost recently, or is suspect. From any thread."""
         peer, lost_at = self._peers.get(agent), self._lost.get(agent, -math.inf)
         if self._clock() - lost_at < LOST_S or (peer is not None and peer.lost):
             raise PeerLostError(f"encoder {agent} is gone")
@@ -131,7 +120,7 @@ class Reader:
         self._wire.open(self._pool, self._landing)
 
     def hold(self, handle: CrossKVHandle) -> None:
-        """Keep the lease of a verified handle alive; its exporter becomes a peer, if it is none."""
+        """Keep the lease of a verified handle alive, and connect to its exporter if need be."""
         if self._closed:
             return
         now = self._clock()
@@ -151,7 +140,6 @@ class Reader:
             logger.warning("cannot connect to %s: %s", handle.agent, error, extra=fields)
 
     def drop(self, handle: CrossKVHandle) -> None:
-        """Release the lease, where it is held."""
         peer = self._peers.get(handle.agent)
         if peer is not None and handle.lease in peer.leases:
             self._release(peer, handle.lease)
@@ -179,14 +167,14 @@ class Reader:
             self._renew(now)
 
     def wait_s(self) -> float | None:
-        """How long the thread may wait for a command before the next step; None: for ever."""
+        """How long the thread may wait for a command before the next `step`; None: for ever."""
         if self._reads:
             return OVERDUE_POLL_S if all(read.overdue for read in self._reads) else POLL_S
         due = self._next_renewal
         return max(0.0, due - self._clock()) if due < math.inf else None
 
     def close(self) -> None:
-        """Release every lease, give reads in flight a moment, then end them with the wire."""
+        """Release every lease, give reads in flight a moment, then close the wire."""
         self._closed = True
         try:
             self._release_all(but_fetching=True)
@@ -264,7 +252,7 @@ class Reader:
         fetch.future.set_result(FetchStats(n_bytes, seconds, self._wire.transport))
 
     def _give_up(self, read: Read) -> None:
-        """A read is over time. It cannot be cancelled, so its pages are not the caller's yet."""
+        """Fail the fetch of an overdue read, which cannot be cancelled: it may still write."""
         read.overdue = True
         read.peer.overdue += 1
         agent = read.peer.agent
@@ -286,7 +274,7 @@ class Reader:
         fetch: Fetch | None,
         then: Callable[[], None],
     ) -> None:
-        """Post a read and poll it once: a short one is done when it is posted."""
+        """Post a read and poll it once, since a short one is done by then."""
         if peer.lost:  # by another read, so that it may be disconnected
             raise PeerLostError(f"encoder {peer.agent} is gone")
         token = self._ask(peer, operation)
@@ -320,7 +308,7 @@ class Reader:
     # Peers.
 
     def _peer_of(self, agent: str, now: float) -> Peer:
-        """Raises PeerLostError as `check`, but for one that is suspect."""
+        """Make the peer if need be; raises PeerLostError if it was lost recently."""
         peer = self._peers.get(agent)
         if peer is None or peer.lost:
             self.check(agent)
@@ -331,7 +319,7 @@ class Reader:
         return peer
 
     def _connect(self, peer: Peer, handle: CrossKVHandle) -> None:
-        """On first contact; a small read warms the connection."""
+        """Connect on first contact, and warm the connection by a small read."""
         if peer.is_connected:
             return
         self._wire.connect(peer.agent, handle.metadata)
@@ -342,7 +330,7 @@ class Reader:
         self._post(warm, peer, None, lambda: None)
 
     def _ask(self, peer: Peer, operation: Callable[[], _T]) -> _T:
-        """Run an operation of the wire on `peer`, which is lost when it raises PeerLostError."""
+        """Run an operation of the wire; if that raises PeerLostError, the peer is lost."""
         try:
             return operation()
         except PeerLostError as error:
@@ -381,7 +369,7 @@ class Reader:
                 self._ask(peer, partial(self._wire.notify, peer.agent, message))
 
     def _make_room(self) -> None:
-        """Forget an eighth at once, so that not each new peer looks at all."""
+        """Forget an eighth of the peers at once, so that few new ones need this."""
         unused = [one for one in self._peers.values() if not (one.in_flight or one.leases)]
         unused.sort(key=lambda peer: peer.last_used)
         for peer in unused[: MAX_PEERS // 8]:

@@ -1,7 +1,7 @@
-"""The seam between KV and what moves it: a transport implements `Wire`, and nothing else.
+"""The interface between KV and its transports, which implement `Wire` and pass `tests/contract`.
 
-All transports pass the same tests, in `tests/contract`. One thread owns a wire, for an exporter or
-an importer. A wire knows nothing of handles, leases and generations. No torch.
+One thread owns a wire, for an exporter or an importer. A wire knows nothing of handles, leases and
+generations. No torch.
 """
 
 from __future__ import annotations
@@ -36,44 +36,35 @@ RENEW_S = 3.0  # how often a decoder renews all its leases of a peer
 
 @dataclass(frozen=True, slots=True)
 class TransferConfig:
-    """What all exporters and importers of one worker are made with, whatever their payload.
-
-    cluster_key: signs handles; it is the same in all workers of a cluster, and not empty. name:
-    role and replica, as in "encoder-0"; an agent's name begins with it. clock: monotonic seconds.
-    randbits: a random integer of so many bits.
-    """
-
-    cluster_key: bytes = field(repr=False)
-    name: str
+    cluster_key: bytes = field(repr=False)  # signs handles; the same in a whole cluster, not empty
+    name: str  # role and replica, as in "encoder-0"; agent names begin with it
     transport: Transport = "auto"
     device: str = "cpu"
     lease_s: float = LEASE_S
     renew_s: float = RENEW_S
     fetch_timeout_s: float = 10.0
     clock: Callable[[], float] = time.monotonic
-    randbits: Callable[[int], int] = secrets.randbits
+    randbits: Callable[[int], int] = secrets.randbits  # a random integer of so many bits
 
     def __post_init__(self) -> None:
         if not isinstance(self.cluster_key, bytes) or not self.cluster_key:
             raise ValueError("cluster_key must be non-empty bytes")
 
     def new_agent_name(self) -> str:
-        """A name that no other process has, nor this one after a restart."""
+        """A name that is unique among processes and their restarts."""
         return f"{self.name}-{os.getpid()}-{self.randbits(32):08x}"
 
 
 @dataclass(frozen=True, slots=True)
 class FetchStats:
-    """What one fetch moved, and how long it took from post to verified generation."""
-
     n_bytes: int
-    seconds: float
+    seconds: float  # from post to verified generation
     transport: str
 
 
 @dataclass(frozen=True, slots=True)
 class Descriptor:
-    """`n_bytes` at `remote`, in the exporter's pool, that go to `local`, in the importer's."""
+    """`n_bytes` at `remote` in the exporter's pool, to copy to `local` in the importer's."""
 
     local: int
     remote: int
@@ -83,9 +74,9 @@ class Descriptor:
 def descriptors(local: Sequence[int], remote: Sequence[int], page_bytes: int) -> list[Descriptor]:
     """Pair the pages at these addresses, and merge pages that are neighbours on both sides.
 
-    page_bytes: to be read of each page from its beginning on; less than a page of the only one.
-    Pages of 100 bytes, local at 0, 100, 200 and remote at 500, 600, 900, make two: 200 bytes from
-    500 to 0 and 100 bytes from 900 to 200.
+    page_bytes: to read from each page's beginning; less than a page where there is only one. Pages
+    of 100 bytes, local at 0, 100, 200 and remote at 500, 600, 900, make two descriptors: 200 bytes
+    from 500 to 0 and 100 bytes from 900 to 200.
     """
     merged: list[Descriptor] = []
     for here, there in zip(local, remote, strict=True):
@@ -102,35 +93,31 @@ class Wire(Protocol):
     """One worker's end of a transport: an agent with one pool and one array of counters.
 
     An exporter opens it, drains notifications and closes it; an importer does everything else. All
-    methods are called by one thread, the one that called `open`, and none waits for a peer. Those
-    that take an agent's name, and `poll`, raise PeerLostError when that peer is gone, and
-    HandleRefusedError when it has no such memory.
-
-    transport: what moves the bytes; may become more precise once a peer was read from.
-    agent: the name of this end, unique over all hosts and restarts.
-    metadata: what a peer needs in order to connect; filled by `open`.
-    on_notification: set by an exporter; called, on any thread, when there is something to drain,
-        by transports that can tell.
+    methods are called by the thread that called `open`, and none waits for a peer. Those that take
+    an agent's name, and `poll`, raise PeerLostError when that peer is gone, and HandleRefusedError
+    when it has no such memory.
     """
 
-    transport: str
-    agent: str
-    metadata: bytes
+    transport: str  # what moves the bytes; may become more precise after the first read
+    agent: str  # the name of this end, unique over all hosts and restarts
+    metadata: bytes  # what a peer needs in order to connect; filled by `open`
+    # Set by an exporter. Transports that can tell call it, on any thread, when there is something
+    # to drain.
     on_notification: Callable[[], object]
 
     def open(self, pool: PagePool, counters: NDArray[np.uint64]) -> None:
-        """Make pool and counters (in host memory) what peers read, or where reads land.
+        """Let peers read pool and counters (in host memory), or let reads land there.
 
-        Raises ConfigurationError: the transport does not work on this machine.
+        Raises ConfigurationError if the transport does not work on this machine.
         """
 
     def drain(self) -> Sequence[bytes]:
-        """Notifications that came in since the last call. They are untrusted."""
+        """Notifications that came in since the last call; untrusted."""
 
     def connect(self, agent: str, metadata: bytes) -> None: ...
 
     def disconnect(self, agent: str) -> None:
-        """Forget a peer of which nothing is in flight."""
+        """Forget a peer; nothing of it may be in flight."""
 
     def read_pages(self, agent: str, descs: Sequence[Descriptor]) -> object:
         """Post a read of pages into the pool; returns a token for `poll`.
@@ -141,24 +128,21 @@ class Wire(Protocol):
     def read_counter(self, agent: str, local: int, remote: int, notification: bytes) -> object:
         """Post a read of the counter at `remote` into `local`; returns a token for `poll`.
 
-        The peer gets `notification`, unless it is empty, after the read is done.
+        The peer gets `notification` after the read is done, unless it is empty.
         """
 
     def poll(self, read: object) -> bool:
-        """Whether `read` is done. On True, and when this raises, it has ended and is freed."""
+        """Whether `read` is done. When this returns True or raises, `read` has ended."""
 
     def notify(self, agent: str, payload: bytes) -> None:
-        """Send a notification; nothing tells whether it arrives."""
+        """Send a notification, which may get lost."""
 
     def close(self) -> None:
-        """End what is in flight; nothing is readable or written any more."""
+        """End what is in flight; afterwards nothing is readable or written."""
 
 
 class WireThread:
-    """Calls `start`, then `run` until it returns or raises, then `end`.
-
-    failure: None when well, else why the thread died.
-    """
+    """Calls `start`, then `run` until it returns or raises, then `end`."""
 
     def __init__(
         self,
@@ -167,8 +151,8 @@ class WireThread:
         run: Callable[[], None],
         end: Callable[[], None],
     ) -> None:
-        """Return when `start` has returned; what it raises comes as a SplitscribeError."""
-        self.failure: str | None = None
+        """Return when `start` has returned; its errors are raised as a SplitscribeError."""
+        self.failure: str | None = None  # why the thread died
         self._owner = owner
         self._started: Future[None] = Future()
         self._thread = threading.Thread(
@@ -178,7 +162,6 @@ class WireThread:
         self._started.result(OPEN_TIMEOUT_S)
 
     def join(self) -> None:
-        """Wait for the end of a thread whose `run` was told to return."""
         self._thread.join(CLOSE_TIMEOUT_S)
         if self._thread.is_alive():
             logger.error("the KV %s's thread did not stop in %.0f s", self._owner, CLOSE_TIMEOUT_S)
@@ -205,5 +188,5 @@ class WireThread:
             end()
 
 
-# What runs a wire: a `WireThread`, or on a virtual clock something with the same methods.
+# Makes what runs a wire: a `WireThread`, or in simulations something with the same methods.
 MakeThread = Callable[[str, Callable[[], None], Callable[[], None], Callable[[], None]], Any]
