@@ -1,7 +1,4 @@
-"""Time and chance, handed to whatever needs them, so that policies can run on a virtual clock.
-
-Its event loop needs the same virtual time: asyncio's timeouts follow the loop's.
-"""
+"""Time and randomness, passed in so that policies can run on a virtual clock."""
 
 from __future__ import annotations
 
@@ -14,10 +11,8 @@ from random import Random, SystemRandom
 
 @dataclass(frozen=True, slots=True)
 class Clock:
-    """monotonic: seconds since some moment. sleep: waits so many seconds. random: all chance."""
-
-    monotonic: Callable[[], float]
-    sleep: Callable[[float], Awaitable[None]]
+    monotonic: Callable[[], float]  # seconds since some moment
+    sleep: Callable[[float], Awaitable[None]]  # for so many seconds
     random: Random
 
 

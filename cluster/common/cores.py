@@ -6,22 +6,19 @@ import math
 import os
 from pathlib import Path
 
+# A window of 24 s takes 46 ms of an audio worker and 10 ms of its router.
 LEAST_AUDIO_WORKERS, MOST_AUDIO_WORKERS = 2, 8
 
 
 def audio_workers_of(setting: int, cores: int = 0) -> int:
-    """Of a router, as set; 0: half of the cores, from two to eight.
-
-    On an H200's machine a window of 24 s took 46 ms of an audio worker and 10 ms of the router: two
-    workers fed 39 windows/s, half of what the GPU can do, and eight feed more than one router
-    takes. cores: of another machine than this one.
-    """
+    """Audio workers of a router: the setting or, where it is 0, half of the cores, 2 to 8."""
+    # `cores` is given for another machine than this one.
     usual = (cores or usable_cores()) // 2
     return setting or min(MOST_AUDIO_WORKERS, max(LEAST_AUDIO_WORKERS, usual))
 
 
 def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
-    """By the process's affinity, and its container's limit on processor time."""
+    """Cores by the process's affinity, and its container's limit on processor time."""
     has_affinity = hasattr(os, "sched_getaffinity")
     n = len(os.sched_getaffinity(0)) if has_affinity else os.cpu_count() or 1
     quota = _quota(cgroup)
@@ -29,7 +26,7 @@ def usable_cores(cgroup: Path = Path("/sys/fs/cgroup")) -> int:
 
 
 def _quota(cgroup: Path) -> float | None:
-    """In cores, by Linux's control groups (version 2 or 1); None: no limit."""
+    """Limit in cores of Linux's control groups (version 2 or 1); None: no limit."""
     try:
         if (unified := cgroup / "cpu.max").exists():
             limit, period = unified.read_text().split()

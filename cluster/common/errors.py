@@ -31,8 +31,8 @@
         ├── WindowRefusedError                  its audio ended workers: it gets no further one
         └── SequenceFailedError                 this sequence alone failed
 
-Knows nothing of HTTP frameworks: `router.http.envelope` alone turns an error into an answer.
-Every class survives pickling, because errors cross processes through Ray.
+`router.http.envelope` alone turns an error into an answer. Errors can be pickled, since they cross
+processes through Ray.
 """
 
 from __future__ import annotations
@@ -42,15 +42,12 @@ from typing import Any, ClassVar
 
 
 class SplitscribeError(Exception):
-    """`status`, `type`, `code` and `param` are the fields of OpenAI's error envelope;
-    `should_retry` becomes the `x-should-retry` header when it is not None, `retry_after_s` the
-    `Retry-After` header.
-    """
+    """`status`, `type`, `code` and `param` are the fields of OpenAI's error envelope."""
 
     status: ClassVar[int] = 500
     type: ClassVar[str] = "server_error"
     default_code: ClassVar[str | None] = None
-    should_retry: ClassVar[bool | None] = None
+    should_retry: ClassVar[bool | None] = None  # the `x-should-retry` header; None: no header
 
     def __init__(
         self,
@@ -58,7 +55,7 @@ class SplitscribeError(Exception):
         *,
         param: str | None = None,
         code: str | None = None,
-        retry_after_s: float | None = None,
+        retry_after_s: float | None = None,  # the `Retry-After` header
     ) -> None:
         super().__init__(message)
         self.message = message
@@ -186,7 +183,7 @@ class PeerLostError(KVLostError):
 
 
 class TransferTimeoutError(KVLostError):
-    """The READ's target pages are quarantined until it does end."""
+    """The READ's target pages are quarantined until it ends."""
 
 
 class HandleRefusedError(WorkerError):

@@ -1,4 +1,4 @@
-"""How a person installs what only some need: the extras of pyproject.toml."""
+"""How to install the optional extras of pyproject.toml."""
 
 from __future__ import annotations
 
@@ -12,7 +12,7 @@ from cluster.common.errors import ConfigurationError
 
 
 def require_extra(extra: str, *modules: str) -> None:
-    """Refuse to go on without what an extra brings. Nothing is imported: that takes its time."""
+    """Raise ConfigurationError if one of an extra's modules is missing; imports none."""
     for name in modules:
         if find_spec(name) is None:
             raise ConfigurationError(f"there is no package {name}: {install_command(extra)}")

@@ -1,4 +1,4 @@
-"""What becomes of a batch that raised: each of its items runs again alone, and only culprits fail.
+"""Runs the items of a failed batch again one by one, so that only the culprits fail.
 
 A lost device is no item's fault: that error ends the worker's thread, and Serve replaces it.
 """
@@ -13,7 +13,7 @@ import torch
 
 logger = logging.getLogger(__name__)
 
-DeviceLostError = torch.AcceleratorError  # CUDA's errors are final for their process
+DeviceLostError = torch.AcceleratorError  # no call of the process succeeds after it
 
 T = TypeVar("T")
 R = TypeVar("R")
@@ -24,7 +24,7 @@ def run_batch(
     run: Callable[[Sequence[T]], Sequence[R]],
     fail: Callable[[T, Exception], None],
 ) -> list[tuple[T, R]]:
-    """Run items together, or each alone should that raise; `fail` gets those that raised alone."""
+    """Run items together or, if that raises, one by one; `fail` gets those that raise alone."""
     if not items:
         return []
     try:
@@ -39,7 +39,7 @@ def run_alone(
     run: Callable[[T], R],
     fail: Callable[[T, Exception], None],
 ) -> Iterator[tuple[T, R]]:
-    """As `run_batch`, of a batch that raised `error`; items run as the iterator comes to them."""
+    """Run the items of a batch that raised `error` one by one, as the iterator proceeds."""
     if isinstance(error, DeviceLostError):
         raise error
     logger.warning("a batch of %d raised: each runs alone", len(items), exc_info=error)

@@ -1,9 +1,8 @@
-"""Which of several waiting windows goes next: the one order of work, wherever windows wait.
+"""The one order of work, wherever windows wait.
 
-By class first (`common.priorities`); then fair between owners, whoever was given less work; then
-fair between requests: the first windows of one before the later windows of another; then by
-deadline. So that nothing starves, every `OLDEST_EVERY`-th window of a class is the one that has
-waited longest. Not thread-safe.
+First by class (`common.priorities`), then fair between owners by the work they were given, then
+fair between requests (by rank: first windows before later ones), then by deadline. Every
+`OLDEST_EVERY`-th window of a class is the one that has waited longest, so that nothing starves.
 """
 
 from __future__ import annotations
@@ -14,13 +13,13 @@ from typing import Protocol, TypeVar
 from cluster.common.messages import WINDOW_S, Priority
 from cluster.common.priorities import Turns
 
-LAST_RANK = 8  # windows of a request from this one on are all alike
+LAST_RANK = 8  # of all later windows of a request, too
 OLDEST_EVERY = 8
-MOST_OWNERS = 1024  # of whom it is known what they were given
+MOST_OWNERS = 1024  # whose work is remembered
 
 
 class Waiting(Protocol):
-    """Times are of one clock; `owner` is opaque, `work` that of `EncodeRequest.work`."""
+    """Times are of one clock; `owner` is opaque, `work` as in `EncodeRequest.work`."""
 
     @property
     def priority(self) -> Priority: ...
@@ -45,19 +44,19 @@ W = TypeVar("W", bound=Waiting)
 
 
 def place_of(window: int, priority: Priority, audio_s: float) -> tuple[Priority, int]:
-    """Class and rank of a window, from its number within a request and the audio known of that."""
+    """Class and rank of a window, by its number and the audio known of its request."""
     if priority == "interactive" and (window or audio_s > WINDOW_S):
         priority = "later"
     return priority, 0 if priority == "live" else min(window, LAST_RANK)
 
 
 class FairOrder:
-    """The order of one queue. Owners share by start-time fair queueing, each class by itself."""
+    """The order of one queue: start-time fair queueing per class. Not thread-safe."""
 
     def __init__(self) -> None:
         self.turns = Turns()
         self._given: dict[tuple[Priority, bytes], float] = {}  # virtual times
-        self._now: dict[Priority, float] = {}  # of who was served last
+        self._now: dict[Priority, float] = {}  # of the owner served last
         self._gone: dict[Priority, int] = {}
 
     def next(self, able: Iterable[W]) -> W:
@@ -71,7 +70,7 @@ class FairOrder:
         return min(some, key=lambda one: (self._tag(one), one.rank, one.deadline_s))
 
     def went(self, window: Waiting, behind: Collection[Priority]) -> None:
-        """Note that a window goes; `behind`: classes of all that wait on."""
+        """Note that a window goes while windows of the classes `behind` wait on."""
         priority, tag = window.priority, self._tag(window)
         if not self._is_oldest_s_turn(priority):
             self._now[priority] = tag
@@ -87,6 +86,6 @@ class FairOrder:
         return (self._gone.get(priority, 0) + 1) % OLDEST_EVERY == 0
 
     def _tag(self, window: Waiting) -> float:
-        """The owner's virtual time: who had nothing here for a while begins with the others."""
+        """The owner's virtual time; after a pause it starts level with the others."""
         priority = window.priority
         return max(self._given.get((priority, window.owner), 0.0), self._now.get(priority, 0.0))

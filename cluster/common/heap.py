@@ -1,4 +1,4 @@
-"""The C library's heap, which keeps what was freed until it is told to return it."""
+"""The C library's heap, which keeps freed memory until it is told to return it."""
 
 from __future__ import annotations
 
@@ -7,6 +7,6 @@ import ctypes
 
 
 def give_memory_back() -> None:
-    """Return to the system what was freed, where the C library can (glibc). Takes milliseconds."""
+    """Return freed memory to the system, where the C library can. Takes milliseconds."""
     with contextlib.suppress(OSError, AttributeError):
         ctypes.CDLL(None).malloc_trim(0)

@@ -1,11 +1,11 @@
-"""Log lines that say which request, role and replica they belong to; plain or JSON.
+"""Log lines with their request, role and replica; plain or JSON.
 
-The request id comes from the context of the running task, or from `extra={"request_id": ...}` where
-a thread serves many requests. Other items of `extra` are printed as well, except those of
-`log_fields`: the message says them already, so they are for JSON alone.
+The request id comes from the running task's context, or from `extra={"request_id": ...}`. Other
+items of `extra` are printed as well; those of `log_fields` only in JSON, as the message says the
+same.
 
-What a client sent is in no line. The message of an unexpected exception may quote it, so a process
-that sees what clients send (the router) logs the exception's class and place alone.
+No line holds what a client sent. The message of an unexpected exception may quote it, so the router
+logs only the exception's class and place.
 """
 
 from __future__ import annotations
@@ -42,7 +42,7 @@ _STANDARD_FIELDS = frozenset(vars(logging.makeLogRecord({}))) | {
 
 @contextmanager
 def request_scope(request_id: str) -> Iterator[None]:
-    """Name the request that the code inside (and the tasks that it starts) works for."""
+    """Set the request id for the code inside and the tasks that it starts."""
     token = _request_id.set(request_id)
     try:
         yield
@@ -60,7 +60,7 @@ def current_request_id() -> str:
 
 
 def log_fields(request_id: str | None = None, **fields: object) -> dict[str, object]:
-    """The `extra` of a line whose message says the same."""
+    """`extra` for a line whose message says the same."""
     named = {} if request_id is None else {"request_id": request_id}
     return {**named, "log_fields": fields}
 
@@ -72,14 +72,10 @@ def configure_logging(
     role: str,
     replica: str,
     encoding: LogEncoding = "plain",
-    quotes: bool = True,
+    quotes: bool = True,  # log what unexpected exceptions say, which may quote a request
     stream: TextIO | None = None,
 ) -> None:
-    """Send the log lines of `packages` to `stream` (stderr); calling it again replaces it.
-
-    Other libraries' loggers and the root logger are left as they are. quotes: log what unexpected
-    exceptions say, which may be a piece of somebody's request.
-    """
+    """Send only the log lines of `packages` to `stream` (stderr); replaces a former call."""
     handler = logging.StreamHandler(stream or sys.stderr)
     handler.setFormatter(JsonFormatter() if encoding == "json" else PlainFormatter())
     handler.addFilter(_Stamp(role, replica, quotes))
@@ -125,10 +121,7 @@ class JsonFormatter(logging.Formatter):
 
 
 class _Stamp(logging.Filter):
-    """Adds request id, role and replica to each record; takes out what must not be quoted.
-
-    Of the handlers ours is the first, so that the others (Serve's file) get the same.
-    """
+    """Adds request id, role and replica to each record; takes out what must not be quoted."""
 
     def __init__(self, role: str, replica: str, quotes: bool) -> None:
         super().__init__()
@@ -144,12 +137,12 @@ class _Stamp(logging.Filter):
         if record.exc_info and not self._quotes:
             error = record.exc_info[1]
             record.exc_text = "\n".join(_unquoted(error)) if error is not None else None
-            record.exc_info = None
+            record.exc_info = None  # also for later handlers (Serve's file): ours is the first
         return True
 
 
 def _extras(record: logging.LogRecord) -> dict[str, Any]:
-    """Items of `extra`. A leading underscore is somebody's own: Ray stamps every record."""
+    """Items of `extra`, without those that begin with an underscore: Ray adds some."""
     return {
         name: value
         for name, value in vars(record).items()
@@ -158,7 +151,7 @@ def _extras(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _unquoted(error: BaseException) -> list[str]:
-    """An exception, what caused it and what it holds: classes and places, and our own words."""
+    """An exception with its causes and its group: classes, places, and our own messages."""
     lines = []
     if (cause := error.__cause__ or error.__context__) is not None:
         lines += [*_unquoted(cause), "", "which led to:", ""]

@@ -1,8 +1,7 @@
-"""Names, units, help texts and buckets of every metric, and a small recorder for each role.
+"""Names, help texts and buckets of every metric, and a recorder for each role.
 
-Ray exports each as `ray_<name>`, tagged by deployment, replica and application; a router has its
-own at `/metrics`, too. Outside of a Serve replica the recorder is a no-op. `configs/observability`
-shows them: what is added here belongs there too.
+Ray exports each as `ray_<name>`, tagged by deployment, replica and application; a router also has
+its own at `/metrics`. What is added here belongs in `configs/observability`, too.
 """
 
 from __future__ import annotations
@@ -163,11 +162,9 @@ CONTROLLER_METRICS = (  # of Serve's controller, which decides how many workers 
 
 
 class Recorder:
-    """Sets, adds and observes metrics by name; unknown names are a programming error."""
-
     def __init__(self, specs: tuple[MetricSpec, ...], make: Callable[[MetricSpec], Any]) -> None:
         self._specs = specs
-        self._metrics: dict[str, list[Any]] = {spec.name: [] for spec in specs}  # who is told
+        self._metrics: dict[str, list[Any]] = {spec.name: [] for spec in specs}  # to be told
         self._totals: dict[tuple[str, ...], float] = {}  # told so far, by name and tags
         self.tell_also(make)
 
@@ -180,7 +177,7 @@ class Recorder:
             metric.inc(value, tags=tags or None)
 
     def total(self, name: str, total: float, **tags: str) -> None:
-        """Bring a counter up to `total`, which somebody else counts; one caller per counter."""
+        """Bring a counter up to `total`, which is counted elsewhere; one caller per counter."""
         key = (name, *tags.values())
         self.add(name, total - self._totals.get(key, 0.0), **tags)
         self._totals[key] = total
@@ -226,7 +223,7 @@ def silent_recorder(specs: tuple[MetricSpec, ...]) -> Recorder:
 
 
 async def report_each_second(record: Callable[[], None]) -> None:
-    """Until cancelled; should `record` fail, that is logged, not fatal."""
+    """Call `record` until cancelled; its errors are logged."""
     while True:
         try:
             record()

@@ -1,7 +1,7 @@
-"""Where settings come from: a YAML file, the environment, the command line; and files of keys.
+"""Settings from a YAML file, the environment and the command line; and files of keys.
 
-Command-line flags go over `SPLITSCRIBE_*` variables, these over the file over the defaults. This is
-the only module that reads the environment for them.
+Command-line flags override `SPLITSCRIBE_*` variables, these the file, and it the defaults. No other
+module reads the environment for settings.
 """
 
 from __future__ import annotations
@@ -21,10 +21,10 @@ from cluster.common.errors import ConfigurationError
 from cluster.common.settings import ModelSettings, Settings
 from cluster.common.settings.router import named_key
 
-Fields = tuple[str, ...]  # that lead to a setting, such as ("router", "port")
+Fields = tuple[str, ...]  # the path of a setting, such as ("router", "port")
 
 ENV_PREFIX = "SPLITSCRIBE_"
-LIST_VARIABLES = (  # texts with commas between, or a list in JSON
+LIST_VARIABLES = (  # texts separated by commas, or a list in JSON
     "served_model_names",
     "aliases",
     "api_key",
@@ -36,7 +36,7 @@ LIST_VARIABLES = (  # texts with commas between, or a list in JSON
 )
 SECRETS = {"api_key", "cluster_key", "webhook_secret"}  # never shown
 
-# Kubernetes tells every pod where a Service splitscribe, or splitscribe-*, is.
+# What Kubernetes sets in every pod for a Service splitscribe, or splitscribe-*.
 _SERVICE_VARIABLE = re.compile(
     r"SPLITSCRIBE_(\w+_)?(SERVICE_HOST|SERVICE_PORT(_\w+)?|PORT_\d+_(TCP|UDP|SCTP)(_\w+)?)"
 )
@@ -50,9 +50,9 @@ def load_settings(
 ) -> Settings:
     """Merge file, environment and flags into one checked object.
 
-    flags: nested mapping of what the command line set; None values are left out. environ: the
-    process's by default; `SPLITSCRIBE_ROUTER__PORT=9000` sets `router.port`. Raises
-    ConfigurationError, which names the field, what came and what is allowed.
+    flags: nested; None values are left out. environ: the process's by default;
+    `SPLITSCRIBE_ROUTER__PORT=9000` sets `router.port`. Raises ConfigurationError, which names the
+    field, what came and what is allowed.
     """
     merged = read_fields(file, "settings file")
     variables = _variables(os.environ if environ is None else environ)
@@ -69,10 +69,7 @@ def load_settings(
 def read_fields(
     file: Path | None, what: str, flags: Mapping[str, Any] | None = None
 ) -> dict[str, Any]:
-    """A mapping that a person wrote, and flags over it; empty without either.
-
-    flags, and what it raises: as `load_settings`.
-    """
+    """A mapping from a YAML file, with flags over it; errors as `load_settings`."""
     content = None if file is None else read_yaml(file, what)
     if not isinstance(content, dict | None):
         raise ConfigurationError(f"{what} {file} must hold a mapping of fields")
@@ -82,12 +79,9 @@ def read_fields(
 
 
 def read_yaml(file: Path, what: str, remedy: str = "") -> Any:
-    """Content that a person wrote; `what` it is, and what to do (`remedy`) are for messages.
-
-    Raises ConfigurationError where it cannot be read, or is not YAML.
-    """
+    """Raises ConfigurationError if there is no YAML; `what` and `remedy` are for messages."""
     try:
-        with file.open("rb") as stream:  # of a text the message would quote lines, which hold keys
+        with file.open("rb") as stream:  # errors in a text quote its lines, which hold keys
             return yaml.safe_load(stream)
     except OSError as error:
         raise ConfigurationError(f"cannot read {what} {file}: {error.strerror}{remedy}") from error
@@ -96,7 +90,7 @@ def read_yaml(file: Path, what: str, remedy: str = "") -> Any:
 
 
 def _variables(environ: Mapping[str, str]) -> dict[Fields, tuple[str, str]]:
-    """Name and text of each variable, by the fields that lead to what it sets."""
+    """Name and text of each variable, by the path of its setting."""
     return {
         tuple(name[len(ENV_PREFIX) :].lower().split("__")): (name, text)
         for name, text in environ.items()
@@ -105,7 +99,7 @@ def _variables(environ: Mapping[str, str]) -> dict[Fields, tuple[str, str]]:
 
 
 def _is_of_service(name: str, text: str) -> bool:
-    """Whether Kubernetes has set the variable. Two underscores are in no name of a Service."""
+    """Whether Kubernetes set the variable. No name of a Service has two underscores."""
     if "__" in name:
         return False
     has_url = name.endswith("_PORT") and _SERVICE_URL.fullmatch(text) is not None
@@ -113,11 +107,9 @@ def _is_of_service(name: str, text: str) -> bool:
 
 
 def _from_variables(variables: Mapping[Fields, tuple[str, str]]) -> dict[str, Any]:
-    """Raises ConfigurationError where one sets a part of what another one sets as a whole, or is no
-    list.
-    """
+    """Raises ConfigurationError if one sets a part of what another sets, or is no list."""
     nested: dict[str, Any] = {}
-    for path, (name, text) in sorted(variables.items()):  # what sets a whole comes before its parts
+    for path, (name, text) in sorted(variables.items()):  # a whole comes before its parts
         node = nested
         for depth, group in enumerate(path[:-1], start=1):
             node = node.setdefault(group, {})
@@ -128,7 +120,7 @@ def _from_variables(variables: Mapping[Fields, tuple[str, str]]) -> dict[str, An
                 )
         node[path[-1]] = _listed(name, text) if path[-1] in LIST_VARIABLES else text
         if path[-1] == "api_key" and not node["api_key"]:
-            node["api_key"] = ("",)  # which is refused: nobody means to serve everyone by it
+            node["api_key"] = ("",)  # is refused: an empty variable must not open the server
     return nested
 
 
@@ -137,7 +129,7 @@ def _listed(name: str, text: str) -> tuple[Any, ...]:
         return tuple(part.strip() for part in text.split(",") if part.strip())
     try:
         return tuple(json.loads(text))
-    except ValueError:  # whose words would show keys
+    except ValueError:  # whose message would show keys
         raise ConfigurationError(
             f"the variable {name} is not a list in JSON: write its values with commas between them"
         ) from None
@@ -181,7 +173,7 @@ def _explain(error: ValidationError, variables: Mapping[Fields, str]) -> str:
             continue
         whence = f" (from the variable {names[0]})" if names else ""
         came = item.get("input")
-        # All but a single value may hold keys, which must not end up in a log.
+        # Mappings and lists may hold keys, which must not end up in a log.
         hides = not isinstance(came, str | int | float | None) or SECRETS & set(path)
         got = "" if hides else f" (got {came!r})"
         message = item["msg"].removeprefix("Value error, ")
@@ -222,9 +214,9 @@ def first_problem(error: ValidationError) -> str:
 
 
 def read_api_keys(file: Path) -> tuple[str, ...]:
-    """One in each line: KEY, or NAME KEY. A line may be blank or a # comment.
+    """Read a key from each line: KEY, or NAME KEY. A line may be blank or a # comment.
 
-    Raises ConfigurationError where it cannot be read, holds none, or has another line.
+    Raises ConfigurationError if the file cannot be read, holds no key, or has another line.
     """
     try:
         lines = file.expanduser().read_text().splitlines()

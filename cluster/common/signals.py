@@ -1,8 +1,8 @@
-"""What workers report for the number of workers, with what waits for them in other processes.
+"""What workers report to the autoscaler, including what waits for them in other processes.
 
-Windows wait where the order is decided, which is not where workers are counted. So each call
-carries what waits behind it: for each class, a process's backlog over the workers that it knows.
-Summed over the workers of a pool this is all that waits.
+Windows wait in routers, while workers are counted in Serve. So each call tells a worker, for each
+class, its sender's backlog divided by the number of workers that the sender knows. Summed over a
+pool's workers this is all that waits.
 """
 
 from __future__ import annotations
@@ -12,47 +12,39 @@ from dataclasses import dataclass, replace
 
 from cluster.common.messages import Priority, WindowRequest
 
-HEARD_S = 10.0  # for which a backlog counts: who has one still has told a new one by then
-NO_SLACK_S = 3600.0  # of a queue without windows
-UNREAD = 0.5  # of an export pool: from here on its encoder waits for decoders
+HEARD_S = 10.0  # for which a backlog counts; by then its sender has told a new one
+NO_SLACK_S = 3600.0  # of an empty queue
+UNREAD = 0.5  # share of an export pool from which on its encoder waits for decoders
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderSignals:
-    """What one encoder reports to the autoscaler.
+    """What one encoder reports; the bulk_* fields count bulk work, which the others exclude."""
 
-    busy: share of the last seconds that it worked. queue_s: seconds of its work that wait, there
-    and in routers. slack_s: the least time that a waiting window has left. unread: share of its
-    export pool that no decoder has read yet. bulk_*: of bulk work, which the others leave out.
-    """
-
-    busy: float = 0.0
-    queue_s: float = 0.0
-    slack_s: float = NO_SLACK_S
-    unread: float = 0.0
+    busy: float = 0.0  # share of the last seconds that it worked
+    queue_s: float = 0.0  # seconds of its work that wait, there and in routers
+    slack_s: float = NO_SLACK_S  # least time until the deadline of a waiting window
+    unread: float = 0.0  # share of its export pool that no decoder has read yet
     bulk_busy: float = 0.0
     bulk_queue_s: float = 0.0
 
     def with_bulk(self) -> EncoderSignals:
-        """The same where bulk work counts as any other."""
+        """The same with bulk work counted as any other."""
         busy, queue_s = self.busy + self.bulk_busy, self.queue_s + self.bulk_queue_s
         return replace(self, busy=busy, queue_s=queue_s, bulk_busy=0.0, bulk_queue_s=0.0)
 
     @property
     def is_starved(self) -> bool:
-        """Its windows wait because no decoder reads what it has published."""
+        """Whether windows wait because no decoder reads what was published."""
         return self.queue_s > 0 and self.unread >= UNREAD
 
 
 @dataclass(frozen=True, slots=True)
 class DecoderSignals:
-    """What one decoder reports to the autoscaler, as shares of its capacity.
+    """What one decoder reports, as shares of its capacity."""
 
-    used: pages or rows in use; waiting: what does not fit beside them, there and in routers.
-    """
-
-    used: float = 0.0
-    waiting: float = 0.0
+    used: float = 0.0  # pages or rows in use
+    waiting: float = 0.0  # what does not fit beside them, there and in routers
     bulk_used: float = 0.0
     bulk_waiting: float = 0.0
 
@@ -62,14 +54,12 @@ class DecoderSignals:
 
 @dataclass(frozen=True, slots=True)
 class Backlog:
-    """windows: in the unit of `WorkerLoad.work`."""
-
-    windows: float
+    windows: float  # in the unit of `WorkerLoad.work`
     heard_s: float
 
 
 class Backlogs:
-    """What one worker has heard of late. Not thread-safe."""
+    """What one worker has heard recently. Not thread-safe."""
 
     def __init__(self, clock: Callable[[], float]) -> None:
         self._clock = clock

@@ -1,8 +1,7 @@
-"""Traces by OpenTelemetry: one per request, with a span for each stage and each hand-off.
+"""OpenTelemetry's traces: one per request, with a span for each stage and each hand-off.
 
-Off unless `otel_endpoint` is set; then `span` gives the same do-nothing object every time, and
-messages carry an empty `traceparent` (W3C Trace Context). A span holds ids, figures and peers, and
-nothing that a client sent but its request id.
+Without `otel_endpoint` spans do nothing, and messages carry an empty `traceparent` (W3C Trace
+Context). Of what a client sent a span holds the request id alone.
 """
 
 from __future__ import annotations
@@ -36,16 +35,14 @@ W3C = TraceContextTextMapPropagator()
 
 
 class Span:
-    """A piece of work while it lasts; a context manager. An exception that leaves it is noted.
-
-    traceparent: what children name as their parent; "" where nothing is traced.
-    """
+    """A span as a context manager, which notes an exception that leaves it."""
 
     def __init__(self, tracer: trace.Tracer, span: trace.Span) -> None:
         self._tracer = tracer
         self._span = span
         carrier: dict[str, str] = {}
         W3C.inject(carrier, trace.set_span_in_context(span, Context()))
+        # What children name as their parent; empty where nothing is traced.
         self.traceparent = carrier.get("traceparent", "")
 
     def __enter__(self) -> Span:
@@ -73,7 +70,7 @@ class Span:
         self._span.add_event(name, _named(attributes))
 
     def stage(self, name: str, began_s: float, seconds: float, **attributes: Attribute) -> None:
-        """Add a child that is over: it began at `began_s` (monotonic), and took `seconds`."""
+        """Add a child that has ended: it began at `began_s` (monotonic) and took `seconds`."""
         if not self._span.is_recording():
             return
         began_ns = time.time_ns() - round((time.monotonic() - began_s) * 1e9)
@@ -90,7 +87,7 @@ NO_SPAN = Span(trace.NoOpTracer(), trace.INVALID_SPAN)
 
 
 class Tracer:
-    """Makes spans, by a provider of OpenTelemetry's SDK; None: nothing is traced."""
+    """Makes spans by a provider of OpenTelemetry's SDK; without one nothing is traced."""
 
     def __init__(self, provider: TracerProvider | None = None) -> None:
         self._provider = provider
@@ -99,7 +96,7 @@ class Tracer:
     def span(
         self, name: str, parent: str, kind: Kind = "internal", **attributes: Attribute
     ) -> Span:
-        """A child of `parent`, a traceparent; without one there is nothing to trace."""
+        """A child of `parent`, a traceparent; if that is empty nothing is traced."""
         return self._started(name, parent, kind, attributes) if parent else NO_SPAN
 
     def root(self, name: str, parent: str, **attributes: Attribute) -> Span:
@@ -121,7 +118,7 @@ class Tracer:
         return Span(self._tracer, span)
 
     def close(self) -> None:
-        """Send what is left, but give up on a collector that does not answer."""
+        """Send what is left, within CLOSE_S."""
         if self._provider is None:
             return
         closing = threading.Thread(target=self._provider.shutdown, daemon=True)
@@ -133,7 +130,7 @@ NO_TRACER = Tracer()
 
 
 def make_tracer(settings: Settings, role: str, replica: str) -> Tracer:
-    """Raises ConfigurationError where OpenTelemetry's exporter is needed and not installed."""
+    """Raises ConfigurationError if OpenTelemetry's exporter is needed and not installed."""
     if not settings.otel_endpoint:
         return NO_TRACER
     try:
@@ -162,7 +159,7 @@ def make_tracer(settings: Settings, role: str, replica: str) -> Tracer:
 
 
 def _named(attributes: Mapping[str, Attribute]) -> dict[str, Attribute]:
-    """Our own attributes under our name; those of OpenTelemetry's conventions as they are."""
+    """Put our prefix before names; `__` stands for the dots in OpenTelemetry's own names."""
     return {
         name.replace("__", ".") if "__" in name else f"{SERVICE}.{name}": value
         for name, value in attributes.items()

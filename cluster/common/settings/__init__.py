@@ -168,7 +168,7 @@ class Settings(FrozenModel):
         return self
 
     def by_model(self) -> dict[str, Settings]:
-        """The settings of each model as if it were alone, by its first name; the default first."""
+        """Settings of each model as if it were alone, by its first name; the default is first."""
         if not self.models:
             names = self.served_model_names or (_default_name(self.model),)
             return {names[0]: self.model_copy(update={"served_model_names": names})}
@@ -188,7 +188,7 @@ class Settings(FrozenModel):
         }
 
     def speaker_network(self) -> SpeakerSettings:
-        """`speakers` with a file in place of what stands for one, and with a threshold."""
+        """`speakers` with the path of the bundled network filled in, and with a threshold."""
         model, threshold = self.speakers.model, self.speakers.threshold
         if model is None and not self.models and self.model == BUNDLED_MODEL:
             model = BUNDLED_MODEL

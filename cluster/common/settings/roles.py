@@ -1,4 +1,4 @@
-"""The settings of workers and of batches, and the values of settings of few choices."""
+"""Settings of workers and of batches, and the types of settings with few values."""
 
 from __future__ import annotations
 
@@ -30,19 +30,19 @@ LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 
 def none_if_empty(value: Any) -> Any:
-    """An empty variable, as compose files make of one that is not set, names no folder."""
+    """Compose files make an empty variable of one that is not set."""
     return None if value == "" else value
 
 
 def as_tuple(value: Any) -> Any:
-    """Let one text stand for a list of one, and an empty one for none."""
+    """Take one text for a list of one, and an empty one for an empty list."""
     if value is None or value == "":
         return ()
     return (value,) if isinstance(value, str) else value
 
 
 def in_words(value: Any) -> Any:
-    """YAML takes a bare `on` or `off` for true or false."""
+    """YAML reads a bare `on` or `off` as true or false."""
     return {True: "on", False: "off"}[value] if isinstance(value, bool) else value
 
 

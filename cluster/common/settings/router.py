@@ -25,7 +25,7 @@ _ENTRY = re.compile(r"(?:([A-Za-z0-9_.@+-]{1,64})[ \t]+)?([!-~]+)")
 
 
 def named_key(entry: str) -> tuple[str, str]:
-    """Name (empty where it has none) and key. Raises ValueError."""
+    """Split an entry into its name, or "", and its key. Raises ValueError."""
     if not entry.strip():
         raise ValueError("an API key is empty; leave it out to serve without keys")
     found = _ENTRY.fullmatch(entry)
@@ -218,7 +218,6 @@ class RouterSettings(FrozenModel):
 
     @property
     def shows_page(self) -> bool:
-        """`auto` shows it where everyone may call the API anyway."""
         with_keys = bool(self.api_key or self.api_key_file)
         return self.page == "on" or (self.page == "auto" and not with_keys)
 
