@@ -1,11 +1,9 @@
-"""Scores and mixed values of one query in vectors of 16, of keys and values in 16 or 8 bits.
+"""Attention of one query row over keys and values in bfloat16 or float8, by AVX-512 vectors.
 
-A vector of 32 bfloat16 is two of float32: its even numbers and its odd ones. So a query is laid out
-that way once, and what is mixed is put in order at the end; float8 is read in the same order. A CPU
-that computes in float16 takes float8 that way, products of two or eight numbers at a time, whose
-sums are then added up in float32: they are off by far less than float8 itself. Memory limits this.
-So some positions that lie far apart are read at once: a CPU sees as many streams and asks ahead for
-each. For AVX-512 (`fits_vectors`). Imports numba.
+A vector of 32 bfloat16 becomes two of float32: the numbers at even places and those at odd places.
+Queries are laid out in that order, and sums are put in order at the end; float8 is read likewise.
+Memory bandwidth is the limit, so several positions that lie far apart are read at once, each of
+which the CPU prefetches as a stream of its own. Imports numba.
 """
 
 from __future__ import annotations
@@ -29,7 +27,6 @@ _PARTS = HEAD_DIM // _LANES  # of a head's numbers: even and odd ones of each ha
 _PART_BYTES = 4 * _LANES
 _LINE_BYTES = 64  # of the cache, and of a vector
 _FLOAT = ir.FloatType()
-HAS_FLOAT16 = bool(binding.get_host_cpu_features().get("avx512fp16", False))
 
 _intrinsic: Any = intrinsic
 
@@ -46,9 +43,7 @@ def _dot(_context: Any, _query: Any, _key: Any, like: Any) -> Any:
 
     def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
         query, key, _like = args
-        products = _products(builder, _loaded(builder, query, like), key, like)
-        total = vectors.lanes_sum(builder, products)
-        return builder.fmul(total, ir.Constant(_FLOAT, _left_unit(like)))
+        return vectors.lanes_sum(builder, _products(builder, _loaded(builder, query), key, like))
 
     return types.float32(types.int64, types.int64, like), generate
 
@@ -64,14 +59,12 @@ def _dots(
 
     def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
         query, key, stride, scores, apart, _like = args
-        asked, summands = _loaded(builder, query, like), []
-        unit = ir.Constant(ir.VectorType(_FLOAT, 4), [_left_unit(like)] * 4)
+        asked, summands = _loaded(builder, query), []
         for _position in range(AT_ONCE):
             summands.append(_products(builder, asked, key, like))
             key = builder.add(key, stride)
         for begin in range(0, AT_ONCE, 4):
             sums = vectors.four_sums(builder, summands[begin : begin + 4])
-            sums = builder.fmul(sums, unit)
             for position in range(4):
                 one = builder.extract_element(sums, ir.Constant(ir.IntType(32), position))
                 builder.store(one, builder.inttoptr(scores, _FLOAT.as_pointer()))
@@ -81,29 +74,12 @@ def _dots(
     return types.none(*[types.int64] * 5, like), generate
 
 
-def _in_float16(like: Any) -> bool:
-    """Whether numbers like these are multiplied as float16, with sums of few of them."""
-    return bool(HAS_FLOAT16 and like.bitwidth == 8)
-
-
-def _left_unit(like: Any) -> float:
-    """By what products are to be multiplied, where the query does not have it."""
-    return float(FLOAT8_UNIT) if _in_float16(like) else 1.0
-
-
-def _loaded(builder: Any, query: Any, like: Any) -> list[Any]:
-    if _in_float16(like):
-        places = (offset(builder, query, n * _LINE_BYTES) for n in range(2))
-        return [vectors.load_halves(builder, place) for place in places]
+def _loaded(builder: Any, query: Any) -> list[Any]:
     return [vectors.load(builder, offset(builder, query, n * _PART_BYTES)) for n in range(_PARTS)]
 
 
 def _products(builder: Any, asked: list[Any], key: Any, like: Any) -> Any:
     """A vector whose lanes sum up to query . key."""
-    if _in_float16(like):
-        even, odd = _halves(builder, key)
-        pairs = vectors.multiply_add_halves(builder, even, asked[0], builder.fmul(odd, asked[1]))
-        return builder.fadd(*vectors.widened(builder, pairs))
     sums = [vectors.constant(0.0)] * 2
     for part, numbers in enumerate(_parts(builder, key, like)):
         sums[part % 2] = vectors.multiply_add(builder, asked[part], numbers, sums[part % 2])
@@ -133,21 +109,13 @@ def _adder(n_positions: int) -> Any:
         ) -> None:
             places = [offset(builder, mixed, part * _PART_BYTES) for part in range(_PARTS)]
             sums = [vectors.load(builder, place) for place in places]
-            few: list[Any] = []  # of these positions, in float16: at even places and at odd ones
             for _position in range(n_positions):
                 at = builder.inttoptr(weights, _FLOAT.as_pointer())
                 weights = builder.add(weights, apart)
-                weight = builder.load(at)
-                if _in_float16(like):
-                    few = _add_halves(builder, few, weight, _halves(builder, value))
-                else:
-                    weight = vectors.everywhere(builder, weight)
-                    for part, numbers in enumerate(_parts(builder, value, like)):
-                        sums[part] = vectors.multiply_add(builder, numbers, weight, sums[part])
+                weight = vectors.everywhere(builder, builder.load(at))
+                for part, numbers in enumerate(_parts(builder, value, like)):
+                    sums[part] = vectors.multiply_add(builder, numbers, weight, sums[part])
                 value = builder.add(value, stride)
-            if few:
-                parts = vectors.in_order(builder, *few)
-                sums = [builder.fadd(*both) for both in zip(sums, parts, strict=True)]
             for place, summed in zip(places, sums, strict=True):
                 vectors.store(builder, summed, place)
 
@@ -163,23 +131,6 @@ def _adder(n_positions: int) -> Any:
 _add_value, _add_values = _adder(1), _adder(AT_ONCE)
 
 
-def _add_halves(builder: Any, sums: list[Any], weight: Any, values: tuple[Any, Any]) -> list[Any]:
-    """Sums of float16 and a weight times values; the sums begin where there are none."""
-    # The unit makes the products as large as they are: far from what float16 cannot tell apart.
-    grown = builder.fmul(weight, ir.Constant(_FLOAT, float(FLOAT8_UNIT)))
-    everywhere = vectors.half_everywhere(builder, grown)
-    if not sums:
-        return [builder.fmul(value, everywhere) for value in values]
-    pairs = zip(values, sums, strict=True)
-    return [vectors.multiply_add_halves(builder, v, everywhere, s) for v, s in pairs]
-
-
-def _halves(builder: Any, numbers: Any) -> tuple[Any, Any]:
-    """HEAD_DIM float8 from an address as float16; asks for those ahead of it, too."""
-    vectors.prefetch(builder, offset(builder, numbers, AHEAD_BYTES))
-    return vectors.float8_as_float16(builder, numbers)
-
-
 def _parts(builder: Any, numbers: Any, like: Any) -> list[Any]:
     """HEAD_DIM numbers from an address as float32 vectors; asks for those ahead of it, too."""
     found: list[Any] = []
@@ -191,26 +142,8 @@ def _parts(builder: Any, numbers: Any, like: Any) -> list[Any]:
     return found
 
 
-@_intrinsic  # type: ignore[untyped-decorator]
-def _store_float16(_context: Any, _number: Any, _to: Any) -> Any:
-    def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
-        half = ir.HalfType()
-        to = builder.inttoptr(args[1], half.as_pointer())
-        builder.store(builder.fptrunc(args[0], half), to)
-        return context.get_dummy_value()
-
-    return types.none(types.float32, types.int64), generate
-
-
 @njit(nogil=True, cache=True)
 def lay_out_query(query: Any, scale: Any, keys: Any, laid_out: Any) -> None:
-    if HAS_FLOAT16 and keys.itemsize == 1:
-        for h in range(len(laid_out)):
-            to = address(laid_out[h])
-            for c in range(HEAD_DIM):
-                place = (c % 2) * _LINE_BYTES + c // 2 * 2
-                _store_float16(query[h * HEAD_DIM + c] * scale, to + place)
-        return
     scale *= _unit(keys)
     for h in range(len(laid_out)):
         row = laid_out[h].reshape(_PARTS // 2, 2, _LANES)
@@ -266,8 +199,8 @@ def mix_values(weights: Any, values: Any, first: Any, last: Any, mixed: Any) -> 
 
 @njit(nogil=True, cache=True)
 def _unit(stored: Any) -> Any:
-    """By what numbers are larger than `_parts` gives them, where nothing has counted it in."""
-    return FLOAT8_UNIT if stored.itemsize == 1 and not HAS_FLOAT16 else np.float32(1)
+    """By how much numbers are larger than `_parts` gives them."""
+    return FLOAT8_UNIT if stored.itemsize == 1 else np.float32(1)
 
 
 @njit(nogil=True, cache=True)

@@ -67,14 +67,8 @@ def bfloat16_halves(builder: Any, address: Any) -> tuple[Any, Any]:
 def float8_halves(builder: Any, address: Any) -> list[Any]:
     """64 float8_e4m3fn, each 256 times smaller: at even and odd places of the first 32, of the
     last.
-    """
-    return in_order(builder, *float8_as_float16(builder, address))
 
-
-def float8_as_float16(builder: Any, address: Any) -> tuple[Any, Any]:
-    """64 float8_e4m3fn, each 256 times smaller: 32 float16 at even places, and at odd ones.
-
-    Made by a shift, since float16 has the same bits behind one more of exponent.
+    Made by a shift to float16, which has the same bits behind one more of exponent.
     """
     words = builder.load(builder.inttoptr(address, _WORDS.as_pointer()))
     words.align = 1
@@ -84,40 +78,8 @@ def float8_as_float16(builder: Any, address: Any) -> tuple[Any, Any]:
         moved = builder.ashr(bytes_above, ir.Constant(_WORDS, [1] * 2 * LANES))
         kept = builder.and_(moved, ir.Constant(_WORDS, [-0x4080] * 2 * LANES))  # 0xBF80
         found.append(builder.bitcast(kept, _HALVES))
-    even, odd = found
-    return even, odd
-
-
-def in_order(builder: Any, even: Any, odd: Any) -> list[Any]:
-    """Two vectors of 32 float16 as four of float32: the first 16 of both, then the last of both."""
     first, last = range(LANES), range(LANES, 2 * LANES)
-    return [_widened(builder, one, part) for part in (first, last) for one in (even, odd)]
-
-
-def widened(builder: Any, halves: Any) -> list[Any]:
-    """A vector of 32 float16 as two of float32."""
-    lanes = range(LANES), range(LANES, 2 * LANES)
-    return [_widened(builder, halves, part) for part in lanes]
-
-
-def load_halves(builder: Any, address: Any) -> Any:
-    loaded = builder.load(builder.inttoptr(address, _HALVES.as_pointer()))
-    loaded.align = 2
-    return loaded
-
-
-def half_everywhere(builder: Any, number: Any) -> Any:
-    """The nearest float16 of a float32, in each of 32 lanes."""
-    half = builder.fptrunc(number, ir.HalfType())
-    first = builder.insert_element(ir.Constant(_HALVES, ir.Undefined), half, _INT(0))
-    lanes = ir.Constant(ir.VectorType(_INT, 2 * LANES), [0] * 2 * LANES)
-    return builder.shuffle_vector(first, ir.Constant(_HALVES, ir.Undefined), lanes)
-
-
-def multiply_add_halves(builder: Any, x: Any, y: Any, z: Any) -> Any:
-    signature = ir.FunctionType(_HALVES, [_HALVES] * 3)
-    fma = builder.module.declare_intrinsic("llvm.fma.v32f16", (), signature)
-    return builder.call(fma, [x, y, z])
+    return [_widened(builder, halves, part) for part in (first, last) for halves in found]
 
 
 def _widened(builder: Any, halves: Any, lanes: Any) -> Any:
