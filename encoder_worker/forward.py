@@ -126,7 +126,6 @@ class WindowEncoder:
         self._static = StaticEncoder(
             self._mel, self._encoder, self._output, paged, max_batch, stream, contexts
         )
-        self._static.look()
         logger.info("%d CUDA graphs of the encoder", len(self._static.graphs))
 
     @torch.inference_mode()

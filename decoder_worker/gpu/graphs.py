@@ -19,7 +19,6 @@ from typing import Any
 import torch
 from torch import Tensor
 
-from cluster.common.kernels.gpu.self_check import GRAPHS, is_right
 from cluster.common.model.streams import Body, capture, new_graph_memory, upload, warm_up
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.model import TextDecoder
@@ -137,28 +136,6 @@ class Buckets:
                 self._fill(bucket, [full] * size)
                 body = partial(self._run, bucket, outcome)
                 bucket.replays[outcome] = capture(body)
-
-    def look(self, table: Tensor) -> bool:
-        """Whether the smallest bucket's replays leave what the same does without a graph.
-
-        table: of the slots, which stays as it is.
-        """
-        bucket, before = self._buckets[min(self._buckets)], table.clone()
-
-        def after(outcome: Outcome, run: Body) -> list[Tensor]:
-            run()
-            left = [bucket.tokens, bucket.logprobs, bucket.no_speech, table]
-            if outcome is Outcome.LOGITS:
-                left = [self._common.logits[: len(bucket.index)]]
-            found = [tensor.clone() for tensor in left]
-            table.copy_(before)
-            return found
-
-        for outcome, replay in bucket.replays.items():
-            eager = partial(self._run, bucket, outcome)
-            if not is_right(GRAPHS, *(partial(after, outcome, way) for way in (replay, eager))):
-                return False
-        return True
 
     def launch(self, windows: Sequence[Sequence[BatchRow]], outcome: Outcome) -> Readback:
         """Run a forward of at most `max_windows`, of at most `n_sharing` rows each.

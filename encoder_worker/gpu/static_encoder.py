@@ -18,7 +18,7 @@ from torch import Tensor
 from torch.nn.attention import SDPBackend, sdpa_kernel
 
 from cluster.common.kernels.gpu.operators import scatter_pages
-from cluster.common.kernels.gpu.self_check import GRAPHS, is_right, noise
+from cluster.common.kernels.gpu.self_check import GRAPHS, is_right
 from cluster.common.kv.cross_kv import WINDOWS_AT_ONCE, CrossKVProjection, Unprojected
 from cluster.common.messages import FileMel
 from cluster.common.model.streams import (
@@ -32,7 +32,7 @@ from cluster.common.model.streams import (
 )
 from encoder_worker.gpu.encoder import Encoder
 from encoder_worker.gpu.staging import Staging
-from encoder_worker.mel import ROW_SAMPLES, FixedLogMel, LogMel
+from encoder_worker.mel import FixedLogMel, LogMel
 
 # Fastest first on Hopper (cuDNN's fused attention, then FlashAttention 2). None is excluded: the
 # choice is the whole process's, and a decoder beside us may need another.
@@ -136,31 +136,6 @@ class StaticEncoder:
             self._staging.put(windows, pages, slices, shape.windows)
             self.graphs.get(shape, partial(self._compute, shape))()
         return already_done if self._stream is None else waiter_for(self._stream)
-
-    @torch.inference_mode()
-    def look(self) -> None:
-        """Drop the graphs unless replays leave what the same does without a graph, on noise.
-
-        Of each number of positions the smallest graph, and the largest of all. Writes the first
-        window's pages.
-        """
-        shapes = [shape for shape in self.graphs if shape.windows == 1]
-        shapes += sorted(self.graphs, key=lambda s: s.windows * s.positions)[-1:]
-        pcm = noise(ROW_SAMPLES, scale=3000.0).to(torch.int16).numpy()
-        with on_stream(self._stream):
-            for shape in shapes:
-                n_pages = -(-shape.positions // self._pool.shape[3])
-                self._staging.put([pcm], [range(n_pages)], [None], shape.windows)
-                ways = (self.graphs[shape], partial(self._compute, shape))
-                if not is_right(GRAPHS, *(partial(self._after, way, n_pages) for way in ways)):
-                    self.graphs.clear()
-                    break
-
-    def _after(self, run: Body, n_pages: int) -> list[Tensor]:
-        """What a way leaves of the first window."""
-        self._pool[:n_pages].zero_()
-        run()
-        return [self._pool[:n_pages].clone()]
 
     def shape_for(self, windows: int, positions: int) -> BatchShape:
         """The smallest size for so many windows. Positions stay: texts depend on how many."""
