@@ -1,8 +1,7 @@
-"""What an archive holds: the files that paths, globs, folders, URLs and manifests mean, as items.
+"""List the audio files that paths, globs, folders, URLs and manifests name.
 
-Files are listed and not opened, and no sooner than they are asked for, so that work on the first
-begins at once. A path that leads nowhere ends the command where it was named, and is an item that
-fails by itself where a manifest lists it.
+Files are listed lazily and not opened. A path on the command line that does not exist is an error;
+one in a manifest is an item that fails later.
 """
 
 from __future__ import annotations
@@ -25,8 +24,8 @@ from cluster.archives.places import Place, is_url, shown
 from cluster.common.errors import InvalidRequestError
 
 STDIN = "-"
-# Of files in a folder that are taken, with about how many bytes a second of them has: for what goes
-# first, and for how much there is before anything was opened.
+# The suffixes that count as audio in a folder, and about how many bytes a second of each has. From
+# these rates come the order of files and the first estimate of an archive's duration.
 BYTES_PER_S = {
     **dict.fromkeys(("wav", "aiff", "aif"), 64_000),
     "flac": 40_000,
@@ -36,18 +35,14 @@ BYTES_PER_S = {
 }
 USUAL_BYTES_PER_S = 20_000
 MANIFESTS = (".jsonl", ".ndjson", ".csv", ".parquet")
-# What manifests call the column of paths: as people, NeMo and Hugging Face's data sets do.
+# Names of the column of paths, including those of NeMo and Hugging Face's data sets.
 PATH_COLUMNS = ("path", "file", "url", "audio_filepath", "file_name", "file_path", "audio")
-ASKED_AT_ONCE = 32  # files of a list: a bucket takes its time for each
+ASKED_AT_ONCE = 32  # files of a list whose size is asked for in parallel
 
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """One audio file.
-
-    path: absolute, or a URL, by which it is known. size: bytes. mtime_ns: Unix time. Either is 0
-    where nobody says. relative: its place below what was named, by which its outputs are called.
-    """
+    """size (bytes) and mtime_ns (Unix time) are 0 where unknown. relative: names the outputs."""
 
     path: str
     size: int
@@ -60,11 +55,10 @@ class Item:
 
 
 def list_items(names: Sequence[str], stdin: Iterable[str] = ()) -> Iterator[Item]:
-    """Every item that `names` mean, each once; `stdin`: lines for the name "-".
+    """Yield each audio file that `names` mean once; `stdin` holds the lines for the name "-".
 
-    The first of each name is looked for at once, and the others as they are taken. Raises
-    InvalidRequestError, also later: nothing is there, a folder or glob has no audio, a list cannot
-    be read.
+    Raises InvalidRequestError, at once or while iterating: nothing is there, a folder or glob has
+    no audio, or a list cannot be read.
     """
     listings = []
     for name in names:
@@ -92,18 +86,18 @@ def _items(name: str, stdin: Iterable[str]) -> Iterator[Item]:
                 yield from _of_manifest(file)
             else:
                 yield _item(file, root)
-    # pyarrow's errors are ValueErrors, and so is text that is no UTF-8.
+    # pyarrow's errors are ValueErrors, and so is UnicodeDecodeError.
     except (OSError, ValueError, NotImplementedError, csv.Error) as error:
         raise InvalidRequestError(f"{name} cannot be read: {error}") from error
 
 
 def _found(name: str) -> tuple[Place, Iterable[Place]]:
-    """The files that a name means, behind the folder below which they keep their own folders."""
+    """Return the folder that outputs mirror and the files that `name` means."""
     place = Place.of(name).looked_at()
     if place.kind == "Directory":
         audio = (file for file in place.below() if _suffix(file.path) in BYTES_PER_S)
         return place, _some(audio, f"there is no audio file in {name}")
-    if place.kind == "NotFound" and glob.has_magic(name):  # and not the name of what is there
+    if place.kind == "NotFound" and glob.has_magic(name):  # an existing file may have such a name
         root, matches = _matches(name)
         return root, _some(matches, f"no file matches {name}")
     if place.kind == "NotFound" and place.is_local:
@@ -156,13 +150,12 @@ def _of_row(name: str, folder: Place) -> Item:
     is_whole = is_url(name) or name.startswith(("/", "~"))
     try:
         place = Place.of(name if is_whole else (folder / name).name)
-    except InvalidRequestError:  # it fails by itself, later, for this reason
+    except InvalidRequestError:  # opening it later fails with the same error
         return Item(name, 0, 0, _inside(posixpath.basename(name)))
     return _item(place.looked_at(), folder)
 
 
 def _path(row: Any, where: str) -> str:
-    """Of a table's row, or of a line, which is a path or a JSON object with one."""
     if isinstance(row, str) and row.lstrip().startswith("{"):
         try:
             row = json.loads(row)
@@ -189,7 +182,6 @@ def _column(columns: Collection[str], where: str) -> str:
 
 
 def _item(file: Place, root: Place) -> Item:
-    """What is not below the root is called by its bare name."""
     below = f"{root.path.rstrip('/')}/"
     path = file.path
     relative = path[len(below) :] if path.startswith(below) else posixpath.basename(path)
@@ -197,7 +189,7 @@ def _item(file: Place, root: Place) -> Item:
 
 
 def _inside(relative: str) -> str:
-    """Without what leads out of a folder, as names of objects may have it, or is no name."""
+    """Drop from a relative path what would lead out of a folder, such as `..`."""
     parts = shown(relative).replace("\0", "").split("/")
     return "/".join(part for part in parts if part not in ("", ".", "..")) or "audio"
 

@@ -1,13 +1,9 @@
-"""What is asked for of an archive, and what a run leaves of each of its files.
+"""The outputs of an archive, and which of its files are done already.
 
-Outputs are called as their input is below the folder that was named, with the format in place of
-the suffix; where two inputs would share a name the later one keeps its suffix, and then gets a
-number: `talk.wav.srt`, `talk.wav-2.srt`.
-
-An input is done when its sidecar, `.talk.splitscribe.json`, is there with the same source and
-settings, and with all formats that are asked for. It is written last and whole, and removed before
-its outputs are written again, so it is true whenever a run is killed; of each output it has a hash,
-for whoever checks them. One with an error tells why an input failed.
+`talk.wav` becomes `talk.srt`; inputs that would share this name become `talk.wav.srt` and
+`talk.wav-2.srt`. An input is done when its sidecar, `.talk.splitscribe.json`, has the same source
+and settings and lists all formats. The sidecar is removed before outputs are replaced and written
+after them, so it is correct whenever a run is killed.
 """
 
 from __future__ import annotations
@@ -42,20 +38,18 @@ FORMATS: dict[str, ResponseFormat] = {
 }
 FAILURES = "failures.csv"
 LOCK, SPEED = ".splitscribe.lock", ".splitscribe.speed.json"
-MOST_BYTES = 230  # of a part of a name, of which file systems take 255, with a sidecar's signs
-READERS = 16  # of sidecars at a time: a bucket takes its time for each
+MOST_BYTES = 230  # of a part of a name; file systems allow 255, with a sidecar's affixes
+READERS = 16  # threads that read sidecars, each of which takes a round trip to a bucket
 
 Fields = Mapping[str, str | Sequence[str]]
 Sidecar = Mapping[str, Any]
-Result = Transcript | Exception  # what was heard, or why nothing was
+Result = Transcript | Exception
 
 
 @dataclass(frozen=True, slots=True)
 class Archive:
-    """fields: of the file endpoint, for every file. model: whose texts they are."""
-
     where: Place
-    fields: Fields = field(default_factory=dict)
+    fields: Fields = field(default_factory=dict)  # of the file endpoint's form
     task: Task = "transcribe"
     model: str = ""
     formats: tuple[str, ...] = ("json",)
@@ -64,7 +58,7 @@ class Archive:
 
     @property
     def settings(self) -> dict[str, Any]:
-        """All that texts depend on; of recordings of voices only what names them."""
+        """All settings that change texts; recordings of voices are replaced by their digests."""
         fields = {
             name: _named(value) if isinstance(value, str) else [_named(one) for one in value]
             for name, value in self.fields.items()
@@ -73,7 +67,7 @@ class Archive:
 
 
 def _named(value: str) -> str:
-    """The value, or of a data URL, which sidecars must not hold, its digest."""
+    """Replace a data URL, which sidecars must not hold, by its digest."""
     if not value.startswith("data:"):
         return value
     return f"sha256:{hashlib.sha256(value.encode()).hexdigest()}"
@@ -89,29 +83,29 @@ def pairs_of(fields: Fields) -> tuple[tuple[str, str], ...]:
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """An item that is to be transcribed. output: what its outputs are called before the format."""
+    """An item to transcribe. output: the relative path of its outputs without the format."""
 
     item: Item
     output: str
 
 
 class Outputs:
-    """All outputs of one run. Any thread may write, of those of one item one at a time."""
+    """All outputs of one run. Threads may call `write` at once for different items."""
 
     def __init__(self, archive: Archive) -> None:
         self._archive, self._where = archive, archive.where
-        self._owners: dict[str, str] = {}  # of names, the items of this run
+        self._owners: dict[str, str] = {}  # output name -> path of the item of this run that has it
         self._objects: frozenset[str] | None = None
-        if not self._where.is_local:  # one listing, in place of a question for each file
+        if not self._where.is_local:  # one listing, not one request for each file
             self._objects = frozenset(one.path for one in self._where.below())
 
     @classmethod
     @contextmanager
     def opened(cls, archive: Archive) -> Iterator[Self]:
-        """Keep other runs of this machine out; buckets have no locks.
+        """Lock the output folder against other runs of this machine; a bucket has no lock.
 
-        Raises InvalidRequestError: another run is writing there. ConfigurationError: nothing can be
-        read or written there.
+        Raises InvalidRequestError: another run holds the lock. ConfigurationError: the place is
+        unusable.
         """
         where = archive.where
         with ExitStack() as stack:
@@ -128,14 +122,14 @@ class Outputs:
             yield outputs
 
     def look(self, items: Sequence[Item]) -> list[Pending | str | None]:
-        """What is to be done of each of these items: None where it is done, or why it failed."""
+        """Tell for each item: what to transcribe, None where it is done, or its error message."""
         firsts = list(dict.fromkeys(next(names_of(item)) for item in items))
         with ThreadPoolExecutor(READERS) as threads:
             sidecars = dict(zip(firsts, threads.map(self._sidecar, firsts), strict=True))
         return [self._judge(item, *self._claim(item, sidecars)) for item in items]
 
     def _claim(self, item: Item, read: Mapping[str, Sidecar | None]) -> tuple[str, Sidecar | None]:
-        """A name that no other item has, in this run or before it, and its sidecar."""
+        """Return a name that no other item has, in this run or an earlier one, and its sidecar."""
         for name in names_of(item):
             sidecar = read[name] if name in read else self._sidecar(name)
             owner = item.path if sidecar is None else sidecar["source"]["path"]
@@ -159,7 +153,7 @@ class Outputs:
         return None if is_whole else pending
 
     def write(self, pending: Pending, result: Result) -> None:
-        from router.api.formats import render  # late, for the command line to start quickly
+        from router.api.formats import render  # late, so that the command line starts quickly
 
         name, written = pending.output, dict[str, str]()
         sidecar: dict[str, Any] = {"source": source_of(pending.item)}
@@ -180,7 +174,6 @@ class Outputs:
         self._where_of_sidecar(name).write_whole(text.encode())
 
     def _sidecar(self, name: str) -> Sidecar | None:
-        """None: there is none, or it is not ours."""
         place = self._where_of_sidecar(name)
         if not self._is_there(place):
             return None
@@ -226,7 +219,7 @@ def error_text(error: Exception) -> str:
 
 
 def may_pass(error: Exception) -> bool:
-    """Whether a later try may do better: it failed for no reason of the file's own."""
+    """Whether a later try may succeed, because the file itself was not the reason."""
     return not isinstance(error, SplitscribeError) or error.status >= 500
 
 

@@ -1,7 +1,4 @@
-"""Where archives and their transcripts are: folders of this machine, buckets, anything of fsspec.
-
-pyarrow's own filesystems are asked first, with the credentials that they find, then fsspec's.
-"""
+"""Files and folders of this machine, in buckets, and in any filesystem of fsspec."""
 
 from __future__ import annotations
 
@@ -23,7 +20,7 @@ from cluster.common.errors import InvalidRequestError
 
 URL = re.compile(r"^([a-z][a-z0-9+.-]+)://", re.IGNORECASE)
 BUCKETS = ("s3", "gs", "gcs")
-GOOGLE_WAIT_S = 60  # pyarrow's own is 15 minutes, without a word, where there are no credentials
+GOOGLE_WAIT_S = 60  # pyarrow waits 15 minutes where there are no credentials
 CHUNK_BYTES = 2**20
 Kind = Literal["File", "Directory", "NotFound", "Unknown"]  # as pyarrow calls them
 
@@ -33,21 +30,20 @@ def is_url(name: str) -> bool:
 
 
 def shown(path: str) -> str:
-    """A path as it is printed and kept: bytes that are not UTF-8 appear as `\\x..`."""
+    """A path as it is printed and stored: bytes that are not UTF-8 appear as `\\x..`."""
     return os.fsencode(path).decode("utf-8", "backslashreplace")
 
 
 @dataclass(frozen=True, slots=True)
 class Place:
-    """A file or folder.
+    """A file or folder; files: pyarrow's filesystem that `path` belongs to, None for this machine.
 
-    path: in its filesystem; of this machine's absolute. name: the URL, or this path. files:
-    pyarrow's filesystem; None: this machine. kind, size in bytes, and mtime_ns, Unix time, are what
-    `looked_at` and `below` find there; 0 where nobody says.
+    `looked_at` and `below` set kind, size (bytes) and mtime_ns (Unix time), which are 0 where
+    unknown.
     """
 
     path: str
-    name: str
+    name: str  # the URL; on this machine the path
     files: Any = None
     kind: Kind = "Unknown"
     size: int = 0
@@ -55,7 +51,7 @@ class Place:
 
     @classmethod
     def of(cls, name: str) -> Place:
-        if name.startswith("file:///"):  # by which outputs, too, are locked and written whole
+        if name.startswith("file:///"):  # local outputs are locked and replaced atomically
             name = unquote(name.removeprefix("file://"))
         if not is_url(name):
             path = str(Path(os.path.expanduser(name)).absolute())
@@ -82,28 +78,28 @@ class Place:
 
     @contextmanager
     def as_local_file(self) -> Iterator[Path]:
-        """The file on this machine; what is elsewhere is copied, and the copy goes at the end.
+        """Open the file on this machine; a remote one is copied for as long as it is open.
 
-        Raises InvalidRequestError: its name is not UTF-8, as audio workers and sidecars have it.
+        Raises InvalidRequestError: its name is not UTF-8, which audio workers and sidecars need.
         """
         if self.is_local:
             if shown(self.path) != self.path:
                 raise InvalidRequestError(
                     f"the name of {shown(self.path)} is not UTF-8: rename the file"
                 )
-            with open(self.path, "rb"):  # before a worker is asked
+            with open(self.path, "rb"):  # raise here, not in a worker
                 yield Path(self.path)
             return
-        from router.audio.protocol import path_of  # late, for the command line to start quickly
+        from router.audio.protocol import path_of  # late, so that the command line starts quickly
 
-        with tempfile.TemporaryFile() as copy:  # without a name that a kill would leave
+        with tempfile.TemporaryFile() as copy:  # unnamed, so that a killed run leaves nothing
             with self.files.open_input_stream(self.path) as content:
                 shutil.copyfileobj(content, copy, CHUNK_BYTES)
             copy.flush()
             yield path_of(copy.fileno())
 
     def write_whole(self, content: bytes) -> None:
-        """Write so that a reader finds all of it or what was there before."""
+        """Replace the file so that a reader finds all of the old or all of the new content."""
         folder = self.path.rpartition("/")[0]
         if not self.is_local:  # an object appears when it is whole
             with suppress(OSError, NotImplementedError):
@@ -135,9 +131,7 @@ class Place:
         return self._of_info(self.files.get_file_info(self.path))
 
     def below(self) -> Iterator[Place]:
-        """Each file in this folder, at any depth; none where it is not there. A bucket is listed
-        once.
-        """
+        """Yield each file below this folder in order; none where the folder is missing."""
         if self.is_local:
             yield from _local_files(self.path)
             return
@@ -164,7 +158,7 @@ def _local(path: str) -> Place:
 
 
 def _local_files(folder: str) -> Iterator[Place]:
-    seen: set[tuple[int, int]] = set()  # links may lead in circles
+    seen: set[tuple[int, int]] = set()  # symbolic links may form cycles
     for root, folders, names in os.walk(folder, onerror=_raise_unless_gone, followlinks=True):
         found = os.stat(root)
         if (found.st_dev, found.st_ino) in seen:

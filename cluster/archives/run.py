@@ -1,9 +1,4 @@
-"""One run over an archive: a loop that takes files as they are listed through the pools.
-
-Of the files that are listed so far the longest goes first, so that none is left alone at the end.
-How much audio there is, is known of the files that are done and estimated by size of those that are
-not, at the rate that the done ones had.
-"""
+"""One run over an archive: transcribe the longest listed file first while listing goes on."""
 
 from __future__ import annotations
 
@@ -24,15 +19,15 @@ from cluster.common.logs import counted
 from cluster.serve.bulk.engine import BulkEngine
 from router.transcript import Transcript
 
-LOOKED_AT = 256  # items at a time: whether they are done
-LISTED_AHEAD = 10_000  # of those that are not, more than are in work; further ones are not listed
-LINE_S = 30.0
+LOOKED_AT = 256  # items whose sidecars are read together
+LISTED_AHEAD = 10_000  # pending items in the queue; listing waits beyond them
+LINE_S = 30.0  # between lines of progress where there is no terminal
 
 
 def look_at(
     items: Iterable[Item], outputs: Outputs, progress: RunProgress
 ) -> Iterator[list[Pending]]:
-    """What is to be done, as it is listed; all is counted in `progress`."""
+    """Yield the items to transcribe in groups, and count all items in `progress`."""
     listing = iter(items)
     while some := list(islice(listing, LOOKED_AT)):
         pending = []
@@ -57,10 +52,10 @@ async def run_archive(
     progress: RunProgress,
     listing: Iterator[list[Pending]],
 ) -> None:
-    """Transcribe all that `look_at` gives; what is done when this ends early is kept.
+    """Transcribe all that `look_at` yields; outputs written before an early end are kept.
 
-    Raises OSError where the output cannot be written, and InvalidRequestError where the application
-    refuses the fields or no more can be listed.
+    Raises OSError: the output cannot be written. InvalidRequestError: the application refuses the
+    fields, or listing fails.
     """
     params = engine.params(pairs_of(archive.fields), archive.task)
     queue = asyncio.PriorityQueue[tuple[float, int, Pending | None]](LISTED_AHEAD)
@@ -84,7 +79,7 @@ async def run_archive(
             progress.end(pending.item, result)
 
     async def transcribe(item: Item) -> Transcript:
-        """The engine is told no name: logs of workers tell no file's, and files may share one."""
+        """Pass no file name to the engine: logs of workers must not hold one."""
         with ExitStack() as stack:
             file = Place.of(item.path).as_local_file()
             upload = await asyncio.to_thread(stack.enter_context, file)
@@ -103,20 +98,18 @@ async def run_archive(
 
 
 class RunProgress:
-    """What is known of an archive's items so far, and how far a run is.
+    """Counts of an archive's items, final once `is_listed`, and the progress of a run.
 
-    n_before, n_failed_before: by sidecars of earlier runs; n_pending: of this one; all of them once
-    `is_listed`. failures: reasons by key, of all runs. about_s: seconds of audio of those that are
-    pending, by their sizes. n_done, done_s: of this run. status: shows on a terminal how far it is,
-    while it is open; elsewhere there are lines.
+    n_before, n_failed_before: of earlier runs. failures: path -> reason, over all runs. about_s:
+    seconds of audio of pending items, estimated by size.
     """
 
     def __init__(self, console: Console, now: Callable[[], float] = time.monotonic) -> None:
         self._console, self._now = console, now
         self._started_s = self._told_s = now()
         self.status = Status("", console=console)
-        self._guessed_s = 0.0  # by sizes, of what was heard
-        self._at_work: dict[str, float] = {}  # seconds done
+        self._guessed_s = 0.0  # estimates by size of the files that are done
+        self._at_work: dict[str, float] = {}  # path -> seconds done
         self.n_before = self.n_failed_before = self.n_pending = self.n_done = 0
         self.about_s = self.done_s = 0.0
         self.is_listed = False
@@ -163,13 +156,12 @@ class RunProgress:
 
     @property
     def left_s(self) -> float:
-        """Seconds of audio to go: estimates, corrected by how right they were so far."""
+        """Seconds of audio to go: estimates by size, scaled by how they compared so far."""
         right = self.done_s / self._guessed_s if self._guessed_s else 1.0
         return max(0.0, (self.about_s - self._guessed_s) * right - sum(self._at_work.values()))
 
     @property
     def _heard_s(self) -> float:
-        """Seconds of audio done, those of files at work too."""
         return self.done_s + sum(self._at_work.values())
 
     @property

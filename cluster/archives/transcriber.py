@@ -1,13 +1,11 @@
-"""`Transcriber`: what Ray Data calls with batches of audio files, for pipelines of any kind.
+"""Transcribe audio files in a pipeline of Ray Data.
 
     ds = ray.data.read_binary_files("s3://bucket/talks/", include_paths=True)
     ds = ds.map_batches(Transcriber, **map_options(fields={"language": "en"}))
     ds.drop_columns(["bytes"]).write_parquet("s3://bucket/texts")
 
-The process must be in the Ray cluster of a running application (`splitscribe serve`). What a batch
-had stays, and the columns of `result_schema` come beside it. A file that fails costs its row, which
-tells why. The engine has an event loop and a thread of its own: Ray Data's blocks while its
-consumer is slow.
+The process must be in the Ray cluster of a running application (`splitscribe serve`). The engine
+has an event loop in a thread of its own, since Ray Data's blocks while its consumer is slow.
 """
 
 from __future__ import annotations
@@ -29,7 +27,7 @@ Row = dict[str, Any]
 
 
 class Transcriber:
-    """A class for `ray.data.Dataset.map_batches`; each object has one engine for all its calls."""
+    """For `ray.data.Dataset.map_batches`; a file that fails gives a row with the error."""
 
     def __init__(
         self,
@@ -40,12 +38,11 @@ class Transcriber:
     ) -> None:
         """Open an engine over the running application, without limits of size and length.
 
-        fields: of the file endpoint, such as `{"language": "en"}`, with a list for those that take
-        several; `response_format` is `verbose_json` where it is not among them. files_at_once: at
-        most so many are worked on, over all calls.
+        fields: form fields of the file endpoint, such as `{"language": "en"}`; a list for one that
+        may repeat. files_at_once: the most files in work, over all calls.
 
-        Raises ConfigurationError: there is no application. InvalidRequestError: the fields are
-        refused.
+        Raises ConfigurationError: there is no application. InvalidRequestError: it refuses the
+        fields.
         """
         asked = {"response_format": "verbose_json", **(fields or {})}
         self._slots = asyncio.Semaphore(files_at_once)
@@ -59,10 +56,9 @@ class Transcriber:
             self._opened = opened.pop_all()
 
     def __call__(self, table: Any) -> Any:
-        """Transcribe the rows of pyarrow's table. May be called by threads.
+        """Add the columns of `result_schema` to a pyarrow table with a column `bytes`.
 
-        The table has a column `bytes`, of audio. Returns the same rows, in order, with the
-        transcripts' columns.
+        Rows keep their order. Threads may call this at once.
         """
         import pyarrow as pa
 
@@ -80,7 +76,7 @@ class Transcriber:
         return table
 
     def close(self) -> None:
-        """End the engine and its audio workers; what is being transcribed is given up."""
+        """Stop the engine and its audio workers; files in work are abandoned."""
         self._opened.close()
 
     async def _transcribe(self, audio: bytes | None) -> Row:
@@ -88,7 +84,7 @@ class Transcriber:
             try:
                 if audio is None:
                     raise InvalidRequestError("the row has no audio")
-                # Without a name: logs of workers tell no file's, and files may share one.
+                # Without a file name, which logs of workers must not hold.
                 result = await self._engine.transcribe(audio, self._params)
             except Exception as error:
                 told = {"error": error_text(error), "error_type": type(error).__name__}
@@ -105,10 +101,7 @@ class Transcriber:
 
 
 def result_schema() -> Any:
-    """pyarrow's, of what was heard in a file, or why nothing was: columns beside a row's own.
-
-    answer: what the file endpoint answers, with segments and words. duration: in seconds.
-    """
+    """answer: the body of the file endpoint's response. duration: in seconds."""
     import pyarrow as pa
 
     names = ("text", "language", "answer", "error", "error_type")
@@ -123,9 +116,9 @@ def map_options(
     transcribers: int = 1,
     files_at_once: int = FILES_AT_ONCE,
 ) -> dict[str, Any]:
-    """Arguments of `map_batches(Transcriber, ...)`; transcribers: more for many machines.
+    """Arguments of `map_batches(Transcriber, ...)`; they reserve no core of Ray's.
 
-    It asks Ray for no core: a cluster whose cores the application claims would never start it.
+    Ray would never start a transcriber that needs a core where the application claims all of them.
     """
     from ray.data import ActorPoolStrategy
 
