@@ -1,4 +1,4 @@
-"""`splitscribe align`: when the words of a known text are said, as JSON or subtitles."""
+"""The command `splitscribe align`."""
 
 from __future__ import annotations
 

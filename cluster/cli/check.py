@@ -1,8 +1,4 @@
-"""`splitscribe check`: what this machine has, and what a cluster would use here.
-
-With `--compile` it compiles what the workers of a CPU compute with, into numba's cache, for the
-processor that this runs on.
-"""
+"""The command `splitscribe check`."""
 
 from __future__ import annotations
 
@@ -28,9 +24,9 @@ from cluster.common.settings import DType
 from cluster.common.settings_sources import load_settings
 from cluster.serve.distribution import build_id, package_root
 
-Row = tuple[str, str, bool]  # what, finding, whether it is well
+Row = tuple[str, str, bool]  # topic, finding, whether it is well
 
-DTYPES: tuple[DType, ...] = ("auto", "float32", "int8")  # of either role on a CPU
+DTYPES: tuple[DType, ...] = ("auto", "float32", "int8")  # for which kernels are compiled
 
 
 def check(
@@ -117,7 +113,7 @@ def _attention() -> list[Row]:
 
 
 def _gpu() -> list[Row]:
-    """What both roles find wrong on a GPU when they start there, with the bundled model."""
+    """Start both roles on the GPU with the bundled model, and report what self-checks found."""
     import torch
 
     if not torch.cuda.is_available():
@@ -132,7 +128,7 @@ def _gpu() -> list[Row]:
 
     try:
         asyncio.run(start())
-    except Exception as error:  # whatever a device does
+    except Exception as error:  # a device may raise any error
         return [("results on the GPU", f"{type(error).__name__}: {error}", False)]
     found = [(way, f"{INSTEAD[way]} instead: {why}", False) for way, why in turned_off.items()]
     return found or [("results on the GPU", "those of float32, but for rounding", True)]
@@ -188,7 +184,7 @@ def _kernels() -> list[Row]:
 
 
 def _builds() -> dict[str, Callable[[], Any]]:
-    """What compiles each, or loads it where it is kept."""
+    """For each set of CPU kernels the function that compiles it or loads it from numba's cache."""
     import torch
 
     from cluster.common.model.device import resolve_dtype

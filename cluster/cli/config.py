@@ -1,4 +1,4 @@
-"""`splitscribe config`: the files under `configs/`, named by their path without its ending."""
+"""The command `splitscribe config`, which shows the files under `configs/`."""
 
 from __future__ import annotations
 
@@ -62,17 +62,15 @@ def env() -> None:
 
 @dataclass(frozen=True, slots=True)
 class ShippedConfig:
-    """One file. about: its first sentence."""
-
     name: str
     path: Path
-    about: str
+    about: str  # a sentence without its full stop
 
 
 def shipped_configs() -> list[ShippedConfig]:
     root = package_root() / "configs"
     files = sorted(file for file in root.rglob("*") if file.suffix in ENDINGS)
-    files = [file for file in files if file.parent.name != "templates"]  # of the chart
+    files = [file for file in files if file.parent.name != "templates"]  # parts of the Helm chart
     return [
         ShippedConfig(file.relative_to(root).with_suffix("").as_posix(), file, _about(file))
         for file in files
@@ -80,7 +78,7 @@ def shipped_configs() -> list[ShippedConfig]:
 
 
 def shipped_config(name: str) -> ShippedConfig:
-    """The one called `name`, or whose last part is, with or without its ending."""
+    """Find a file by its path below `configs/` or by its last part; its ending may be left out."""
     asked = name
     for ending in ENDINGS:
         asked = asked.removesuffix(ending)
@@ -95,7 +93,7 @@ def shipped_config(name: str) -> ShippedConfig:
 
 
 def _about(file: Path) -> str:
-    """The first sentence of the comment at its top; of JSON, which has none, its title."""
+    """The first sentence of the comment at its top; of JSON the title."""
     if file.suffix == ".json":
         return f"Grafana dashboard {json.loads(file.read_text())['title']!r}"
     lines = []

@@ -1,7 +1,4 @@
-"""The model that transcribes a user's own files where the command line names none.
-
-It is openai/whisper's default, since the bundled one would not understand them.
-"""
+"""The model of commands where none is named: openai/whisper's default, not the bundled toy."""
 
 from __future__ import annotations
 
@@ -13,31 +10,27 @@ from cluster.common.settings import BUNDLED_MODEL, BUNDLED_MODEL_IS, Settings
 from cluster.common.settings_sources import load_settings
 
 DEFAULT_MODEL = "turbo"
-SIZE = "1.6 GB"  # of its weights
+SIZE = "1.6 GB"  # of the weights
 
 
 def default_model() -> str:
-    """What `SPLITSCRIBE_MODEL` names, else `DEFAULT_MODEL`."""
+    """The model that `SPLITSCRIBE_MODEL` names, else `DEFAULT_MODEL`."""
     return with_default_model(load_settings()).model
 
 
 def with_default_model(settings: Settings) -> Settings:
-    """`settings` with `DEFAULT_MODEL` where they name none."""
     if settings.models or "model" in settings.model_fields_set:
         return settings
     return settings.model_copy(update={"model": DEFAULT_MODEL})
 
 
 def download(model: str, err: Console) -> None:
-    """Download what the Hub's cache does not have of `model`; of the default one, say so before.
-
-    Raises CheckpointError.
-    """
+    """Download what the Hub's cache does not have of `model`. Raises CheckpointError."""
     from cluster.common.model.checkpoint import open_checkpoint
 
     if model == DEFAULT_MODEL:
         _announce(err)
-    # Python's own handler would wait until the Hub's threads have their files.
+    # Python's own handler would wait until the Hub's threads have finished their files.
     before = signal.signal(signal.SIGINT, signal.SIG_DFL)
     try:
         open_checkpoint(model)
@@ -56,7 +49,6 @@ def _announce(err: Console) -> None:
 
 
 def say_if_toy(models: set[str], err: Console) -> None:
-    """One line where the bundled model is one of `models`."""
     if BUNDLED_MODEL in models:
         err.print(
             f"splitscribe: the bundled model is {BUNDLED_MODEL_IS}; for other recordings name a "

@@ -1,8 +1,8 @@
-"""`splitscribe serve`: run a cluster until the person at the terminal ends it.
+"""`splitscribe serve` in the foreground: run a cluster until a signal ends it.
 
-A signal handler in Python runs between two instructions of the main thread, which may hold any
-lock, so the handlers here do nothing: Python's own, in C, writes the signal's number into a pipe,
-and a thread that reads it does the rest.
+A Python signal handler runs between two instructions of the main thread, which may hold any lock.
+So the handlers here do nothing: the interpreter writes the signal's number into a pipe (its wakeup
+descriptor), and a thread reads it and acts.
 """
 
 from __future__ import annotations
@@ -32,18 +32,18 @@ from cluster.serve.start.readiness import StopRequest
 def serve_foreground(
     settings: Settings, console: Console, stop: StopRequest, *, verbose: bool = False
 ) -> None:
-    """Start, print how to call it, wait for `stop`, which may come at any time, and stop cleanly.
+    """Start the cluster, print how to call it, and stop it cleanly once `stop` is set.
 
-    The cluster has a thread of its own: in the main thread Ray would take SIGTERM for itself.
-    verbose: show all of the start, also what Ray and Serve log. Raises ConfigurationError or
-    CheckpointError before or while starting; where log lines are JSON, SystemExit.
+    The cluster runs in a thread of its own, since Ray would handle SIGTERM itself in the main
+    thread. verbose: also show what Ray and Serve log. Raises ConfigurationError or CheckpointError;
+    where log lines are JSON, SystemExit.
     """
     is_json = settings.log_format == "json"
     if is_json:
         console = Console(file=JsonLines(), force_terminal=False, highlight=False, soft_wrap=True)
     with json_error() if is_json else contextlib.nullcontext():
         for own in settings.by_model().values():
-            open_checkpoint(own.model)  # a wrong model is told now, not by a replica's log
+            open_checkpoint(own.model)  # a wrong model fails here, not in a replica
         say_if_toy({own.model for own in settings.by_model().values()}, console)
         os.environ.setdefault(KEEP_SIGNALS, "1")
         is_quiet = console.is_terminal and not verbose
@@ -61,7 +61,7 @@ def _serve(settings: Settings, console: Console, stop: StopRequest, workers: Wor
         is_soon = time.monotonic() - began_s < PATIENCE_S and not stop.is_set()
         if workers.is_quiet and is_soon and n_said > 1:
             return
-        # Where the terminal has gone, rich would end the process before the cluster is stopped.
+        # Rich raises SystemExit where the terminal has gone, but the cluster must still be stopped.
         with contextlib.suppress(OSError, SystemExit):
             console.print(f"{OWN}{line}", markup=False)
 
@@ -83,8 +83,8 @@ def _serve(settings: Settings, console: Console, stop: StopRequest, workers: Wor
                 say(f"Ray has ended, and all workers with it; look into {RAY_LOGS}")
                 end_without_ray(GAVE_UP)
     except Exception:
-        # A start also fails where Ctrl-C, which a terminal sends to Ray's processes too, ended one.
-        # That it was stopped is told where the signal is read.
+        # A terminal sends Ctrl-C to Ray's processes too, and the start fails where it ends one.
+        # `StopSignals` has printed already that the start was stopped.
         if is_ready or not stop.is_set():
             raise
 
@@ -101,18 +101,19 @@ def curl_line(url: str, settings: Settings) -> str:
 
 
 SIGNALS = (signal.SIGINT, signal.SIGTERM)
-PATIENCE_S = 10.0  # of a person at a terminal, before the start tells how far it is
-STOP_LIMIT_S = 90.0  # replicas get 60 s for the windows that they have begun
-CLOSED = 0  # the byte that ends the reading thread: no signal has this number
+PATIENCE_S = 10.0  # at a terminal, until the start prints its progress
+STOP_LIMIT_S = 90.0  # replicas get 60 s to finish the windows in work
+CLOSED = 0  # the byte that ends the reading thread; no signal has this number
 GAVE_UP = 1  # the exit status where stopping took too long, or Ray has ended
 RAY_LOGS = "/tmp/ray/session_latest/logs"
 STOPPED = "stopped before it was ready"
 
 
 class StopSignals:
-    """While open, the first signal sets the event and begins the time limit; more change nothing.
+    """While open, the first signal sets the event and starts the time limit; later ones are
+    ignored.
 
-    Both stay ignored when it closes after one, so that none ends the process with another status.
+    After a signal, signals stay ignored at exit, so that none changes the exit status.
     """
 
     def __init__(
@@ -121,7 +122,7 @@ class StopSignals:
         give_up: Callable[[int], object] = os._exit,
         encoding: LogEncoding = "plain",
     ) -> None:
-        """give_up: ends the process with a status, after the limit, or where it may leave."""
+        """give_up: ends the process with a status."""
         self._limit_s = limit_s
         self._give_up = give_up
         self._is_json = encoding == "json"
@@ -129,7 +130,7 @@ class StopSignals:
         self._thread = threading.Thread(target=self._read, name="signals", daemon=True)
 
     def __enter__(self) -> StopRequest:
-        """The event that a signal sets. Only the main thread may open this."""
+        """Return the event that a signal sets. Only the main thread may call this."""
         self._terminal = os.dup(2)  # the cluster's shutdown silences the usual descriptors
         self._reading, self._writing = os.pipe()
         os.set_blocking(self._writing, False)
@@ -178,4 +179,4 @@ class StopSignals:
 
 
 def _do_nothing(number: int, frame: FrameType | None) -> None:
-    """Without a handler in Python, Python's handler in C would write no byte."""
+    """The interpreter writes into the pipe only for signals that have a handler."""

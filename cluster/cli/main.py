@@ -1,7 +1,6 @@
 """The command line. Each command is imported when it is chosen, so that all of them start quickly.
 
-Settings come from flags over `SPLITSCRIBE_*` over `--config` over defaults. A mistake of the user's
-is one line that says what to do; everything else keeps its traceback.
+A SplitscribeError is printed as one line; any other exception keeps its traceback.
 """
 
 from __future__ import annotations
@@ -17,7 +16,7 @@ from cluster.cli.plain_help import Listed, ListedGroup, PlainTyper
 from cluster.common.errors import SplitscribeError
 
 CLUSTERS, PLANNING = "Clusters of several machines", "Planning"
-COMMANDS = {  # the help shows the summaries, which begin the commands' own
+COMMANDS = {  # each summary is the first sentence of the command's docstring
     "serve": Listed(
         "cluster.cli.serve",
         "Start the cluster in the foreground and answer OpenAI's clients",

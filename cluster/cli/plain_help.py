@@ -1,6 +1,6 @@
-"""Commands whose `--help` and mistakes are plain text, wrapped to the terminal.
+"""Typer commands whose `--help` and errors are plain text, wrapped to the terminal.
 
-Typer's tables cut long names, break paragraphs where the source does, and take brackets for markup.
+Typer's tables cut long names, keep the line breaks of docstrings, and read brackets as markup.
 """
 
 from __future__ import annotations
@@ -16,9 +16,11 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-HYPHEN = "\N{NON-BREAKING HYPHEN}"  # while lines are made: no name is broken in two
-TYPE = re.compile(r" <(?:list\[)?(\w+)(?: range)?\]?>")  # typer's, such as <list[str]>
-Row = tuple[str, tuple[str, str]]  # its section; name and text
+HYPHEN = (
+    "\N{NON-BREAKING HYPHEN}"  # stands for "-" while lines are wrapped, so that no name is broken
+)
+TYPE = re.compile(r" <(?:list\[)?(\w+)(?: range)?\]?>")  # typer's types, such as <list[str]>
+Row = tuple[str, tuple[str, str]]  # section, (name, text)
 
 
 class PlainCommand(TyperCommand):
@@ -51,7 +53,7 @@ class PlainGroup(TyperGroup):
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A command as the help shows it. module: where its function, command or application is."""
+    """A command in the help. module: has its function, command or application under its name."""
 
     module: str
     summary: str
@@ -59,7 +61,7 @@ class Listed:
 
 
 class ListedCommands(Mapping[str, Any]):
-    """Commands by name, each of which is imported when it is asked for."""
+    """Import each command when it is looked up."""
 
     def __init__(self, listed: Mapping[str, Listed]) -> None:
         self.listed = listed
@@ -82,8 +84,6 @@ class ListedCommands(Mapping[str, Any]):
 
 
 class ListedGroup(PlainGroup):
-    """A group whose `listed` commands are imported only when one of them is chosen."""
-
     listed: Mapping[str, Listed]
 
     def __init__(self, **more: Any) -> None:
@@ -96,7 +96,7 @@ class ListedGroup(PlainGroup):
 
 
 class PlainTyper(typer.Typer):
-    """Makes these of functions; `-h` is `--help`."""
+    """Make commands of functions; `-h` is `--help`."""
 
     def __init__(self, cls: type[TyperGroup] = PlainGroup, **more: Any) -> None:
         super().__init__(

@@ -149,7 +149,7 @@ def plan(
 
 
 def plan_file(plan: Plan) -> str:
-    """A Serve configuration for `splitscribe deploy`, spare workers included, below the figures."""
+    """Write a Serve configuration for `splitscribe deploy`, with the plan's figures as comments."""
     best, order = plan.best, plan.best.order
     args: dict[str, Any] = {
         "model": best.profile.model,
@@ -197,7 +197,7 @@ def profile(
     settings = load_settings(config_file, {"model": model})
     if settings.models:
         raise ConfigurationError("one model is measured at a time: --config with model, not models")
-    if output.is_dir() or not output.parent.is_dir():  # told before the minutes of measuring
+    if output.is_dir() or not output.parent.is_dir():  # fail before minutes of measuring
         raise ConfigurationError(f"--output must be a file in an existing folder, not {output}")
     from cluster.planning.measure import measure
     from cluster.planning.profile import write_text

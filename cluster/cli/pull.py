@@ -1,4 +1,4 @@
-"""`splitscribe pull`: models into the Hugging Face cache, before anything needs them."""
+"""The command `splitscribe pull`."""
 
 from __future__ import annotations
 

@@ -1,8 +1,6 @@
-"""The tables of a request's fields, written from the fields' own declarations.
+"""Write `configs/API.md` from the declarations of the request fields.
 
-`configs/API.md` is its output; a test keeps the two equal.
-
-    python -m cluster.cli.reference_api > configs/API.md
+python -m cluster.cli.reference_api > configs/API.md
 """
 
 from __future__ import annotations

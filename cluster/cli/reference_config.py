@@ -1,8 +1,6 @@
-"""The commented settings file, written from the settings' own descriptions and defaults.
+"""Write `configs/settings.yaml` from the descriptions and defaults of the settings.
 
-`configs/settings.yaml` is its output; a test keeps the two equal.
-
-    python -m cluster.cli.reference_config > configs/settings.yaml
+python -m cluster.cli.reference_config > configs/settings.yaml
 """
 
 from __future__ import annotations

@@ -1,4 +1,4 @@
-"""`splitscribe serve`: a cluster in the foreground, from flags, variables and a file."""
+"""The command `splitscribe serve`."""
 
 from __future__ import annotations
 
@@ -90,7 +90,7 @@ def serve(
     from cluster.cli.foreground import StopSignals, serve_foreground
 
     with StopSignals(encoding=settings.log_format) as stop:
-        stop.leave = _do_nothing  # no process was started yet
+        stop.leave = _do_nothing  # nothing was started yet, so a signal may end the process
         is_verbose = verbose or log_level is not None
         serve_foreground(settings, err, stop, verbose=is_verbose)
 

@@ -1,7 +1,6 @@
-"""What `splitscribe serve` prints on stderr: its own lines and its workers', plain or JSON.
+"""The lines that `splitscribe serve` prints on stderr: its own and its workers', plain or JSON.
 
-Workers' lines come without the coloured prefixes that Ray would put before them. Lines of Ray's
-native part stay plain where the others are JSON.
+Lines of Ray's native part stay plain where the others are JSON.
 """
 
 from __future__ import annotations
@@ -18,36 +17,38 @@ from cluster.common.errors import SplitscribeError
 from cluster.common.logs import JsonFormatter
 
 LEVELS = {name[0]: name for name in ("DEBUG", "INFO", "WARNING", "ERROR", "CRITICAL")}
-# How a line begins that tells its level: ours with the time, Serve's, that of Ray's native part.
+# The beginning of a log line of splitscribe (after the time), of Serve, or of Ray's native part.
 TOLD = re.compile(
     rf"(?:\d{{4}}-\S+ \S+ )?({'|'.join(LEVELS.values())}) |\[\d{{4}}-\S+ \S+ ([DIWEC]) "
 )
-OWN = "splitscribe: "  # how lines of this process begin
+OWN = "splitscribe: "  # the beginning of each line of this process
 HIDDEN = ("DEBUG", "INFO")
 
 
 def level_of(line: str) -> str | None:
-    """The level that a line tells; None: it is part of the one before, or of no log."""
+    """The level of a log line; None: it continues the line before or is not a log line."""
     found = TOLD.match(line)
     return LEVELS[(found[1] or found[2])[0]] if found else None
 
 
 class WorkerLines:
-    """is_quiet: only errors, and lines of which nobody knows what they are. all_of_serve: also what
-    Serve and Ray tell below warnings.
+    """Print the lines that workers write.
+
+    is_quiet: print only errors and lines without a level. all_of_serve: also print what Serve and
+    Ray log below warnings.
     """
 
     def __init__(self, *, is_quiet: bool, all_of_serve: bool) -> None:
         self.is_quiet = is_quiet
         self._all_of_serve = all_of_serve
-        self._shows: dict[object, bool] = {}  # whether the last line of each process was shown
+        self._shows: dict[object, bool] = {}  # process -> whether its last line was shown
 
     def take(self, process: object, lines: list[str]) -> None:
         for line in lines:
             level = level_of(line)
             if level is not None:
                 self._shows[process] = self._is_shown(line, level)
-            elif line.strip() and not line[0].isspace():  # a traceback, or a library's own words
+            elif line.strip() and not line[0].isspace():  # a traceback, or output of a library
                 self._shows[process] = True
             if self._shows.get(process, True):
                 print(line, file=sys.stderr, flush=True)
@@ -55,11 +56,13 @@ class WorkerLines:
     def _is_shown(self, line: str, level: str) -> bool:
         if self.is_quiet:
             return level in ("ERROR", "CRITICAL")
-        return self._all_of_serve or level not in HIDDEN or line[0].isdigit()  # which is ours
+        return (
+            self._all_of_serve or level not in HIDDEN or line[0].isdigit()
+        )  # one of splitscribe, which begins with the time
 
 
 def json_line(level: str, message: str, error: BaseException | None = None) -> str:
-    """A line of this process, as its workers write theirs."""
+    """A JSON log line of this process, in the format of its workers."""
     fields = {
         "name": "cluster.cli",
         "levelname": level,
@@ -73,7 +76,7 @@ def json_line(level: str, message: str, error: BaseException | None = None) -> s
 
 
 class JsonLines(io.StringIO):
-    """A file for a console of this process: each line becomes a JSON object on stderr."""
+    """A file for a console: write each line as a JSON object to stderr."""
 
     def write(self, text: str, /) -> int:
         for line in text.splitlines():
@@ -84,7 +87,7 @@ class JsonLines(io.StringIO):
 
 @contextmanager
 def json_error() -> Iterator[None]:
-    """Write an error as a line of JSON, and raise SystemExit in its place."""
+    """Write an exception as a line of JSON and raise SystemExit instead."""
     try:
         yield
     except Exception as error:
