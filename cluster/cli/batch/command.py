@@ -1,6 +1,4 @@
-"""The command line of `splitscribe batch`: its flags, checked by the API's rules before anything
-starts.
-"""
+"""The flags of `splitscribe batch`, which are checked as the API checks its fields."""
 
 from __future__ import annotations
 
@@ -30,7 +28,7 @@ from cluster.common.errors import InvalidRequestError
 from cluster.common.extras import require_extra
 from cluster.common.messages import Task
 
-Format = StrEnum("Format", [*FORMATS])  # type: ignore[misc]  # typer knows no other list
+Format = StrEnum("Format", [*FORMATS])  # type: ignore[misc]  # typer needs an Enum for a list
 
 OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
     "Where it runs": (
@@ -109,7 +107,7 @@ def _batch(**flags: Any) -> None:
         raise InvalidRequestError("name files, folders, URLs or manifests to transcribe")
     archive = archive_of(flags)
     try:
-        items = list_items(flags["inputs"], sys.stdin)  # what is not there is told at once
+        items = list_items(flags["inputs"], sys.stdin)  # fails at once where a name does not exist
         from cluster.cli.batch.run import run_batch
 
         own = {name: flags[name] for name in ("model", "address", "config", "dry_run")}
@@ -142,7 +140,7 @@ def archive_of(flags: Mapping[str, Any]) -> Archive:
     params_of(model, flags["task"], form)
     return Archive(
         where=Place.of(flags["output"]),
-        fields={"model": model, "response_format": "verbose_json", **form},  # words need it
+        fields={"model": model, "response_format": "verbose_json", **form},  # it has the words
         task=flags["task"],
         formats=tuple(dict.fromkeys(str(one) for one in flags["format"] or ("json",))),
         retry_failed=flags["retry_failed"],

@@ -1,4 +1,4 @@
-"""`splitscribe batch` at work: finds or starts an application, runs, and reports."""
+"""Run `splitscribe batch`: find or start an application, transcribe, and print the results."""
 
 from __future__ import annotations
 
@@ -37,8 +37,8 @@ from cluster.serve.start.readiness import Say, check_ray_answers
 from router.http.models import ALIAS
 
 NO_CLUSTER = "none"
-ALL_DONE, ENDED, SOME_FAILED = 0, 1, 3  # exit status; ENDED: as after other errors
-DYING_S = 5.0  # in which a cluster that begins to end is gone
+ALL_DONE, ENDED, SOME_FAILED = 0, 1, 3  # exit status; ENDED: the Ray cluster has ended
+DYING_S = 5.0  # until the watch notices a cluster that ends
 
 
 def run_batch(
@@ -52,24 +52,23 @@ def run_batch(
     config: Path | None,
     dry_run: bool,
 ) -> int:
-    """Returns the exit status.
+    """Return the exit status. On KeyboardInterrupt the outputs so far are kept.
 
-    archive: with a served name among its fields. model, config: of pools that are started here.
-    address: of a Ray cluster; None looks for one, NO_CLUSTER starts one. KeyboardInterrupt: what is
-    done is kept.
+    archive: its fields have a served name. model, config: of pools that are started here. address:
+    of a Ray cluster; None looks for one, NO_CLUSTER starts one.
     """
 
     def say(line: str) -> None:
         err.print(f"splitscribe: {line}", markup=False)
 
     with ExitStack() as stack:
-        # Before an application of its own, which ends first then: Serve's handles end in this loop.
+        # Closed after the application that is started here: Serve's handles end in this loop.
         runner = stack.enter_context(asyncio.Runner())
         there = stack.enter_context(joined_application(address, runner, say))
-        if there is None:  # nobody but the run is to find the HTTP of its pools
+        if there is None:  # a free port: only this run uses these pools
             own = load_settings(config, {"model": model, "router": {"port": 0}})
             settings = with_default_model(own)
-            if not settings.models:  # a folder is served by its name alone
+            if not settings.models:  # the path of a folder is no served name
                 archive = replace(archive, fields={**archive.fields, "model": ALIAS})
         else:
             settings = there[0]
@@ -88,13 +87,13 @@ def run_batch(
             return _finish(archive, progress, out)
         say_if_toy({archive.model}, err)
         if there is None:
-            for own in settings.by_model().values():  # no replica may be waited for so long
+            for own in settings.by_model().values():  # longer than replicas may take to start
                 download(own.model, err)
             os.environ.setdefault(KEEP_SIGNALS, "1")
             from cluster.serve.start.launch import running_cluster
 
             stack.enter_context(running_cluster(settings, say=say))
-        # Ray has set its own, which ends the process.
+        # Ray's handler would end the process at once.
         before = signal.signal(signal.SIGTERM, lambda *_: signal.raise_signal(signal.SIGINT))
         stack.callback(signal.signal, signal.SIGTERM, before)
 
@@ -110,7 +109,7 @@ def run_batch(
                 write_failures(archive.where, progress.failures)
                 raise
             except Exception:
-                time.sleep(DYING_S)  # where this is how a cluster ends, the watch says so
+                time.sleep(DYING_S)  # where the cluster is ending, the watch ends the process
                 raise
         return _finish(archive, progress, out)
 
@@ -160,11 +159,10 @@ def model_of(settings: Settings, name: str) -> str:
 def joined_application(
     address: str | None, runner: asyncio.Runner, say: Say
 ) -> Iterator[Told | None]:
-    """What a running application tells, to whose Ray cluster this process belongs meanwhile.
+    """Join the Ray cluster of a running application; yield its settings and build, or None.
 
-    None: there is no application, or none is wanted. Raises ConfigurationError: the address has no
-    Ray or no application, there are several and none was named, or the application is of another
-    build.
+    None: no application runs, or NO_CLUSTER is given. Raises ConfigurationError: the given address
+    has no Ray or no application, several clusters run, or the application is of another build.
     """
     is_named = address is not None
     address = address or os.environ.get("RAY_ADDRESS")
@@ -199,7 +197,7 @@ def joined_application(
                 f"the application in Ray at {address} runs splitscribe {there[1]}, this is "
                 f"{build_id()}: use the same, or start another by --address {NO_CLUSTER}"
             )
-        # Serve complains when the loop that its handles belong to ends, as it does with this run.
+        # Serve logs an error when the loop of its handles is closed, as it is here.
         stack.callback(runner.close)
         logging.getLogger("ray.serve").setLevel(logging.CRITICAL)
         say(f"using the application in Ray at {address}")
@@ -218,10 +216,9 @@ def joined_cluster(address: str) -> Iterator[None]:
 
 @contextmanager
 def cluster_watched(progress: RunProgress) -> Iterator[None]:
-    """End the process with words of its own when its Ray cluster has ended meanwhile.
+    """End the process with a message when its Ray cluster has ended.
 
-    Ray waits a minute for a cluster that does not answer, and then ends the process with lines of
-    its own. What is done has its sidecar by then.
+    Ray itself would wait a minute and then end the process with messages of its own.
     """
     from cluster.serve.start.ray_session import end_without_ray, ray_watch
 

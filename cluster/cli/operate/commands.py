@@ -1,7 +1,4 @@
-"""The commands of a cluster's operator: up, deploy, status, down.
-
-Each says what it does, what it waits for and what comes next; a failure is one line with a remedy.
-"""
+"""The commands `splitscribe up`, `deploy`, `status` and `down`."""
 
 from __future__ import annotations
 
@@ -31,7 +28,7 @@ from cluster.serve.start.readiness import health_line, state_of, wait_for_health
 out = Console(highlight=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, soft_wrap=True)
 
-HEALTH_S = 60.0  # from running replicas to the first 200
+HEALTH_S = 60.0  # from running replicas to the first 200 of /health
 
 ClusterArgument = Annotated[Path, typer.Argument(help="cluster file, in the format of `ray up`")]
 ClusterOption = Annotated[

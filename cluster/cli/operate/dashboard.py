@@ -1,7 +1,6 @@
-"""Ray's dashboard as an operator's command line needs it: nodes, applications, deploy, stop.
+"""A client of Ray's dashboard, over HTTP with the cluster's token; it does not join the cluster.
 
-Over HTTP, with the cluster's token, so that nothing here joins the cluster. The dashboard listens
-on the head's own loopback unless somebody changed that; `reach` goes there by ssh.
+The dashboard usually listens on the head's loopback, so `reach` opens a tunnel by ssh.
 """
 
 from __future__ import annotations
@@ -26,11 +25,11 @@ if TYPE_CHECKING:
     import httpx
 
 PORT = 8265
-REPLICA = "ServeReplica:"  # then its application and its deployment: a replica's class name
+REPLICA = "ServeReplica:"  # begins a replica's class name; its application and deployment follow
 APPLICATIONS = "/api/serve/applications/"
 TUNNEL_S = 20.0  # for ssh to connect
-LISTEN_S = 5.0  # after that, for a dashboard that is about to start
-MOST_SHOWN = 2000  # characters of an answer: a traceback's end has the reason
+LISTEN_S = 5.0  # then, for a dashboard that is starting
+MOST_SHOWN = 2000  # the last characters of a response, where a traceback has its reason
 
 
 @dataclass(frozen=True, slots=True)
@@ -41,7 +40,7 @@ class Node:
 
 
 class Dashboard:
-    """Client of one cluster's dashboard; raises ConfigurationError with what to do about it."""
+    """Every call raises ConfigurationError with a remedy where the dashboard does not answer."""
 
     def __init__(self, client: httpx.Client) -> None:
         self._client, self.url = client, str(client.base_url).rstrip("/")
@@ -59,7 +58,7 @@ class Dashboard:
         ]
 
     def workers(self) -> Counter[str]:
-        """How many replicas of each deployment live, whatever Serve wants of them."""
+        """The number of live replicas of each deployment."""
         alive = "filter_keys=state&filter_predicates=%3D&filter_values=ALIVE"
         answer = self._call("GET", f"/api/v0/actors?limit=10000&{alive}")
         classes = (one["class_name"] for one in answer["data"]["result"]["result"])
@@ -69,7 +68,7 @@ class Dashboard:
         return self._call("GET", APPLICATIONS)
 
     def deploy(self, config: Mapping[str, Any]) -> None:
-        """Have Serve run these applications and no others; returns before that is done."""
+        """Have Serve run these applications and no others; return before it has done so."""
         self._call("PUT", APPLICATIONS, json=config)
 
     def _call(self, method: str, path: str, **options: Any) -> dict[str, Any]:
@@ -122,15 +121,15 @@ def head_address(file: ClusterFile) -> str:
 
 @contextlib.contextmanager
 def reach(file: ClusterFile | None, address: str | None) -> Iterator[Dashboard]:
-    """The dashboard at `address`, or that of the head in `file` through ssh."""
-    import httpx  # it takes longer to import than all that the other commands need
+    """Connect to the dashboard at `address`, or by ssh to that of the head in `file`."""
+    import httpx  # late, because its import is slow
 
     with contextlib.ExitStack() as stack:
         if address is None and file is not None:
             address = stack.enter_context(_tunnel(file))
         url = address or os.environ.get("RAY_DASHBOARD_ADDRESS") or f"http://127.0.0.1:{PORT}"
         headers = {"Authorization": f"Bearer {token}"} if (token := read_token()) else {}
-        # No proxy of the environment leads to this machine's own end of a tunnel.
+        # A proxy of the environment must not be asked for the local end of a tunnel.
         is_here = url.startswith("http://127.0.0.1:")
         try:
             client = httpx.Client(base_url=url, headers=headers, timeout=30, trust_env=not is_here)
@@ -163,9 +162,9 @@ def _tunnel(file: ClusterFile) -> Iterator[str]:
 
 
 def _forwarding(file: ClusterFile, port: int) -> list[str]:
-    """A command that leads `port` to the dashboard for as long as it runs.
+    """A command that forwards `port` to the dashboard while it runs.
 
-    Ray's own refuses a head whose last `ray up` failed, though Ray may still run there.
+    `ray dashboard` refuses a head whose last `ray up` failed, though Ray may still run there.
     """
     if file.is_onprem and file.head_address is not None:
         forward = ("-N", "-o", "ExitOnForwardFailure=yes", "-L", f"{port}:127.0.0.1:{PORT}")
@@ -185,7 +184,7 @@ def _wait_for(url: str, process: subprocess.Popen[bytes], file: ClusterFile) -> 
             if not answer.is_server_error:
                 return
             is_connected = True
-        except httpx.HTTPError as error:  # ssh also connects while nothing listens at its other end
+        except httpx.HTTPError as error:  # ssh accepts even if nothing listens there
             is_connected = not isinstance(error, httpx.ConnectError | httpx.ConnectTimeout)
         if is_connected and not is_there:
             is_there, deadline = True, time.monotonic() + LISTEN_S

@@ -1,7 +1,6 @@
-"""Reads the files that an operator writes, and checks them before any machine is touched.
+"""Read and check an operator's files: a cluster file of `ray up` and a Serve configuration.
 
-A cluster file for `ray up`, by Ray's own launcher code and by what that would find out late; and a
-Serve configuration, by Serve's own schema.
+Ray's launcher and Serve's schema check them, and so do the settings of this build.
 """
 
 from __future__ import annotations
@@ -26,17 +25,13 @@ from cluster.serve.ray_internals import prepared_cluster_file
 
 TOKEN_FILE = Path("~/.ray/auth_token")
 CLOUD_MODULES = {"aws": "boto3", "gcp": "googleapiclient"}
-OTHER_NODES = "worker"  # the pool of nodes whose file does not say which
+OTHER_NODES = "worker"  # the pool of nodes that have no label
 HTTP_PORT = 8000
 
 
 @dataclass(frozen=True, slots=True)
 class ClusterFile:
-    """What a launch needs to know.
-
-    head_address: None where a cloud assigns it. worker_addresses: of machines of one's own.
-    least_nodes: of each pool, without the head.
-    """
+    """head_address: None where a cloud assigns it. least_nodes: pool -> nodes, without the head."""
 
     path: Path
     provider: str
@@ -51,9 +46,7 @@ class ClusterFile:
         return self.provider == "local"
 
     def environment(self) -> dict[str, str]:
-        """On machines of one's own Ray's newer autoscaler counts the head as a worker, so the older
-        one runs.
-        """
+        # Ray's newer autoscaler counts the head as a worker on machines of one's own.
         version = "0" if self.is_onprem else "1"
         return {"RAY_UP_enable_autoscaler_v2": version, **os.environ}
 
@@ -69,7 +62,7 @@ class ClusterFile:
 
 
 def read_cluster_file(path: Path) -> ClusterFile:
-    """As `ray up` would. Raises ConfigurationError: Ray's launcher would refuse it."""
+    """Raises ConfigurationError: Ray's launcher would refuse the file."""
     import jsonschema
 
     content = read_yaml(
@@ -82,7 +75,7 @@ def read_cluster_file(path: Path) -> ClusterFile:
     except jsonschema.ValidationError as error:
         where = ".".join(str(part) for part in error.absolute_path)
         raise ConfigurationError(f"{path}: {where or 'the file'}: {error.message}") from error
-    except Exception as error:  # the launcher's own errors have no common class
+    except Exception as error:  # the launcher's errors have no common class
         raise ConfigurationError(f"{path}: Ray's launcher refuses it: {error}") from error
     provider = prepared["provider"]
     workers = tuple(str(one) for one in provider.get("worker_ips", ()))
@@ -99,7 +92,7 @@ def read_cluster_file(path: Path) -> ClusterFile:
 
 
 def _least_nodes(prepared: Mapping[str, Any]) -> Counter[str]:
-    """How many nodes of each label the file asks for at least: {"encoder": 1, "decoder": 2}."""
+    """The least number of nodes with each label `pool`: {"encoder": 1, "decoder": 2}."""
     least: Counter[str] = Counter()
     for name, node_type in prepared["available_node_types"].items():
         if name != prepared["head_node_type"]:
@@ -109,9 +102,9 @@ def _least_nodes(prepared: Mapping[str, Any]) -> Counter[str]:
 
 
 def check_sources(file: ClusterFile) -> None:
-    """Refuse what would fail in the middle of a launch.
+    """Find what would fail in the middle of a launch. Raises ConfigurationError.
 
-    Files and keys that do not exist, no wheel or several, a missing package for the cloud.
+    Looks for files, keys, one wheel, and the Python package of the cloud.
     """
     if file.provider in CLOUD_MODULES:
         require_extra(file.provider, CLOUD_MODULES[file.provider])
@@ -143,7 +136,7 @@ def _check_wheel(folder: Path) -> None:
 
 
 def ensure_token() -> bool:
-    """Make the token that every client of the cluster must send. False where there was one."""
+    """Create the token of the cluster's clients. Return False where there was one."""
     path = TOKEN_FILE.expanduser()
     if path.exists():
         return False
@@ -154,7 +147,7 @@ def ensure_token() -> bool:
 
 
 def read_token(environ: Mapping[str, str] = os.environ) -> str | None:
-    """The token, looked for where Ray looks, in this order."""
+    """Look for the token in the same places and order as Ray."""
     if token := environ.get("RAY_AUTH_TOKEN"):
         return token
     path = Path(environ.get("RAY_AUTH_TOKEN_PATH") or TOKEN_FILE).expanduser()
@@ -163,7 +156,7 @@ def read_token(environ: Mapping[str, str] = os.environ) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ServeFile:
-    """A Serve configuration that was checked. content: the whole file, as Serve takes it."""
+    """A checked Serve configuration."""
 
     content: Mapping[str, Any]
     settings: Settings
@@ -171,7 +164,7 @@ class ServeFile:
 
 
 def read_serve_file(path: Path) -> ServeFile:
-    """Check a file as Serve will, and its `args` as the build on the cluster will."""
+    """Check the file by Serve's schema and its `args` by the settings of this build."""
     from ray.serve.schema import ServeDeploySchema
 
     content = read_yaml(

@@ -1,8 +1,7 @@
-"""What `splitscribe up`, `deploy`, `status` and `down` do, step by step.
+"""The steps of `splitscribe up`, `deploy`, `status` and `down`.
 
-Ray's own commands do the work; here is what they leave out: what is waited for, when it is ready,
-at which URL, and Ray on machines of one's own, where `ray down` leaves it running. Each failure is
-a ConfigurationError that says what to do.
+Ray's commands do the work; this waits for nodes and workers, and stops Ray on machines of one's
+own. Each failure is a ConfigurationError with a remedy.
 """
 
 from __future__ import annotations
@@ -24,13 +23,13 @@ POLL_S = 1.0
 STOP_S = 90.0  # for requests in flight when Serve is stopped
 FAILED = ("DEPLOY_FAILED", "UNHEALTHY")
 DOWN_S = 900.0  # clouds take minutes to end machines
-STDERR = 2  # where the launcher's lines go: our standard output has what a person goes on with
-RAY_STOP_S = 60.0  # of one machine
+STDERR = 2  # the launcher prints there, not among the results on standard output
+RAY_STOP_S = 60.0  # on one machine
 SSH_AT_ONCE = 16
 
 
 def pools_line(file: ClusterFile, nodes: Sequence[Node]) -> str:
-    """Nodes that are alive, of those that the file asks for: `encoder 1 of 1, decoder 0 of 2`.
+    """Nodes that are alive and those that the file asks for: `encoder 1 of 1, decoder 0 of 2`.
 
     On machines of one's own the file has no pools, so there is one total: `encoder 1, of 3`.
     """
@@ -49,7 +48,7 @@ def all_there(file: ClusterFile, nodes: Sequence[Node]) -> bool:
 
 
 def wait_for_nodes(file: ClusterFile, dashboard: Dashboard, timeout_s: float, say: Say) -> None:
-    """Wait until every pool has its nodes; the head sets them up by itself after `ray up`."""
+    """Wait until every pool has its nodes, which the head starts after `ray up`."""
     deadline = time.monotonic() + timeout_s
     progress = Changes(say)
     while True:
@@ -70,7 +69,7 @@ def wait_for_nodes(file: ClusterFile, dashboard: Dashboard, timeout_s: float, sa
 
 
 def deploy(dashboard: Dashboard, file: ServeFile, url: str, timeout_s: float, say: Say) -> None:
-    """Send the application, which answers at `url`, and wait until every worker of it runs."""
+    """Send the application and wait until all its workers run. url: of its API."""
     before = state_of(dashboard.serve())
     dashboard.deploy(file.content)
     say("sent the application: Serve builds it on the cluster")
@@ -83,7 +82,7 @@ def deploy(dashboard: Dashboard, file: ServeFile, url: str, timeout_s: float, sa
             if state.is_ready:
                 return
             if state.status in FAILED:
-                is_serving, _ = health_line(url)  # a build that failed leaves what runs as it was
+                is_serving, _ = health_line(url)  # a failed build leaves the old version running
                 keeps = " What was deployed before keeps serving." if is_serving else ""
                 raise ConfigurationError(
                     f"the deployment failed: {state.reason()}.{keeps} What to do: change the file "
@@ -105,7 +104,7 @@ def api_url(dashboard: Dashboard, file: ClusterFile | None, port: int) -> str:
 
 
 def stop_serving(dashboard: Dashboard, say: Say) -> None:
-    """End the application and wait until its workers have ended."""
+    """Stop the application and wait until its workers have ended, or for STOP_S."""
     if not dashboard.serve().get("applications"):
         say("no application is deployed")
         return
@@ -113,7 +112,7 @@ def stop_serving(dashboard: Dashboard, say: Say) -> None:
     dashboard.deploy({"applications": []})
     deadline = time.monotonic() + STOP_S
     progress = Changes(say)
-    # Serve's own command would also wait a minute for workers that it can no longer start or find.
+    # `serve shutdown` would also wait a minute for workers that it cannot start or find.
     while left := dashboard.workers():
         line = ", ".join(f"{name} {n}" for name, n in sorted(left.items()))
         progress.tell(f"workers left: {line}")
@@ -125,11 +124,11 @@ def stop_serving(dashboard: Dashboard, say: Say) -> None:
 
 
 def run_ray_up(file: ClusterFile) -> None:
-    """Raises ConfigurationError, which says what to do."""
+    """Raises ConfigurationError."""
     if _launcher("up", file) != 0:
         again = shlex.join(["ray", "up", "-vvv", str(file.path)])
-        # It copies the file to the head before it runs the file's commands, and the autoscaler
-        # there reads that copy again.
+        # `ray up` copies the file to the head before it runs the file's commands, and the
+        # autoscaler there reads the copy.
         raise ConfigurationError(
             f"`ray up` failed; its last lines say why, and this prints more of them: {again}. "
             f"Correct the file and run this again soon if the cluster was up: its head may already "
@@ -138,7 +137,7 @@ def run_ray_up(file: ClusterFile) -> None:
 
 
 def run_ray_down(file: ClusterFile, say: Say) -> None:
-    """On machines of one's own `ray down` stops the head alone, so Ray is stopped on each here."""
+    """On machines of one's own `ray down` stops only the head, so stop Ray on each of them."""
     problems = []
     try:
         if _launcher("down", file, DOWN_S) != 0:
@@ -160,7 +159,7 @@ def run_ray_down(file: ClusterFile, say: Say) -> None:
 
 
 def _stop_machines(file: ClusterFile, say: Say) -> list[str]:
-    """Stop Ray on the head first, so that it starts nothing elsewhere. Returns who could not."""
+    """Stop Ray on the head first, so that it starts no workers. Return addresses that failed."""
     script = "bash --login -c -i '. ~/.bashrc; ray stop --force' > /dev/null 2>&1 < /dev/null"
     failed: list[str] = []
 
@@ -185,9 +184,9 @@ def _stop_machines(file: ClusterFile, say: Say) -> list[str]:
 
 
 def _launcher(name: str, file: ClusterFile, limit_s: float | None = None) -> int:
-    """Run `ray NAME`, which writes to this process's stderr. Returns its exit status.
+    """Run `ray NAME`, which prints on stderr, and return its exit status.
 
-    Raises subprocess.TimeoutExpired: it still ran after `limit_s` and was ended.
+    Raises subprocess.TimeoutExpired: it ran longer than `limit_s` and was killed.
     """
     return subprocess.run(
         ray_command(name, "--yes", "--log-style=pretty", str(file.path)),
