@@ -1,8 +1,6 @@
-"""The command line of `splitscribe transcribe`, which is openai/whisper's and more, as a `Job`.
+"""The command `splitscribe transcribe`: turn openai/whisper's flags and more into a `Job`.
 
-Flags become the fields of the HTTP API and are checked by its rules, in this process as for a
-server. All is refused before a model is loaded. What the work needs is imported only when there is
-some: `--help` stays quick.
+Flags become fields of the HTTP API and are checked by its rules before a model is loaded.
 """
 
 from __future__ import annotations
@@ -42,8 +40,8 @@ out = Console(highlight=False, emoji=False, soft_wrap=True)
 err = Console(stderr=True, highlight=False, emoji=False, soft_wrap=True)
 
 FORMATS = ("txt", "vtt", "srt", "tsv", "json")
-INTERRUPTED = 130  # the shell's status after Ctrl-C
-PARALLEL_WAYS = {  # what parallel mode does anyway may be said
+INTERRUPTED = 130  # a shell's status after Ctrl-C
+PARALLEL_WAYS = {  # flags of sequential mode that parallel mode accepts with this value
     "condition_on_previous_text": False,
     "carry_initial_prompt": True,
     "hallucination_silence_threshold": None,
@@ -53,7 +51,7 @@ LIVE_FLAGS = {
     *("model", "model_dir", "device", "threads", "fp16", "server", "api_key"),
     *("language", "initial_prompt", "hotwords"),
 }
-AUTO = ("auto", 0, None)  # device, threads and dtype, where nothing is said
+AUTO = ("auto", 0, None)  # the defaults of device, threads and dtype
 WHOLE_FILE = {"clip_timestamps": "0"}  # openai/whisper's default
 
 
@@ -75,7 +73,7 @@ def _transcribe(**flags: Any) -> None:
     said: dict[str, Any] = {
         name: bool(value) if isinstance(value, Switch) else value for name, value in flags.items()
     }
-    if said["model_dir"]:  # read when the Hub's client is imported, which is later
+    if said["model_dir"]:  # the Hub's client reads it on import, which is later
         os.environ["HF_HUB_CACHE"] = str(said["model_dir"].expanduser())
     try:
         if said["live"]:
@@ -96,7 +94,7 @@ transcribe = whisper_command(_transcribe)
 
 
 def job_of(flags: Mapping[str, Any]) -> Job:
-    """Raises InvalidRequestError: what the API refuses, and what would have no effect."""
+    """Raises InvalidRequestError: the API refuses a value, or a flag would have no effect."""
     if not flags["files"]:
         raise InvalidRequestError("name the files to transcribe, or use --live for the microphone")
     for name, value in FIXED.items():
@@ -119,7 +117,7 @@ def job_of(flags: Mapping[str, Any]) -> Job:
 
 
 def live_job_of(flags: Mapping[str, Any]) -> LiveJob:
-    """Raises InvalidRequestError: what the API refuses, and what has no effect on live sessions."""
+    """Raises InvalidRequestError: as `job_of`, or a flag has no effect on live sessions."""
     for parameter in parameters():
         usual = parameter.default
         usual = bool(usual) if isinstance(usual, Switch) else usual
@@ -171,7 +169,7 @@ def form_of(flags: Mapping[str, Any]) -> Form:
 
 
 def _listed(kind: Kind, text: str) -> tuple[str, ...]:
-    """The items of a flag's list; in place of each file with audio, a data URL."""
+    """Split a flag's list; each file of recorded speech becomes a data URL."""
     if not isinstance(kind, ListOf):
         return (text,)
     items = tuple(text.split(","))
@@ -200,7 +198,7 @@ def _model(flags: Mapping[str, Any]) -> str:
 
 
 def _cues(flags: Mapping[str, Any]) -> CueOptions:
-    """How cues are laid out: only where there are words to make them of, and with an effect."""
+    """Read the layout of cues, and refuse flags that would have no effect."""
     cues = CueOptions(**{item.name: flags[item.name] for item in fields(CueOptions)})
     for item in fields(cues):
         if not flags["word_timestamps"] and getattr(cues, item.name) != item.default:

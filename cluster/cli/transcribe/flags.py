@@ -1,8 +1,7 @@
-"""The flags of `splitscribe transcribe`: those of the API's fields, and the command's own.
+"""The flags of `splitscribe transcribe`: those of the API's fields and its own.
 
-A field's flag takes its text as the API does; None says that the flag was not there.
-openai/whisper's command lines are read as they are spelled: `--word_timestamps True`,
-`--word-timestamps true` and `--word-timestamps` mean the same.
+The value of a field's flag is text in the API's form, or None where it is not given. The spellings
+of openai/whisper work too: `--word_timestamps True` and `--word-timestamps` mean the same.
 """
 
 from __future__ import annotations
@@ -34,11 +33,11 @@ from router.api.params import LADDER
 from router.api.request_fields import FIELDS, SECTIONS
 from router.words import APPENDED, PREPENDED
 
-SWITCH = "True|False"  # the metavar by which a command's switches are known
+SWITCH = "True|False"  # the metavar of all switches
 DEFAULT_JOBS = 4
-FALLBACK_STEP = f"{LADDER[1] - LADDER[0]:g}"  # between the server's temperatures
+FALLBACK_STEP = f"{LADDER[1] - LADDER[0]:g}"  # between the temperatures of fallback
 
-FIXED = {  # openai/whisper's options that have its defaults here, and no other values
+FIXED = {  # options of openai/whisper that only take its defaults here
     "suppress_tokens": "-1",
     "prepend_punctuations": PREPENDED,
     "append_punctuations": APPENDED,
@@ -46,7 +45,7 @@ FIXED = {  # openai/whisper's options that have its defaults here, and no other 
 
 
 class Switch(StrEnum):
-    """A value of openai/whisper's switches."""
+    """The value of a boolean flag of openai/whisper."""
 
     true = "True"
     false = "False"
@@ -68,7 +67,7 @@ def optional_int(text: str) -> int | None:
 
 @dataclass(frozen=True, slots=True)
 class Flag:
-    """One flag. kind: a type that typer knows; more: further arguments of `typer.Option`."""
+    """kind: a type that typer knows. more: further arguments of `typer.Option`."""
 
     name: str
     kind: Any
@@ -100,7 +99,7 @@ def _limit(name: str, text: str) -> Flag:
     return Flag(name, int | None, text, None, {"metavar": "INT", "parser": optional_int})
 
 
-# By panel, in the help's order. The flags of the fields' sections come first in their panels.
+# By panel, in the order of the help. Flags of the API's fields come before these in a panel.
 OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
     "Where it runs": (
         Flag(
@@ -183,7 +182,7 @@ def parameters() -> Iterator[Parameter]:
 
 
 def flag_parameters(own: Mapping[str, Sequence[Flag]]) -> Iterator[Parameter]:
-    """Of a command with these flags of its own, by panel, beside those of the API's fields."""
+    """Parameters for the flags of the API's fields and for `own`, panel by panel."""
     for panel in dict.fromkeys((*own, *SECTIONS)):
         for one in SECTIONS.get(panel, ()):
             if one.flag:
@@ -216,7 +215,6 @@ def field_flag(of: RequestField) -> Flag:
 
 
 def _help(of: RequestField) -> str:
-    """The field's description with flags in place of fields, and its default."""
     text = re.sub("`([^`]+)`", _spelled, of.description)
     if of.default in (None, ()):
         return text
@@ -232,7 +230,7 @@ def _spelled(quoted: re.Match[str]) -> str:
 
 
 class WhisperCommand(PlainCommand):
-    """A command whose flags are declared with dashes, and whose switches have `SWITCH`."""
+    """Accept underscores in flags, and switches with or without a value."""
 
     def parse_args(self, ctx: Any, args: list[str]) -> list[str]:
         options = {name for param in self.params for name in param.opts if name.startswith("--")}
@@ -249,7 +247,7 @@ def whisper_command(function: Callable[..., None]) -> Any:
 def normalised(
     args: Sequence[str], options: Collection[str], switches: Collection[str]
 ) -> list[str]:
-    """Every flag with dashes, every switch with its value: `--no-x` is `--x=False`."""
+    """Write flags with dashes and switches with a value: `--no-x` becomes `--x=False`."""
     plain: list[str] = []
     for i, arg in enumerate(args):
         if arg == "--":

@@ -1,9 +1,8 @@
-"""The work of a `transcribe` command as data, its inputs as files, and the protocols of its parts.
+"""A `transcribe` command as data, its inputs as files, and the protocols of what does the work.
 
-`command` makes a `Job`, whose files `run` gives to a `TranscribeFile`, or a `LiveJob`, whose audio
-`live` sends to a `LiveClient`. `local` has both for this process, `remote` has both for a server.
-Inputs that are not files are written into a temporary folder, under the names that their results
-will have; headerless samples get a header there.
+`command` makes a `Job` for `run` or a `LiveJob` for `live`; `local` does the work in this process,
+`remote` through a server. Inputs that are not files are written into a temporary folder, under the
+names of their results.
 """
 
 from __future__ import annotations
@@ -28,10 +27,10 @@ from router.audio.containers import wav_head
 from router.live.interface import LiveConfig, LiveEvent
 from router.transcript import Segment, Transcript
 
-ALIAS = "whisper-1"  # every server's default model
+ALIAS = "whisper-1"  # the name of every server's default model
 STDIN = "-"
-STDIN_NAME = "stdin"  # its results are stdin.txt and so on
-CONTAINERS = {  # by their first bytes; those of mp4 follow a length
+STDIN_NAME = "stdin"  # results are stdin.txt and so on
+CONTAINERS = {  # by first bytes, which in mp4 follow four bytes of length
     b"fLaC": "flac",
     b"RIFF": "wav",
     b"ID3": "mp3",
@@ -40,17 +39,17 @@ CONTAINERS = {  # by their first bytes; those of mp4 follow a length
     b"\x1aE\xdf\xa3": "webm or mkv",
 }
 CONNECT_S = 10.0
-SILENCE_S = 60.0  # longest silence of a server that a file is fetched from
-PIECE_BYTES = 2**20  # of what is copied at a time
+SILENCE_S = 60.0  # the longest pause while a file is downloaded
+PIECE_BYTES = 2**20
 
 Form = dict[str, str | tuple[str, ...]]
 
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """Where the work is done: at `server`, or else in this process on `device`.
+    """The server that does the work, or else this process.
 
-    threads: of torch, 0 takes every core; dtype: None leaves it to the device.
+    threads: of torch; 0: one for each core. dtype: None: the device's usual type.
     """
 
     server: str | None = None
@@ -62,9 +61,9 @@ class Target:
 
 @dataclass(frozen=True, slots=True)
 class Job:
-    """form: the request's fields as the HTTP API takes them, without model, file and format: only
-    what is not as usual, so that other servers can be asked too. params: the same, parsed. jobs:
-    files in work at a time. raw: they hold 16 kHz mono int16 samples without a header.
+    """form: the request's fields without model, file and format, and only those with other values
+    than the default, so that other servers accept it. params: the same, parsed. jobs: files in work
+    at a time. raw: files hold 16 kHz mono int16 samples without a header.
     """
 
     files: tuple[str, ...]
@@ -81,7 +80,7 @@ class Job:
 
 @dataclass(frozen=True, slots=True)
 class Watcher:
-    """Is told how a file goes: (seconds of audio done, seconds known), and segments in order."""
+    """progress: called with seconds of audio done and known. segments: called in order."""
 
     progress: Callable[[float, float], None]
     segments: Callable[[Sequence[Segment]], None]
@@ -89,7 +88,7 @@ class Watcher:
 
 @dataclass(frozen=True, slots=True)
 class LiveJob:
-    """source: a file, or `STDIN`; None: the microphone. raw: as of `Job`."""
+    """source: a file or `STDIN`; None: the microphone. raw: as in `Job`."""
 
     source: str | None
     config: LiveConfig
@@ -101,29 +100,27 @@ TranscribeFile = Callable[[Path, Watcher], Awaitable[Transcript]]
 
 
 class LiveClient(Protocol):
-    """A live session, wherever it runs."""
-
-    rate: int  # Hz of the audio that it takes
+    rate: int  # of the audio, in Hz
 
     @property
     def unsent_s(self) -> float:
         """Seconds of audio that wait to be sent or transcribed."""
 
     async def append(self, pcm: Pcm) -> None:
-        """Take audio: int16 [n_samples] at `rate`."""
+        """pcm: int16 (n_samples,) at `rate`."""
 
     async def end(self) -> None:
-        """Say that no more audio follows. `events` then ends after the last turn."""
+        """End the audio; `events` then ends after the last turn."""
 
     def events(self) -> AsyncIterator[LiveEvent]:
-        """Of which a delta's text and a turn's end count."""
+        """Yield the text of turns and their ends, among other events."""
 
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """path: where it is, or will be once `fetch` was called. shown: what people know it by.
+    """path: where the file is, or will be after `fetch`. shown: its name in messages.
 
-    content: of what is to be brought there, in pieces; raw: as samples without a header.
+    content: yields what `fetch` writes there. raw: samples without a header, to which it adds one.
     """
 
     path: Path
@@ -132,7 +129,7 @@ class Input:
     raw: bool = False
 
     def fetch(self) -> None:
-        """Raises InvalidRequestError: it cannot be had, or has a header. And OSError."""
+        """Raises InvalidRequestError: not available, or raw audio has a header. Or OSError."""
         if self.content is None:
             return
         self.path.parent.mkdir(parents=True, exist_ok=True)
@@ -146,9 +143,9 @@ class Input:
 
 @contextmanager
 def inputs_of(names: Sequence[str], *, raw: bool) -> Iterator[tuple[Input, ...]]:
-    """Every file that `names` mean, each once; what is fetched is gone when the context ends.
+    """Every file that `names` mean, once; fetched files are deleted when the context ends.
 
-    Raises InvalidRequestError: a folder or pattern has no audio file, or nothing is piped in.
+    Raises InvalidRequestError: a folder or pattern has no audio file, or stdin is a terminal.
     """
     with tempfile.TemporaryDirectory(prefix="splitscribe-") as folder:
         found: dict[str, Input] = {}
@@ -184,7 +181,7 @@ def _files(name: str) -> list[Path]:
             raise InvalidRequestError(f"there is no audio file in the folder {name}")
         return files
     if path.exists() or not glob.has_magic(name):
-        return [path]  # what is not there is told with the other files
+        return [path]  # a missing file is reported with other unreadable ones
     files = sorted(f for f in map(Path, glob.glob(name, recursive=True)) if f.is_file())
     if not files:
         raise InvalidRequestError(f"no file matches {name}")
@@ -192,7 +189,7 @@ def _files(name: str) -> list[Path]:
 
 
 def _name_of(url: str) -> str:
-    """The file's name in a URL, else its host: harmless as a file name."""
+    """The last part of a URL, safe as a file name; else its host."""
     parts = urlsplit(url)
     last = unquote(parts.path).replace("\\", "/").rstrip("/").rpartition("/")[2].replace("\0", "")
     return last if last.strip(".") else parts.hostname or "download"
@@ -208,7 +205,7 @@ def _pieces(content: BinaryIO) -> Iterator[bytes]:
 
 
 def _download(url: str) -> Iterator[bytes]:
-    import httpx  # takes longer to import than the rest of this module
+    import httpx  # late, because its import is slow
 
     timeout = httpx.Timeout(SILENCE_S, connect=CONNECT_S)
     try:
@@ -223,7 +220,7 @@ def _download(url: str) -> Iterator[bytes]:
 
 
 def _refuse_container(target: Path) -> None:
-    """What got a header has one, so that it would be read as noise."""
+    """A file with a header of its own would be read as noise."""
     with target.open("rb") as file:
         file.seek(len(wav_head()))
         begin = file.read(8)

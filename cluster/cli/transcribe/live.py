@@ -1,7 +1,6 @@
-"""`splitscribe transcribe --live`: prints words while they are spoken.
+"""`splitscribe transcribe --live`: print words while they are spoken.
 
-The session is a server's, by OpenAI's realtime API, or one in this process. The first Ctrl-C ends
-the audio, so that the last words are still printed; the second ends the command.
+The first Ctrl-C ends the audio, and the last words are still printed; the second ends the command.
 """
 
 from __future__ import annotations
@@ -27,15 +26,15 @@ from cluster.common.logs import counted
 from cluster.common.messages import SAMPLE_RATE, Pcm
 from router.live.interface import TextDelta, TurnCompleted, TurnFailed
 
-MAX_UNSENT_S = 30.0  # of audio that is sent ahead, such as a file's
+MAX_UNSENT_S = 30.0  # audio that may be sent before it is transcribed
 LOOK_AGAIN_S = 0.05
-BLOCK_S = 0.1  # of a microphone
-READ_BYTES = 4096  # of standard input at most: what is there comes at once
-QUEUED_BLOCKS = 64  # between the thread that reads and the one that sends
+BLOCK_S = 0.1  # of the microphone's audio
+READ_BYTES = 4096  # at most, from standard input
+QUEUED_BLOCKS = 64  # between the reading thread and the event loop
 
 
 def transcribe_live(job: LiveJob, out: Console, err: Console) -> None:
-    """Raises SplitscribeError: nothing could be done, or turns failed (printed before)."""
+    """Raises SplitscribeError: the session failed, or turns did (printed before)."""
     if job.source is None:
         require_sounddevice()
     if not job.target.server:
@@ -56,14 +55,14 @@ async def _listen(job: LiveJob, out: Console, err: Console) -> int:
                 async with asyncio.TaskGroup() as group:
                     sending = group.create_task(_send(job, client, stop))
                     n_failed = await _print(client, out, err)
-                    sending.cancel()  # it has ended, unless the session ended first
+                    sending.cancel()  # it still runs only if the session ended first
             except ExceptionGroup as group_error:
                 raise group_error.exceptions[0] from None
             return n_failed
 
 
 def _opened(job: LiveJob) -> AbstractAsyncContextManager[LiveClient]:
-    if job.target.server:  # each imports a large library, so only the one that is needed
+    if job.target.server:  # late, because each imports a large library
         from cluster.cli.transcribe.remote import live_through_server
 
         return live_through_server(job)
@@ -76,12 +75,12 @@ async def _send(job: LiveJob, client: LiveClient, stop: threading.Event) -> None
     async for block in blocks_of(job, client.rate, stop):
         await client.append(block)
         while client.unsent_s > MAX_UNSENT_S and not stop.is_set():  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_AGAIN_S)  # a client has no event for its change
+            await asyncio.sleep(LOOK_AGAIN_S)  # clients do not signal a change
     await client.end()
 
 
 async def _print(client: LiveClient, out: Console, err: Console) -> int:
-    """One line for each turn, while anybody reads it. Returns how many turns failed."""
+    """Print a line for each turn until the reader of stdout has gone. Return the failed turns."""
     n_failed, begun = 0, False
     async for event in client.events():
         try:
@@ -93,7 +92,7 @@ async def _print(client: LiveClient, out: Console, err: Console) -> int:
                 case TurnCompleted() | TurnFailed() if begun:
                     out.print()
                     begun = False
-        except (OSError, SystemExit):  # nobody reads on: rich would end the process
+        except (OSError, SystemExit):  # stdout was closed; rich raises SystemExit
             return n_failed
         if isinstance(event, TurnFailed):
             n_failed += 1
@@ -103,7 +102,7 @@ async def _print(client: LiveClient, out: Console, err: Console) -> int:
 
 @contextmanager
 def _stopped_by_interrupt(stop: threading.Event) -> Iterator[None]:
-    """The first SIGINT sets `stop`; from then on it interrupts as usual."""
+    """The first SIGINT sets `stop`; later ones interrupt as usual."""
     loop = asyncio.get_running_loop()
 
     def interrupted() -> None:
@@ -117,15 +116,16 @@ def _stopped_by_interrupt(stop: threading.Event) -> Iterator[None]:
         loop.remove_signal_handler(signal.SIGINT)
 
 
-# ---- sound as it comes: int16 mono blocks, until it ends; a microphone's does not ----
+# ---- audio sources ----
 
 
 def open_sound(
     source: str | None, rate: int, stop: threading.Event, *, raw: bool = False
 ) -> Iterator[Pcm]:
-    """The blocks of a `LiveJob`'s source at `rate` Hz, until it ends or `stop` is set.
+    """Yield mono int16 blocks at `rate` Hz until the source ends or `stop` is set.
 
-    Raises ConfigurationError: there is no microphone. InvalidAudioError: this is no audio.
+    source: as in `LiveJob`. Raises ConfigurationError: there is no microphone. InvalidAudioError:
+    the source has no audio.
     """
     return _microphone(rate, stop) if source is None else _decoded(source, rate, stop, raw)
 
@@ -145,7 +145,7 @@ async def blocks_of(job: LiveJob, rate: int, stop: threading.Event) -> AsyncIter
         except Exception as error:
             put(error)
 
-    # A daemon: a read of standard input cannot be interrupted, and must not keep the process.
+    # A daemon thread, since a read of standard input cannot be interrupted at exit.
     threading.Thread(target=read, name="sound", daemon=True).start()
     while (item := await queue.get()) is not None:
         if isinstance(item, Exception):
@@ -157,7 +157,7 @@ def require_sounddevice() -> Any:
     require_extra("microphone", "sounddevice")
     try:
         import sounddevice
-    except OSError as error:  # the package is there, and the library that it calls is not
+    except OSError as error:  # the package is there but not its C library
         raise ConfigurationError(
             f"the microphone needs PortAudio on this machine: {error}"
         ) from error
@@ -197,7 +197,7 @@ def _decoded(source: str, rate: int, stop: threading.Event, raw: bool) -> Iterat
 
 
 class _Unbuffered:
-    """Standard input for PyAV: a read gives what is there, and does not wait for all of it."""
+    """Standard input for PyAV: a read returns the bytes that have arrived."""
 
     def read(self, n_bytes: int) -> bytes:
         return os.read(0, n_bytes)

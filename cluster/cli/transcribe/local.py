@@ -1,7 +1,6 @@
-"""Transcription in this process: both roles on one device, KV moved in memory.
+"""Transcription in this process, with both roles on one device and no limits.
 
-One transcriber serves all files of a job, so that windows of several share batches. A person's own
-files have no limits on bytes, seconds or time.
+One transcriber serves all files of a job, so that windows of several share batches.
 """
 
 from __future__ import annotations
@@ -32,7 +31,7 @@ NO_LIMITS = {
     "max_upload_bytes": 2**50,
     "max_audio_s": NO_DEADLINE_S,
     "min_audio_s": 0.0,
-    "audio_timeout_s": 4 * 3600.0,  # a hung decoder ends some day
+    "audio_timeout_s": 4 * 3600.0,  # for a decoder that hangs
 }
 
 
@@ -55,7 +54,7 @@ async def in_process(job: Job) -> AsyncIterator[TranscribeFile]:
 
 
 def check_audio(audio: Path) -> None:
-    """Open a file before a model is loaded for it. Raises InvalidAudioError, OSError."""
+    """Open a file before a model is loaded. Raises InvalidAudioError or OSError."""
     from router.audio.audio_file import AudioFile  # imports libav
 
     limits = AudioLimits(2**50, NO_DEADLINE_S, 0.0, NO_DEADLINE_S, 2**50)
@@ -65,7 +64,7 @@ def check_audio(audio: Path) -> None:
 async def align_in_process(
     audio: Path, model: str, form: Mapping[str, str], target: Target
 ) -> bytes:
-    """What the endpoint for alignments would answer to a form. Raises as `in_process`."""
+    """Return the response body of the alignment endpoint. Raises as `in_process`."""
     from cluster.serve.in_process import local_transcriber  # imports torch
 
     async with local_transcriber(local_settings(model, target)) as transcriber:
@@ -90,7 +89,7 @@ async def live_in_process(job: LiveJob) -> AsyncIterator[LocalLiveClient]:
 
 
 async def _check(params: TranscriptionParams) -> None:
-    """Refuse a wrong model, and what it cannot do, before torch is imported."""
+    """Refuse a wrong model or request before torch is imported."""
     checkpoint = await asyncio.to_thread(open_checkpoint, params.model)
     check_model(params, WhisperTokenizer.from_checkpoint(checkpoint).languages)
 

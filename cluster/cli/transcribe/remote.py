@@ -1,8 +1,4 @@
-"""Transcription through a running server, by OpenAI's client.
-
-Makes a `Transcript` again of the verbose_json that comes back; `--live` has a session of its
-realtime API. Knows nothing of what the fields mean.
-"""
+"""Transcription through a running server, by OpenAI's client and its realtime API."""
 
 from __future__ import annotations
 
@@ -31,18 +27,18 @@ from router.live.interface import LiveEvent, TextDelta, TurnCompleted, TurnFaile
 from router.transcript import Channel, Segment, Transcript, Word
 
 CONNECT_S = 10.0
-ANSWER_S = 24 * 3600.0  # the server has its own, shorter deadline
-RETRIES = 5  # where the server is full
-RATE = 24_000  # Hz of live sound: what OpenAI's own server takes too
+ANSWER_S = 24 * 3600.0  # servers have a shorter deadline of their own
+RETRIES = 5  # while the server is full
+RATE = 24_000  # Hz of live audio, which OpenAI's own server takes too
 TRANSCRIBED = "conversation.item.input_audio_transcription"
 NOT_GIVEN = dict.fromkeys(
     ("temperature", "avg_logprob", "compression_ratio", "no_speech_prob"), 0.0
-)  # what servers may leave out of a segment
-ENDED = "the end of the sound"  # names the update that follows the last sound
+)  # fields that servers may leave out of a segment
+ENDED = "the end of the sound"  # the event id of the update that follows the last audio
 
 
 def base_url_of(target: Target) -> str:
-    """Where the server's API is: its URL may be said with "/v1" and without."""
+    """The URL of the API, whether the server's URL is given with "/v1" or without."""
     base = (target.server or "").rstrip("/")
     return base if base.endswith("/v1") else f"{base}/v1"
 
@@ -76,7 +72,7 @@ async def align_through_server(
 
 @asynccontextmanager
 async def through_server(job: Job, err: Console) -> AsyncIterator[TranscribeFile]:
-    """Raises InvalidRequestError: no server answers, or it does not know the key."""
+    """Raises InvalidRequestError: no server answers, or it refuses the key."""
     server = (job.target.server or "").rstrip("/")
     client = client_of(job.target)
     form = {name: text if isinstance(text, str) else list(text) for name, text in job.form.items()}
@@ -107,7 +103,7 @@ async def through_server(job: Job, err: Console) -> AsyncIterator[TranscribeFile
         except (openai.APIConnectionError, openai.AuthenticationError) as error:
             raise _told(error, server) from error
         except openai.APIStatusError:
-            pass  # a server that tells nothing of models may still transcribe
+            pass  # a server without this endpoint may still transcribe
         yield transcribe_one
 
 
@@ -140,28 +136,29 @@ def read_answer(content: bytes, params: TranscriptionParams) -> Transcript:
 
 
 def _segment(index: int, item: dict[str, Any]) -> Segment:
-    """Times and text must be there; other servers leave out what else there is."""
+    """Times and text are required; other servers leave out the other fields."""
     given = {one.name: item[one.name] for one in fields(Segment) if one.name in item}
     tokens = tuple(item.get("tokens") or ())
     return Segment(**{"id": index, "seek": 0, **NOT_GIVEN, **given, "tokens": tokens, "words": ()})
 
 
 def words_into_segments(segments: Iterable[Segment], words: Sequence[Word]) -> list[Segment]:
-    """Give each segment its words: as many of those of the whole answer as its text begins with.
+    """Give each segment the next words of the whole answer that its text begins with.
 
-    The API strips spaces, some servers punctuation too: both are taken from the text.
+    The API strips spaces from words and some servers strip punctuation; both are restored from the
+    text.
     """
     found: list[Segment] = []
     waiting = deque(words)
     for segment in segments:
         text, cursor = segment.text, 0
-        begins: list[int] = []  # of words, each with what stands before it
+        begins: list[int] = []  # where each word begins, with punctuation before it
         for word in waiting:
             bare = word.word.strip()
             at = text.find(bare, cursor)
             between = text[cursor : max(at, 0)]
             if at < 0 or any(letter.isalnum() for letter in between):
-                break  # a later segment's
+                break  # belongs to a later segment
             begins.append(cursor + len(between.partition(" ")[0]) if begins else 0)
             cursor = at + len(bare)
         spans = pairwise((*begins, len(text.rstrip())))
@@ -180,10 +177,8 @@ def _told(error: openai.APIError, base: str) -> SplitscribeError:
 
 @asynccontextmanager
 async def live_through_server(job: LiveJob) -> AsyncIterator[RemoteLiveClient]:
-    """Raises InvalidRequestError: no server answers there, it knows no live sessions, or it
-    refuses.
-    """
-    from websockets.exceptions import WebSocketException  # which openai needs for sessions alone
+    """Raises InvalidRequestError: no server answers, or it refuses live sessions."""
+    from websockets.exceptions import WebSocketException  # openai needs it only for sessions
 
     base = base_url_of(job.target)
     client = client_of(job.target)
@@ -218,7 +213,7 @@ def _session(job: LiveJob) -> dict[str, Any]:
 
 
 class RemoteLiveClient:
-    """Implements `LiveClient`. The server bounds its audio, so `append` waits for the socket."""
+    """The server bounds the audio that it buffers, so `append` waits for the socket."""
 
     rate = RATE
     unsent_s = 0.0
@@ -232,18 +227,18 @@ class RemoteLiveClient:
         await self._connection.input_audio_buffer.append(audio=audio)
 
     async def end(self) -> None:
-        """Commit the last turn. The answer to the update after it shows that this was done."""
+        """Commit the last turn; the answer to the update that follows confirms it."""
         await self._connection.input_audio_buffer.commit(event_id=ENDED)
         await self._connection.session.update(session=self._session, event_id=ENDED)
 
     async def events(self) -> AsyncIterator[LiveEvent]:
-        """The server's texts, until every turn has ended and no audio is left."""
+        """End once every turn has ended and the last audio is committed."""
         open_turns: set[str] = set()
         n_updated = 0
         async for event in self._connection:
             kind = event.type
             if kind == "session.updated":
-                n_updated += 1  # of the beginning, and of the end
+                n_updated += 1  # first at the start, then at the end
             elif kind == "input_audio_buffer.committed":
                 open_turns.add(event.item_id)
             elif kind == f"{TRANSCRIBED}.delta":

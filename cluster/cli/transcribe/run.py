@@ -1,6 +1,6 @@
-"""Transcribes a job's files, several at a time, and writes the results.
+"""Transcribe a job's files, several at a time, and write the results.
 
-A file that fails is told in one line and the others go on. Each result appears whole or not at all.
+A file that fails gives one line on stderr, and the others go on.
 """
 
 from __future__ import annotations
@@ -29,7 +29,7 @@ from router.transcript import Segment, Transcript
 
 
 def transcribe_files(job: Job, out: Console, err: Console) -> None:
-    """Raises SplitscribeError: nothing could be done at all, or some files failed (told before)."""
+    """Raises SplitscribeError: nothing can be transcribed, or files failed (printed before)."""
     with inputs_of(job.files, raw=job.raw) as inputs:
         shown = {one.path: one.shown for one in inputs}
         check_names(shown)
@@ -53,7 +53,7 @@ def transcribe_files(job: Job, out: Console, err: Console) -> None:
 
 
 async def _open_and_run(run: Run, files: Sequence[Path]) -> int:
-    if run.job.target.server:  # each imports a large library, so only the one that is needed
+    if run.job.target.server:  # late, because each imports a large library
         from cluster.cli.transcribe.remote import through_server
 
         opened = through_server(run.job, run.err)
@@ -67,7 +67,7 @@ async def _open_and_run(run: Run, files: Sequence[Path]) -> int:
 
 @dataclass(slots=True)
 class Run:
-    """One job at work. shown: what people know its files by, where that is not their path."""
+    """shown: the names of files in messages, where they are not the paths."""
 
     job: Job
     out: Console
@@ -77,7 +77,7 @@ class Run:
     n_failed: int = 0
 
     async def run(self, files: Sequence[Path], transcribe_one: TranscribeFile) -> int:
-        """At most `jobs` at a time. Returns how many failed."""
+        """Transcribe at most `jobs` files at a time. Return how many failed."""
         self.n_workers = min(self.job.jobs, len(files))
         board, slots = ProgressBoard(files, self.err), asyncio.Semaphore(self.job.jobs)
 
@@ -101,7 +101,7 @@ class Run:
         self, file: Path, transcribe_one: TranscribeFile, board: ProgressBoard
     ) -> None:
         def on_segments(segments: Sequence[Segment]) -> None:
-            if self.n_workers == 1:  # none else can come between
+            if self.n_workers == 1:  # no other file prints between them
                 self._show(file, segments)
 
         watcher = Watcher(partial(board.advance, file), on_segments)
@@ -115,7 +115,7 @@ class Run:
         job = self.job
         try:
             write_results(transcript, file, job.output_dir, job.formats, job.cues)
-        except OSError as error:  # not the file's
+        except OSError as error:  # of the output, not of the audio file
             raise InvalidRequestError(
                 f"cannot write into {job.output_dir}: {error.strerror}"
             ) from error
@@ -126,13 +126,12 @@ class Run:
         return self.shown.get(file, str(file))
 
     def _show(self, file: Path, segments: Sequence[Segment]) -> None:
-        """Print segments of a file, never between another's."""
+        """Print segments of one file, never between those of another."""
         if not self.job.verbose or not segments:
             return
-        # Where both end up on one terminal, the bars' console knows how to print above them.
+        # Where both are one terminal, print through the console that keeps the bars below.
         console = self.err if self.out.is_terminal and self.err.is_terminal else self.out
-        # Where nobody reads on, as behind `| head`, rich prints no more from then on and would end
-        # the process, though the work is not done.
+        # Rich raises SystemExit where stdout was closed, as by `| head`, but the work goes on.
         with suppress(OSError, SystemExit):
             if self.n_workers > 1:
                 console.print(self._name(file), markup=False)
@@ -143,7 +142,7 @@ class Run:
 
 
 def _is_readable(one: Input, err: Console, *, as_audio: bool) -> bool:
-    """Fetch it, and say whether it can be read at all: told before a model is loaded for it."""
+    """Fetch the input, and print an error where it cannot be read."""
     try:
         one.fetch()
         with one.path.open("rb") as content:
@@ -159,7 +158,7 @@ def _is_readable(one: Input, err: Console, *, as_audio: bool) -> bool:
 
 
 def _tell(file: str, error: Exception, err: Console) -> None:
-    """One line; what is not the user's mistake keeps its traceback."""
+    """Print one line, after the traceback of an unexpected error."""
     if not isinstance(error, (SplitscribeError, OSError)):
         err.print("".join(traceback.format_exception(error)), markup=False)
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -167,7 +166,7 @@ def _tell(file: str, error: Exception, err: Console) -> None:
 
 
 def check_names(audio_files: Mapping[Path, str]) -> None:
-    """Refuse inputs whose results would overwrite each other; each is told by its text."""
+    """Refuse inputs whose results would overwrite each other. audio_files: path -> name."""
     taken: dict[str, str] = {}
     for file, shown in audio_files.items():
         if other := taken.get(file.stem):
@@ -187,9 +186,9 @@ def write_results(
 
 
 class ProgressBoard:
-    """Bars on a terminal: one for the whole, in seconds of audio, and one for each file in work.
+    """Bars on a terminal: one for all files, in seconds of audio, and one for each file in work.
 
-    What the unopened ones hold is estimated by their bytes, at the rate of those that were opened.
+    The duration of unopened files is estimated by their bytes.
     """
 
     def __init__(self, files: Collection[Path], console: Console) -> None:
