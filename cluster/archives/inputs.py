@@ -92,7 +92,6 @@ def _items(name: str, stdin: Iterable[str]) -> Iterator[Item]:
 
 
 def _found(name: str) -> tuple[Place, Iterable[Place]]:
-    """Return the folder that outputs mirror and the files that `name` means."""
     place = Place.of(name).looked_at()
     if place.kind == "Directory":
         audio = (file for file in place.below() if _suffix(file.path) in BYTES_PER_S)

@@ -1,11 +1,10 @@
-"""Transcribe audio files in a pipeline of Ray Data.
+"""Transcribe audio files in a pipeline of Ray Data, in the Ray cluster of a running application.
 
     ds = ray.data.read_binary_files("s3://bucket/talks/", include_paths=True)
     ds = ds.map_batches(Transcriber, **map_options(fields={"language": "en"}))
     ds.drop_columns(["bytes"]).write_parquet("s3://bucket/texts")
 
-The process must be in the Ray cluster of a running application (`splitscribe serve`). The engine
-has an event loop in a thread of its own, since Ray Data's blocks while its consumer is slow.
+The engine has an event loop in a thread, since Ray Data's blocks while its consumer is slow.
 """
 
 from __future__ import annotations

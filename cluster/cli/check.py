@@ -184,7 +184,6 @@ def _kernels() -> list[Row]:
 
 
 def _builds() -> dict[str, Callable[[], Any]]:
-    """For each set of CPU kernels the function that compiles it or loads it from numba's cache."""
     import torch
 
     from cluster.common.model.device import resolve_dtype

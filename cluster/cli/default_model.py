@@ -14,7 +14,6 @@ SIZE = "1.6 GB"  # of the weights
 
 
 def default_model() -> str:
-    """The model that `SPLITSCRIBE_MODEL` names, else `DEFAULT_MODEL`."""
     return with_default_model(load_settings()).model
 
 

@@ -1,8 +1,7 @@
 """`splitscribe serve` in the foreground: run a cluster until a signal ends it.
 
-A Python signal handler runs between two instructions of the main thread, which may hold any lock.
-So the handlers here do nothing: the interpreter writes the signal's number into a pipe (its wakeup
-descriptor), and a thread reads it and acts.
+A Python signal handler interrupts the main thread, which may hold any lock. So the handlers do
+nothing: the interpreter writes the signal's number into a pipe, and a thread reads it and acts.
 """
 
 from __future__ import annotations
@@ -32,11 +31,10 @@ from cluster.serve.start.readiness import StopRequest
 def serve_foreground(
     settings: Settings, console: Console, stop: StopRequest, *, verbose: bool = False
 ) -> None:
-    """Start the cluster, print how to call it, and stop it cleanly once `stop` is set.
+    """Run the cluster in a thread of its own, since Ray would handle SIGTERM in the main thread.
 
-    The cluster runs in a thread of its own, since Ray would handle SIGTERM itself in the main
-    thread. verbose: also show what Ray and Serve log. Raises ConfigurationError or CheckpointError;
-    where log lines are JSON, SystemExit.
+    verbose: also show what Ray and Serve log. Raises ConfigurationError or CheckpointError; where
+    log lines are JSON, SystemExit.
     """
     is_json = settings.log_format == "json"
     if is_json:
@@ -110,10 +108,9 @@ STOPPED = "stopped before it was ready"
 
 
 class StopSignals:
-    """While open, the first signal sets the event and starts the time limit; later ones are
-    ignored.
+    """While open, the first signal sets the event and starts the time limit.
 
-    After a signal, signals stay ignored at exit, so that none changes the exit status.
+    Later signals are ignored, after exit too, so that none changes the exit status.
     """
 
     def __init__(
@@ -122,7 +119,6 @@ class StopSignals:
         give_up: Callable[[int], object] = os._exit,
         encoding: LogEncoding = "plain",
     ) -> None:
-        """give_up: ends the process with a status."""
         self._limit_s = limit_s
         self._give_up = give_up
         self._is_json = encoding == "json"

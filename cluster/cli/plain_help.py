@@ -1,7 +1,4 @@
-"""Typer commands whose `--help` and errors are plain text, wrapped to the terminal.
-
-Typer's tables cut long names, keep the line breaks of docstrings, and read brackets as markup.
-"""
+"""Typer commands whose `--help` and errors are plain text, wrapped to the terminal."""
 
 from __future__ import annotations
 
@@ -37,7 +34,6 @@ class PlainCommand(TyperCommand):
 
 
 def summary_of(command: Any) -> str:
-    """The first sentence of its help."""
     first, _, _ = " ".join((command.help or "").split()).partition(". ")
     return first.rstrip(".:")
 
@@ -53,7 +49,7 @@ class PlainGroup(TyperGroup):
 
 @dataclass(frozen=True, slots=True)
 class Listed:
-    """A command in the help. module: has its function, command or application under its name."""
+    """A command in the help; `module` has its function, command or application."""
 
     module: str
     summary: str
@@ -61,8 +57,6 @@ class Listed:
 
 
 class ListedCommands(Mapping[str, Any]):
-    """Import each command when it is looked up."""
-
     def __init__(self, listed: Mapping[str, Listed]) -> None:
         self.listed = listed
 
@@ -96,8 +90,6 @@ class ListedGroup(PlainGroup):
 
 
 class PlainTyper(typer.Typer):
-    """Make commands of functions; `-h` is `--help`."""
-
     def __init__(self, cls: type[TyperGroup] = PlainGroup, **more: Any) -> None:
         super().__init__(
             cls=cls,

@@ -149,7 +149,6 @@ def plan(
 
 
 def plan_file(plan: Plan) -> str:
-    """Write a Serve configuration for `splitscribe deploy`, with the plan's figures as comments."""
     best, order = plan.best, plan.best.order
     args: dict[str, Any] = {
         "model": best.profile.model,

@@ -32,11 +32,7 @@ def level_of(line: str) -> str | None:
 
 
 class WorkerLines:
-    """Print the lines that workers write.
-
-    is_quiet: print only errors and lines without a level. all_of_serve: also print what Serve and
-    Ray log below warnings.
-    """
+    """is_quiet: print errors only. all_of_serve: also print what Serve logs below warnings."""
 
     def __init__(self, *, is_quiet: bool, all_of_serve: bool) -> None:
         self.is_quiet = is_quiet
@@ -62,7 +58,6 @@ class WorkerLines:
 
 
 def json_line(level: str, message: str, error: BaseException | None = None) -> str:
-    """A JSON log line of this process, in the format of its workers."""
     fields = {
         "name": "cluster.cli",
         "levelname": level,
@@ -76,7 +71,7 @@ def json_line(level: str, message: str, error: BaseException | None = None) -> s
 
 
 class JsonLines(io.StringIO):
-    """A file for a console: write each line as a JSON object to stderr."""
+    """A file for a console that writes each line as a JSON object to stderr."""
 
     def write(self, text: str, /) -> int:
         for line in text.splitlines():

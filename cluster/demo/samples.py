@@ -1,4 +1,4 @@
-"""The recordings that ship with the package, with what is said in them. No torch."""
+"""The recordings that ship with the package, and their texts."""
 
 from __future__ import annotations
 
@@ -18,5 +18,4 @@ def sample_text(name: str) -> str:
 
 
 def words_of(text: str) -> list[str]:
-    """Its words, in lowercase and without punctuation."""
     return "".join(c if c.isalnum() or c == "'" else " " for c in text.lower()).split()

@@ -1,4 +1,4 @@
-"""`splitscribe demo`: a whole cluster, three recordings through HTTP, and the texts."""
+"""The command `splitscribe demo`."""
 
 from __future__ import annotations
 
@@ -46,7 +46,7 @@ def demo(
 
         with running_cluster(settings, say=say) as cluster:
             say(f"ready at {cluster.url}")
-            direct = DefaultHttpxClient(trust_env=False)  # through no proxy
+            direct = DefaultHttpxClient(trust_env=False)  # without the proxies of the environment
             client = OpenAI(base_url=f"{cluster.url}/v1", api_key="none", http_client=direct)
             for name in SAMPLES:
                 status.update(f"transcribing {sample_path(name).name}")
@@ -74,7 +74,6 @@ def _transcribe(client: Any, name: str, out: Console) -> None:
 
 
 def verdict(spoken: str, heard: str) -> str:
-    """Whether the words are the same, else which ones are not."""
     said, got = words_of(spoken), words_of(heard)
     changes = [
         f"{' '.join(got[b0:b1]) or 'nothing'} for {' '.join(said[a0:a1]) or 'nothing'}"

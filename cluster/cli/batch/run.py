@@ -52,10 +52,10 @@ def run_batch(
     config: Path | None,
     dry_run: bool,
 ) -> int:
-    """Return the exit status. On KeyboardInterrupt the outputs so far are kept.
+    """Return the exit status.
 
-    archive: its fields have a served name. model, config: of pools that are started here. address:
-    of a Ray cluster; None looks for one, NO_CLUSTER starts one.
+    model, config: of pools that are started here. address: of a Ray cluster; None looks for one,
+    NO_CLUSTER starts one.
     """
 
     def say(line: str) -> None:
@@ -216,10 +216,7 @@ def joined_cluster(address: str) -> Iterator[None]:
 
 @contextmanager
 def cluster_watched(progress: RunProgress) -> Iterator[None]:
-    """End the process with a message when its Ray cluster has ended.
-
-    Ray itself would wait a minute and then end the process with messages of its own.
-    """
+    """End the process with a message soon after its Ray cluster; Ray itself waits a minute."""
     from cluster.serve.start.ray_session import end_without_ray, ray_watch
 
     over = threading.Event()

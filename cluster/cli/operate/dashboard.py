@@ -1,7 +1,4 @@
-"""A client of Ray's dashboard, over HTTP with the cluster's token; it does not join the cluster.
-
-The dashboard usually listens on the head's loopback, so `reach` opens a tunnel by ssh.
-"""
+"""A client of Ray's dashboard over HTTP, through ssh where it listens on the head's loopback."""
 
 from __future__ import annotations
 
@@ -58,7 +55,6 @@ class Dashboard:
         ]
 
     def workers(self) -> Counter[str]:
-        """The number of live replicas of each deployment."""
         alive = "filter_keys=state&filter_predicates=%3D&filter_values=ALIVE"
         answer = self._call("GET", f"/api/v0/actors?limit=10000&{alive}")
         classes = (one["class_name"] for one in answer["data"]["result"]["result"])
@@ -162,10 +158,7 @@ def _tunnel(file: ClusterFile) -> Iterator[str]:
 
 
 def _forwarding(file: ClusterFile, port: int) -> list[str]:
-    """A command that forwards `port` to the dashboard while it runs.
-
-    `ray dashboard` refuses a head whose last `ray up` failed, though Ray may still run there.
-    """
+    """By ssh where possible: `ray dashboard` refuses a head whose last `ray up` failed."""
     if file.is_onprem and file.head_address is not None:
         forward = ("-N", "-o", "ExitOnForwardFailure=yes", "-L", f"{port}:127.0.0.1:{PORT}")
         return [*file.ssh(file.head_address), *forward]

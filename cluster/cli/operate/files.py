@@ -1,7 +1,4 @@
-"""Read and check an operator's files: a cluster file of `ray up` and a Serve configuration.
-
-Ray's launcher and Serve's schema check them, and so do the settings of this build.
-"""
+"""Read and check an operator's files: a cluster file of `ray up` and a Serve configuration."""
 
 from __future__ import annotations
 
@@ -102,10 +99,7 @@ def _least_nodes(prepared: Mapping[str, Any]) -> Counter[str]:
 
 
 def check_sources(file: ClusterFile) -> None:
-    """Find what would fail in the middle of a launch. Raises ConfigurationError.
-
-    Looks for files, keys, one wheel, and the Python package of the cloud.
-    """
+    """Raises ConfigurationError: a file, key, wheel or package that a launch needs is missing."""
     if file.provider in CLOUD_MODULES:
         require_extra(file.provider, CLOUD_MODULES[file.provider])
     key = file.auth.get("ssh_private_key")
@@ -156,8 +150,6 @@ def read_token(environ: Mapping[str, str] = os.environ) -> str | None:
 
 @dataclass(frozen=True, slots=True)
 class ServeFile:
-    """A checked Serve configuration."""
-
     content: Mapping[str, Any]
     settings: Settings
     port: int

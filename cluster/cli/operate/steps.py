@@ -1,7 +1,6 @@
-"""The steps of `splitscribe up`, `deploy`, `status` and `down`.
+"""The steps of `splitscribe up`, `deploy`, `status` and `down` around those of Ray's commands.
 
-Ray's commands do the work; this waits for nodes and workers, and stops Ray on machines of one's
-own. Each failure is a ConfigurationError with a remedy.
+Each failure is a ConfigurationError with a remedy.
 """
 
 from __future__ import annotations
@@ -29,10 +28,7 @@ SSH_AT_ONCE = 16
 
 
 def pools_line(file: ClusterFile, nodes: Sequence[Node]) -> str:
-    """Nodes that are alive and those that the file asks for: `encoder 1 of 1, decoder 0 of 2`.
-
-    On machines of one's own the file has no pools, so there is one total: `encoder 1, of 3`.
-    """
+    """`encoder 1 of 1, decoder 0 of 2`; where the file has no pools, `encoder 1, of 3`."""
     alive = Counter(node.pool for node in nodes if not node.is_head)
     if file.is_onprem:
         found = ", ".join(f"{pool} {n}" for pool, n in sorted(alive.items())) or "none"
@@ -124,7 +120,6 @@ def stop_serving(dashboard: Dashboard, say: Say) -> None:
 
 
 def run_ray_up(file: ClusterFile) -> None:
-    """Raises ConfigurationError."""
     if _launcher("up", file) != 0:
         again = shlex.join(["ray", "up", "-vvv", str(file.path)])
         # `ray up` copies the file to the head before it runs the file's commands, and the
@@ -184,10 +179,7 @@ def _stop_machines(file: ClusterFile, say: Say) -> list[str]:
 
 
 def _launcher(name: str, file: ClusterFile, limit_s: float | None = None) -> int:
-    """Run `ray NAME`, which prints on stderr, and return its exit status.
-
-    Raises subprocess.TimeoutExpired: it ran longer than `limit_s` and was killed.
-    """
+    """Raises subprocess.TimeoutExpired: `ray NAME` ran longer than `limit_s` and was killed."""
     return subprocess.run(
         ray_command(name, "--yes", "--log-style=pretty", str(file.path)),
         env=file.environment(),

@@ -169,7 +169,6 @@ def form_of(flags: Mapping[str, Any]) -> Form:
 
 
 def _listed(kind: Kind, text: str) -> tuple[str, ...]:
-    """Split a flag's list; each file of recorded speech becomes a data URL."""
     if not isinstance(kind, ListOf):
         return (text,)
     items = tuple(text.split(","))
@@ -198,7 +197,6 @@ def _model(flags: Mapping[str, Any]) -> str:
 
 
 def _cues(flags: Mapping[str, Any]) -> CueOptions:
-    """Read the layout of cues, and refuse flags that would have no effect."""
     cues = CueOptions(**{item.name: flags[item.name] for item in fields(CueOptions)})
     for item in fields(cues):
         if not flags["word_timestamps"] and getattr(cues, item.name) != item.default:

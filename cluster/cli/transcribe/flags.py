@@ -1,7 +1,6 @@
 """The flags of `splitscribe transcribe`: those of the API's fields and its own.
 
-The value of a field's flag is text in the API's form, or None where it is not given. The spellings
-of openai/whisper work too: `--word_timestamps True` and `--word-timestamps` mean the same.
+The value of a field's flag is text in the API's form, or None where it is not given.
 """
 
 from __future__ import annotations
@@ -45,8 +44,6 @@ FIXED = {  # options of openai/whisper that only take its defaults here
 
 
 class Switch(StrEnum):
-    """The value of a boolean flag of openai/whisper."""
-
     true = "True"
     false = "False"
 
@@ -247,7 +244,9 @@ def whisper_command(function: Callable[..., None]) -> Any:
 def normalised(
     args: Sequence[str], options: Collection[str], switches: Collection[str]
 ) -> list[str]:
-    """Write flags with dashes and switches with a value: `--no-x` becomes `--x=False`."""
+    """Write flags with dashes, switches with a value: `--word_timestamps` as
+    `--word-timestamps=True`.
+    """
     plain: list[str] = []
     for i, arg in enumerate(args):
         if arg == "--":

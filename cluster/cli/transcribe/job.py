@@ -1,8 +1,7 @@
-"""A `transcribe` command as data, its inputs as files, and the protocols of what does the work.
+"""A `transcribe` command as data, and its inputs as files.
 
 `command` makes a `Job` for `run` or a `LiveJob` for `live`; `local` does the work in this process,
-`remote` through a server. Inputs that are not files are written into a temporary folder, under the
-names of their results.
+`remote` through a server.
 """
 
 from __future__ import annotations
@@ -47,16 +46,11 @@ Form = dict[str, str | tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    """The server that does the work, or else this process.
-
-    threads: of torch; 0: one for each core. dtype: None: the device's usual type.
-    """
-
-    server: str | None = None
+    server: str | None = None  # None: this process
     api_key: str | None = None
     device: str = "auto"
-    threads: int = 0
-    dtype: str | None = None
+    threads: int = 0  # of torch; 0: one for each core
+    dtype: str | None = None  # None: the usual one of the device
 
 
 @dataclass(frozen=True, slots=True)
@@ -88,9 +82,7 @@ class Watcher:
 
 @dataclass(frozen=True, slots=True)
 class LiveJob:
-    """source: a file or `STDIN`; None: the microphone. raw: as in `Job`."""
-
-    source: str | None
+    source: str | None  # a file or `STDIN`; None: the microphone
     config: LiveConfig
     target: Target
     raw: bool = False
@@ -118,9 +110,8 @@ class LiveClient(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class Input:
-    """path: where the file is, or will be after `fetch`. shown: its name in messages.
-
-    content: yields what `fetch` writes there. raw: samples without a header, to which it adds one.
+    """path: where the file is after `fetch`. shown: its name in messages. content: None for a file
+    that is there. raw: samples without a header, to which `fetch` adds one.
     """
 
     path: Path
@@ -189,7 +180,6 @@ def _files(name: str) -> list[Path]:
 
 
 def _name_of(url: str) -> str:
-    """The last part of a URL, safe as a file name; else its host."""
     parts = urlsplit(url)
     last = unquote(parts.path).replace("\\", "/").rstrip("/").rpartition("/")[2].replace("\0", "")
     return last if last.strip(".") else parts.hostname or "download"

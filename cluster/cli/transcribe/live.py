@@ -124,8 +124,7 @@ def open_sound(
 ) -> Iterator[Pcm]:
     """Yield mono int16 blocks at `rate` Hz until the source ends or `stop` is set.
 
-    source: as in `LiveJob`. Raises ConfigurationError: there is no microphone. InvalidAudioError:
-    the source has no audio.
+    Raises ConfigurationError: there is no microphone. InvalidAudioError: the source has no audio.
     """
     return _microphone(rate, stop) if source is None else _decoded(source, rate, stop, raw)
 

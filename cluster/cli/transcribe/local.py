@@ -1,7 +1,4 @@
-"""Transcription in this process, with both roles on one device and no limits.
-
-One transcriber serves all files of a job, so that windows of several share batches.
-"""
+"""Transcription in this process, with both roles on one device and no limits."""
 
 from __future__ import annotations
 

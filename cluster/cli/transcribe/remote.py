@@ -38,7 +38,6 @@ ENDED = "the end of the sound"  # the event id of the update that follows the la
 
 
 def base_url_of(target: Target) -> str:
-    """The URL of the API, whether the server's URL is given with "/v1" or without."""
     base = (target.server or "").rstrip("/")
     return base if base.endswith("/v1") else f"{base}/v1"
 
@@ -143,10 +142,9 @@ def _segment(index: int, item: dict[str, Any]) -> Segment:
 
 
 def words_into_segments(segments: Iterable[Segment], words: Sequence[Word]) -> list[Segment]:
-    """Give each segment the next words of the whole answer that its text begins with.
+    """Give each segment the next words that its text begins with.
 
-    The API strips spaces from words and some servers strip punctuation; both are restored from the
-    text.
+    The API strips spaces from words, and some servers strip punctuation; the text restores both.
     """
     found: list[Segment] = []
     waiting = deque(words)
@@ -232,7 +230,6 @@ class RemoteLiveClient:
         await self._connection.session.update(session=self._session, event_id=ENDED)
 
     async def events(self) -> AsyncIterator[LiveEvent]:
-        """End once every turn has ended and the last audio is committed."""
         open_turns: set[str] = set()
         n_updated = 0
         async for event in self._connection:

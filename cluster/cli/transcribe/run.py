@@ -1,7 +1,4 @@
-"""Transcribe a job's files, several at a time, and write the results.
-
-A file that fails gives one line on stderr, and the others go on.
-"""
+"""Transcribe a job's files, several at a time; a file that fails does not stop the others."""
 
 from __future__ import annotations
 
@@ -126,7 +123,6 @@ class Run:
         return self.shown.get(file, str(file))
 
     def _show(self, file: Path, segments: Sequence[Segment]) -> None:
-        """Print segments of one file, never between those of another."""
         if not self.job.verbose or not segments:
             return
         # Where both are one terminal, print through the console that keeps the bars below.
@@ -142,7 +138,6 @@ class Run:
 
 
 def _is_readable(one: Input, err: Console, *, as_audio: bool) -> bool:
-    """Fetch the input, and print an error where it cannot be read."""
     try:
         one.fetch()
         with one.path.open("rb") as content:
@@ -158,7 +153,6 @@ def _is_readable(one: Input, err: Console, *, as_audio: bool) -> bool:
 
 
 def _tell(file: str, error: Exception, err: Console) -> None:
-    """Print one line, after the traceback of an unexpected error."""
     if not isinstance(error, (SplitscribeError, OSError)):
         err.print("".join(traceback.format_exception(error)), markup=False)
     text = error.strerror if isinstance(error, OSError) and error.strerror else str(error)
@@ -186,10 +180,7 @@ def write_results(
 
 
 class ProgressBoard:
-    """Bars on a terminal: one for all files, in seconds of audio, and one for each file in work.
-
-    The duration of unopened files is estimated by their bytes.
-    """
+    """A bar for all files, in seconds that are estimated by bytes, and one for each in work."""
 
     def __init__(self, files: Collection[Path], console: Console) -> None:
         columns = (

@@ -1,12 +1,10 @@
-"""The whole recipe of the bundled checkpoint in one command: speech and training.
+"""Make the bundled checkpoint: synthesize speech and train on it.
 
     python -m cluster.demo.recipe --work DIR [--steps 7750] [--tune-steps 840] [--shards 20]
 
-Each step takes up what an earlier run left in DIR: finished shards of speech, the state of either
-training. Either keeps the checkpoint as it is by then in a folder of its own, which
-`benchmark.accuracy.demo_model` takes. With --out the last one is written there instead of here.
-Needs espeak-ng and flite, and speaks the same sentences every time. --steps 0 does the last stage
-alone, the tuning to shorter contexts.
+A later run continues from finished shards of speech and the states of training in DIR. Both stages
+of training also write their checkpoint there, for `benchmark.accuracy.demo_model`. --steps 0 runs
+only the last stage, which tunes the checkpoint to shorter contexts. Needs espeak-ng and flite.
 """
 
 import json
@@ -25,7 +23,7 @@ from cluster.common.model.encoder_context import FILE
 from cluster.demo.recipe.store import make_store
 from cluster.demo.recipe.train import CHECKPOINT, CONTEXT, FROM_NOTHING, Trainer
 
-DECLARED = {"slack": 64, "max_content_s": 30.0}  # what the last stage makes true
+DECLARED = {"slack": 64, "max_content_s": 30.0}  # contexts that the last stage trains for
 
 
 def main() -> None:
@@ -40,7 +38,7 @@ def main() -> None:
     cores = os.cpu_count() or 1
     torch.set_num_threads(cores)
     quiet: Any = logging
-    quiet.disable_progress_bar()  # of files that are loaded and saved
+    quiet.disable_progress_bar()  # bars for each file that is loaded or saved
     speech = asked.work / "speech"
     make_store(speech, asked.shards, cores)
     start = CHECKPOINT

@@ -1,15 +1,11 @@
-"""Trains the small network of speaker embeddings that ships beside the demo checkpoint.
+"""Train the small network of speaker embeddings that ships beside the demo checkpoint.
 
     python -m cluster.demo.recipe.speakers [--speakers 1500] [--steps 2700]
 
-Writes the network as ONNX to --out, in the form in which published ones come: features
-[batch, frames, 80] in, vectors [batch, 128] out. It has heard synthetic voices alone and knows
-nothing of people; `benchmark.accuracy.speakers` tells how well it does with voices that it has not
-heard.
-
-A speaker is a variant of an espeak-ng voice with formants, voicing, pitch and manner of its own,
-or a voice of flite played at a speed of its own. Each utterance has a pitch and a rate of its own,
-so that neither tells who speaks. Each speaker is made from a seed of its own.
+Writes ONNX to --out, in the form of published networks: features [batch, frames, 80] in, vectors
+[batch, 128] out. It is trained on synthetic voices only; `benchmark.accuracy.speakers` measures it
+on other ones. A speaker is a random variant of an espeak-ng voice or a voice of flite. Pitch and
+rate change with each utterance, so that they do not identify the speaker.
 """
 
 import math
@@ -41,20 +37,19 @@ from router.audio.embedding import FRAMES, fbank
 
 ESPEAK_DATA = Path("/usr/lib/x86_64-linux-gnu/espeak-ng-data")
 ACCENTS = ("en-us", "en-us-nyc", "en", "en-gb-x-rp", "en-gb-scotland", "en-029")
-FOREIGN = ("de", "fr", "es", "it", "nl", "pl", "pt", "sv")  # read English as if it were theirs
-FLITE = ("awb", "kal16")  # slt and rms are for the measurement alone
+FOREIGN = ("de", "fr", "es", "it", "nl", "pl", "pt", "sv")  # languages whose voices read English
+FLITE = ("awb", "kal16")  # slt and rms are kept for measuring
 UTTERANCES = 7
 NETWORK = Path(__file__).parents[1] / "speakers.onnx"
 BATCH = 128
 LR = 2e-3
 SCALE, MARGIN = 30.0, 0.2  # of the additive angular margin
-EVERY = 100  # steps between two reports
+EVERY = 100  # steps between printed lines
 
-Features = npt.NDArray[np.float16]  # (frames, 80) of all that one speaker says
+Features = npt.NDArray[np.float16]  # (n_frames, 80) of all utterances of a speaker
 
 
 def variant(rng: Random) -> str:
-    """The text of an espeak-ng voice variant that nobody has heard."""
     tract = rng.uniform(0.84, 1.28)
     low = rng.uniform(62, 190)
     tilt = rng.uniform(-0.12, 0.08)
@@ -85,7 +80,7 @@ def variant(rng: Random) -> str:
 
 
 def own_voices(folder: Path) -> Path:
-    """Let espeak-ng read its data from a copy. Returns the folder for variants in it."""
+    """Point espeak-ng at a folder that links its data; return the folder for voice variants."""
     variants = folder / "espeak-ng-data" / "voices" / "!v"
     variants.mkdir(parents=True)
     for path in ESPEAK_DATA.iterdir():
@@ -96,7 +91,7 @@ def own_voices(folder: Path) -> Path:
 
 
 def utterances(variants: Path, rng: Random) -> Iterator[npt.NDArray[np.float32]]:
-    """What one new speaker says: float32 in -1..1, each of another pitch and rate."""
+    """Yield utterances of one new speaker: float32 (n_samples,) in -1..1."""
     if rng.random() < 0.03:
         manner = Manner(rng.choice(FLITE), 0, 0, 1.0, rng.uniform(0.82, 1.25))
     else:
@@ -117,7 +112,6 @@ def utterances(variants: Path, rng: Random) -> Iterator[npt.NDArray[np.float32]]
 
 
 def in_a_room(audio: npt.NDArray[np.float32], rng: Random) -> npt.NDArray[np.float32]:
-    """Sixty per cent of the time with reverberation; always with a gain and a little noise."""
     noise = np.random.default_rng(rng.getrandbits(32))
     if rng.random() < 0.6:
         decay_s = rng.uniform(0.08, 0.6)
@@ -169,8 +163,6 @@ class Network(nn.Module):
 
 
 class Crops:
-    """Windows of 1.5 s of many speakers, with pauses and noise made afresh."""
-
     def __init__(self, heard: Sequence[Features]) -> None:
         ends = np.cumsum([0] + [len(features) for features in heard])
         self.features = np.concatenate(heard)
@@ -178,7 +170,7 @@ class Crops:
         self.rng = np.random.default_rng(0)
 
     def draw(self, speakers: npt.NDArray[np.int64]) -> Tensor:
-        """One window of each speaker: float32 (n, FRAMES, 80), of mean 0."""
+        """One window of each speaker: float32 (n_speakers, FRAMES, 80), of mean 0."""
         rng = self.rng
         starts, ends = self.bounds[speakers].T
         rows = rng.integers(starts, ends - FRAMES)[:, None] + np.arange(FRAMES)
@@ -198,7 +190,7 @@ class Crops:
 
 
 def train(heard: Sequence[Features], steps: int, console: Console) -> Network:
-    """A network for which each speaker's windows lie near a direction of the speaker's own."""
+    """Minimize an additive angular margin loss over speakers."""
     torch.manual_seed(0)
     network = Network()
     directions = nn.Parameter(torch.randn(len(heard), 128))
@@ -226,11 +218,10 @@ def train(heard: Sequence[Features], steps: int, console: Console) -> Network:
 
 
 def export(network: Network, path: Path) -> None:
-    """Write the network as ONNX; batch and frames may have any length."""
     names: dict[str, Any] = {"input_names": ["feats"], "output_names": ["embs"]}
     axes = {"feats": {0: "batch", 1: "frames"}, "embs": {0: "batch"}}
     with warnings.catch_warnings():
-        warnings.simplefilter("ignore")  # the old exporter needs onnx alone
+        warnings.simplefilter("ignore")  # the old exporter is deprecated but needs only onnx
         torch.onnx.export(
             network.eval(), (torch.zeros(2, FRAMES, 80),), path,
             dynamo=False, dynamic_axes=axes, **names,

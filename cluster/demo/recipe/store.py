@@ -1,7 +1,6 @@
-"""Spoken utterances on disk: shards of int16 audio with their text, word times and sounds.
+"""Synthetic utterances on disk: shards of int16 audio with texts, word times and sounds.
 
-Each shard is made from one seed, so that they are made in parallel, in any order, and an
-interrupted run repeats only the unfinished ones.
+Each shard has a seed of its own, so shards are made in parallel and an interrupted run continues.
 """
 
 from collections.abc import Iterable
@@ -27,15 +26,15 @@ from benchmark.shared.speech.synthesis import (
     speak,
 )
 
-KINDS = {"made": 0.25, "free": 0.40, "woven": 0.35}  # of all sentences that are trained on
+KINDS = {"made": 0.25, "free": 0.40, "woven": 0.35}  # shares of the kinds of sentences
 SHARD_SIZE = 2_000  # utterances, about 1.6 hours
 SEED = 1
 
 
 @dataclass(frozen=True, slots=True)
 class Utterance:
-    """On the grid of 20 ms: samples int16 (n_frames * 320,), word_frames int32 (n_words, 2), sounds
-    int64 (n_frames,), indices of the store's, with 0 for silence.
+    """On a grid of 20 ms frames: samples int16 (n_frames * 320,), word_frames int32 (n_words, 2),
+    sounds int64 (n_frames,), which are indices into the store's `sounds`; 0 is silence.
     """
 
     text: str
@@ -45,7 +44,7 @@ class Utterance:
 
 
 class SpeechStore:
-    """sounds: names of all that the voices say; silence is "" and the first."""
+    """sounds: the names of all sounds of the voices; the first is "", silence."""
 
     def __init__(self, folder: Path) -> None:
         shards = {path: np.load(path) for path in sorted(folder.glob("shard-*.npz"))}
@@ -70,14 +69,14 @@ class SpeechStore:
 
 
 def write_shard(folder: Path, index: int) -> None:
-    """Make shard `index` unless it exists. The .npz comes last: it marks the shard as finished."""
+    """Make shard `index` unless it exists. Its .npz is written last and marks it as finished."""
     base = folder / f"shard-{index:04d}"
     if base.with_suffix(".npz").exists():
         return
     rng = Random(f"{SEED}/{index}")
     made: list[Spoken] = []
     while len(made) < SHARD_SIZE:
-        # The voice is drawn first, so that a voice that refuses a text does not become rarer.
+        # Draw the voice first, so that voices that refuse some texts do not become rarer.
         manner = draw_manner(rng, FLITE_VOICES if rng.random() < 0.5 else ESPEAK_VOICES)
         try:
             made.append(speak(corpus.spoken_sentence(rng, KINDS), manner))

@@ -1,13 +1,9 @@
-"""Trains the demo checkpoint: two stages, one update over a batch, a state to go on from.
+"""Train the demo checkpoint in two stages, by the model of transformers.
 
-Three losses beside the tokens' teach what Whisper learns from 680,000 hours: the encoder must say
-at each step which sound and which word is spoken, and the guided heads must look where the next
-token is heard. Without them a small decoder learns the language first and listens late. The model
-is transformers' own; the heads that only training uses are never exported.
-
-`FROM_NOTHING` trains on short windows first and on the full 30 s shape more and more. `CONTEXT`,
-the last stage, makes a checkpoint indifferent to how much padding its encoder sees: a Whisper that
-only ever saw 30 s invents text where the encoder sees a shorter context.
+Three losses beside that of the tokens make up for little data: the encoder must name the sound and
+the word of each step, and the alignment heads must attend to where the next token is heard. The
+second stage, `CONTEXT`, trains on encoder contexts of any length, since a Whisper that only saw 30
+s invents text in shorter ones.
 """
 
 import copy
@@ -36,16 +32,16 @@ from cluster.demo.recipe.store import SpeechStore
 from cluster.demo.recipe.windows import IGNORED, Batch, WindowMaker, WindowShape
 
 CHECKPOINT = Path(__file__).parents[1] / "checkpoint"
-SETTINGS = (  # files of a checkpoint that training leaves as they are
+SETTINGS = (  # files of a checkpoint that training copies
     *("tokenizer.json", "tokenizer_config.json"),
     *("generation_config.json", "preprocessor_config.json"),
 )
-INIT_STD = 0.04  # as wide as torch's own for this width; Whisper's 0.02 is for larger models
+INIT_STD = 0.04  # about torch's default for this width; Whisper's 0.02 is for larger models
 SHORT = WindowShape(frames=300, batch=16)
 MEDIUM = WindowShape(frames=600, batch=8)
 FULL = WindowShape(frames=1500, batch=4)
 LONE = WindowShape(frames=1500, batch=4, lone=True)
-# Shares of the steps when so much of a schedule is over, and between them.
+# Shares of the steps at these points of a schedule, interpolated between them.
 MIXED_AT = (0.0, 0.3, 0.6, 1.0)
 MIXES = {
     SHORT: (0.96, 0.70, 0.34, 0.20),
@@ -53,10 +49,10 @@ MIXES = {
     FULL: (0.0, 0.10, 0.36, 0.48),
     LONE: (0.0, 0.04, 0.10, 0.20),
 }
-SLACK = 192  # up to so many steps behind the content: 64, and what rounding up may add
+SLACK = 192  # most steps behind the content: 64, and those of rounding up
 CONTEXTS = {"short": (100, 499), "long": (500, 1500)}  # encoder steps
 CONTEXT_SHARES = {"short": 0.35, "long": 0.30, "full": 0.25, "lone": 0.10}
-STEPS_A_BATCH = 4800  # of encoder context: a batch costs about the same at any length
+STEPS_A_BATCH = 4800  # of encoder context, so that batches of any length cost about the same
 LARGEST_BATCH = 24
 SAVE_EVERY = 200  # steps
 LOG_EVERY = 50
@@ -67,7 +63,6 @@ def mixed_shape(rng: Random, done: float) -> WindowShape:
 
 
 def context_shape(rng: Random, _done: float) -> WindowShape:
-    """Contexts of random length, and full ones, in the same shares all the time."""
     kind = rng.choices(list(CONTEXT_SHARES), list(CONTEXT_SHARES.values()))[0]
     if kind not in CONTEXTS:
         return FULL if kind == "full" else LONE
@@ -78,11 +73,7 @@ def context_shape(rng: Random, _done: float) -> WindowShape:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """How weights are changed. losses: the share of each; one without a share is not counted.
-
-    muon: Muon for the matrices between layers, which serves at AdamW's rates; after 300 steps from
-    nothing it had 4.33 nats a token where AdamW had 4.76. For good weights AdamW's small steps.
-    """
+    """losses: the weight of each; others are not trained. muon: for the matrices between layers."""
 
     draw: Callable[[Random, float], WindowShape]
     losses: Mapping[str, float]
@@ -111,9 +102,9 @@ CONTEXT = Stage(
 
 
 class Trainer:
-    """Weights, their running average and the optimizers; kept in a folder, and gone on with there.
+    """Weights, their running average and the optimizers, which are saved to a folder.
 
-    start_from: where the folder holds no state; None: untrained weights in the bundled shape.
+    start_from: the first checkpoint where the folder has no state; None: random weights.
     """
 
     def __init__(self, folder: Path, speech: Path, stage: Stage, start_from: Path | None) -> None:
@@ -127,13 +118,15 @@ class Trainer:
         self.store = SpeechStore(speech)
         torch.manual_seed(0)
         whisper: Any = WhisperForConditionalGeneration
-        # Eager attention gives the decoder's weights, and is the faster one for windows.
+        # Eager attention returns attention weights, and is faster for windows.
         options = {"attn_implementation": "eager", "dtype": torch.float32}
         config = WhisperConfig.from_pretrained(self.base, init_std=INIT_STD)
         self.model = whisper._from_config(config, **options)
-        if start_from is not None:  # `from_pretrained` would train the table of positions
+        if start_from is not None:  # `from_pretrained` would make positions trainable
             weights = load_file(start_from / "model.safetensors")
-            self.model.load_state_dict(weights, strict=False)  # the output is the embedding
+            self.model.load_state_dict(
+                weights, strict=False
+            )  # the output layer shares the embedding
         width, n_words = self.model.config.d_model, len(lexicon.all_words()) + 1
         self.heads = nn.ModuleDict(
             {"sound": nn.Linear(width, len(self.store.sounds)), "word": nn.Linear(width, n_words)}
@@ -173,7 +166,7 @@ class Trainer:
         return min(1.0, self.step_number / self.stage.steps)
 
     def run(self, console: Console) -> Path:
-        """Step to the end of the schedule. Keeps the state, and returns the checkpoint's folder."""
+        """Train to the end of the schedule. Return the folder of the checkpoint."""
         maker = WindowMaker(self.store, self.tokenizer, f"train/{self.step_number}")
         sums: dict[str, float] = {}
         began = time.monotonic()
@@ -233,20 +226,21 @@ class Trainer:
         }
 
     def save(self) -> None:
-        """Either takes the place of the one before."""
         state = {name: one.state_dict() for name, one in self.kept.items()}
         part = self.state_path.with_suffix(".part")
         torch.save({"step": self.step_number, **state}, part)
         part.replace(self.state_path)
         half = copy.deepcopy(self.average.module).to(torch.float16)
         half.save_pretrained(self.checkpoint)
-        (self.checkpoint / "model.safetensors").chmod(0o644)  # written for its owner alone
+        (self.checkpoint / "model.safetensors").chmod(
+            0o644
+        )  # it is written readable for its owner only
         for name in SETTINGS:
             shutil.copyfile(self.base / name, self.checkpoint / name)
 
 
 def encode(encoder: Any, batch: Batch) -> Tensor:
-    """(batch, n, d) of slices of 30 s: transformers' own forward takes whole windows only."""
+    """Encode slices shorter than 30 s, which transformers' own forward refuses: (batch, n, d)."""
     x = F.gelu(encoder.conv1(batch.mel))
     x = F.gelu(encoder.conv2(x)).transpose(1, 2)
     steps = batch.offsets[:, None] + torch.arange(x.shape[1])

@@ -1,8 +1,6 @@
-"""Training windows: utterances laid out in a slice of the 30 s frame, with tokens and targets.
+"""Training windows: utterances in a slice of the 30 s frame, with tokens and targets.
 
-A slice shorter than 30 s begins at any offset of the frame, so that every position is trained at
-the cost of a short window; timestamps are those of the frame. Silence, gain and noise are made
-here, afresh for every window.
+A shorter slice begins at any offset of the frame, so that all positions are trained at a low cost.
 """
 
 from dataclasses import dataclass, field
@@ -26,19 +24,19 @@ from encoder_worker.mel import LogMel, scaled
 
 FULL_FRAMES = 1500  # encoder steps in 30 s
 N_MELS = 80
-WRONG_WORDS = 0.12  # of the words given to the decoder, in most windows
-IGNORED = -100  # a target that does not count
-MAX_MISSES = 12  # utterances drawn in vain before a window counts as full
+WRONG_WORDS = 0.12  # share of the words given to the decoder in most windows
+IGNORED = -100  # a target without a loss
+MAX_MISSES = 12  # utterances that do not fit before a window counts as full
 _TIMESTAMP_BAND = (12, 6)  # frames around a boundary that a timestamp's attention may use
 _WORD_BAND = (2, 2)
 
 
 @dataclass(frozen=True, slots=True)
 class WindowShape:
-    """A slice of `frames` encoder steps, `batch` at once; a `lone` one holds one utterance.
+    """frames: encoder steps of a slice. batch: slices at once. lone: one utterance in each.
 
-    slack: None for a slice from anywhere. A number for the frame's beginning, as a trimmed encoder
-    context has it: content ends up to so many steps before the slice, and digital silence follows.
+    slack: None: a slice from anywhere in the frame. A number: a slice from the frame's beginning,
+    like a trimmed encoder context, with at most so many steps of digital silence at its end.
     """
 
     frames: int
@@ -49,7 +47,7 @@ class WindowShape:
 
 @dataclass(frozen=True, slots=True)
 class Placed:
-    """One utterance in a window: its first and last sound, in frames of the slice."""
+    """One utterance in a window. start, end: its first and last sound, in frames of the slice."""
 
     utterance: Utterance
     start: int
@@ -58,9 +56,9 @@ class Placed:
 
 @dataclass(slots=True)
 class _Row:
-    """Tokens of one window; `guides[i]` is the band of frames where token i is heard, or (0, 0).
+    """The tokens of one window; `guides[i]`: the frames where token i is heard, or (0, 0).
 
-    n_unscored: leading tokens that are given, a prompt's. after_sot: the target of the first.
+    n_unscored: leading tokens of a prompt. after_sot: the target of the first.
     """
 
     after_sot: int
@@ -75,7 +73,7 @@ class _Row:
 
 @dataclass(frozen=True, slots=True)
 class Batch:
-    """What one training step reads.
+    """One training batch.
 
     mel float32 (batch, N_MELS, 2 * frames), offsets int64 (batch,), tokens and targets int64
     (batch, n), bands bool (batch, n, frames): where target i may be heard, all False if unguided.
@@ -109,7 +107,7 @@ class Canvas:
 
 
 class WindowMaker:
-    """Draws windows from a store; one seed and one state of the store give one sequence."""
+    """Draw windows from a store; the same seed and store give the same sequence."""
 
     def __init__(self, store: SpeechStore, tokenizer: WhisperTokenizer, seed: int | str) -> None:
         self.store, self.tokenizer, self.special = store, tokenizer, tokenizer.special
@@ -122,7 +120,6 @@ class WindowMaker:
 
     @cache  # noqa: B019 - a closed vocabulary, one instance per process
     def word(self, word: str) -> tuple[int, ...]:
-        """Ids of one word of a sentence, its leading space and any full stop included."""
         return tuple(self.tokenizer.encode(" " + word))
 
     def batch(self, shape: WindowShape) -> Batch:
@@ -170,7 +167,6 @@ class WindowMaker:
         return canvas
 
     def _place_longest(self, canvas: Canvas) -> None:
-        """Of a few utterances the longest that fits: its content reaches far into the slice."""
         room = canvas.content - canvas.end
         drawn = (self.store.draw(self.rng) for _ in range(MAX_MISSES))
         fitting = [utterance for utterance in drawn if len(utterance.sounds) <= room]
@@ -190,14 +186,13 @@ class WindowMaker:
         canvas.end = at + n
 
     def add_noise(self, canvas: Canvas) -> None:
-        """White or coloured noise in most windows; then the padding behind, if any, is silent."""
         rng = self.rng
         n = len(canvas.audio)
         end = canvas.content * FRAME_SAMPLES
         if canvas.placed and rng.random() < 0.6:
             last = canvas.placed[-1].end * FRAME_SAMPLES
             end = min(end, last + rng.randint(0, 16_000))
-        shift = rng.randint(0, 159)  # the audio need not fall on the grid of frames
+        shift = rng.randint(0, 159)  # less than a mel frame
         canvas.audio[shift:] = canvas.audio[: n - shift].copy()
         if rng.random() < 0.25:
             return
@@ -209,9 +204,8 @@ class WindowMaker:
         canvas.audio[:end] += noise * np.float32(10 ** (level_db / 20))
 
     def row(self, canvas: Canvas, offset: int) -> _Row:
-        """Tokens of a window, with timestamps or without, now and then behind a prompt."""
         special, rng = self.special, self.rng
-        # Given in any language, heard in one.
+        # The language token that is given may be wrong, but all speech is English.
         row = _Row(special.languages["en"] if canvas.placed else special.no_speech)
         if canvas.placed and rng.random() < 0.12:
             row.add(special.sot_prev)
@@ -261,7 +255,7 @@ class WindowMaker:
         return tokens, targets, bands
 
     def _misled(self, tokens: list[int]) -> list[int]:
-        """Some words given to the decoder are wrong ones: what comes next must be heard."""
+        """Replace some words given to the decoder, so that the next must be heard."""
         if self.rng.random() < 0.3:
             return tokens
         eot = self.special.eot
@@ -274,20 +268,19 @@ class WindowMaker:
         return misled
 
     def _spectrum(self, audio: npt.NDArray[np.float32]) -> Tensor:
-        """Logarithm of the mel power, not scaled yet: (batch, n) to (batch, n_mels, n / 160)."""
+        """The logarithm of the mel power: (batch, n) to (batch, n_mels, n / 160)."""
         edges = (N_FFT // 2, N_FFT // 2)
         padded = F.pad(torch.from_numpy(audio), edges, mode="reflect")
         return self.log_mel.log_power(padded)[..., :-1]
 
     def _tilt(self, spectrum: Tensor) -> Tensor:
-        """A microphone's colour: a slope and a bow over the mel bands, per window."""
+        """Imitate a microphone: add a slope and a bow over the mel bands of each window."""
         batch, n_mels, _ = spectrum.shape
         x = torch.linspace(-1, 1, n_mels)
         draw = torch.from_numpy(self.noise_rng.uniform(-1, 1, (batch, 2)).astype(np.float32))
         return spectrum + (0.5 * draw[:, :1] * x + 0.4 * draw[:, 1:] * (x * x - 0.5))[:, :, None]
 
     def _mask_bands(self, mel: Tensor) -> Tensor:
-        """Hide one group of neighbouring mel bands in half of the windows."""
         for window in mel:
             if self.rng.random() < 0.5:
                 width = self.rng.randint(1, 8)
