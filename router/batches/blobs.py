@@ -99,23 +99,18 @@ class Blobs:
             file.seek(offset)
             return file.read(length)
 
-    def remove(self, file_ids: Iterable[str]) -> None:
-        for file_id in file_ids:
-            self.path(file_id).unlink(missing_ok=True)
+    def remove(self, file_id: str) -> None:
+        self.path(file_id).unlink(missing_ok=True)
 
-    def sweep(self, known: Collection[str] | None = None) -> None:
-        """Remove uploads that were given up, and files that are not among `known`; None: no
-        files.
+    def sweep(self, known: Collection[str]) -> None:
+        """Remove uploads that were given up, and files that are not among `known`. A file that is
+        younger than `ABANDONED_S` stays: its row may be about to be written.
         """
-        for path in self._uploads.iterdir():
+        unknown = [path for path in self._files.iterdir() if path.name not in known]
+        for path in (*self._uploads.iterdir(), *unknown):
             with suppress(FileNotFoundError):
                 if time.time() - path.stat().st_mtime > ABANDONED_S:
                     path.unlink()
-        if known is None:
-            return
-        for path in self._files.iterdir():
-            if path.name not in known:
-                path.unlink()
 
     @staticmethod
     def _path(folder: Path, file_id: str) -> Path:

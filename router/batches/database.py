@@ -24,7 +24,7 @@ import psutil
 from cluster.common.errors import ConfigurationError, InsufficientStorageError
 
 FILE_NAME = "batches.sqlite"
-VERSION = 4
+VERSION = 5
 # File systems of which several machines may see different states.
 NETWORKED = (
     *("9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4"),
@@ -39,13 +39,12 @@ CREATE TABLE files (
     id TEXT NOT NULL UNIQUE,
     owner TEXT NOT NULL,
     document TEXT NOT NULL,
-    deleted INTEGER NOT NULL DEFAULT 0,
     purpose TEXT AS (json_extract(document, '$.purpose')) STORED,
     bytes INTEGER AS (json_extract(document, '$.bytes')) STORED,
     expires_at INTEGER AS (json_extract(document, '$.expires_at')) STORED
 );
-CREATE INDEX files_by_owner ON files (owner, deleted, seq);
-CREATE INDEX files_by_expiry ON files (deleted, expires_at);
+CREATE INDEX files_by_owner ON files (owner, seq);
+CREATE INDEX files_by_expiry ON files (expires_at);
 CREATE TABLE batches (
     seq INTEGER PRIMARY KEY AUTOINCREMENT,
     id TEXT NOT NULL UNIQUE,

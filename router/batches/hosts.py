@@ -64,8 +64,8 @@ class HostRules:
     def __init__(
         self,
         hosts: Sequence[str],
-        private_networks: Sequence[str] = (),
-        resolve: Resolve = resolve,
+        private_networks: Sequence[str],
+        resolve: Resolve,
     ) -> None:
         """`hosts`: NAME, NAME:PORT, *.DOMAIN or '*'; without a port 80 and 443 are allowed. Raises
         ConfigurationError: a network is none.

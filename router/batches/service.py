@@ -103,7 +103,7 @@ class BatchService:
         try:
             return await self._call(self._store.add_file, owner, file)
         except InsufficientStorageError:
-            await asyncio.to_thread(self._owned.blobs.path(upload_id).unlink, missing_ok=True)
+            await asyncio.to_thread(self._owned.blobs.remove, upload_id)
             raise
 
     async def abort_upload(self, upload_id: str) -> None:
@@ -121,11 +121,10 @@ class BatchService:
     async def delete_file(self, owner: str, file_id: str) -> None:
         """Raises ConflictError where a batch that has not ended reads it."""
         await self._call(self._store.delete_file, owner, file_id)
+        await asyncio.to_thread(self._owned.blobs.remove, file_id)
 
     async def read(self, file_id: str, offset: int) -> bytes:
-        """At most `PIECE_BYTES`, empty at the end. Of a file that is deleted meanwhile there is
-        nothing more from the next cleaning on.
-        """
+        """At most `PIECE_BYTES`, empty at the end."""
         try:
             return await asyncio.to_thread(self._owned.blobs.read, file_id, offset, PIECE_BYTES)
         except FileNotFoundError:
@@ -182,12 +181,9 @@ class BatchService:
                     await self._look_at_once.wait()
 
     async def clean(self) -> None:
-        """Let go of what has expired, was deleted or given up."""
+        """Delete what has expired or was given up."""
         store, blobs = self._store, self._owned.blobs
-        deleted = await self._call(store.expire_files)
-        await asyncio.to_thread(blobs.remove, deleted)
-        await self._call(store.forget_files, deleted)
-        await asyncio.to_thread(blobs.sweep)
+        await asyncio.to_thread(blobs.sweep, await self._call(store.expire_files))
         await self._call(uploads.forget_abandoned, store, ABANDONED_S)
         await self._call(self._owned.queue.forget_usage)
         if retention_s := self._owned.settings.retention_s:
@@ -233,7 +229,6 @@ async def open_service(
         store, queue = Store(database, unix_time), WorkQueue(database, unix_time)
         await database.call(queue.take_over)
         blobs = await asyncio.to_thread(Blobs, folder, settings.min_free_bytes)
-        await asyncio.to_thread(blobs.sweep, await database.call(store.known_files))
         recorder = recorder or silent_recorder(BATCH_METRICS)
         return BatchService(Owned(settings, blobs, store, queue, recorder), engine, resolve)
     except BaseException:

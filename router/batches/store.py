@@ -1,7 +1,7 @@
 """The rows of files and of batches. All functions run in `Database.call`.
 
 The bytes of files are in `router.batches.blobs`, lines of batches in `router.batches.work_queue`.
-A deleted file's row stays until its bytes are gone. Batches:
+A deleted file's row goes before its bytes. Batches:
 
     validating -> failed
                -> in_progress -> finalizing -> completed | expired
@@ -41,7 +41,7 @@ ENDED: tuple[Status, ...] = ("failed", "completed", "expired", "cancelled")
 MAX_READERS = 4  # batches that have not ended, of one input file
 WINDOW_S = 24 * 3600  # completion_window, of which OpenAI has one
 OPEN = "('validating', 'in_progress', 'finalizing', 'cancelling')"
-EXISTS = "NOT deleted AND (expires_at IS NULL OR expires_at > ?)"
+EXISTS = "(expires_at IS NULL OR expires_at > ?)"
 
 PageModel = TypeVar("PageModel", bound=Page)
 
@@ -113,29 +113,21 @@ class Store:
                 "first, or wait until it ends.",
                 code="file_in_use",
             )
-        self.database.run("UPDATE files SET deleted = 1 WHERE id = ?", file_id)
+        self.database.run("DELETE FROM files WHERE id = ?", file_id)
 
     def file_totals(self) -> tuple[int, int]:
         n_files, n_bytes = self.database.run(
-            "SELECT count(*), coalesce(sum(bytes), 0) FROM files WHERE NOT deleted"
+            "SELECT count(*), coalesce(sum(bytes), 0) FROM files"
         ).fetchone()
         return int(n_files), int(n_bytes)
 
-    def expire_files(self) -> list[str]:
-        """Delete what has expired, but for inputs that are read. Returns all that are deleted."""
+    def expire_files(self) -> set[str]:
+        """Delete what has expired, but for inputs that are read. Returns the files that stay."""
         self.database.run(
-            "UPDATE files SET deleted = 1 WHERE NOT deleted AND expires_at <= ? AND id NOT IN"
+            "DELETE FROM files WHERE expires_at <= ? AND id NOT IN"
             f" (SELECT input_file_id FROM batches WHERE status IN {OPEN})",
             self.now,
         )
-        return [file_id for (file_id,) in self.database.run("SELECT id FROM files WHERE deleted")]
-
-    def forget_files(self, file_ids: Collection[str]) -> None:
-        """Their bytes are gone."""
-        for file_id in file_ids:
-            self.database.run("DELETE FROM files WHERE id = ?", file_id)
-
-    def known_files(self) -> set[str]:
         return {file_id for (file_id,) in self.database.run("SELECT id FROM files")}
 
     def new_file(

@@ -14,8 +14,7 @@ def reserve(store: Store, owner: str, upload_id: str, n_bytes: int, most_bytes: 
     reserved = run("SELECT bytes FROM uploads WHERE id = ?", upload_id).fetchone()
     if reserved is None or n_bytes > reserved[0]:
         (used,) = run(
-            "SELECT (SELECT total(bytes) FROM files"
-            " WHERE owner = ? AND NOT deleted AND id != ?)"
+            "SELECT (SELECT total(bytes) FROM files WHERE owner = ? AND id != ?)"
             " + (SELECT total(bytes) FROM uploads WHERE owner = ? AND id != ?)",
             *(owner, upload_id) * 2,
         ).fetchone()
@@ -27,7 +26,7 @@ def reserve(store: Store, owner: str, upload_id: str, n_bytes: int, most_bytes: 
                 code="storage_quota_exceeded",
             )
     run(
-        "INSERT INTO uploads VALUES (?, ?, ?, ?) ON CONFLICT DO UPDATE"
+        "INSERT INTO uploads VALUES (?, ?, ?, ?) ON CONFLICT (id) DO UPDATE"
         " SET bytes = max(bytes, excluded.bytes), grew_at = excluded.grew_at",
         upload_id,
         owner,

@@ -70,14 +70,14 @@ class WorkQueue:
         if self._change(claim, "state = ?, result = ?", outcome, result):
             self._count(claim.batch.id, outcome, 1)
             self.database.run(
-                "INSERT INTO usage VALUES (?, ?, 1, ?) ON CONFLICT DO UPDATE"
+                "INSERT INTO usage VALUES (?, ?, 1, ?) ON CONFLICT (owner, day) DO UPDATE"
                 " SET lines = lines + 1, audio_s = audio_s + excluded.audio_s",
                 claim.batch.owner,
                 self._unix_time() // DAY_S,
                 audio_s,
             )
 
-    def release(self, claim: Claim, counts: bool = False) -> None:
+    def release(self, claim: Claim, counts: bool) -> None:
         """Give a line back that was not run to its end. counts: the claim does, too."""
         self._change(claim, "state = 'waiting', attempts = attempts - ?", int(not counts))
 

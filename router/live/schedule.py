@@ -10,7 +10,7 @@ from __future__ import annotations
 
 from dataclasses import dataclass
 
-from cluster.common.clock import SYSTEM_CLOCK, Clock
+from cluster.common.clock import Clock
 from router.audio.windows import samples
 from router.live.interface import Delay, LiveConfig
 from router.live.turn_detector import TAIL, TurnDetector
@@ -110,7 +110,7 @@ def delay_profile(config: LiveConfig) -> DelayProfile:
 class Pace:
     """Chooses the hop, in seconds of a session's audio, by the mean duration of updates."""
 
-    def __init__(self, min_hop_s: float, max_hop_s: float, clock: Clock = SYSTEM_CLOCK) -> None:
+    def __init__(self, min_hop_s: float, max_hop_s: float, clock: Clock) -> None:
         self._min_s = min_hop_s
         self._max_s = max_hop_s
         self._clock = clock

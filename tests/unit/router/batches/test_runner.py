@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+import os
 import shutil
 import threading
 from pathlib import Path
@@ -182,6 +183,7 @@ async def test_what_is_kept_goes_when_its_time_is_over(tmp_path: Path) -> None:
         hands.pass_s(2 * HOUR_S + 1)
         with pytest.raises(NotFoundError):
             await at.service.file("", file_id)
+        os.utime(tmp_path / "files" / file_id, (0, 0))
         await at.service.clean()
         with pytest.raises(NotFoundError):
             await at.service.read(file_id, 0)
@@ -221,7 +223,6 @@ async def test_a_file_that_is_deleted_while_a_line_reads_it_is_read_to_its_end(
         batch_id = await at.create(await at.upload(line("a", file_id=audio_id)))
         await eventually(lambda: bool(held.uploads))
         await at.service.delete_file("", audio_id)
-        await at.service.clean()
         assert not (tmp_path / "files" / audio_id).exists()
         [kept] = (tmp_path / "fetched").iterdir()
         assert kept.read_bytes() == b"RIFF"
