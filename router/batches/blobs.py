@@ -1,8 +1,8 @@
-"""The bytes of files, one file each, in the folder of the owner.
+"""Stores the bytes of each file on the disk. All functions block and are called in threads.
 
-Uploads grow in `uploads/` and become a file by one rename, once they are on the disk whole.
-`fetched/` holds the audio of lines that run: what was downloaded, or a second name of a file, by
-which its bytes stay when it is deleted meanwhile. Functions block, and are called in threads.
+Uploads grow in `uploads/` and are renamed into `files/` once they are complete and synced.
+`fetched/` holds the audio of running lines: downloads, and hard links, so that a line can still
+read a file that is deleted meanwhile.
 """
 
 from __future__ import annotations
@@ -18,8 +18,8 @@ from pathlib import Path
 from cluster.common.errors import OverloadedError
 from router.batches.database import disk_full, telling_full_disk
 
-ABANDONED_S = 3600.0  # an upload that did not grow so long is nobody's
-LINES_PER_LOOK = 64  # written between two looks at what is free
+ABANDONED_S = 3600.0  # age from which an upload, or a file without a row, is removed
+LINES_PER_LOOK = 64  # lines written between two checks of the free space
 FOLDERS = ("files", "uploads", "fetched")
 _ID = re.compile(r"[A-Za-z0-9_-]{1,80}")
 
@@ -35,7 +35,7 @@ class Blobs:
             one.chmod(0o700)
 
     def check_room(self, wanted_bytes: int = 0) -> None:
-        """Raises InsufficientStorageError where the disk would be fuller than it may be."""
+        """Raises InsufficientStorageError if less than `min_free_bytes` would stay free."""
         if self.free_bytes() - wanted_bytes < self._min_free_bytes:
             raise disk_full()
 
@@ -43,9 +43,7 @@ class Blobs:
         return shutil.disk_usage(self._folder).free
 
     def append(self, upload_id: str, offset: int, piece: bytes) -> None:
-        """Raises InsufficientStorageError; OverloadedError: what came before is not there any
-        more.
-        """
+        """Raises InsufficientStorageError, or OverloadedError if the earlier bytes are missing."""
         self.check_room(len(piece))
         path = self._path(self._uploads, upload_id)
         if offset and (not path.exists() or path.stat().st_size < offset):
@@ -55,9 +53,7 @@ class Blobs:
             file.write(piece)
 
     def keep(self, upload_id: str, size_bytes: int) -> None:
-        """Make a file of an upload; once more does no harm. Raises OverloadedError: bytes are
-        missing; InsufficientStorageError.
-        """
+        """Turn an upload into a file, unless that is done. Raises OverloadedError."""
         upload, path = self._path(self._uploads, upload_id), self.path(upload_id)
         if not upload.exists() and path.exists():
             return
@@ -74,7 +70,7 @@ class Blobs:
         self._path(self._uploads, upload_id).unlink(missing_ok=True)
 
     def write(self, file_id: str, lines: Iterable[bytes]) -> int:
-        """Make a file of `lines`. Returns its bytes. Raises InsufficientStorageError."""
+        """Write a file and return its size in bytes. Raises InsufficientStorageError."""
         upload = self._path(self._uploads, file_id)
         size_bytes = 0
         try:
@@ -94,7 +90,6 @@ class Blobs:
         return self._path(self._files, file_id)
 
     def read(self, file_id: str, offset: int, length: int) -> bytes:
-        """A piece of a file. Raises FileNotFoundError."""
         with self.path(file_id).open("rb") as file:
             file.seek(offset)
             return file.read(length)
@@ -103,9 +98,7 @@ class Blobs:
         self.path(file_id).unlink(missing_ok=True)
 
     def sweep(self, known: Collection[str]) -> None:
-        """Remove uploads that were given up, and files that are not among `known`. A file that is
-        younger than `ABANDONED_S` stays: its row may be about to be written.
-        """
+        """Remove uploads, and files without a row, that are older than `ABANDONED_S`."""
         unknown = [path for path in self._files.iterdir() if path.name not in known]
         for path in (*self._uploads.iterdir(), *unknown):
             with suppress(FileNotFoundError):

@@ -1,9 +1,8 @@
-"""The SQLite file of files, batches and lines: its schema, its one thread, its one owner.
+"""Opens the SQLite database of files, batches and lines, and runs its transactions in one thread.
 
-Everything is called in one thread, in transactions that are on the disk when they return. The first
-to open it locks it until its end, which keeps a second owner out. Such locks do not hold on network
-file systems, so these are refused. Files and batches are documents, as the API answers them;
-columns repeat what is asked for.
+A transaction is on the disk when it returns. The process that opens the database locks it until it
+exits. Network file systems are refused because their locks do not hold. Files and batches are
+stored as the API's JSON documents, with generated columns for the queried fields.
 """
 
 from __future__ import annotations
@@ -25,7 +24,7 @@ from cluster.common.errors import ConfigurationError, InsufficientStorageError
 
 FILE_NAME = "batches.sqlite"
 VERSION = 5
-# File systems of which several machines may see different states.
+# File systems on which several machines may see different states.
 NETWORKED = (
     *("9p", "afs", "beegfs", "ceph", "cifs", "glusterfs", "gpfs", "lustre", "nfs", "nfs4"),
     *("orangefs", "pvfs2", "smb3", "smbfs"),
@@ -78,7 +77,7 @@ CREATE TABLE usage (
 );
 """
 
-# Of this owner alone, in memory. bytes: announced, or come, whichever is more; grew_at: Unix time.
+# In memory only. bytes: the larger of the announced and the received size; grew_at: Unix time.
 UPLOADS = """
 PRAGMA temp_store = MEMORY;
 CREATE TEMP TABLE uploads (
@@ -94,18 +93,15 @@ Values = ParamSpec("Values")
 
 
 def new_id(kind: str) -> str:
-    """An id that nobody guesses, such as `file-` with 24 hexadecimal digits."""
     return f"{kind}{secrets.token_hex(12)}"
 
 
 class Database:
     def __init__(self, folder: Path, owned_s: float = 0.0) -> None:
-        """Raises ConfigurationError: another version of splitscribe wrote it, or another process
-        keeps it for longer than `owned_s`.
-        """
+        """owned_s: longest wait for the lock of another process. Raises ConfigurationError."""
         file = folder / FILE_NAME
         file.touch(0o600)
-        file.chmod(0o600)  # SQLite gives the files beside it the same mode
+        file.chmod(0o600)  # SQLite copies this mode to its WAL file
         self._thread = ThreadPoolExecutor(1, "batches-database")
         self.connection = sqlite3.connect(
             file, owned_s, isolation_level="IMMEDIATE", check_same_thread=False
@@ -133,7 +129,7 @@ class Database:
                 f"BEGIN; {SCHEMA} PRAGMA user_version = {VERSION}; COMMIT;"
             )
         self.run("PRAGMA journal_mode = WAL")
-        self.run("PRAGMA synchronous = FULL")  # also after the power was lost
+        self.run("PRAGMA synchronous = FULL")  # a commit survives a power failure
         self.connection.executescript(UPLOADS)
 
     def run(self, statement: str, *values: object) -> sqlite3.Cursor:
@@ -142,15 +138,16 @@ class Database:
     async def call(
         self, work: Callable[Values, Result], *values: Values.args, **named: Values.kwargs
     ) -> Result:
-        """Do it in the thread, as one transaction, to its end, though the caller is cancelled.
-        Raises InsufficientStorageError: a full disk.
+        """Run `work` as a transaction, even if the caller is cancelled.
+
+        Raises InsufficientStorageError if the disk is full.
         """
         running = self._thread.submit(self._transact, partial(work, *values, **named))
         with telling_full_disk():
             return await asyncio.shield(asyncio.wrap_future(running))
 
     def call_blocking(self, work: Callable[[], Result]) -> Result:
-        """The same from another thread, which waits."""
+        """Run `work` as one transaction, and wait for it in the calling thread."""
         return self._thread.submit(self._transact, work).result()
 
     def _transact(self, work: Callable[[], Result]) -> Result:
@@ -169,7 +166,7 @@ class Database:
 
 @contextmanager
 def telling_full_disk() -> Iterator[None]:
-    """Raises InsufficientStorageError for a write that failed for want of room."""
+    """Turn the errors of writes to a full disk into InsufficientStorageError."""
     try:
         yield
     except OSError as error:
@@ -190,9 +187,7 @@ def disk_full() -> InsufficientStorageError:
 
 
 def check_local(folder: Path) -> None:
-    """Raises ConfigurationError for a network file system, whose locks do not protect SQLite's
-    file.
-    """
+    """Raises ConfigurationError if `folder` is on a network file system."""
     around = [
         one for one in psutil.disk_partitions(all=True) if folder.is_relative_to(one.mountpoint)
     ]

@@ -1,8 +1,7 @@
-"""Which hosts the server may call for its clients, and at which addresses.
+"""Checks the URLs that clients ask the server to call, to prevent server-side request forgery.
 
-A client that names a URL makes the server speak from inside of its network. So a host must be
-allowed by name, every address that its name has must be public (or in a network that the operator
-names), and the address that was checked is the one that is called.
+A host must be allowed by name, and all its addresses must be public or in a network that the
+operator allows. The caller must connect to the address that was checked.
 """
 
 from __future__ import annotations
@@ -23,15 +22,15 @@ MAX_NAME = 253  # characters
 NOT_ALLOWED = "url_not_allowed"
 _NAME = re.compile(r"[a-z0-9_-]+(?:\.[a-z0-9_-]+)*")
 _NAT64 = ipaddress.ip_network("64:ff9b::/96")
-# What every supported Python, or some, calls global though the internet does not have it.
+# Networks that some supported Python versions call global, but that are not on the public internet.
 _NOT_PUBLIC = tuple(
     map(
         ipaddress.ip_network,
         (
             "168.63.129.16/32",  # Azure's WireServer
-            "192.0.0.0/24",  # IETF's; Oracle Cloud's metadata is there
-            "192.88.99.0/24",  # relays to 6to4
-            "64:ff9b:1::/48",  # RFC 8215: leads to what its network likes
+            "192.0.0.0/24",  # IETF's; Oracle Cloud's metadata service uses it
+            "192.88.99.0/24",  # 6to4 relays
+            "64:ff9b:1::/48",  # RFC 8215: local NAT64, may lead anywhere
             "2001::/23",  # IETF's
             "3fff::/20",  # documentation
             "5f00::/16",  # segment routing
@@ -46,18 +45,16 @@ Resolve = Callable[[str, int], Awaitable[Sequence[str]]]
 
 
 async def resolve(host: str, port: int) -> Sequence[str]:
-    """All addresses of a name, as the system knows it. Raises OSError."""
+    """Return all addresses of a name, by the system's resolver. Raises OSError."""
     found = await asyncio.get_running_loop().getaddrinfo(host, port, type=socket.SOCK_STREAM)
     return [str(address[0]) for *_, address in found]
 
 
 @dataclass(frozen=True, slots=True)
 class Destination:
-    """A URL that may be called."""
-
-    host: str  # its name
-    authority: str  # of its Host header
-    pinned_url: str  # with the address in place of the name
+    host: str
+    authority: str  # the value of the Host header
+    pinned_url: str  # the URL with the checked address in place of the name
 
 
 class HostRules:
@@ -67,9 +64,7 @@ class HostRules:
         private_networks: Sequence[str],
         resolve: Resolve,
     ) -> None:
-        """`hosts`: NAME, NAME:PORT, *.DOMAIN or '*'; without a port 80 and 443 are allowed. Raises
-        ConfigurationError: a network is none.
-        """
+        """hosts: NAME, NAME:PORT, *.DOMAIN or '*'. Raises ConfigurationError."""
         self._hosts = [_host_and_port(one) for one in hosts]
         try:
             self._networks = [ipaddress.ip_network(one) for one in private_networks]
@@ -78,9 +73,7 @@ class HostRules:
         self._resolve = resolve
 
     async def check(self, url: str, param: str) -> Destination:
-        """Where to call `url`, of the field `param`. Raises InvalidRequestError: it is no http(s)
-        URL, or leads where it may not; OSError: its name is not known.
-        """
+        """Raises InvalidRequestError for a forbidden URL, and OSError for an unknown host."""
         parts, host, port = _split(url, param)
         if not any(_matches(host, port, *allowed) for allowed in self._hosts):
             raise InvalidRequestError(
@@ -120,7 +113,7 @@ def _is_public(address: Address) -> bool:
 
 
 def _inner(address: Address) -> Address | None:
-    """The IPv4 address that an IPv6 one leads to, in each way that there is."""
+    """Return the IPv4 address embedded in an IPv6 address (NAT64, Teredo, mapped or 6to4)."""
     if isinstance(address, ipaddress.IPv4Address):
         return None
     if address in _NAT64:
@@ -130,7 +123,6 @@ def _inner(address: Address) -> Address | None:
 
 
 def _split(url: str, param: str) -> tuple[SplitResult, str, int]:
-    """Its parts, its host as DNS has it, and its port."""
     try:
         parts = urlsplit(url)
         port = parts.port or PORTS.get(parts.scheme, 0)
@@ -153,13 +145,11 @@ def _split(url: str, param: str) -> tuple[SplitResult, str, int]:
 
 
 def _canonical(host: str) -> str:
-    """A name as DNS has it, or an IPv6 address. Raises ValueError for all else.
-
-    The resolver takes more, and not all of it: it cuts a name at a zero byte.
-    """
+    """Return a DNS name in lower case, or an IPv6 address. Raises ValueError for anything else."""
     if ":" in host:
         return str(ipaddress.IPv6Address(host))
     name = host.rstrip(".").encode("idna").decode().lower()
+    # The resolver is less strict: it cuts a name at a zero byte.
     if len(name) > MAX_NAME or not _NAME.fullmatch(name):
         raise ValueError(host)
     return name
@@ -174,7 +164,7 @@ def _host_and_port(entry: str) -> tuple[str, int | None]:
     if not (colon and port.isdigit() and not host.endswith(":")):
         host, port = entry.strip().lower(), ""
     domain = host.removeprefix("*.").strip("[]")
-    with suppress(ValueError):  # then it matches none
+    with suppress(ValueError):  # an invalid entry matches no host
         domain = "*" if domain == "*" else _canonical(domain)
     return ("*." if host.startswith("*.") else "") + domain, int(port) if port else None
 

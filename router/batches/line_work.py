@@ -1,5 +1,6 @@
-"""Runs one line of a batch as its endpoint would run a request, in the class `bulk`. A failure
-becomes the line's result: what another worker might have done was tried again by the engine.
+"""Runs one line of a batch like a request to its endpoint, with the priority `bulk`.
+
+A failure becomes the line's result and is not retried here, since the engine has retried it.
 """
 
 from __future__ import annotations
@@ -42,8 +43,8 @@ from router.batches.work_queue import Claim, Outcome
 
 logger = logging.getLogger(__name__)
 
-MAX_CLAIMS = 5  # owners that may have died with it; then it fails
-AUDIO_PARAM = "file"  # as all that reads audio calls it
+MAX_CLAIMS = 5  # a line fails after this many owners died while they ran it
+AUDIO_PARAM = "file"  # the name of the audio field in the errors of the engine
 
 
 class BulkTranscriber(Protocol):
@@ -56,9 +57,7 @@ class BulkTranscriber(Protocol):
         """Raises SplitscribeError."""
 
     async def transcribe(self, upload: Path, params: TranscriptionParams, *, name: str) -> Any:
-        """Transcribe a file, however long it waits. Raises SplitscribeError. Returns what has the
-        `transcript`, and the endpoint's answer as its `body()`.
-        """
+        """Return an object with `transcript` and `body()`. Raises SplitscribeError."""
 
 
 class LineWork:
@@ -68,8 +67,9 @@ class LineWork:
         self._downloads = downloads
 
     async def run(self, claim: Claim) -> tuple[Outcome, str, float]:
-        """What the line came to, its line of the result's file, and the seconds that were
-        transcribed. Raises InsufficientStorageError: its audio does not fit onto the disk now.
+        """Return the outcome, the line of the result file, and the seconds of audio.
+
+        Raises InsufficientStorageError if the disk has no room for the line's audio now.
         """
         name = f"req_{request_id(claim.batch.id, claim.number)}"
         outcome: Outcome
@@ -137,13 +137,12 @@ class LineWork:
                 del text
             else:
                 await self._downloads.fetch(value, path, source)
-            del value  # it may be long, and the work too
+            del value  # frees the memory: both the text and the work may be long
             yield path
         finally:
             path.unlink(missing_ok=True)
 
     async def _link(self, claim: Claim, file_id: str, path: Path) -> None:
-        """Raises NotFoundError where the batch's key has no such file."""
         owned = self._owned
         try:
             await owned.store.database.call(owned.store.file, claim.batch.owner, file_id)
@@ -152,7 +151,7 @@ class LineWork:
             raise NotFoundError(no_such_file(file_id).message, param=FILE_ID) from None
 
     def _decode(self, text: str, path: Path, source: str) -> None:
-        """Write the bytes of base64, a piece at a time: as a whole it would be there four times."""
+        """Decode base64 into a file, piece by piece to limit the memory that it takes."""
         most, room = self._owned.settings.max_file_bytes, len(text) * 3 // 4
         if room > most + MAX_URL:
             raise too_large(most, room)

@@ -1,8 +1,7 @@
-"""The lines of a batch: checks those of its input, and writes those of its results.
+"""Checks the lines of a batch's input file, and formats the lines of its result files.
 
-A line of the input is `{custom_id, method, url, body}`. What is checked here ends the whole batch
-as `failed`, with the numbers of the lines, as OpenAI does it. Values of the body's other fields are
-checked by the endpoint's own table when the line is run, and fail that line alone.
+An input line is `{custom_id, method, url, body}`. As at OpenAI, an error found here fails the whole
+batch. Other fields of the body are checked when the line is run, and fail only that line.
 """
 
 from __future__ import annotations
@@ -23,11 +22,11 @@ from router.batches.work_queue import Result
 FILE_ID = "file_id"
 REFERENCES = "known_speaker_references"
 URLS = ("file_url", "url")
-SOURCES = (FILE_ID, *URLS, AUDIO_FIELD)  # of a body, which has one of them
-MAX_ERRORS = 100  # that a batch tells
+SOURCES = (FILE_ID, *URLS, AUDIO_FIELD)  # a body has exactly one of these fields
+MAX_ERRORS = 100  # errors that a batch lists
 MAX_CUSTOM_ID = 512  # characters
-MAX_LINE_BYTES = 64 * 1024 * 1024  # one with its audio in it
-MAX_OTHER_BYTES = 1024 * 1024  # of a line, beside its audio
+MAX_LINE_BYTES = 64 * 1024 * 1024  # audio included
+MAX_OTHER_BYTES = 1024 * 1024  # of a line, without its audio
 _LONG_TEXTS = (("body", AUDIO_FIELD, DATA_PART), *(("body", name) for name in URLS))
 _LINE_FIELDS = ("custom_id", "method", "url", "body")
 GIVEN_UP: dict[Status, str] = {
@@ -44,17 +43,13 @@ class Models(Protocol):
 
 @dataclass(slots=True)
 class CheckedInput:
-    """What came of a whole input."""
-
     lines: list[NewLine] = field(default_factory=list)
     errors: list[BatchError] = field(default_factory=list)
-    model: str | None = None  # of its first line, as that spells it
+    model: str | None = None  # as the first line spells it
 
 
 def check_input(path: Path, endpoint: str, models: Models, max_lines: int) -> CheckedInput:
-    """Blocks for seconds where the file is large; more than `max_lines` are refused with one
-    error.
-    """
+    """Check all lines. Blocks for seconds if the file is large."""
     found = CheckedInput()
     seen: dict[str, int] = {}
     with path.open("rb") as file:
@@ -117,7 +112,7 @@ def parse_line(content: bytes) -> dict[str, Any]:
 
 
 def source_of(body: Mapping[str, Any]) -> str:
-    """The field that names the audio of a body. Raises InvalidRequestError."""
+    """Return the name of the body's audio field. Raises InvalidRequestError."""
     named = [name for name in SOURCES if body.get(name) is not None]
     if len(named) != 1:
         came = f"it has {' and '.join(named)}" if named else "it has none of them"
@@ -135,7 +130,7 @@ def source_of(body: Mapping[str, Any]) -> str:
 
 
 def _lines(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
-    """(number from 1, offset, content) of each line that is not blank."""
+    """Yield (number from 1, byte offset, content) of each line that is not blank."""
     offset = number = 0
     while content := file.readline(MAX_LINE_BYTES + 2):
         number += 1
@@ -146,7 +141,6 @@ def _lines(file: BinaryIO) -> Iterator[tuple[int, int, bytes]]:
 
 
 def _check_line(document: Mapping[str, Any], endpoint: str, models: Models) -> tuple[str, str]:
-    """The line's custom_id and model. Raises InvalidRequestError."""
     if unknown := document.keys() - set(_LINE_FIELDS):
         name = min(unknown)[:64]
         raise _refused("unknown_parameter", f"a line has no field {name!r}", name)
@@ -191,7 +185,7 @@ def _text(document: Mapping[str, Any], name: str) -> str:
 
 
 def request_id(batch_id: str, number: int) -> str:
-    """What a line is called in results and in logs; the same whenever it is run."""
+    """Return the line's id in results and logs, which is the same in every run."""
     return hashlib.sha256(f"{batch_id}/{number}".encode()).hexdigest()[:24]
 
 
@@ -205,7 +199,7 @@ def result_of(batch_id: str, number: int, custom_id: str, status: int, body: obj
 
 
 def file_lines(batch: OpenBatch, results: Iterator[Result]) -> Iterator[bytes]:
-    """The lines of a file, from the rows of its requests; those without a result were given up."""
+    """Yield the lines of a result file. Rows without a result get the batch's error."""
     for number, custom_id, result in results:
         if result is None:
             assert batch.ends_as is not None

@@ -1,12 +1,8 @@
-"""HTTP calls that a client makes the server do: downloads of lines' URLs, and webhooks.
+"""Makes the HTTP calls that clients ask for: downloads of lines' URLs, and webhooks.
 
-Each is made to the address that `router.batches.hosts` has checked, with the name that was asked
-for in the Host header and in TLS. Redirects are followed one by one, each checked like the first.
-No proxy is used and no cookie kept. Bytes and time are bounded.
-
-Webhooks tell clients' servers that a batch has ended, as OpenAI's do, signed by Standard Webhooks,
-so that `client.webhooks.unwrap` of OpenAI's SDK checks them. Deliveries survive a restart, and a
-host that hangs delays nothing but its own; it is tried again, ever later.
+Each call, and each redirect, goes to the address that `router.batches.hosts` has checked. No proxy
+is used, no cookie is kept, and bytes and time are limited. Webhooks are signed by the Standard
+Webhooks scheme, which `client.webhooks.unwrap` of OpenAI's SDK verifies.
 """
 
 from __future__ import annotations
@@ -46,13 +42,11 @@ AGENT = {"user-agent": "splitscribe", "accept": "*/*", "accept-encoding": "ident
 
 
 class _TryAgainError(Exception):
-    """The host did not answer, or said that it may later."""
+    """The host returned a 429 or a 5xx status."""
 
 
 class Caller:
-    """It trusts the system's certificates, httpx's own, and those of SSL_CERT_FILE, which are read
-    with the first request, since most servers make none.
-    """
+    """The certificates are read at the first request, since most servers make none."""
 
     def __init__(self) -> None:
         self._client: httpx.AsyncClient | None = None
@@ -65,7 +59,7 @@ class Caller:
         headers: Mapping[str, str] = {},
         content: bytes | None = None,
     ) -> AsyncIterator[httpx.Response]:
-        """One request; the body of its answer is not read yet. Raises httpx's errors."""
+        """Send a request; the response's body is not read yet. Raises httpx's errors."""
         client = self._client = self._client or _make_client()
         async with client.stream(
             method,
@@ -83,7 +77,7 @@ class Caller:
 
 
 def _make_client() -> httpx.AsyncClient:
-    """Without the environment's proxies, which would call what was not checked."""
+    # trust_env=False: a proxy of the environment would connect to unchecked addresses.
     context = httpx.create_ssl_context()
     context.load_default_certs()
     return httpx.AsyncClient(
@@ -104,9 +98,7 @@ class Downloads(Caller):
         self._timeout_s = settings.fetch_timeout_s
 
     async def fetch(self, url: str, path: Path, param: str) -> None:
-        """Write what is at `url` to `path`. Raises InvalidRequestError: it may not be called, or
-        does not give what it should; PayloadTooLargeError; InsufficientStorageError.
-        """
+        """Raises InvalidRequestError, PayloadTooLargeError and InsufficientStorageError."""
         backoff_s = BACKOFF_S
         for left in reversed(range(TRIES)):
             try:
@@ -115,7 +107,7 @@ class Downloads(Caller):
                         return await self._follow(url, path, param)
             except TimeoutError:
                 raise _failed(f"it took longer than {self._timeout_s:.0f} s", param) from None
-            except (httpx.InvalidURL, ValueError, TypeError) as error:  # of what httpx cannot send
+            except (httpx.InvalidURL, ValueError, TypeError) as error:  # httpx refuses the URL
                 raise _failed(str(error) or "its URL is none", param) from None
             except (_TryAgainError, httpx.HTTPError, OSError) as error:
                 if not left:
@@ -139,7 +131,7 @@ class Downloads(Caller):
         raise _failed(f"it leads through more than {MAX_REDIRECTS} redirects", param)
 
     async def _write(self, response: httpx.Response, path: Path, param: str) -> None:
-        """The bytes as they come: what is packed may unfold to any length."""
+        """Refuse compressed responses, since they may decompress to any length."""
         packed = response.headers.get("content-encoding", "identity").strip().lower()
         if packed != "identity":
             raise _failed(f"the host sent it with Content-Encoding {packed[:64]!r}", param)
@@ -155,7 +147,7 @@ class Downloads(Caller):
                 await asyncio.to_thread(self._put, file, piece)
 
     def _put(self, file: BinaryIO, piece: bytes) -> None:
-        """By its object: when the download was given up, its descriptor may be another file's."""
+        """Write by the file object: another file may have got the descriptor by now."""
         self._blobs.check_room(len(piece))
         file.write(piece)
 
@@ -169,14 +161,14 @@ def _failed(why: str, param: str) -> SplitscribeError:
 # ---- webhooks
 
 PARAM = "webhook_url"
-DELAYS_S = (5, 30, 120, 600, 1800, 3600, 7200, 14400, 28800)  # between tries; then it is given up
+DELAYS_S = (5, 30, 120, 600, 1800, 3600, 7200, 14400, 28800)  # between tries; then none follows
 ANSWER_S = 15.0  # longest time of a try
 AT_ONCE = 8
-UNNOTED_S = 60.0  # between deliveries of one that the database does not note
+UNNOTED_S = 60.0  # wait before the next try if the database could not record this one
 
 
 def signature_headers(secret: str, event_id: str, unix_s: int, body: bytes) -> dict[str, str]:
-    """The headers by which the receiver knows that it was us. secret: `whsec_` and base64."""
+    """Return the headers that sign a webhook. secret: `whsec_` followed by base64."""
     key = base64.b64decode(secret.removeprefix("whsec_"))
     signed = f"{event_id}.{unix_s}.".encode() + body
     mac = base64.b64encode(hmac.new(key, signed, hashlib.sha256).digest()).decode()
@@ -198,7 +190,7 @@ class Webhooks(Caller):
         self._running: dict[str, asyncio.Task[None]] = {}
 
     async def check(self, url: str) -> None:
-        """Raises InvalidRequestError: this server will not call `url`."""
+        """Raises InvalidRequestError if this server does not call `url`."""
         if self._secret is None:
             raise InvalidRequestError(
                 "This server sends no webhooks; its settings batches.webhook_hosts and "
@@ -221,7 +213,7 @@ class Webhooks(Caller):
             self._running[batch.id] = asyncio.create_task(self._deliver(batch, self._secret))
 
     async def close(self) -> None:
-        """End what is being delivered; it stays due."""
+        """Cancel running deliveries, which stay due."""
         tasks = list(self._running.values())
         for task in tasks:
             task.cancel()
@@ -238,14 +230,14 @@ class Webhooks(Caller):
             self._recorder.add("splitscribe_batch_webhooks_total", outcome=outcome)
             if outcome == "given_up":
                 logger.warning("a webhook of %s is given up: %s", batch.id, why)
-        except Exception:  # of the database, such as of a full disk: it stays due
+        except Exception:  # the database failed, such as on a full disk: the webhook stays due
             logger.exception("the webhook of %s was tried, which cannot be recorded", batch.id)
             await asyncio.sleep(UNNOTED_S)
         finally:
             del self._running[batch.id]
 
     async def _try(self, batch: OpenBatch, secret: str) -> str:
-        """Why it was not taken; empty: it was."""
+        """Send the webhook once. Return why it failed, or "" if it was accepted."""
         event = event_of(batch)
         body = json.dumps(event, separators=(",", ":")).encode()
         headers = signature_headers(secret, event["id"], self._store.now, body)
@@ -257,13 +249,13 @@ class Webhooks(Caller):
                     return "" if taken else f"the host answered {response.status_code}"
         except Exception as error:
             if not isinstance(error, SplitscribeError | httpx.HTTPError | OSError):
-                # Such as of what httpx cannot send: it counts, too.
+                # Such as for a URL that httpx cannot send. This counts as a try, too.
                 logger.warning("a webhook of %s cannot be sent", batch.id, exc_info=True)
             return str(error) or type(error).__name__
 
 
 def event_of(batch: OpenBatch) -> dict[str, Any]:
-    """What tells that it has ended; the same, with its id, each time that it is sent."""
+    """Return the webhook's event. Its id is the same in every try."""
     return {
         "id": batch.id.replace("batch_", "evt_"),
         "object": "event",

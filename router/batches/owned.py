@@ -1,4 +1,4 @@
-"""What the parts of the process that owns the batches share."""
+"""The objects that the parts of the batch owner's process share."""
 
 from __future__ import annotations
 

@@ -1,8 +1,7 @@
-"""Takes open batches from state to state, and runs their lines side by side.
+"""Moves open batches from state to state, and runs their lines concurrently.
 
-One task looks at all open batches whenever something may have changed, and begins what is due, in
-tasks of their own. What is true is in the database; after a restart the first look finds where each
-batch was.
+One task looks at all open batches whenever something may have changed, and starts a task for each
+step that is due. All state is in the database, so the first look after a restart resumes the work.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ logger = logging.getLogger(__name__)
 GiveBack = Callable[[bool], None]
 
 LOOK_S = 5.0  # longest time between two looks
-ROOM_S = 5.0  # between two looks for room on a full disk
-MAX_CHECKS = 3  # of an input, by owners that died or failed with it; then its batch fails
+ROOM_S = 5.0  # between two checks whether a full disk has room again
+MAX_CHECKS = 3  # failed checks of an input file, in all owners, after which its batch fails
 NOT_CHECKED = BatchError(
     code="input_not_checked",
     message=f"The server failed {MAX_CHECKS} times while it checked the input file.",
@@ -46,11 +45,11 @@ class BatchRunner:
         self._on_end = on_end
         self._changed = asyncio.Event()
         self._lines: dict[asyncio.Task[None], Claim] = {}
-        self._steps: dict[str, asyncio.Task[None]] = {}  # of batches: a check, or result files
+        self._steps: dict[str, asyncio.Task[None]] = {}  # by batch id: a check, or the end
         self._checking: asyncio.Task[None] | None = None  # the last check
-        self._checked: dict[str, int] = {}  # of each key, the turn in which it was
+        self._checked: dict[str, int] = {}  # by owner: a sequence number of its last check
         self._looking = asyncio.create_task(self._look_always())
-        self.paused: str | None = None  # why no line is begun
+        self.paused: str | None = None  # why no line is started
         self.n_open = 0  # batches, at the last look
         self.n_unfinished = 0  # lines of those in progress, at the last look
 
@@ -65,7 +64,6 @@ class BatchRunner:
         return not self._looking.done()
 
     async def close(self) -> None:
-        """End all work; lines that run are given back."""
         await _cancel([self._looking, *self._lines, *self._steps.values()])
 
     async def _look_always(self) -> None:
@@ -84,7 +82,7 @@ class BatchRunner:
                     await self._changed.wait()
 
     async def _look(self) -> None:
-        in_step = set(self._steps)  # what is read of these may be over before it is looked at
+        in_step = set(self._steps)  # read first: these may end while the rows are read
         batches = await self._call(self._owned.store.open_batches)
         running = [batch for batch in batches if batch.status == "in_progress"]
         self.n_open = len(batches)
@@ -119,18 +117,16 @@ class BatchRunner:
     async def _do(
         self, what: str, step: Coroutine[Any, Any, None], give_back: GiveBack | None
     ) -> None:
-        """Where a step cannot be done, wait and give it back. give_back: called with whether the
-        try counts.
-        """
+        """Run a step. If it fails, wait and call `give_back` with whether the try counts."""
         try:
             await step
-        except InsufficientStorageError as error:  # which is no fault of the step's
+        except InsufficientStorageError as error:  # not the step's fault
             self._pause(error)
             await asyncio.sleep(ROOM_S)
             await self._store(give_back, False)
         except asyncio.CancelledError:
             task = asyncio.current_task()
-            # Else something in it was cancelled, not it.
+            # The try counts if something inside was cancelled, and not this task.
             if give_back is not None:
                 await self._call(give_back, task is None or not task.cancelling())
             raise
@@ -142,7 +138,7 @@ class BatchRunner:
             self.look()
 
     async def _begin_check(self, batches: list[OpenBatch]) -> None:
-        """Begin one at a time, of keys in turn: it takes memory, and Python's lock."""
+        """Start one check at a time, by keys in turn, since a check takes memory and the GIL."""
         if not batches or not (self._checking is None or self._checking.done()):
             return
         batch = min(batches, key=lambda one: self._checked.get(one.owner, 0))
@@ -152,10 +148,9 @@ class BatchRunner:
         self._checking = self._begin_step(batch, self._check(batch, n_begun), give_back)
 
     async def _check(self, batch: OpenBatch, n_begun: int) -> None:
-        """Check a batch's input, in at most `MAX_CHECKS` tries, whoever makes them."""
         store = self._owned.store
         found = CheckedInput(errors=[NOT_CHECKED])
-        if n_begun <= MAX_CHECKS:  # the input of an open batch stays
+        if n_begun <= MAX_CHECKS:  # the input file of an open batch cannot be deleted
             found = await asyncio.to_thread(
                 check_input,
                 self._owned.blobs.path(batch.input_file_id),
@@ -171,7 +166,7 @@ class BatchRunner:
             logger.info("batch %s has %d lines", batch.id, len(found.lines))
 
     async def _begin_lines(self, batches: list[OpenBatch]) -> None:
-        """Claim lines while there is room for them: first of the keys that have the fewest."""
+        """Claim lines up to the concurrency limit, first for the keys with the fewest running."""
         self._owned.blobs.check_room()
         while len(self._lines) < self._owned.settings.concurrency:
             of_owner = Counter(claim.batch.owner for claim in self._lines.values())
@@ -192,7 +187,6 @@ class BatchRunner:
         self._owned.recorder.add("splitscribe_batch_lines_total", outcome=outcome)
 
     async def _store(self, work: Callable[..., object] | None, *values: Any) -> None:
-        """Change the database as soon as there is room for it."""
         while work is not None:
             try:
                 await self._call(work, *values)
@@ -219,7 +213,7 @@ class BatchRunner:
         self._note_end(batch, batch.ends_as)
 
     async def _write(self, batch: OpenBatch, outcome: Outcome) -> FileObject:
-        """A file of all results of one kind; it takes the place of what an earlier try wrote."""
+        """Write the file of all results of one kind. It replaces the file of an earlier try."""
         kind = "output" if outcome == "completed" else "error"
         file_id = f"{batch.id.replace('batch_', 'file-')}-{kind}"
         lines = file_lines(batch, self._owned.queue.results(batch.id, outcome))
@@ -239,7 +233,7 @@ class BatchRunner:
         self.paused = error.message
 
     def _find_room(self) -> None:
-        """End a pause where there is room again. Raises InsufficientStorageError."""
+        """End a pause if the disk has room again. Raises InsufficientStorageError."""
         self._owned.blobs.check_room()
         if self.paused is not None:
             logger.info("batches go on")

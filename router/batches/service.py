@@ -1,5 +1,6 @@
-"""Files and batches, in the one process that owns their folder. Routers reach it through
-`cluster.serve.bulk`. Knows neither HTTP nor Ray.
+"""Implements the files and batches API in the one process that owns their folder.
+
+Routers call it through `cluster.serve.bulk`. It knows neither HTTP nor Ray.
 """
 
 from __future__ import annotations
@@ -36,22 +37,23 @@ from router.batches.work_queue import Usage, WorkQueue
 
 logger = logging.getLogger(__name__)
 
-ASKED = (  # by routers
+ASKED = (  # the methods that routers call
     *("begin_upload", "append", "finish_upload", "abort_upload"),
     *("file", "list_files", "delete_file", "read"),
     *("create_batch", "batch", "list_batches", "cancel_batch", "usage"),
 )
-PIECE_BYTES = 1024 * 1024  # of an upload or a download that crosses at once
-OWNED_S = 60.0  # how long the owner before this one may take to end
+PIECE_BYTES = 1024 * 1024  # largest piece of an upload or a download in one call
+OWNED_S = 60.0  # longest wait for the previous owner to exit
 CHORES_S = 5.0
 CLEANING_S = 60.0
 
 
 class BatchService:
-    """`owner` names the API key whose object it is, by a digest; empty where there are no keys.
-    What another key owns is as if it were not there. Ids are made by who asks, so that a call that
-    got no answer can be repeated. What routers ask raises NotFoundError, InsufficientStorageError
-    where the disk or a quota is full, and OverloadedError where the owner cannot be reached now.
+    """`owner` is a digest of the API key, or empty without keys. Objects of other keys are hidden.
+
+    The caller makes the ids, so that it can repeat a call that got no answer. The methods in
+    `ASKED` raise NotFoundError, InsufficientStorageError if the disk or a quota is full, and
+    OverloadedError if the owner's process cannot be reached.
     """
 
     def __init__(self, owned: Owned, engine: BulkTranscriber, resolve: Resolve) -> None:
@@ -80,22 +82,21 @@ class BatchService:
         await self._downloads.close()
         await asyncio.to_thread(self._store.database.close)
 
-    # What routers ask; see `ASKED`.
+    # ---- called by routers (`ASKED`)
 
     async def begin_upload(self, owner: str, upload_id: str, expected_bytes: int) -> None:
-        """Announce an upload; `expected_bytes` is 0 where the client does not say."""
+        """expected_bytes: 0 if the client does not announce the size."""
         self._owned.blobs.check_room(expected_bytes)
         await self._reserve(owner, upload_id, expected_bytes)
 
     async def append(self, owner: str, upload_id: str, offset: int, piece: bytes) -> None:
-        """Write a piece of at most `PIECE_BYTES`. The same call again does no harm."""
+        """Write a piece of at most `PIECE_BYTES`. The call may be repeated."""
         await self._reserve(owner, upload_id, offset + len(piece))
         await asyncio.to_thread(self._owned.blobs.append, upload_id, offset, piece)
 
     async def finish_upload(
         self, owner: str, upload_id: str, filename: str, size_bytes: int, fields: UploadFields
     ) -> FileObject:
-        """Make a file of an upload; it keeps the id."""
         await self._reserve(owner, upload_id, size_bytes)
         await asyncio.to_thread(self._owned.blobs.keep, upload_id, size_bytes)
         kept_s = expiry_s(fields.expires_after) or self._owned.settings.retention_s
@@ -119,19 +120,19 @@ class BatchService:
         return await self._call(self._store.files, owner, after, limit, order, purpose)
 
     async def delete_file(self, owner: str, file_id: str) -> None:
-        """Raises ConflictError where a batch that has not ended reads it."""
+        """Raises ConflictError if the file is the input of an open batch."""
         await self._call(self._store.delete_file, owner, file_id)
         await asyncio.to_thread(self._owned.blobs.remove, file_id)
 
     async def read(self, file_id: str, offset: int) -> bytes:
-        """At most `PIECE_BYTES`, empty at the end."""
+        """Return at most `PIECE_BYTES`, and no bytes at the end of the file."""
         try:
             return await asyncio.to_thread(self._owned.blobs.read, file_id, offset, PIECE_BYTES)
         except FileNotFoundError:
             raise no_such_file(file_id) from None
 
     async def create_batch(self, owner: str, batch_id: str, asked: CreateBatchRequest) -> Batch:
-        """Raises RateLimitError where the key has as many as it may."""
+        """Raises RateLimitError if the key or the input file has too many open batches."""
         if asked.webhook_url is not None:
             await self._webhooks.check(asked.webhook_url)
         most = self._owned.settings.max_batches_per_key
@@ -147,7 +148,7 @@ class BatchService:
         return found.model_copy(update={"data": [self._shown(batch) for batch in found.data]})
 
     async def cancel_batch(self, owner: str, batch_id: str) -> Batch:
-        """Raises ConflictError where it has ended otherwise."""
+        """Raises ConflictError if the batch has ended otherwise, or is finalizing."""
         batch = await self._call(self._store.cancel, owner, batch_id)
         self._runner.look()
         return batch
@@ -160,7 +161,6 @@ class BatchService:
             await self._call(uploads.reserve, self._store, owner, upload_id, n_bytes, most_bytes)
 
     def _shown(self, batch: Batch) -> Batch:
-        """With why it waits, where it does."""
         waits = batch.status in ("in_progress", "finalizing")
         return batch.model_copy(update={"paused": self._runner.paused}) if waits else batch
 
@@ -181,7 +181,6 @@ class BatchService:
                     await self._look_at_once.wait()
 
     async def clean(self) -> None:
-        """Delete what has expired or was given up."""
         store, blobs = self._store, self._owned.blobs
         await asyncio.to_thread(blobs.sweep, await self._call(store.expire_files))
         await self._call(uploads.forget_abandoned, store, ABANDONED_S)
@@ -210,9 +209,7 @@ async def open_service(
     unix_time: Callable[[], float] = time.time,
     owned_s: float = OWNED_S,
 ) -> BatchService:
-    """Own the folder of `settings`. Raises ConfigurationError: it cannot be used, or another
-    process keeps it for longer than `owned_s`.
-    """
+    """Raises ConfigurationError if the folder cannot be used or is still owned after `owned_s`."""
     assert settings.folder is not None
     folder = settings.folder
     try:
@@ -220,7 +217,7 @@ async def open_service(
         check_local(folder.resolve())
         names = (one.name for one in folder.iterdir())
         if all(name in FOLDERS or name.startswith(FILE_NAME) for name in names):
-            with suppress(PermissionError):  # a volume that is another user's
+            with suppress(PermissionError):  # a volume that belongs to another user
                 folder.chmod(0o700)
         database = await asyncio.to_thread(Database, folder, owned_s)
     except (OSError, sqlite3.Error) as error:

@@ -1,13 +1,12 @@
-"""The rows of files and of batches. All functions run in `Database.call`.
+"""Stores the metadata of files and batches. All functions run in `Database.call`.
 
-The bytes of files are in `router.batches.blobs`, lines of batches in `router.batches.work_queue`.
-A deleted file's row goes before its bytes. Batches:
+A file's row is deleted before its bytes. The states of a batch are:
 
     validating -> failed
                -> in_progress -> finalizing -> completed | expired
                               -> cancelling -> cancelled
 
-While its files are being written, `ends_as` says what a batch will be: after a restart they are
+While its result files are written, `ends_as` holds the final state. After a restart they are
 written again.
 """
 
@@ -38,8 +37,8 @@ from router.batches.database import Database
 Order = Literal["asc", "desc"]
 
 ENDED: tuple[Status, ...] = ("failed", "completed", "expired", "cancelled")
-MAX_READERS = 4  # batches that have not ended, of one input file
-WINDOW_S = 24 * 3600  # completion_window, of which OpenAI has one
+MAX_READERS = 4  # open batches of one input file
+WINDOW_S = 24 * 3600  # the only completion_window of OpenAI
 OPEN = "('validating', 'in_progress', 'finalizing', 'cancelling')"
 EXISTS = "(expires_at IS NULL OR expires_at > ?)"
 
@@ -47,34 +46,26 @@ PageModel = TypeVar("PageModel", bound=Page)
 
 
 class OpenBatch(Batch):
-    """All that is kept of a batch.
-
-    webhook_due_at: when its end is to be told; None: not, or not yet. checks: of its input, begun.
-    """
-
     owner: str
     ends_as: Status | None = None
     output_expires_after_s: int | None = None
     webhook_url: str | None = None
     webhook_tries: int = 0
-    webhook_due_at: int | None = None
-    checks: int = 0
+    webhook_due_at: int | None = None  # Unix time of the next try; None: no try is due
+    checks: int = 0  # started checks of the input file
 
     @property
     def unfinished(self) -> int:
-        """Lines that have no result; of a batch that is in progress."""
         counts = self.request_counts
         return counts.total - counts.completed - counts.failed
 
 
 @dataclass(frozen=True, slots=True)
 class NewLine:
-    """A line that was checked. offset, length: of its bytes in the input file."""
-
     number: int
     custom_id: str
-    offset: int
-    length: int
+    offset: int  # in the input file, in bytes
+    length: int  # in bytes
 
 
 class Store:
@@ -89,7 +80,7 @@ class Store:
     # ------------------------------------------------------------------------------- files
 
     def add_file(self, owner: str, file: FileObject) -> FileObject:
-        """Make a file of an upload, unless that was done before. Returns it as it stands."""
+        """Insert the row of an uploaded file, if it is new, and return the stored file."""
         self._insert_file(owner, file)
         self.database.run("DELETE FROM uploads WHERE id = ?", file.id)
         return self.file(owner, file.id)
@@ -97,12 +88,11 @@ class Store:
     def files(
         self, owner: str, after: str | None, limit: int, order: Order, purpose: str | None
     ) -> FilePage:
-        """A page, by the time of creation. Raises InvalidRequestError for an unknown `after`."""
         where = f"{EXISTS} AND purpose = coalesce(?, purpose)"
         return self._page(FilePage, "files", owner, after, limit, order, where, self.now, purpose)
 
     def delete_file(self, owner: str, file_id: str) -> None:
-        """Raises NotFoundError, or ConflictError where a batch still reads it."""
+        """Raises NotFoundError, or ConflictError if the file is the input of an open batch."""
         self.file(owner, file_id)
         reader = self._first(
             f"SELECT id FROM batches WHERE input_file_id = ? AND status IN {OPEN}", file_id
@@ -122,7 +112,7 @@ class Store:
         return int(n_files), int(n_bytes)
 
     def expire_files(self) -> set[str]:
-        """Delete what has expired, but for inputs that are read. Returns the files that stay."""
+        """Delete expired files that are no input of an open batch. Return the remaining ids."""
         self.database.run(
             "DELETE FROM files WHERE expires_at <= ? AND id NOT IN"
             f" (SELECT input_file_id FROM batches WHERE status IN {OPEN})",
@@ -133,7 +123,6 @@ class Store:
     def new_file(
         self, file_id: str, purpose: str, filename: str, size_bytes: int, kept_s: int | None
     ) -> FileObject:
-        """kept_s: None: for ever."""
         now = self.now
         return FileObject(
             id=file_id,
@@ -167,9 +156,7 @@ class Store:
     # ----------------------------------------------------------------------------- batches
 
     def add_batch(self, owner: str, batch_id: str, asked: CreateBatchRequest, most: int) -> Batch:
-        """Unless that was done before. Returns it as it stands. Raises NotFoundError: its input
-        file is not there; RateLimitError: the key has `most` batches, or the file `MAX_READERS`.
-        """
+        """Insert the batch, if it is new. Raises NotFoundError and RateLimitError."""
         if self._first("SELECT id FROM batches WHERE id = ?", batch_id) is None:
             self.file(owner, asked.input_file_id)
             self._check_count("This API key", "owner", owner, most)
@@ -194,11 +181,10 @@ class Store:
         return self.batch(owner, batch_id)
 
     def batches(self, owner: str, after: str | None, limit: int) -> BatchPage:
-        """A page, the newest first. Raises InvalidRequestError for an unknown `after`."""
         return self._page(BatchPage, "batches", owner, after, limit)
 
     def cancel(self, owner: str, batch_id: str) -> Batch:
-        """Let it end. Raises ConflictError where it has ended, or is about to."""
+        """Raises ConflictError if the batch has ended otherwise, or is finalizing."""
         status = self.batch(owner, batch_id).status
         if status not in ("validating", "in_progress", "cancelling", "cancelled"):
             raise ConflictError(
@@ -217,18 +203,18 @@ class Store:
         return [OpenBatch.model_validate_json(document) for (document,) in rows]
 
     def count_check(self, batch_id: str) -> int:
-        """Its input is about to be checked. Returns how many times that was begun."""
+        """Count a check before it starts. Return the number of started checks."""
         with self._changing(batch_id) as batch:
             batch.checks += 1
         return batch.checks
 
     def release_check(self, batch_id: str, counts: bool) -> None:
-        """The check did not come to its end; unless it `counts`, as if it had not begun."""
+        """End a check without a result. counts: whether it counts as a try."""
         with self._changing(batch_id) as batch:
             batch.checks -= not counts
 
     def refuse(self, batch_id: str, errors: Sequence[BatchError]) -> bool:
-        """Let it fail, unless it was cancelled meanwhile. Returns whether it has failed."""
+        """Fail the batch, unless it was cancelled meanwhile. Return whether it has failed."""
         with self._changing(batch_id) as batch:
             if batch.status == "validating":
                 batch.errors = BatchErrors(data=list(errors))
@@ -236,7 +222,7 @@ class Store:
         return batch.status == "failed"
 
     def begin(self, batch_id: str, lines: Collection[NewLine], model: str | None) -> None:
-        """Its lines may be run, unless it was cancelled meanwhile."""
+        """Insert the lines of a valid batch, unless it was cancelled meanwhile."""
         with self._changing(batch_id) as batch:
             if batch.status != "validating":
                 return
@@ -249,16 +235,13 @@ class Store:
             )
 
     def wind_up(self, batch_id: str, ends_as: Status) -> None:
-        """No line of it will be run any more: its files are to be written. A batch that was
-        cancelled meanwhile stays so.
-        """
+        """Start to write the result files, unless the batch was cancelled meanwhile."""
         with self._changing(batch_id) as batch:
             if batch.status != "cancelling":
                 batch.ends_as = ends_as
                 self._come_into(batch, "finalizing")
 
     def end(self, batch_id: str, output: FileObject | None, errors: FileObject | None) -> None:
-        """It has ended, and these are its files; its lines are forgotten."""
         with self._changing(batch_id) as batch:
             assert batch.ends_as is not None
             for file in (output, errors):
@@ -270,7 +253,7 @@ class Store:
             self._end(batch, batch.ends_as)
 
     def forget_batches(self, kept_s: int) -> None:
-        """Also those whose webhook has been due as long: none is made any more."""
+        """Delete batches that ended, or were to call a webhook, more than `kept_s` seconds ago."""
         ended_at = "json_extract(document, '$.' || status || '_at')"
         self.database.run(
             f"DELETE FROM batches WHERE status NOT IN {OPEN}"
@@ -279,7 +262,7 @@ class Store:
         )
 
     def due_webhooks(self, but: Collection[str], most: int) -> list[OpenBatch]:
-        """Batches whose end is to be told now, apart from some."""
+        """Return at most `most` batches whose webhook is due. but: batch ids to leave out."""
         rows = self.database.run(
             "SELECT id, document FROM batches WHERE webhook_due_at <= ?"
             " ORDER BY webhook_due_at LIMIT ?",
@@ -290,7 +273,7 @@ class Store:
         return [OpenBatch.model_validate_json(document) for document in due[:most]]
 
     def note_webhook(self, batch_id: str, delay_s: int | None) -> None:
-        """It was tried. delay_s: until it is due again; None: it is delivered, or given up."""
+        """Count a try. delay_s: time until the next one; None: delivered, or no further try."""
         with self._changing(batch_id) as batch:
             batch.webhook_tries += 1
             batch.webhook_due_at = None if delay_s is None else self.now + delay_s
@@ -306,7 +289,6 @@ class Store:
 
     @contextmanager
     def _changing(self, batch_id: str) -> Iterator[OpenBatch]:
-        """All of a batch, which is stored as it is in the end."""
         found = self._first("SELECT document FROM batches WHERE id = ?", batch_id)
         batch = OpenBatch.model_validate_json(found)
         yield batch
@@ -318,7 +300,6 @@ class Store:
         setattr(batch, f"{status}_at", self.now)
 
     def _end(self, batch: OpenBatch, status: Status) -> None:
-        """Come into a state that is an end, of which a webhook is to tell."""
         batch.ends_as = None
         self._come_into(batch, status)
         batch.webhook_due_at = self.now if batch.webhook_url else None
@@ -338,7 +319,6 @@ class Store:
     # -------------------------------------------------------------------------------- both
 
     def _first(self, query: str, *values: object) -> Any:
-        """The only column of the first row; None where there is none."""
         row = self.database.run(query, *values).fetchone()
         return row and row[0]
 
@@ -353,9 +333,7 @@ class Store:
         where: str = "true",
         *values: object,
     ) -> PageModel:
-        """At most `limit` rows by their creation, behind `after`. where, values: a further
-        condition. Raises InvalidRequestError: the key has no row called `after`.
-        """
+        """where, values: a further condition. Raises InvalidRequestError if `after` is unknown."""
         seq, sign = 0 if order == "asc" else 2**62, ">" if order == "asc" else "<"
         if after is not None:
             seq = self._first(f"SELECT seq FROM {table} WHERE id = ? AND owner = ?", after, owner)
@@ -369,7 +347,7 @@ class Store:
             owner,
             seq,
             *values,
-            limit + 1,  # one more, which tells whether there are more
+            limit + 1,  # one more, to know whether there are more
         ).fetchall()
         data = [json.loads(document) for (document,) in rows[:limit]]
         ids = [one["id"] for one in data] or [None]

@@ -1,4 +1,4 @@
-"""What uploads take of their key's quota until they are files. All runs by `Database.call`."""
+"""Counts running uploads against the quota of their key. All functions run in `Database.call`."""
 
 from __future__ import annotations
 
@@ -7,9 +7,7 @@ from router.batches.store import Store
 
 
 def reserve(store: Store, owner: str, upload_id: str, n_bytes: int, most_bytes: int) -> None:
-    """Let an upload have so many bytes, if it has not yet: it counts until it is a file or is
-    released. most_bytes: of a key's files and uploads. Raises InsufficientStorageError.
-    """
+    """Raises InsufficientStorageError if the key's files and uploads would exceed `most_bytes`."""
     run = store.database.run
     reserved = run("SELECT bytes FROM uploads WHERE id = ?", upload_id).fetchone()
     if reserved is None or n_bytes > reserved[0]:
@@ -40,5 +38,4 @@ def release(store: Store, upload_id: str) -> None:
 
 
 def forget_abandoned(store: Store, abandoned_s: float) -> None:
-    """Release those that did not grow for so long."""
     store.database.run("DELETE FROM uploads WHERE grew_at < ?", store.now - abandoned_s)

@@ -1,9 +1,8 @@
-"""The lines of batches that still have to run, and the seconds that keys have used with them. All
-functions but `results` run in `Database.call`.
+"""Stores the lines of batches and each key's usage. All functions but `results` run in
+`Database.call`.
 
-A line is waiting, claimed, completed or failed. The owner claims it, and its result is taken while
-it is claimed, once; after a restart, lines that were claimed wait again. Result and count change in
-one transaction, so that no line counts twice.
+A line is waiting, claimed, completed or failed. After a restart, claimed lines wait again. A line's
+result and the batch's counts change in one transaction, so that no line counts twice.
 """
 
 from __future__ import annotations
@@ -21,19 +20,17 @@ Result = tuple[int, str, str | None]  # number and custom_id of a line, and its 
 RESULTS_AT_ONCE = 64
 Usage = tuple[int, int, float]  # day since 1970, lines that ended, seconds of audio
 DAY_S = 86_400
-USAGE_DAYS = 31  # that are kept
+USAGE_DAYS = 31  # days of usage that are kept
 
 
 @dataclass(frozen=True, slots=True)
 class Claim:
-    """A line that this owner runs. attempts: owners that claimed it, this one included."""
-
     batch: OpenBatch
     number: int
     custom_id: str
     offset: int
     length: int
-    attempts: int
+    attempts: int  # number of claims, this one included
 
 
 class WorkQueue:
@@ -42,11 +39,10 @@ class WorkQueue:
         self._unix_time = unix_time
 
     def take_over(self) -> None:
-        """Let the lines wait that the owners before this one had claimed."""
         self.database.run("UPDATE lines SET state = 'waiting' WHERE state = 'claimed'")
 
     def claim(self, batches: Iterable[OpenBatch]) -> Claim | None:
-        """Take the next line of the first of these batches that has one waiting."""
+        """Claim the next line of the first batch that has a waiting line."""
         for batch in batches:
             row = self.database.run(
                 "SELECT number, custom_id, offset, length, attempts + 1 FROM lines"
@@ -66,7 +62,7 @@ class WorkQueue:
         return None
 
     def settle(self, claim: Claim, outcome: Outcome, result: str, audio_s: float) -> None:
-        """Unless the line was given up meanwhile. audio_s: transcribed; 0.0 where it failed."""
+        """Store a result, unless the line was given up meanwhile. audio_s: 0.0 if it failed."""
         if self._change(claim, "state = ?, result = ?", outcome, result):
             self._count(claim.batch.id, outcome, 1)
             self.database.run(
@@ -78,11 +74,11 @@ class WorkQueue:
             )
 
     def release(self, claim: Claim, counts: bool) -> None:
-        """Give a line back that was not run to its end. counts: the claim does, too."""
+        """Let an unfinished line wait again. counts: whether the claim counts as an attempt."""
         self._change(claim, "state = 'waiting', attempts = attempts - ?", int(not counts))
 
     def give_up(self, batch_id: str) -> set[Outcome]:
-        """Lines that wait or run fail, without a result of their own. Returns what came of all."""
+        """Fail all lines that wait or run, and return the outcomes of all lines."""
         changed = self.database.run(
             "UPDATE lines SET state = 'failed', result = NULL"
             " WHERE batch_id = ? AND state IN ('waiting', 'claimed')",
@@ -93,7 +89,7 @@ class WorkQueue:
         return {state for (state,) in states}
 
     def results(self, batch_id: str, outcome: Outcome) -> Iterator[Result]:
-        """All in the order of the input, read page by page. Called in a thread."""
+        """Yield all results in the order of the input, read in pages. Called in a thread."""
         after = 0
         while page := self.database.call_blocking(partial(self._page, batch_id, outcome, after)):
             yield from page
@@ -110,7 +106,6 @@ class WorkQueue:
         ).fetchall()
 
     def usage(self, owner: str) -> list[Usage]:
-        """What a key's lines have used on each day."""
         return self.database.run(
             "SELECT day, lines, audio_s FROM usage WHERE owner = ? ORDER BY day", owner
         ).fetchall()
@@ -120,7 +115,7 @@ class WorkQueue:
         self.database.run("DELETE FROM usage WHERE day <= ?", oldest)
 
     def _change(self, claim: Claim, what: str, *values: object) -> int:
-        """Returns how many rows were changed: none where the line is not claimed any more."""
+        """Return the number of changed rows: 0 if the line is no longer claimed."""
         return self.database.run(
             f"UPDATE lines SET {what} WHERE batch_id = ? AND number = ? AND state = 'claimed'",
             *values,
