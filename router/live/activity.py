@@ -1,5 +1,5 @@
-"""Voice activity of all live sessions of a process, by the network that also cuts uploads
-(`router.audio.vad`): each tick runs the waiting frames of every stream, off the event loop.
+"""Runs voice activity detection for all live sessions of a process, with the network of
+`router.audio.vad`. Each tick runs the waiting frames of every stream, off the event loop.
 """
 
 from __future__ import annotations
@@ -15,31 +15,28 @@ from router.audio.vad import FRAME_SAMPLES, Probabilities, SpeechDetector, Speec
 
 logger = logging.getLogger(__name__)
 
-TICK_S = 0.05  # from one tick to the next; at most so much is added to the delay of words
+TICK_S = 0.05  # between two ticks; the longest delay that this adds to a word
 FRAME_BYTES = 2 * FRAME_SAMPLES
-MAX_FRAMES = 96  # of one stream in a tick, 3 s: a file sent at once does not delay the others
+MAX_FRAMES = 96  # of one stream per tick (3 s), so that a fast sender does not delay the others
 
 OnProbabilities = Callable[[Probabilities], None]
 Run = Callable[[Callable[[], None]], Awaitable[None]]  # runs a function, perhaps on a thread
 
 
 class VadStream:
-    """One session's audio that waits for the network."""
-
     __slots__ = ("deliver", "network", "waiting")
 
     def __init__(self, deliver: OnProbabilities) -> None:
         self.deliver = deliver
         self.network: SpeechStream | None = None  # opened by the first tick that has a frame
-        self.waiting = bytearray()  # int16; its beginning is taken without a copy of the rest
+        self.waiting = bytearray()  # int16; drops its beginning without a copy of the rest
 
     @property
     def is_due(self) -> bool:
-        """Whether a complete frame waits."""
         return len(self.waiting) >= FRAME_BYTES
 
     def take(self) -> Pcm:
-        """The frames of one tick, int16 [n_frames, FRAME_SAMPLES]."""
+        """Return the frames of one tick, int16 [n_frames, FRAME_SAMPLES]."""
         n_bytes = min(len(self.waiting) // FRAME_BYTES, MAX_FRAMES) * FRAME_BYTES
         taken = np.frombuffer(self.waiting[:n_bytes], np.int16)
         del self.waiting[:n_bytes]
@@ -53,7 +50,7 @@ class VoiceActivity:
         sleep: Callable[[float], Awaitable[None]] = asyncio.sleep,
         run: Run = asyncio.to_thread,
     ) -> None:
-        """make_detector: loads the network, with the first frame: few routers need it."""
+        """make_detector: called at the first frame, since few routers need the network."""
         self._make_detector = make_detector
         self._detector: SpeechDetector | None = None
         self._sleep = sleep
@@ -63,7 +60,7 @@ class VoiceActivity:
         self._ticking: asyncio.Task[None] | None = None
 
     def open_stream(self, on_probabilities: OnProbabilities) -> VadStream:
-        """`on_probabilities` gets float32 [n_frames], in order, on the loop."""
+        """on_probabilities: called on the event loop with float32 [n_frames], in order."""
         stream = VadStream(on_probabilities)
         self._streams.add(stream)
         if self._ticking is None:
@@ -106,14 +103,14 @@ class VoiceActivity:
 
         try:
             await self._run(work)
-        except Exception:  # no words are lost: frames that were not heard count as speech
+        except Exception:  # unheard frames count as speech, so that no words are lost
             logger.exception("voice activity detection failed; its frames count as speech")
         for (stream, _), probabilities in zip(due, found, strict=True):
             if stream not in self._streams:
                 continue
             try:
                 stream.deliver(probabilities)
-            except Exception:  # a mistake in one session must not stop the others
+            except Exception:  # an error in one session must not stop the others
                 logger.exception(
                     "a session failed to take its voice activity, and gets no more of it"
                 )

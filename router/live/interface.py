@@ -1,14 +1,14 @@
-"""The configuration of a live session, and the events that it sends: frozen values.
+"""The configuration of a live session, and the events that it sends, as frozen values.
 
-Turns are numbered from 0 on, in the order of their audio. The events of one turn come in this
-order; those in brackets do not come for every turn:
+Turns are numbered from 0 in the order of their audio. The events of one turn come in this order
+(those in brackets are optional):
 
     [SpeechStarted] (TextDelta | TurnSegment)* [SpeechStopped] [TurnCommitted]
     (TextDelta | TurnSegment)* (TurnCompleted | TurnFailed)
 
-Every announced turn ends with exactly one `TurnCompleted` or `TurnFailed`. Deltas are never taken
-back: joined, they are the text of `TurnCompleted`, also if a worker died. The next turn may start,
-and get deltas, before the last one is completed. `_ms` count from the session's start.
+Every announced turn ends with exactly one `TurnCompleted` or `TurnFailed`. Deltas are final: they
+join to the text of `TurnCompleted`. The next turn may start before the last one is completed.
+Fields that end in `_ms` count from the session's start.
 """
 
 from __future__ import annotations
@@ -26,48 +26,43 @@ Delay = Literal["minimal", "low", "medium", "high", "xhigh"]
 
 @dataclass(frozen=True, slots=True)
 class ServerVad:
-    """A turn ends after a fixed time of silence."""
-
     threshold: float = 0.5  # probability from which a VAD frame counts as speech
-    prefix_padding_ms: int = 300  # before the speech
-    silence_duration_ms: int = 500  # that ends a turn
-    idle_timeout_ms: int | None = None  # only repeated: it triggers answers, and here are none
+    prefix_padding_ms: int = 300  # audio before the speech that belongs to the turn
+    silence_duration_ms: int = 500  # silence that ends a turn
+    idle_timeout_ms: int | None = None  # only echoed: it triggers responses, which we do not have
 
 
 @dataclass(frozen=True, slots=True)
 class SemanticVad:
-    """A turn ends soon after a finished sentence, later after another (`SEMANTIC_S`)."""
+    """A turn ends after a short silence if its sentence is complete, else after a longer one."""
 
     eagerness: Eagerness = "auto"
 
 
-TurnDetection = ServerVad | SemanticVad | None  # None: turns end by `LiveSession.commit` alone
+TurnDetection = ServerVad | SemanticVad | None  # None: turns end only by `LiveSession.commit`
 
 
 @dataclass(frozen=True, slots=True)
 class LiveConfig:
-    """How a session is transcribed."""
-
-    model: str = ""  # as the client named it; it chooses nothing in the engine
+    model: str = ""  # the client's name of it; the engine does not choose by it
     language: str | None = None  # code; None: detected anew for each turn
-    languages: tuple[str, ...] = ()  # codes among which it is detected; empty: all
-    prompt: str = ""  # taken for what was said before
-    keywords: tuple[str, ...] = ()  # words to expect
+    languages: tuple[str, ...] = ()  # codes to choose from at detection; empty: all
+    prompt: str = ""  # text that precedes the audio
+    keywords: tuple[str, ...] = ()  # hotwords
     delay: Delay | None = None  # how long words may be held back; None: the server's default
     turn_detection: TurnDetection = ServerVad()
-    logprobs: bool = False  # of tokens, with deltas and completions
-    diarize: bool = False  # segments have speakers
+    logprobs: bool = False  # send tokens' log probabilities with deltas and completions
+    diarize: bool = False  # label segments with speakers
 
 
 def wants_speakers(config: LiveConfig) -> bool:
-    """By the field, or by the name of the model."""
     return config.diarize or config.model == DIARIZING_MODEL
 
 
 @dataclass(frozen=True, slots=True)
 class SpeechStarted:
     turn: int
-    audio_start_ms: int  # with the turn's padding
+    audio_start_ms: int  # padding included
 
 
 @dataclass(frozen=True, slots=True)
@@ -78,7 +73,7 @@ class SpeechStopped:
 
 @dataclass(frozen=True, slots=True)
 class TurnCommitted:
-    """The turn's audio is complete: by silence, or by `LiveSession.commit`."""
+    """The turn's audio is complete, by silence or by `LiveSession.commit`."""
 
     turn: int
 
@@ -87,18 +82,16 @@ class TurnCommitted:
 class TextDelta:
     turn: int
     text: str  # appended to the turn's earlier deltas; never empty
-    logprobs: tuple[TokenLogprob, ...] = ()  # where asked for
+    logprobs: tuple[TokenLogprob, ...] = ()  # empty unless the session asked for them
 
 
 @dataclass(frozen=True, slots=True)
 class TurnSegment:
-    """A segment of the turn's text, after the deltas with its text."""
-
     turn: int
     text: str
     start_s: float  # from the beginning of the turn's audio
     end_s: float
-    speaker: str | None = ""  # empty: not asked for; None: not known yet
+    speaker: str | None = ""  # empty: not requested; None: not known yet
 
 
 @dataclass(frozen=True, slots=True)
@@ -112,7 +105,7 @@ class TurnCompleted:
 
 @dataclass(frozen=True, slots=True)
 class TurnFailed:
-    """The deltas that were sent remain valid."""
+    """Deltas that were sent remain valid."""
 
     turn: int
     error: SplitscribeError

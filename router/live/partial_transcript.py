@@ -1,14 +1,11 @@
-"""The text of one utterance as far as it is known, and which of its tokens are confirmed.
+"""Keeps the text of one utterance so far, and decides which of its tokens are confirmed.
 
-When the utterance grows long, its beginning is cut off after confirmed words. Positions are encoder
-positions of 20 ms, counted from the utterance's start. `AttentionPeak` is AlignAtt (Simul-Whisper,
-arXiv 2406.10052; SimulStreaming, 2506.17077): a token is confirmed unless its attention peak lies
-in the last moments of the audio, since the audio that follows may still change such a token.
-`LocalAgreement` is LocalAgreement-2 (whisper_streaming): a token is confirmed when two updates in a
-row have it.
+`AttentionPeak` is AlignAtt (Simul-Whisper, arXiv 2406.10052; SimulStreaming, 2506.17077): a token
+is confirmed unless its attention peak lies in the last moments of the audio. `LocalAgreement` is
+LocalAgreement-2 (whisper_streaming): a token is confirmed when two successive updates agree on it.
 
-Under both, only whole words are confirmed, and never the punctuation after the last of them: an
-update that is forced to begin with a full stop tends to end its text there.
+Only whole words are confirmed, without the punctuation after the last one: an update whose forced
+prefix ends with a full stop tends to stop there. Positions count from the utterance's start.
 """
 
 from __future__ import annotations
@@ -27,31 +24,32 @@ from router.live.turns import Token, Utterance, quietest, seconds
 from router.words import ends_sentence
 
 POSITIONS_PER_S = SAMPLE_RATE // SAMPLES_PER_POSITION  # 50
-REWIND = 2 * POSITIONS_PER_S  # positions by which a peak may lie before the latest one
-MOST_LOOKED_AT = 16  # boundaries; of the last ones, the quietest is taken
-LATEST_FIRST_STAMP = 50  # positions, 1.0 s: Whisper's rules let no text begin later
+REWIND = 2 * POSITIONS_PER_S  # how far, in positions, a peak may lie before the latest one
+MOST_LOOKED_AT = 16  # boundaries, the last ones, among which the quietest is chosen
+LATEST_FIRST_STAMP = 50  # positions (1.0 s); Whisper's rules allow no later first timestamp
 
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """What an update decoded after the confirmed tokens."""
+    """The tokens that an update decoded after the confirmed ones."""
 
     tokens: tuple[Token, ...]
-    end: int  # the position where its audio ended
+    end: int  # position at which its audio ended
     language: str
-    is_trusted: bool = True  # as `router.live.updates.is_trusted`
-    is_cut: bool = False  # it took all tokens that it may have: text may follow
+    is_trusted: bool = True  # see `router.live.updates.is_trusted`
+    is_cut: bool = False  # it reached the token limit, so more text may follow
 
 
 @dataclass(frozen=True, slots=True)
 class AttentionPeak:
-    hold_s: float = 0.5  # at the audio's end; no confirmed token's peak may lie in it
+    hold_s: float = 0.5  # end of the audio in which no confirmed token's peak may lie
 
     def count_confirmed(
         self, new: Hypothesis, last: Hypothesis | None, eot: int, attended_to: int
     ) -> int:
-        """How many of `new`'s tokens are confirmed: none after a peak that jumps far back, where
-        attention has lost its place. attended_to: the latest peak that is confirmed.
+        """Count the confirmed tokens of `new`. attended_to: the latest confirmed peak.
+
+        The count ends at a peak that jumps far back, since the attention has lost its place there.
         """
         limit = new.end - round(self.hold_s * POSITIONS_PER_S)
         for index, token in enumerate(new.tokens):
@@ -65,7 +63,7 @@ class AttentionPeak:
 
 @dataclass(frozen=True, slots=True)
 class LocalAgreement:
-    """Confirms text that two updates in a row have; their timestamps may differ."""
+    """Compares text tokens only; the timestamps of two updates may differ."""
 
     def count_confirmed(
         self, new: Hypothesis, last: Hypothesis | None, eot: int, attended_to: int
@@ -82,12 +80,12 @@ class LocalAgreement:
         return n
 
 
-Policy = AttentionPeak | LocalAgreement  # neither keeps anything between updates
+Policy = AttentionPeak | LocalAgreement  # both are stateless
 
 
 def chosen_policy(choice: LivePolicy, dims: ModelDims) -> Policy:
-    """ "auto": the attention of decoders with far fewer layers than their encoder (large-v3-turbo)
-    was seen not to peak at the words, in another implementation.
+    """ "auto" avoids attention peaks for decoders with far fewer layers than their encoder, such as
+    large-v3-turbo: other implementations found that their attention does not peak at the words.
     """
     if choice == "auto":
         is_shallow = 2 * dims.n_text_layer < dims.n_audio_layer
@@ -96,7 +94,7 @@ def chosen_policy(choice: LivePolicy, dims: ModelDims) -> Policy:
 
 
 def whole_words(tokenizer: WhisperTokenizer, tokens: Sequence[Token], n: int, language: str) -> int:
-    """At most n tokens, up to a whole word: marks and timestamps depend on what follows."""
+    """Reduce `n` until the first n tokens end with a whole word."""
     pieces = [tokenizer.decode_bytes([token.id]) for token in tokens]
     while n and not _ends_word(tokenizer, pieces, n, language):
         n -= 1
@@ -114,14 +112,14 @@ def _ends_word(tokenizer: WhisperTokenizer, pieces: Sequence[bytes], n: int, lan
         return True
     for piece in pieces[n:]:
         if not piece or piece.startswith(b" "):
-            return True  # a timestamp, or the next word
+            return True  # a timestamp or the next word
         if _is_wordy(piece):
             return False  # the rest of this word
     return True
 
 
 def _is_wordy(piece: bytes) -> bool:
-    """Whether a token holds a letter or digit, or a part of a character's bytes."""
+    """Return whether a token holds a letter, a digit or a part of a character's bytes."""
     text = piece.decode("utf-8", errors="replace")
     return any(char.isalnum() or char == "\N{REPLACEMENT CHARACTER}" for char in text)
 
@@ -130,7 +128,7 @@ class PartialTranscript:
     def __init__(self, utterance: Utterance, policy: Policy, tokenizer: WhisperTokenizer) -> None:
         self.utterance = utterance
         self.last: Hypothesis | None = None  # the last update's tokens after the confirmed ones
-        self.last_end = utterance.start  # the sample where that update's audio ended
+        self.last_end = utterance.start  # sample at which that update's audio ended
         self._policy = policy
         self._tokenizer = tokenizer
         self._begin = tokenizer.special.timestamp_begin
@@ -138,16 +136,15 @@ class PartialTranscript:
 
     @property
     def prefix_tokens(self) -> tuple[int, ...]:
-        """The confirmed tokens, with which the next update is forced to begin."""
         return tuple(token.id for token in self._tokens)
 
     @property
     def attended_to(self) -> int:
-        """The latest attention peak of the confirmed tokens; 0 if there is none."""
+        """The latest attention peak of the confirmed tokens, or 0."""
         return max((token.peak for token in self._tokens if token.peak is not None), default=0)
 
     def add_update(self, decoded: Hypothesis, end: int) -> list[Token]:
-        """Take an update of the audio up to sample `end`; returns the tokens that it confirms."""
+        """Add an update of the audio up to sample `end`. Return the tokens that it confirms."""
         before, self.last, self.last_end = self.last, None, end
         if not decoded.is_trusted:
             return []
@@ -159,21 +156,21 @@ class PartialTranscript:
         return list(decoded.tokens[:n])
 
     def add_final(self, decoded: Hypothesis) -> list[Token]:
-        """Confirm and return all tokens, since no more audio follows."""
+        """Confirm and return all tokens."""
         self.last = None
         fresh = list(decoded.tokens) if decoded.is_trusted else []
         self._tokens += fresh
         return fresh
 
     def covers(self, sample: int) -> bool:
-        """Whether the last update heard up to `sample`, and nothing behind the turn."""
+        """Return whether the last update heard up to `sample`, and nothing after the turn's end."""
         if self.last is None or self.last.is_cut:
             return False
         turn_end = self.utterance.turn.end
         return sample <= self.last_end and (turn_end is None or self.last_end <= turn_end)
 
     def text_end(self) -> int:
-        """Where the confirmed text ends, by timestamp or attention; else the start."""
+        """Return the sample at which the confirmed text ends, by timestamps or attention."""
         stamps = [token.id - self._begin for token in self._tokens if token.id >= self._begin]
         is_closed = bool(self._tokens) and self._tokens[-1].id >= self._begin
         attended_to = self.attended_to
@@ -183,9 +180,7 @@ class PartialTranscript:
     # -- cutting -----------------------------------------------------------------------------
 
     def cut(self, audio: Pcm, *, anywhere: bool = False) -> list[TurnSegment]:
-        """Cut the utterance's beginning off after confirmed words, where it is quietest, and return
-        its segments. anywhere: also between two words, if no sentence has ended.
-        """
+        """Cut off the beginning at a quiet place after confirmed words, and return its segments."""
         sentences = self._boundaries(self._ends_sentence)
         boundaries = sentences[-1:] or (self._boundaries(self._begins_word) if anywhere else [])
         places = [
@@ -205,9 +200,7 @@ class PartialTranscript:
         return self._segments(self._tokens, (end - self.utterance.start) // SAMPLES_PER_POSITION)
 
     def _boundaries(self, is_one: Callable[[int], bool]) -> list[tuple[int, int, int]]:
-        """Where confirmed words are on both sides: (index of the token after it, and the first and
-        last position between which to cut).
-        """
+        """Return (index of the next token, first position, last position) of each place to cut."""
         places = []
         for index in range(1, len(self._tokens)):
             if not is_one(index):
@@ -239,7 +232,7 @@ class PartialTranscript:
         return piece.startswith(b" ")
 
     def _move(self, at: int, kept: Sequence[Token]) -> None:
-        """The utterance starts `at` positions later, with tokens `kept`, and with a timestamp."""
+        """Start the utterance `at` positions later, with the tokens `kept` after a timestamp."""
         utterance, begin = self.utterance, self._begin
         utterance.start += at * SAMPLES_PER_POSITION
         utterance.speech = utterance.speech_after(utterance.start) or utterance.speech[-1:]
@@ -260,7 +253,7 @@ class PartialTranscript:
         )
 
     def _segments(self, tokens: Sequence[Token], end: int) -> list[TurnSegment]:
-        """Between the timestamps of `tokens`; the last one ends at position `end`."""
+        """Split `tokens` at their timestamps. The last segment ends at position `end`."""
         turn, begin = self.utterance.turn, self._begin
         split = split_tokens([token.id for token in tokens], begin)
         spans = [(piece.start, piece.end, piece.tokens) for piece in split.pieces]

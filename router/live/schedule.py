@@ -1,9 +1,8 @@
-"""When a session's next update is due, and when a running one is no longer worth waiting for.
+"""Decides when a session's next update is due, and when a running update is cancelled.
 
-Measured in audio and not in time, so that audio that arrives faster than real time is decoded as
-fast as the pools can. Long updates mean that the workers have too much to do: then the hop grows
-for all sessions. New sessions are refused only when the hop is at its maximum and updates still
-take longer.
+The hop between updates is measured in audio, so that audio that arrives faster than real time is
+decoded as fast as the pools allow. It grows for all sessions while updates take long. New sessions
+are refused when updates take too long at the largest hop.
 """
 
 from __future__ import annotations
@@ -16,11 +15,11 @@ from router.live.interface import Delay, LiveConfig
 from router.live.turn_detector import TAIL, TurnDetector
 from router.live.turns import AudioBuffer, Utterance
 
-PAUSE = samples(0.25)  # of silence after speech: the utterance may have ended
-WORD_END_MARGIN = samples(0.15)  # audio after speech, to show that its last word has ended
+PAUSE = samples(0.25)  # silence after which the utterance may have ended
+WORD_END_MARGIN = samples(0.15)  # audio after speech that shows the end of the last word
 MAX_UTTERANCE = samples(20.0)  # audio of one update; encoders take 30 s
-LOOK_AHEAD = samples(0.25)  # audio that is decoded although its voice activity is not known
-HOPS_ALLOWED = 2.0  # duration in hops from which on the next update may overtake this one
+LOOK_AHEAD = samples(0.25)  # audio that is decoded before its voice activity is known
+HOPS_ALLOWED = 2.0  # hops after which the next update may overtake a running one
 
 
 class Schedule:
@@ -30,8 +29,8 @@ class Schedule:
         self._detector = detector
 
     def newest(self, utterance: Utterance) -> int:
-        """Where the utterance's audio ends so far. In a pause this is where the turn detector would
-        end it: the update must not cover the beginning of another word.
+        """Return where the utterance's audio ends so far. In a pause, this is where the turn
+        detector ends it, so that the update does not cover the beginning of another word.
         """
         if utterance.end is not None:
             return min(utterance.end, self._audio.end)
@@ -56,9 +55,9 @@ class Schedule:
     def is_overtaken(
         self, utterance: Utterance, end: int, waited_s: float, n_before: int, *, is_final: bool
     ) -> bool:
-        """Whether a running update of the audio up to sample `end` should be cancelled. n_before:
-        updates in a row that were overtaken before; each doubles the time of this one, so that one
-        gets through.
+        """Return whether to cancel an update of the audio up to sample `end`.
+
+        n_before: successive overtaken updates. Each doubles the allowed time, so that one ends.
         """
         if utterance.turn.is_cleared:
             return True
@@ -78,8 +77,8 @@ class Schedule:
         return self._pace.hop_for(delay_profile(utterance.turn.config))
 
 
-# Share of a hop that an update may take. Of so many sessions a quarter is being updated at a time:
-# enough to keep the workers busy, and words wait no longer for others' updates than that.
+# Share of a hop that an update may take. At this limit a quarter of the sessions is being updated
+# at any time, which keeps the workers busy without long waits.
 MAX_UPDATE_SHARE = 0.25
 NEW_WEIGHT = 0.1  # weight of a new measurement in the mean
 FRESH_S = 10.0  # age up to which a measurement still describes the load
@@ -87,10 +86,8 @@ FRESH_S = 10.0  # age up to which a measurement still describes the load
 
 @dataclass(frozen=True, slots=True)
 class DelayProfile:
-    """What one value of `delay` means."""
-
-    hold_s: float  # at the end of the audio, in which no word is confirmed
-    hop_s: float  # the shortest
+    hold_s: float  # end of the audio in which no word is confirmed
+    hop_s: float  # shortest hop
 
 
 DELAY_PROFILES: dict[Delay, DelayProfile] = {
@@ -108,7 +105,7 @@ def delay_profile(config: LiveConfig) -> DelayProfile:
 
 
 class Pace:
-    """Chooses the hop, in seconds of a session's audio, by the mean duration of updates."""
+    """Chooses the hop, in seconds of audio, by the mean duration of the updates of all sessions."""
 
     def __init__(self, min_hop_s: float, max_hop_s: float, clock: Clock) -> None:
         self._min_s = min_hop_s
@@ -119,7 +116,7 @@ class Pace:
 
     @property
     def update_s(self) -> float:
-        """Mean duration of recent updates of all sessions; 0 if there was none in the last 10 s."""
+        """Mean duration of recent updates, or 0 if there was none in the last 10 s."""
         is_fresh = self._clock.monotonic() - self._measured_s < FRESH_S
         return self._mean_s if is_fresh else 0.0
 

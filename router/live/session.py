@@ -1,8 +1,8 @@
-"""Live transcription with one model: all sessions of this process, and each one by itself.
+"""Live transcription with one model: the engine and its sessions.
 
-A session joins its parts: the audio, the turn detector, which says what is an utterance, the
-schedule, which says when the oldest utterance is due for an update, and the transcriber, which
-turns it into text. New audio drives all of this, never a clock.
+A session joins its audio, the turn detector, which finds utterances, the schedule, which decides
+when an update is due, and the transcriber, which turns utterances into text. New audio drives all
+of them; no timer does.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ class LiveEngine(LiveEngineParts):
         self.sessions: set[LiveSession] = set()  # open ones
 
     def open(self, config: LiveConfig, *, session_id: str, owner: bytes = b"") -> LiveSession:
-        """Raises OverloadedError, and as `check`. session_id: in logs, traces and workers."""
+        """session_id: for logs, traces and workers. Raises OverloadedError, and as `check`."""
         self.check(config)
         if self.pace.is_overloaded:
             raise OverloadedError(
@@ -46,7 +46,7 @@ class LiveEngine(LiveEngineParts):
         return session
 
     def check(self, config: LiveConfig) -> None:
-        """Raises UnsupportedValueError: it asks for speakers, and no network tells them apart."""
+        """Raises UnsupportedValueError if speakers are requested without a speaker model."""
         if config.diarize and self.voices is None:
             raise UnsupportedValueError(
                 NO_SPEAKER_MODEL, param="session.audio.input.transcription.diarize"
@@ -57,7 +57,7 @@ class LiveEngine(LiveEngineParts):
 
 
 class LiveSession:
-    """One client's session, for the event loop. After `drain` or `close`, audio is ignored."""
+    """One client's session, used on the event loop. After `drain` or `close`, audio is ignored."""
 
     def __init__(
         self, engine: LiveEngine, config: LiveConfig, session_id: str, owner: bytes
@@ -75,17 +75,17 @@ class LiveSession:
         self._vad_stream = engine.activity.open_stream(self._on_probabilities)
         self._over = asyncio.Event()
         self._is_draining = False
-        self._internal_error: Exception | None = None  # a mistake in our code; it ends the session
+        self._internal_error: Exception | None = None  # an internal error, which ends the session
         self._updating = asyncio.get_running_loop().create_task(self._update_until_done())
 
     def configure(self, config: LiveConfig) -> None:
-        """Turn detection at once, all else for turns that have no text yet."""
+        """Turn detection changes at once, all else for turns without text."""
         self._engine.check(config)
         self._detector.configure(config)
         self._changed.set()
 
     def append(self, pcm: Pcm) -> None:
-        """int16 [n_samples], 16 kHz mono, any length. The caller keeps `unsent_s` bounded."""
+        """pcm: int16 [n_samples], 16 kHz mono, any length. The caller limits `unsent_s`."""
         if self._events.is_over or self._is_draining or not pcm.shape[0]:
             return
         self._audio.append(pcm)
@@ -93,8 +93,9 @@ class LiveSession:
         self._engine.activity.feed(self._vad_stream, pcm)
 
     def commit(self) -> int | None:
-        """End the turn here. Returns its number, for which `TurnCommitted` follows; None if there
-        is nothing, or only silence that turn detection has left out.
+        """End the turn here and return its number, for which `TurnCommitted` follows.
+
+        Returns None if there is no audio, or only silence outside of turns.
         """
         if self._events.is_over or self._is_draining:
             return None
@@ -103,9 +104,7 @@ class LiveSession:
         return None if turn is None else turn.number
 
     def clear(self) -> None:
-        """Drop what is not committed. A turn that was announced ends with the text that was
-        sent.
-        """
+        """Drop uncommitted audio. An announced turn ends with the text that was sent."""
         if self._events.is_over:
             return
         if (turn := self._detector.clear()) is not None:
@@ -119,11 +118,11 @@ class LiveSession:
         return seconds(max(0, self._audio.end - done_to))
 
     def events(self) -> AsyncIterator[LiveEvent]:
-        """To be iterated once. Its queue needs no bound: a second of audio gives a few bytes."""
+        """May be iterated once. The queue has no limit, since its events are few and small."""
         return self._events.events()
 
     def take_events(self) -> list[LiveEvent]:
-        """Those that wait; `events` does not give these."""
+        """Return the waiting events, which `events` then does not yield."""
         return self._events.take()
 
     async def drain(self) -> None:
@@ -134,7 +133,7 @@ class LiveSession:
         await self._over.wait()
 
     async def close(self) -> None:
-        """End at once. It may be called more than once, and after `drain`."""
+        """End at once. May be called repeatedly, and after `drain`."""
         self._updating.cancel()
         await asyncio.wait([self._updating])
         self._end()
@@ -146,7 +145,7 @@ class LiveSession:
             self._detector.add_probabilities(probabilities)
             self._finish_draining()
             self._audio.drop_before(self._detector.needed_from)
-        except Exception as error:  # it must end this session, not all that share the VAD batch
+        except Exception as error:  # must not end the other sessions of the VAD tick
             self._internal_error = error
         self._changed.set()
 
@@ -181,7 +180,7 @@ class LiveSession:
         if self._events.is_over:
             return
         self._engine.activity.close_stream(self._vad_stream)
-        self._audio.drop_before(self._audio.end)  # now: this object is part of a cycle
+        self._audio.drop_before(self._audio.end)  # frees it now despite the reference cycle
         for turn in self._open_turns:
             turn.span.end()
         self._events.close()

@@ -1,9 +1,8 @@
-"""Where the turns and utterances of a session begin and end, by voice activity.
+"""Finds the turns and utterances of a session by voice activity.
 
-It begins and ends turns by the client's rule (`server_vad`, `semantic_vad` or none), and cuts a
-turn into utterances at pauses, so that what is decoded stays short. A frame counts as speech when
-its probability reaches the threshold. Frames beside it count too, down to 0.15 below the threshold,
-and at most 0.3 s before it. Less than 96 ms is a click.
+Turns begin and end by the client's rule (`server_vad`, `semantic_vad` or none). Pauses cut a turn
+into utterances. A frame is speech if its probability reaches the threshold. Adjacent frames down to
+0.15 below the threshold count too, at most 0.3 s before it. Less than 96 ms is a click.
 """
 
 from __future__ import annotations
@@ -24,23 +23,21 @@ from router.live.turns import SessionEvents, Turn, Utterance, milliseconds
 from router.words import ends_sentence
 
 CUT_PAUSE = samples(0.5)  # a pause within a turn that ends an utterance
-# Silence after the speech that still belongs to the utterance. More could hold the beginning of a
-# word whose speech is not detected yet; that word belongs to the next utterance as a whole.
+# Silence after speech that belongs to the utterance. More could hold the beginning of a word of the
+# next utterance, which is not detected yet.
 TAIL = samples(0.3)
-LEAD = samples(0.3)  # audio before the speech with which an utterance begins
-# Seconds of silence that end a turn of `semantic_vad`: after a finished sentence, after any text.
+LEAD = samples(0.3)  # audio before the speech at which an utterance begins
+# Seconds of silence that end a turn of `semantic_vad`: after a complete sentence, after other text.
 SEMANTIC_S = {"high": (0.5, 2.0), "medium": (0.7, 4.0), "auto": (0.7, 4.0), "low": (1.0, 8.0)}
 USUAL_THRESHOLD = 0.5  # probability from which a VAD frame counts as speech
 RELEASE_BELOW = 0.15  # of the threshold
-LEAST_RUN = 3  # frames; less is a click
-MOST_UNSURE = 10  # frames below the threshold that may count before one that reaches it
+LEAST_RUN = 3  # frames; shorter speech is a click
+MOST_UNSURE = 10  # frames below the threshold that count before the first one that reaches it
 
 
 class TurnDetector:
-    """Finds one session's turns and utterances.
-
-    utterances: those that are not decoded to their end, in order; the session removes them.
-    turns: those that have not ended, or whose voice activity is missing up to their end.
+    """utterances: not yet decoded to their end, in order; the transcriber removes them.
+    turns: not ended, or voice activity is not known up to their end.
     """
 
     def __init__(self, config: LiveConfig, events: SessionEvents) -> None:
@@ -52,13 +49,13 @@ class TurnDetector:
         self.turns: list[Turn] = []
         self._n_turns = 0
         self._next_turn_from = 0  # earlier audio belongs to an earlier turn, or was cleared
-        self._undecoded_from = 0  # the same, without the silence that ended the last turn
+        self._undecoded_from = 0  # the same, but before the silence that ended the last turn
         self._appended = 0
 
     # -- what the client sends ---------------------------------------------------------------
 
     def configure(self, config: LiveConfig) -> None:
-        """Turn detection at once, all else for turns without text."""
+        """Turn detection changes at once, all else for turns without text."""
         self.config = config
         for one in self.turns:
             if not one.text and one.end is None:
@@ -76,12 +73,12 @@ class TurnDetector:
         self._appended += n_samples
 
     def commit(self) -> Turn | None:
-        """End the turn at the end of the audio so far. None if there is nothing to commit."""
+        """End the turn at the end of the audio. Return None if there is nothing to commit."""
         turn = self._open_turn
         if turn is None:
             unsure_from = self.detected_to if self._gate.run is None else self._gate.run
             if self._appended - max(unsure_from, self._next_turn_from) < LEAST_RUN * FRAME_SAMPLES:
-                return None  # that can be no word
+                return None  # too short for a word
             turn = self._begin_turn(self._padded(self.detected_to))
         elif self._appended <= turn.start:
             return None
@@ -92,7 +89,7 @@ class TurnDetector:
         return turn
 
     def clear(self) -> Turn | None:
-        """Drop the audio of the open turn. Returns the turn if it was announced."""
+        """Drop the audio of the open turn. Return the turn if it was announced."""
         turn = self._open_turn
         self._next_turn_from = self._undecoded_from = self._appended
         self._gate = SpeechGate()
@@ -103,7 +100,7 @@ class TurnDetector:
         turn.is_cleared = True
         turn.end = self._appended
         if not turn.is_announced:
-            self._n_turns -= 1  # it is the last one, and was not announced: its number is free
+            self._n_turns -= 1  # no event has named this number
             turn.span.end()
             return None
         return turn
@@ -195,7 +192,7 @@ class TurnDetector:
         turn.end = self._next_turn_from = end
         utterance = self._open_utterance(turn)
         last_speech_end = turn.last_speech_end if utterance is None else utterance.speech_end
-        tail = min(TAIL, (end - last_speech_end) // 2)  # a word may begin in the other half
+        tail = min(TAIL, (end - last_speech_end) // 2)  # a word may begin in the second half
         self._undecoded_from = max(turn.cut_at, last_speech_end + tail)
         self._events.emit(SpeechStopped(turn.number, milliseconds(end)))
         self._events.emit(TurnCommitted(turn.number))
@@ -209,7 +206,7 @@ class TurnDetector:
             self._finish_turn(self.turns[0], end)
 
     def _finish_turn(self, turn: Turn, decoded_to: int) -> None:
-        """Mark the last utterance. If all were decoded before, an empty one is added."""
+        """Mark the last utterance, or add an empty one if all are decoded."""
         self.turns.remove(turn)
         utterance = self._open_utterance(turn)
         if utterance is None:
@@ -225,13 +222,11 @@ class TurnDetector:
 
 class SpeechGate:
     def __init__(self) -> None:
-        self.run: int | None = None  # where the frames began that may be speech
-        self._sure = False  # whether one of them reached the threshold
+        self.run: int | None = None  # first sample of the frames that may be speech
+        self._sure = False  # one of these frames reached the threshold
 
     def step(self, probability: float, start: int, threshold: float) -> tuple[int, int] | None:
-        """The speech, (first, last) sample, that ends with the frame from sample `start` on, if
-        any.
-        """
+        """Return (first, last) sample of the speech that ends with the frame at sample `start`."""
         if probability < threshold - RELEASE_BELOW:
             self.run, self._sure = None, False
             return None
