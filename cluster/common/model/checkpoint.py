@@ -1,6 +1,6 @@
-"""A Whisper checkpoint in Hugging Face's layout: its configs and where its tensors are.
+"""Open a Whisper checkpoint in Hugging Face's layout: its configs, and where its tensors are.
 
-No torch: the router opens one for its tokenizer.
+Imports no torch, because the router opens checkpoints for their tokenizers.
 """
 
 from __future__ import annotations
@@ -30,7 +30,7 @@ N_FFT = 400  # samples, 25 ms
 
 @dataclass(frozen=True)
 class Checkpoint:
-    """`name` is what the user asked for; mappings are parsed files, empty where one is absent."""
+    """`name` is what the user asked for. A mapping is empty where its file is absent."""
 
     name: str
     path: Path
@@ -41,12 +41,12 @@ class Checkpoint:
 
     @cached_property
     def tensors(self) -> Mapping[str, TensorEntry]:
-        """Every tensor by its name without `model.`; raises CheckpointError."""
+        """All tensors by their names without `model.`. Raises CheckpointError."""
         return index_tensors(weight_files(self.path))
 
     @cached_property
     def fingerprint(self) -> str:
-        """Hex digest of shapes and weights, the same on every host that has this checkpoint."""
+        """A hex digest of shapes and weights, the same on every host that has the checkpoint."""
         digest = hashlib.sha256(repr(sorted(asdict(self.dims).items())).encode())
         digest.update(content_digest(self.tensors).encode())
         return digest.hexdigest()[:32]
@@ -56,11 +56,10 @@ class Checkpoint:
 
 
 def open_checkpoint(model: str, *, weights: bool = True) -> Checkpoint:
-    """Find `model` (download it when it is a Hub id), read and check its configs.
+    """Find `model`, download it if it is a Hub id, and read and check its configs.
 
-    model: "demo", a folder, openai/whisper's short name, or a Hub id, perhaps with `@revision`.
-    weights: False does not ask for the weight files. Raises CheckpointError, which says what is
-    missing or wrong, and where.
+    `model` is "demo", a folder, openai/whisper's short name, or a Hub id, perhaps with `@revision`.
+    Without `weights` the weight files are neither downloaded nor checked. Raises CheckpointError.
     """
     path = locate(model, weights)
     config = read_json(path / "config.json")
@@ -105,7 +104,6 @@ def _check_architecture(path: Path, config: Mapping[str, Any]) -> None:
 
 
 def _check_features(checkpoint: Checkpoint) -> None:
-    """The features are fixed: a file that asks for others would be transcribed wrongly."""
     expected = {
         "n_fft": N_FFT,
         "hop_length": HOP_LENGTH,

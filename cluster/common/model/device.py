@@ -1,4 +1,4 @@
-"""Resolve "auto" to a device and a dtype of this machine, once, at each role's start."""
+"""Choose the device, the dtype and the number of threads of a role when it starts."""
 
 from __future__ import annotations
 
@@ -8,12 +8,11 @@ from cluster.common.cores import usable_cores
 from cluster.common.errors import ConfigurationError
 from cluster.common.settings import Device, EncoderDType
 
-LEAST_BFLOAT16 = (8, 0)  # compute capability of a GPU that multiplies it: Ampere and later
-MOST_STEP = 8  # threads that read as fast as the memory gives
+LEAST_BFLOAT16 = (8, 0)  # compute capability of the first GPUs that multiply it, Ampere
+MOST_STEP = 8  # so many threads reach the memory's full bandwidth
 
 
 def resolve_device(device: Device) -> str:
-    """ "auto" takes the GPU where there is one. Raises ConfigurationError."""
     found = torch.cuda.is_available()
     if device == "auto":
         return "cuda" if found else "cpu"
@@ -26,13 +25,11 @@ def resolve_device(device: Device) -> str:
 
 
 def resolve_dtype(dtype: EncoderDType, device: str) -> str:
-    """What a role computes in: a key of `cluster.common.model.weights.TORCH_DTYPES`.
+    """Return the dtype that a role computes in, a key of `weights.TORCH_DTYPES`.
 
-    "auto" is bfloat16 where that is multiplied natively; elsewhere float16 on a GPU (T4, V100), and
-    float32 on a CPU.
-    "int8" and "float8" hold weights in 8 bits and compute between them as "auto" does.
-
-    Raises ConfigurationError where int8 was asked for on a GPU, or float8 on a CPU.
+    For "auto", "int8" and "float8" it is bfloat16 where the hardware multiplies that, otherwise
+    float16 on a GPU and float32 on a CPU. Raises ConfigurationError for "int8" on a GPU and for
+    "float8" on a CPU.
     """
     if dtype == "int8" and device != "cpu":
         raise ConfigurationError("dtype int8 is for CPUs: on a GPU take bfloat16 or float8")
@@ -47,7 +44,7 @@ def resolve_dtype(dtype: EncoderDType, device: str) -> str:
 
 
 def has_native_bfloat16() -> bool:
-    """By AVX512_BF16 or AMX; other CPUs convert, slower than float32."""
+    """Whether this CPU multiplies bfloat16; others convert it, which is slower than float32."""
     checks = (
         getattr(torch.cpu, name, None)
         for name in ("_is_avx512_bf16_supported", "_is_amx_tile_supported")
@@ -57,18 +54,13 @@ def has_native_bfloat16() -> bool:
 
 
 def use_threads(threads: int) -> None:
-    """Set torch's threads of this process; 0 takes every core that the process may use."""
     torch.set_num_threads(threads or usable_cores())
 
 
 def use_step_threads(threads: int) -> None:
-    """The same for a decoder's products by torch; 0 takes half of the cores.
-
-    Those of few rows are short: waking threads for each costs more than these save.
-    """
+    """Take half of the cores for 0: a decode step's products are too short for more threads."""
     use_threads(threads or max(1, usable_cores() // 2))
 
 
 def step_threads(threads: int) -> int:
-    """Threads of a compiled decode step; 0 takes every core, up to `MOST_STEP`."""
     return threads or min(usable_cores(), MOST_STEP)

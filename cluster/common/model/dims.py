@@ -1,8 +1,6 @@
-"""Shapes of a Whisper checkpoint, by its Hugging Face `config.json`, and all its tensors. No torch.
+"""The shapes of all tensors of a Whisper checkpoint, by its Hugging Face `config.json`. No torch.
 
-Each role asks for its own part of the tensors, so that an encoder never reads a decoder's weights;
-the cross-attention K and V projections are apart, because the encoder worker exports projected KV.
-Names are without the `model.` prefix that some files have.
+Each role loads only its own. Names are without the prefix `model.` that some files have.
 """
 
 from __future__ import annotations
@@ -16,7 +14,7 @@ from cluster.common.errors import CheckpointError
 
 @dataclass(frozen=True, slots=True)
 class ModelDims:
-    """Under openai/whisper's names; n_audio_ctx is 1500 (after the stride-2 convolution)."""
+    """Sizes under openai/whisper's names. n_audio_ctx is 1500, after the second convolution."""
 
     n_mels: int
     n_vocab: int
@@ -33,7 +31,6 @@ class ModelDims:
 
     @property
     def n_mel_frames(self) -> int:
-        """3000, two for each encoder position."""
         return 2 * self.n_audio_ctx
 
     @property
@@ -42,7 +39,7 @@ class ModelDims:
 
     @classmethod
     def from_config(cls, config: Mapping[str, Any]) -> ModelDims:
-        """Raises CheckpointError: a key is missing, or the sizes contradict each other."""
+        """Raises CheckpointError if a key is missing or the heads do not divide the width."""
         try:
             dims = cls(
                 n_mels=int(config["num_mel_bins"]),
@@ -94,7 +91,6 @@ def encoder_shapes(dims: ModelDims) -> dict[str, Shape]:
 
 
 def cross_kv_shapes(dims: ModelDims) -> dict[str, Shape]:
-    """Each decoder layer's projection of encoder states to cross-attention K and V."""
     d = dims.n_text_state
     shapes: dict[str, Shape] = {}
     for layer in range(dims.n_text_layer):

@@ -1,8 +1,7 @@
-"""How many of its positions an encoder computes for a window: all, or the audio's and some slack.
+"""Choose how many positions an encoder computes for a window: all, or the audio's and some slack.
 
-Whisper was trained on 30 s, so most of what it computes for a short clip is padding. A checkpoint
-that was tuned for it says so in `encoder_context.json`; for any other a person may turn it on. The
-length is a function of the window alone, so that no text depends on its neighbours.
+Most of a short clip's window is padding. A checkpoint that was tuned for fewer positions has a file
+`encoder_context.json`. The length depends on the window alone, not on others of its batch.
 """
 
 from __future__ import annotations
@@ -17,30 +16,30 @@ from cluster.common.model.tensor_files import read_json
 from cluster.common.settings import EncoderSettings
 
 FILE = "encoder_context.json"
-FULL = 0  # of a request: all positions that the checkpoint has
+FULL = 0  # stands for all positions of the checkpoint
 MEL_PER_POSITION = 2  # mel frames of 10 ms in a position of 20 ms
 SAMPLES_PER_POSITION = MEL_PER_POSITION * HOP_LENGTH
 
-# The lengths that there are below the full one, in positions: few, so that windows share batches
-# and a GPU has a graph for each; multiples of 64, which suit the products and attention kernels of
-# both devices; and close together where windows are short, so that rounding up costs at most a
-# quarter. All exceed a GPU's page (125), so that a page is a whole window or a part of each.
+# The lengths below the full one, in positions. They are few, so that windows share batches and a
+# GPU has a graph for each. They are multiples of 64, which suit the products and attention kernels
+# of both devices. Short ones lie close together, so that rounding up costs at most a quarter. All
+# exceed a GPU's page (125), so that every window fills at least one page.
 LENGTHS = (128, 192, 256, 320, 384, 448, 512, 640, 768, 896, 1024, 1280)
 
-# For weights that nobody tuned: word error rates rise with less slack and with longer content.
+# For weights that were not tuned: less slack or longer content makes more word errors.
 UNTUNED_SLACK = 128
 UNTUNED_MAX_CONTENT_S = 8.0
 
 
 @dataclass(frozen=True, slots=True)
 class EncoderContext:
-    """slack: positions of 20 ms behind the content, at least; longer content gets all positions."""
+    """`slack` is the least number of positions (20 ms each) after the content."""
 
     slack: int = UNTUNED_SLACK
     max_content_s: float = UNTUNED_MAX_CONTENT_S
 
     def positions_for(self, content_frames: int, n_audio_ctx: int) -> int:
-        """One of `LENGTHS`, or FULL (0), for so many mel frames that are audio and not padding.
+        """Return one of `LENGTHS`, or FULL, for a window with so many mel frames of audio.
 
         Example: 5 s are 500 mel frames or 250 positions; with a slack of 64 that makes 314, and the
         next length is 320.
@@ -51,7 +50,6 @@ class EncoderContext:
         return next((n for n in LENGTHS if least <= n < n_audio_ctx), FULL)
 
     def lengths(self, n_audio_ctx: int) -> tuple[int, ...]:
-        """All that `positions_for` gives below the full length, the shortest first."""
         contents = range(round(self.max_content_s * FRAMES_PER_S) + 1)
         found = {self.positions_for(frames, n_audio_ctx) for frames in contents}
         return tuple(sorted(found - {FULL}))
@@ -62,9 +60,8 @@ def positions_of(content_frames: int) -> int:
 
 
 def read_context(folder: Path) -> EncoderContext | None:
-    """What a checkpoint was tuned for: {"slack": 64, "max_content_s": 30.0}; None without a file.
-
-    Raises CheckpointError where the file is not like that.
+    """Read what a checkpoint was tuned for, {"slack": 64, "max_content_s": 30.0}; None without the
+    file. Raises CheckpointError if the file is malformed.
     """
     if (content := read_json(file := folder / FILE)) is None:
         return None
@@ -82,7 +79,7 @@ def read_context(folder: Path) -> EncoderContext | None:
 
 
 def chosen_context(checkpoint: Checkpoint, settings: EncoderSettings) -> EncoderContext | None:
-    """None where every window gets all positions; raises as `read_context`."""
+    """Return None if every window gets all positions. Raises as `read_context` does."""
     if settings.context == "full":
         return None
     declared = read_context(checkpoint.path)
@@ -96,7 +93,7 @@ def chosen_context(checkpoint: Checkpoint, settings: EncoderSettings) -> Encoder
 
 
 def unused_settings(settings: EncoderSettings, rule: EncoderContext | None) -> tuple[str, ...]:
-    """Settings of trimmed windows that were given where `chosen_context` trims none, by name."""
+    """Return the names of settings of trimmed windows that were given but have no effect."""
     if rule is not None or settings.context == "full":  # `full` takes them back on purpose
         return ()
     given = {"context_slack": settings.context_slack, "context_max_s": settings.context_max_s}

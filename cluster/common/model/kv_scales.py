@@ -1,14 +1,12 @@
-"""By how much cross-attention K and V are divided where they are stored in 8 bits.
+"""Scales by which cross-attention K and V are divided before they are stored in 8 bits.
 
-float8_e4m3fn reaches from 2^-9 to 448; what lies beyond is lost. A scale for each layer's V and for
-each head of its K brings what the projections can give into that range. It follows from the weights
-alone: the projections read the encoder's last norm, whose rows have a length of at most sqrt(d)
-before its weight and bias, so no audio and no shorter context can give more than the bound below.
-Nothing is calibrated on recordings, and nothing of it travels: both roles know the checkpoint.
+A scale for each layer's V and for each head of its K brings every possible value into the range of
+float8_e4m3fn, 2^-9 to 448. The scales follow from the weights alone: the projections read the
+encoder's last norm, whose rows have a length of at most sqrt(d) before its weight and bias.
 
-The scales are powers of two and go into the weights on both sides, which changes no bit of these: K
-and V are projected smaller, the queries and the output projection larger. So no kernel knows of
-them. V has one scale a layer, so that the output projection keeps its proportions in int8.
+The scales are powers of two and go into the weights on both sides, which is exact: K and V are
+projected smaller, the queries and the output projection larger. Kernels know nothing of them. V has
+one scale a layer, so that the output projection keeps its proportions in int8.
 """
 
 from __future__ import annotations
@@ -31,13 +29,13 @@ NORM = "encoder.layer_norm"
 
 @dataclass(frozen=True, slots=True)
 class KVScales:
-    """What is stored, times these powers of two, is K and V: float32 [L, H] and [L]."""
+    """K and V are what is stored, times these powers of two: float32 [L, H] and [L]."""
 
     keys: Tensor
     values: Tensor
 
     def shrink(self, layer: int, name: str, projection: Linear) -> Linear:
-        """The projection of a layer's K or V ("k_proj", "v_proj") as it is stored."""
+        """Return the projection to K or V ("k_proj", "v_proj") that gives the values to store."""
         if name == "v_proj":
             scale = self.values[layer].expand(len(projection.weight))
         else:
@@ -47,7 +45,7 @@ class KVScales:
         return replace(projection, weight=projection.weight / scale[:, None], bias=bias)
 
     def grow(self, tensors: Mapping[str, Tensor]) -> dict[str, Tensor]:
-        """A decoder's tensors, with queries and outputs for K and V as they are stored."""
+        """Return a decoder's tensors with query and output projections that undo the scales."""
         grown = dict(tensors)
         for layer in range(len(self.values)):
             prefix = f"decoder.layers.{layer}.encoder_attn"
@@ -65,7 +63,7 @@ class KVScales:
 
 
 def kv_scales(checkpoint: Checkpoint, stored_in: torch.dtype) -> KVScales | None:
-    """Of a checkpoint's K and V in that dtype; None where it needs none. Raises CheckpointError."""
+    """Return None for a dtype that needs no scales. Raises CheckpointError."""
     if stored_in is not torch.float8_e4m3fn:
         return None
     dims, most = checkpoint.dims, torch.finfo(stored_in).max
@@ -76,7 +74,7 @@ def kv_scales(checkpoint: Checkpoint, stored_in: torch.dtype) -> KVScales | None
     for layer in range(dims.n_text_layer):
         prefix = f"decoder.layers.{layer}.encoder_attn"
         own = {k: v for k, v in cross_kv_shapes(dims).items() if k.startswith(f"{prefix}.")}
-        tensors = load_tensors(checkpoint, own)  # a layer at a time: in all they are large
+        tensors = load_tensors(checkpoint, own)  # a layer at a time, to save memory
         k, v = (_bound(tensors, f"{prefix}.{name}", weight, bias) for name in ("k_proj", "v_proj"))
         keys.append(k.view(dims.n_text_head, -1).amax(1))
         values.append(v.amax())
@@ -84,7 +82,7 @@ def kv_scales(checkpoint: Checkpoint, stored_in: torch.dtype) -> KVScales | None
 
 
 def _bound(tensors: Mapping[str, Tensor], name: str, weight: Tensor, bias: Tensor) -> Tensor:
-    """The largest magnitude of each output: of W (weight * z + bias) + b, for |z| = sqrt(d)."""
+    """Bound the magnitude of each output of W (weight * z + bias) + b over all |z| = sqrt(d)."""
     linear = Linear.load(tensors, name)
     centre = linear.weight @ bias
     if linear.bias is not None:
@@ -95,5 +93,4 @@ def _bound(tensors: Mapping[str, Tensor], name: str, weight: Tensor, bias: Tenso
 
 
 def _scale(least: Tensor) -> Tensor:
-    """The next power of two; 1 for what is 0 whatever is heard."""
     return torch.where(least > 0, torch.exp2(torch.ceil(torch.log2(MARGIN * least))), 1.0)

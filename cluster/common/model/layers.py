@@ -1,11 +1,9 @@
-"""The layers that encoder and decoder share, as frozen weights with a call; `load` takes HF's
-names.
+"""The layers that encoder and decoder share: frozen weights with a call.
 
-Plain dataclasses instead of `nn.Module`: nothing here trains, and a captured graph or a compiler
-sees only tensors. `packer` chooses once, at load, what each matrix product becomes: as it is (the
-reference, and what a GPU runs), packed for this CPU, or in int8. On a CPU oneDNN's own weight
-layout takes 0.4 of the time of torch's default in float32 on AMD, and half of it in bfloat16 for
-the few rows of a decode step; and it rounds once, after activation or residual.
+`packer` chooses at load what each matrix product becomes: weights as they are (the reference, and
+on a GPU), oneDNN's layout for this CPU, or int8. oneDNN's layout takes 0.4 of the time of torch's
+default in float32 on AMD and half of it in bfloat16 for a decode step's few rows. It rounds once,
+after the activation or the residual.
 """
 
 from __future__ import annotations
@@ -20,23 +18,23 @@ from torch import Tensor
 from torch.nn import functional as F
 
 MIDDLE = 128  # zero of int8 rows that are held as uint8
-MOST = 127  # of 8 bits with a sign
-LEAST_SCALE = 1e-12  # of a row: one of zeros has this
+MOST = 127  # the largest int8
+LEAST_SCALE = 1e-12  # the scale of a row of zeros
 # An x86 CPU without VNNI adds two products of a row and a weight in 16 bits, where 2 * 255 * 127
 # does not fit and 2 * 255 * 63 does.
 MOST_WITHOUT_VNNI = 63
 
 
 class Projection(Protocol):
-    """A product with frozen weights [n_out, n_in]; x [..., n_in], results [..., n_out]."""
+    """A matrix product with frozen weights [n_out, n_in]: x [..., n_in] to [..., n_out]."""
 
     def __call__(self, x: Tensor) -> Tensor: ...
 
     def gelu(self, x: Tensor) -> Tensor:
-        """The same through GELU (exact, by the error function)."""
+        """Return GELU of the product (exact, by the error function)."""
 
     def add_to(self, residual: Tensor, x: Tensor) -> Tensor:
-        """residual + the product, in the residual's dtype; a new tensor."""
+        """Return residual + product, a new tensor of the residual's dtype."""
 
 
 @dataclass(frozen=True, slots=True)
@@ -52,7 +50,7 @@ class Linear:
 
     @classmethod
     def fused(cls, parts: Sequence[Linear]) -> Linear:
-        """One product for all `parts`, outputs side by side; a missing bias (Whisper's K) is 0."""
+        """Concatenate the outputs of `parts`. A missing bias (Whisper's K) becomes 0."""
         weight = torch.cat([part.weight for part in parts])
         if all(part.bias is None for part in parts):
             return cls(weight, None)
@@ -80,16 +78,13 @@ def as_it_is(linear: Linear) -> Projection:
 
 
 def as_loaded(projection: Projection) -> Linear:
-    """A product that `as_it_is` kept, as a GPU's are: for kernels that need its weights."""
+    """Return a product's weights on a GPU, where `as_it_is` kept them."""
     assert isinstance(projection, Linear)
     return projection
 
 
 def packer(device: torch.device | str, dtype: torch.dtype, *, int8: bool = False) -> Pack:
-    """How a role on `device` prepares its products.
-
-    int8: weights in 8 bits, a scale for each output; rows are quantised as they come. CPU only.
-    """
+    """Choose how a role on `device` prepares its products. `int8` has an effect on a CPU only."""
     on_cpu = torch.device(device).type == "cpu"
     if not on_cpu or not torch.backends.mkldnn.is_available():  # type: ignore[no-untyped-call]
         return as_it_is
@@ -126,9 +121,8 @@ class PackedLinear:
 
 @dataclass(frozen=True, slots=True)
 class DynamicInt8:
-    """int8 weights and activations, multiplied as integers; a scale for each output and each row.
-
-    Weights have 7 bits on CPUs where 8 would saturate, and oneDNN's layout (opaque).
+    """Integer products of int8 weights, with a scale for each output, and int8 rows, with a scale
+    for each. Weights have oneDNN's layout (opaque), and 7 bits on CPUs whose sums 8 would saturate.
     """
 
     weight: Tensor
@@ -152,11 +146,10 @@ class DynamicInt8:
         return out.view(*x.shape[:-1], -1)
 
     def unscaled(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """The product of rows uint8 [n, n_in], their zero at MIDDLE, without their scales and the
-        bias.
+        """Multiply rows uint8 [n, n_in], whose zero is MIDDLE, by the scaled weights.
 
-        [n, n_out] in `dtype`, times the weights' scale. One scale for all rows, here 1, is all that
-        oneDNN's call knows, so the rows' own come after it.
+        Returns [n, n_out] in `dtype`, without the bias and the rows' scales: oneDNN's call takes
+        one scale for all rows.
         """
         found: Tensor = torch.ops.onednn.qlinear_pointwise(
             *(rows, 1.0, MIDDLE, self.weight, self.scale, self.zeros, None),
@@ -172,13 +165,12 @@ class DynamicInt8:
 
 
 def quantize_rows(x: Tensor, most: int = MOST) -> tuple[Tensor, Tensor]:
-    """Each row of x [n, m] in -most..most with its own scale: int8 [n, m], float32 [n]."""
+    """Scale each row of x [n, m] into -most..most. Returns int8 [n, m] and scales, float32 [n]."""
     scale = (x.abs().amax(-1).float() / most).clamp_(min=LEAST_SCALE)
     return (x * scale.reciprocal()[:, None]).round_().to(torch.int8), scale
 
 
 def _most_of_weights() -> int:
-    """The largest integer that this CPU multiplies without saturating its sums."""
     on_x86 = platform.machine() in ("x86_64", "AMD64")
     has_vnni = getattr(torch.cpu, "_is_vnni_supported", None)
     return MOST_WITHOUT_VNNI if on_x86 and not (has_vnni and has_vnni()) else MOST
@@ -200,19 +192,18 @@ LAYER_NORM_EPS = 1e-5
 
 
 def stream_dtype(device: torch.device | str, dtype: torch.dtype) -> torch.dtype:
-    """Of the residual stream, to which every layer adds, in a model that computes in `dtype`.
+    """Return the dtype of the residual stream in a model that computes in `dtype`.
 
-    On a CPU float32: its sums cost little there, and rounding each of them to bfloat16 is most of
-    what bfloat16 changes. On a GPU `dtype`: float32 streams would be read and written through all
-    layers, and emulated they gain nothing once the logits are summed in float32: +0.03 points of
-    word error rate of 500 utterances without them, +0.00 to +0.16 with them.
+    On a CPU it is float32: sums cost little there, and rounding them makes most of bfloat16's
+    error. On a GPU it is `dtype`: float32 costs bandwidth in every layer and did not lower the word
+    error rate of 500 utterances.
     """
     return torch.float32 if torch.device(device).type == "cpu" else dtype
 
 
 @dataclass(frozen=True, slots=True)
 class LayerNorm:
-    """weight, bias [n], in the residual stream's dtype; what comes out is in `dtype`."""
+    """weight and bias [n] have the residual stream's dtype, results have `dtype`."""
 
     weight: Tensor
     bias: Tensor
@@ -226,21 +217,17 @@ class LayerNorm:
 
     @property
     def arrays(self) -> tuple[Any, Any]:
-        """NumPy arrays on the same memory; of a CPU."""
         return self.weight.numpy(), self.bias.numpy()
 
     def __call__(self, x: Tensor) -> Tensor:
         return self.unrounded(x).to(self.dtype)
 
     def unrounded(self, x: Tensor) -> Tensor:
-        """The same in the residual stream's dtype."""
         return F.layer_norm(x, self.weight.shape, self.weight, self.bias, LAYER_NORM_EPS)
 
 
 @dataclass(frozen=True, slots=True)
 class MLP:
-    """The feed-forward half of a layer, with its norm in front and its residual behind."""
-
     norm: LayerNorm
     fc1: Projection
     fc2: Projection
@@ -258,6 +245,6 @@ class MLP:
 
 
 def load_qkv(tensors: Mapping[str, Tensor], prefix: str, pack: Pack = as_it_is) -> Projection:
-    """The fused projection of one self-attention: [3 * d, d], order q, k, v."""
+    """Load the fused projection of one self-attention, [3 * d, d] in the order q, k, v."""
     names = ("q_proj", "k_proj", "v_proj")
     return pack(Linear.fused([Linear.load(tensors, f"{prefix}.{name}") for name in names]))

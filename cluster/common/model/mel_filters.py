@@ -1,8 +1,7 @@
-"""Whisper's mel filters, made by librosa. No torch, so that the router can use it.
+"""Whisper's mel filters. No torch, so that the router can use them.
 
-`python -m cluster.common.model.mel_filters` writes the file beside this module, which holds the
-filters of every published number of bins. Reading it takes a hundredth of the second that importing
-librosa takes, and 2 MB instead of 79 MB of each audio worker's memory.
+Filters of the published numbers of bins are in a file beside this module, which `python -m
+cluster.common.model.mel_filters` writes: importing librosa takes a second and 77 MB.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ _FILE = Path(__file__).with_suffix(".npz")
 
 
 def mel_filters(n_mels: int) -> NDArray[np.float32]:
-    """Triangles over the bins of an STFT, float32 [n_mels, 201], each of the same area.
+    """Return triangles of equal area over the bins of an STFT, float32 [n_mels, 201].
 
-    Where `n_mels` may be none of `PUBLISHED`, call `ensure_jit_cache` first: librosa imports numba.
+    Call `ensure_jit_cache` first if `n_mels` may not be in `PUBLISHED`: librosa imports numba.
     """
     if n_mels not in PUBLISHED:
         return make_mel_filters(n_mels)
@@ -32,7 +31,6 @@ def mel_filters(n_mels: int) -> NDArray[np.float32]:
 
 
 def make_mel_filters(n_mels: int) -> NDArray[np.float32]:
-    """As `mel_filters`, computed by librosa on Slaney's scale."""
     import librosa  # slow to import, and hardly ever needed
 
     filters: NDArray[np.float32] = librosa.filters.mel(sr=SAMPLE_RATE, n_fft=N_FFT, n_mels=n_mels)

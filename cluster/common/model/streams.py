@@ -1,8 +1,8 @@
-"""CUDA's streams, events and graphs of a role, and nothing at all on a CPU.
+"""CUDA's streams, events and graphs of a role; on a CPU most functions do nothing.
 
 Each role computes on a stream of its own, never on the default one, so that both can share a GPU
-within one process, where the decoder's short kernels go first. All that orders work on a GPU is
-asked for here, so that a test can put a simulated GPU in CUDA's place (`replaced_by`).
+within one process; the decoder's short kernels have priority. A test can replace CUDA by a
+simulated GPU (`replaced_by`), because all code gets streams, events and graphs here.
 """
 
 from __future__ import annotations
@@ -14,8 +14,8 @@ from typing import Any
 import torch
 from torch import Tensor
 
-ENCODE_PRIORITY = 0  # CUDA's lowest; smaller goes first
-PROJECT_PRIORITY = 0  # of states into KV, beside decode steps
+ENCODE_PRIORITY = 0  # CUDA's lowest; a smaller number runs first
+PROJECT_PRIORITY = 0  # of encoder states to KV, beside decode steps
 DECODE_PRIORITY = -1
 
 WARM_UPS = 2  # runs before a capture
@@ -47,7 +47,7 @@ class CudaRuntime:
 
     def capture(self, body: Body, memory: Any) -> Body:
         graph = torch.cuda.CUDAGraph()
-        # Other threads of the process, of the other role, may do with CUDA what they like.
+        # Threads of the other role may use CUDA during the capture.
         with torch.cuda.graph(
             graph,
             pool=memory,
@@ -63,7 +63,7 @@ _runtime = CudaRuntime()
 
 @contextmanager
 def replaced_by(runtime: CudaRuntime) -> Iterator[None]:
-    """While open, every thread's streams, events and graphs are those of `runtime`. For tests."""
+    """Replace CUDA by `runtime` in all threads while the context is open. For tests."""
     global _runtime
     before, _runtime = _runtime, runtime
     try:
@@ -78,27 +78,26 @@ def new_stream(device: torch.device | str, priority: int = 0) -> torch.cuda.Stre
 
 
 def new_event(blocking: bool = False) -> torch.cuda.Event:
-    """blocking: who waits for it sleeps instead of spinning."""
+    """With `blocking`, a thread that waits for the event sleeps instead of spinning."""
     return _runtime.new_event(blocking)
 
 
 def has_come(event: torch.cuda.Event) -> bool:
-    """Whether the device has come to where an event was recorded; does not wait."""
+    """Whether the device has reached the event; does not wait."""
     return bool(event.query())  # type: ignore[no-untyped-call]
 
 
 def on_stream(stream: torch.cuda.Stream | None) -> AbstractContextManager[Any]:
-    """While open, this thread's work goes to `stream`; does nothing for None."""
     return nullcontext() if stream is None else _runtime.on_stream(stream)
 
 
 def default_stream(device: torch.device | None = None) -> torch.cuda.Stream:
-    """Where the work of threads goes that chose no stream: weights are loaded there."""
+    """Return the stream of threads that chose none, on which weights are loaded."""
     return _runtime.default_stream(device)
 
 
 def synchronize(device: torch.device | str) -> None:
-    """Wait for all that was launched on `device`, on any stream; nothing on a CPU."""
+    """Wait for all work on `device`, on every stream. Does nothing on a CPU."""
     device = torch.device(device)
     if device.type == "cuda":
         _runtime.synchronize(device)
@@ -109,28 +108,28 @@ def pinned(values: Sequence[float], dtype: torch.dtype) -> Tensor:
 
 
 def upload(values: Sequence[float], dtype: torch.dtype, device: torch.device) -> Tensor:
-    """A tensor of `values` on `device`; to a GPU from pinned memory, without waiting for it."""
+    """Copy values to `device`; to a GPU from pinned memory, without waiting for the copy."""
     if device.type == "cpu":
         return torch.tensor(values, dtype=dtype)
     return pinned(values, dtype).to(device, non_blocking=True)
 
 
 def new_graph_memory() -> Any:
-    """For graphs of which never two run at once, and none reads what another left."""
+    """Return memory for graphs that never run at once and never read each other's results."""
     return _runtime.new_graph_memory()
 
 
 def warm_up(body: Body) -> None:
-    """Run what is to be captured, so that libraries load, compile and allocate before."""
+    """Run `body` before its capture, so that libraries load, compile and allocate."""
     for _ in range(WARM_UPS):
         body()
 
 
 def capture(body: Body, memory: Any) -> Body:
-    """A CUDA graph of `body` on the current stream, not the default one: what replays it.
+    """Capture `body` as a CUDA graph on the current stream, and return what replays it.
 
-    It may only launch work for the device on tensors that stay where they are: no copy from or to
-    the host, no shape that depends on values, no wait, and nothing that it allocates may be read
-    once it has returned. memory: from `new_graph_memory`.
+    The current stream must not be the default one. `body` may only launch work on tensors that stay
+    where they are: no copy from or to the host, no shape that depends on values, no wait. Nothing
+    that it allocates may be read once it has returned. `memory` comes from `new_graph_memory`.
     """
     return _runtime.capture(body, memory)

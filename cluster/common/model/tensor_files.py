@@ -1,8 +1,6 @@
-"""Where a checkpoint's files are, and the tensors in them: which file holds which, their shapes.
+"""Find a checkpoint's files, and index the tensors in them.
 
-A checkpoint is the bundled one, a local folder, or a Hub id's snapshot. Reads only headers (and,
-for the fingerprint, a few bytes of each tensor). Takes one file or shards with an index, and names
-with or without `model.` in front.
+Only headers are read and, for the fingerprint, a few bytes of each tensor.
 """
 
 from __future__ import annotations
@@ -28,7 +26,7 @@ _SAMPLE_BYTES = 64
 
 @dataclass(frozen=True, slots=True)
 class TensorEntry:
-    """`key` is its name inside `file`, `offset` its first byte there."""
+    """`key` is the name inside `file`, and `offset` the first byte of the data there."""
 
     file: Path
     key: str
@@ -39,7 +37,7 @@ class TensorEntry:
 
 
 def weight_files(folder: Path) -> tuple[Path, ...]:
-    """The safetensors files of a folder; CheckpointError where there are none, or not all."""
+    """Return the folder's safetensors files. Raises CheckpointError if one or all are missing."""
     if (folder / SINGLE_FILE).is_file():
         return (folder / SINGLE_FILE,)
     if (folder / INDEX_FILE).is_file():
@@ -69,9 +67,9 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def index_tensors(files: tuple[Path, ...]) -> dict[str, TensorEntry]:
-    """All tensors by name (without `model.`); CheckpointError where a file is cut, or another kind.
+    """Index all tensors by name (without `model.`). Raises CheckpointError for a malformed file.
 
-    A file that keeps only the output projection of the tied pair gives it under both names.
+    If the files have only the output projection of the tied pair, it gets both names.
     """
     entries: dict[str, TensorEntry] = {}
     for file in files:
@@ -83,10 +81,7 @@ def index_tensors(files: tuple[Path, ...]) -> dict[str, TensorEntry]:
 
 
 def content_digest(entries: Mapping[str, TensorEntry]) -> str:
-    """Hex digest over names, types, shapes and a sample of each tensor's bytes.
-
-    It does not depend on where the files lie, nor on how they are sharded.
-    """
+    """Return a hex digest of names, types, shapes and samples, however the files are sharded."""
     digest = hashlib.sha256()
     streams = {file: file.open("rb") for file in {entry.file for entry in entries.values()}}
     try:
@@ -102,7 +97,7 @@ def content_digest(entries: Mapping[str, TensorEntry]) -> str:
 
 
 def read_json(file: Path) -> dict[str, Any] | None:
-    """The object in a checkpoint's file; None where there is none. Raises CheckpointError."""
+    """Return the file's JSON object, or None without the file. Raises CheckpointError."""
     try:
         content = json.loads(file.read_text(encoding="utf-8"))
     except FileNotFoundError:
@@ -167,10 +162,8 @@ _HUB_ID = re.compile(r"[A-Za-z0-9][\w.-]*(/[A-Za-z0-9][\w.-]*)?(@[\w./-]+)?")
 
 
 def locate(model: str, weights: bool) -> Path:
-    """The local folder that holds `model` (as in `open_checkpoint`), downloaded when it is a Hub
-    id.
-
-    weights: False leaves the weight files out of a download. Raises CheckpointError.
+    """Return the local folder of `model` (see `open_checkpoint`), downloaded if it is a Hub id.
+    Without `weights` the download leaves out the weight files. Raises CheckpointError.
     """
     if model == BUNDLED_MODEL:
         if not (BUNDLED_FOLDER / "config.json").is_file():

@@ -1,7 +1,4 @@
-"""Load the tensors that a role asks for, checked against the architecture's table.
-
-One by one through a memory map, so a role never holds what it does not use.
-"""
+"""Load the tensors that a role asks for, one by one through a memory map."""
 
 from __future__ import annotations
 
@@ -29,10 +26,7 @@ def load_tensors(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> dict[str, torch.Tensor]:
-    """The tensors named in `shapes` by name, contiguous, converted to `dtype`, on `device`.
-
-    Raises CheckpointError, which names those that are missing or whose shape is another.
-    """
+    """Raises CheckpointError, which names tensors that are missing or have another shape."""
     _check_tensors(checkpoint, shapes)
     by_file: dict[str, list[str]] = defaultdict(list)
     for name in shapes:
@@ -67,7 +61,7 @@ def _check_tensors(checkpoint: Checkpoint, shapes: Mapping[str, Shape]) -> None:
 
 
 def output_projection(checkpoint: Checkpoint) -> str:
-    """Name of the tensor that turns decoder states into logits, [n_vocab, n_text_state].
+    """Return the name of the tensor [n_vocab, n_text_state] that turns states into logits.
 
     It is the token embedding, unless the configuration says that the two are not tied.
     """

@@ -1,6 +1,6 @@
-"""Whisper's languages: code to English name, and what people call them besides. No torch.
+"""Whisper's language codes with their English names and aliases. No torch.
 
-The order is that of the model's language tokens; checkpoints before large-v3 lack Cantonese.
+The order is that of the model's language tokens. Checkpoints before large-v3 lack Cantonese.
 """
 
 from __future__ import annotations
@@ -42,9 +42,8 @@ _CODES = {name: code for code, name in LANGUAGES.items()} | _BASES
 
 
 def language_code(text: str) -> str | None:
-    """Whisper's code for a code or an English name in any case; None when there is none.
-
-    A region is dropped: "en-US" and "pt_BR" are "en" and "pt".
+    """Return Whisper's code for a code or an English name in any case, or None if there is none. A
+    region is dropped: "en-US" and "pt_BR" are "en" and "pt".
     """
     wanted = text.strip().lower()
     base = wanted.replace("_", "-").partition("-")[0]
@@ -52,5 +51,4 @@ def language_code(text: str) -> str | None:
 
 
 def language_name(code: str) -> str:
-    """In lower case as OpenAI's API gives it; the code itself if unknown."""
     return LANGUAGES.get(code, code)

@@ -1,4 +1,4 @@
-"""Whether an attempt at a window stands, and whether it holds speech: openai/whisper's rules."""
+"""openai/whisper's rules for decoding a window again and for taking it as silence."""
 
 from __future__ import annotations
 
@@ -8,7 +8,6 @@ from cluster.common.messages import QualityGates
 
 
 def compression_ratio(text: str) -> float:
-    """UTF-8 bytes over zlib bytes: high for text that repeats itself."""
     encoded = text.encode()
     return len(encoded) / len(zlib.compress(encoded))
 
@@ -30,7 +29,7 @@ def is_unsure(gates: QualityGates, avg_logprob: float) -> bool:
 
 
 def is_silence(gates: QualityGates, avg_logprob: float, no_speech_prob: float) -> bool:
-    """The model says so and is not sure of its text."""
+    """Whether the model hears no speech and is not sure of its text."""
     if gates.no_speech_prob is None or no_speech_prob <= gates.no_speech_prob:
         return False
     return gates.avg_logprob is None or avg_logprob <= gates.avg_logprob

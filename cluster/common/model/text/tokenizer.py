@@ -1,10 +1,9 @@
 """Whisper's tokenizer: text to ids and back, and the ids that steer a decode. No torch.
 
-Every id comes from the checkpoint's files: vocabularies differ (51864 to 51866 published, the
-bundled one is far smaller), and so does every special id. Which tokens a decode may never sample
-comes from the checkpoint's lists, else from openai/whisper's rule (`tokenizer.py`): symbols that
-annotate, such as brackets and musical notes, where they are one token, alone or after a space; of a
-musical note the first token is, however many it takes.
+All ids come from the checkpoint's files, since vocabularies differ. A checkpoint without a list of
+tokens that are never sampled gets openai/whisper's (`tokenizer.py`): symbols of annotations, such
+as brackets, where they are one token, alone or after a space, and the first token of each musical
+note.
 """
 
 from __future__ import annotations
@@ -39,7 +38,6 @@ class SpecialTokens:
 
     @property
     def timestamp_end(self) -> int:
-        """The last timestamp's id, 30.00 s."""
         return self.timestamp_begin + self.n_timestamps - 1
 
 
@@ -47,10 +45,9 @@ class SpecialTokens:
 class WhisperTokenizer:
     """Encodes and decodes text, and builds start sequences.
 
-    is_multilingual: False for `.en` checkpoints, whose start sequence has neither language nor
-    task. languages: codes that a request may name: the generation config's, else all that have a
-    token. suppress_tokens: ids that no step may sample; begin_suppress_tokens: not the first one.
-    n_vocab: rows of the token embedding (ids above the vocabulary are padding).
+    `.en` checkpoints are not multilingual: their start sequences have neither language nor task. A
+    request may name one of `languages`. No step samples `suppress_tokens`, and the first step no
+    `begin_suppress_tokens`. `n_vocab` counts rows of the token embedding, padding included.
     """
 
     special: SpecialTokens
@@ -64,7 +61,7 @@ class WhisperTokenizer:
 
     @classmethod
     def from_checkpoint(cls, checkpoint: Checkpoint) -> WhisperTokenizer:
-        """Raises CheckpointError: no tokenizer files, or a token that Whisper needs is missing."""
+        """Raises CheckpointError if tokenizer files or a token that Whisper needs are missing."""
         vocabulary = read_vocabulary(checkpoint.path)
         special = _special_tokens(checkpoint, vocabulary)
         is_multilingual = _is_multilingual(checkpoint, special)
@@ -81,10 +78,10 @@ class WhisperTokenizer:
         )
 
     def sot_sequence(self, language: str, task: Task, timestamps: bool) -> tuple[int, ...]:
-        """Tokens that begin a decode, for example `<|sot|> <|en|> <|transcribe|>`.
+        """Return the tokens that begin a decode, for example `<|sot|> <|en|> <|transcribe|>`.
 
         English-only checkpoints take `<|sot|>` alone. Without timestamps, `<|notimestamps|>` ends
-        the sequence. Raises UnsupportedValueError: the checkpoint has no such language or task.
+        the sequence. Raises UnsupportedValueError if the checkpoint lacks the language or task.
         """
         tokens = [self.special.sot]
         if self.is_multilingual:
@@ -110,7 +107,6 @@ class WhisperTokenizer:
             ) from None
 
     def language_of(self, token: int) -> str | None:
-        """None for any other token."""
         found = (code for code, own in self.special.languages.items() if own == token)
         return next(found, None)
 
@@ -118,17 +114,17 @@ class WhisperTokenizer:
         return self.special.timestamp_begin <= token <= self.special.timestamp_end
 
     def encode(self, text: str) -> list[int]:
-        """What looks like a special token in it is text as well."""
+        """Encode text; names of special tokens in it are text as well."""
         return self._vocabulary.encode(text)
 
     def decode(self, tokens: Sequence[int]) -> str:
-        """Special and timestamp tokens are skipped; an incomplete character becomes U+FFFD."""
+        """Skip special tokens and timestamps; an incomplete character becomes U+FFFD."""
         return self.decode_bytes(tokens).decode("utf-8", errors="replace")
 
     def decode_with_names(self, tokens: Sequence[int]) -> str:
-        """As `decode`, with special tokens by name, such as `<|en|>`; timestamps are skipped.
+        """Decode with special tokens by name, such as `<|en|>`; timestamps are skipped.
 
-        openai/whisper measures the compression of this text: a model in despair samples names.
+        openai/whisper measures the compression ratio of this text: a failing model samples names.
         """
         pieces, begin = self._vocabulary.pieces, self.special.timestamp_begin
         if all(token >= begin or token in pieces for token in tokens):
@@ -143,7 +139,7 @@ class WhisperTokenizer:
         return b"".join(parts).decode("utf-8", errors="replace")
 
     def decode_bytes(self, tokens: Sequence[int]) -> bytes:
-        """Perhaps ending inside a character."""
+        """Return UTF-8, which may end inside a character."""
         pieces = self._vocabulary.pieces
         return b"".join([pieces.get(token, b"") for token in tokens])
 
@@ -191,7 +187,6 @@ def _languages(checkpoint: Checkpoint, vocabulary: Vocabulary) -> dict[str, int]
 
 
 def _is_multilingual(checkpoint: Checkpoint, special: SpecialTokens) -> bool:
-    """What the generation config says; where it is silent, what the older configs imply."""
     said = checkpoint.generation_config.get("is_multilingual")
     if isinstance(said, bool):
         return said
@@ -225,7 +220,7 @@ _NON_SPEECH = -1  # in a list: stands for the symbols
 
 
 def _suppress_tokens(checkpoint: Checkpoint, vocabulary: Vocabulary) -> tuple[int, ...]:
-    """Ascending; an explicit list of the checkpoint is taken as it is, an empty one too."""
+    """Return ascending ids; a list of the checkpoint is used as it is, even an empty one."""
     chosen = _listed(checkpoint, "suppress_tokens")
     if chosen is None:
         chosen = {_NON_SPEECH}
@@ -238,14 +233,13 @@ def _suppress_tokens(checkpoint: Checkpoint, vocabulary: Vocabulary) -> tuple[in
 def _begin_suppress_tokens(
     checkpoint: Checkpoint, vocabulary: Vocabulary, eot: int
 ) -> tuple[int, ...]:
-    """Ascending: the blank and end-of-text."""
     listed = _listed(checkpoint, "begin_suppress_tokens")
     chosen = {*vocabulary.encode(" "), eot} if listed is None else listed
     return tuple(sorted(token for token in chosen if 0 <= token < checkpoint.dims.n_vocab))
 
 
 def _listed(checkpoint: Checkpoint, key: str) -> set[int] | None:
-    """The generation config's list; repositories older than that file keep it in config.json."""
+    """Read a list of tokens from the generation config, or from config.json without that file."""
     listed = (checkpoint.generation_config or checkpoint.config).get(key)
     return None if listed is None else {int(token) for token in listed}
 

@@ -1,6 +1,6 @@
-"""The vocabulary files of a checkpoint: byte-level BPE pieces, and the tokens added to them.
+"""Read a checkpoint's vocabulary: byte-level BPE pieces, and the tokens added to them.
 
-Reads tokenizer.json, or vocab.json and merges.txt where a repository is older than that.
+The files are tokenizer.json, or vocab.json and merges.txt in older repositories.
 """
 
 from __future__ import annotations
@@ -18,10 +18,9 @@ from cluster.common.model.tensor_files import read_json
 
 @dataclass(frozen=True, slots=True)
 class Vocabulary:
-    """pieces: token id to the bytes it stands for (text tokens only).
+    """`pieces` maps ids of text tokens to bytes, `added` the contents of added tokens to ids.
 
-    added: content of every added token to its id. bpe: the encoder without any added token, so that
-    a user's "<|endoftext|>" stays text.
+    `bpe` encodes without added tokens, so that a user's "<|endoftext|>" stays text.
     """
 
     pieces: dict[int, bytes]
@@ -34,7 +33,7 @@ class Vocabulary:
 
 
 def read_vocabulary(folder: Path) -> Vocabulary:
-    """Raises CheckpointError: files are missing, or hold another kind of tokenizer."""
+    """Raises CheckpointError if files are missing or hold another kind of tokenizer."""
     definition = read_json(folder / "tokenizer.json") or _definition_from_merges(folder)
     if definition is None:
         raise CheckpointError(
@@ -69,7 +68,6 @@ def _is_special(content: str) -> bool:
 
 
 def _added_tokens(folder: Path, definition: dict[str, Any]) -> dict[str, int]:
-    """Of all the files that may list them, the newest kind of file last."""
     added: dict[str, int] = read_json(folder / "added_tokens.json") or {}
     config = read_json(folder / "tokenizer_config.json") or {}
     decoder = config.get("added_tokens_decoder", {})
@@ -100,7 +98,7 @@ def _definition_from_merges(folder: Path) -> dict[str, Any] | None:
 
 
 def _byte_of_character() -> dict[str, int]:
-    """Byte-level BPE writes each byte as one printable character.
+    """Map the characters of byte-level BPE to the bytes that they stand for.
 
     Bytes that print in Latin-1 stand for themselves; the other 68 follow from U+0100 upward.
     """

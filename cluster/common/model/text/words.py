@@ -1,9 +1,8 @@
-"""Text tokens into words: openai/whisper's rule (`tokenizer.py`, `split_to_word_tokens`).
+"""Group text tokens into words (openai/whisper's `tokenizer.py`, `split_to_word_tokens`), and cut a
+window's tokens into segments at its timestamps (`transcribe.py`).
 
-With spaces between words, a word is what begins with one, and each punctuation mark; without, each
-group of whole characters. A window's tokens are cut into segments at its timestamps, also by
-openai/whisper's rule (`transcribe.py`): the router makes segments of the pieces, and the decoder
-aligns their words. Times are counted in timestamp steps (20 ms) from the window's start.
+The router makes segments of the pieces, and the decoder aligns their words. Times are counted in
+timestamp steps (20 ms) from the window's start.
 """
 
 from __future__ import annotations
@@ -23,7 +22,7 @@ UNSPACED = frozenset({"zh", "ja", "th", "lo", "my", "yue"})
 
 @dataclass(frozen=True, slots=True)
 class WordTokens:
-    """A word with the space before it, and the tokens that it is made of."""
+    """A word with the space before it, and its tokens."""
 
     text: str
     tokens: tuple[int, ...]
@@ -32,17 +31,16 @@ class WordTokens:
 def split_words(
     tokens: Sequence[int], tokenizer: WhisperTokenizer, language: str
 ) -> list[WordTokens]:
-    """Cut text tokens into words; together they are all of `tokens`, in order.
+    """Cut text tokens into words, which together are all of `tokens`, in order.
 
-    Bytes that are no character become U+FFFD. Where they begin in one token and end in a later one,
-    those stay together; openai/whisper loses its place there, and with it the words behind.
+    Invalid bytes become U+FFFD. Tokens that such bytes span stay together; openai/whisper loses its
+    place there, and with it the words after them.
     """
     characters = _split_characters(tokens, tokenizer)
     return characters if language in UNSPACED else _join_at_spaces(characters)
 
 
 def _split_characters(tokens: Sequence[int], tokenizer: WhisperTokenizer) -> list[WordTokens]:
-    """The smallest groups of tokens that cut no character."""
     pieces = [tokenizer.decode_bytes([token]) for token in tokens]
     decoder = codecs.getincrementaldecoder("utf-8")("replace")
     groups = []
@@ -60,7 +58,6 @@ def _split_characters(tokens: Sequence[int], tokenizer: WhisperTokenizer) -> lis
 
 
 def _continues(begun: bytes, rest: bytes) -> bool:
-    """Whether `rest` belongs to the character that `begun` is the beginning of."""
     if not rest:
         return False
     together = (begun + rest).decode("utf-8", errors="replace")
@@ -68,7 +65,6 @@ def _continues(begun: bytes, rest: bytes) -> bool:
 
 
 def _join_at_spaces(groups: Sequence[WordTokens]) -> list[WordTokens]:
-    """A word begins at a space; what is only punctuation is one of its own."""
     words: list[list[WordTokens]] = []
     for group in groups:
         # A substring test, as in the reference: "..." is none of its punctuation, "()" is.
@@ -87,9 +83,9 @@ def joined(groups: Sequence[WordTokens]) -> WordTokens:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """One segment: its tokens, timestamps included, and its bounds in steps.
+    """A segment: its tokens, timestamps included, and its bounds in steps.
 
-    end: None where no timestamp closes it: it lasts as long as the window's audio.
+    `end` is None if no timestamp closes it: it lasts as long as the window's audio.
     """
 
     start: int
@@ -99,11 +95,11 @@ class Piece:
 
 @dataclass(frozen=True, slots=True)
 class Split:
-    """All segments of a window.
+    """The segments of a window.
 
-    next_start: the step at which a later window begins; None: it was decoded to its end. tail: the
-    tokens behind the last closed segment, which belong to none. ends_single: the text ends with one
-    timestamp: nothing is said after it. is_cut: there were consecutive timestamps to cut at.
+    `next_start` is the step at which a later window begins; None if this one was decoded to its
+    end. `tail` holds the tokens after the last closed segment. `ends_single`: the text ends with
+    one timestamp, after which nothing is said. `is_cut`: there were consecutive timestamps.
     """
 
     pieces: tuple[Piece, ...]
