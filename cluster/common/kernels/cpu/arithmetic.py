@@ -1,4 +1,4 @@
-"""Functions that numba inlines into kernels: bfloat16 bits to numbers and back, powers of two."""
+"""Functions that numba inlines into kernels: conversions of bfloat16 and float8, exp2 and erf."""
 
 from __future__ import annotations
 
@@ -40,14 +40,16 @@ def half_number(_context: Any, _bits: Any) -> Any:
 
 @njit(inline="always")
 def _half_bits(float8: Any) -> Any:
-    """The bits of the float16 that is `FLOAT8_UNIT` times smaller; its sign is the highest bit."""
+    """Return the bits of the float16 whose value is the float8's divided by `FLOAT8_UNIT`."""
     upper = uint16(float8) << uint16(8)
     return uint16((upper & uint16(0x8000)) | ((upper & uint16(0x7FFF)) >> uint16(1)))
 
 
 def number(stored: Any) -> Any:
-    """A stored element as float32: uint16 holds the bits of a bfloat16, int8 an integer, and uint8
-    the bits of a float8_e4m3fn that is not NaN.
+    """Convert a stored element to float32.
+
+    uint16 holds the bits of a bfloat16, int8 an integer, and uint8 the bits of a float8_e4m3fn that
+    is not NaN.
     """
     raise NotImplementedError("only inside a kernel")
 
@@ -65,20 +67,20 @@ def _number(stored):
 
 @njit(inline="always")
 def bfloat16_bits(x: Any) -> Any:
-    """The nearest bfloat16 (ties away from zero) of a finite float32, as uint16."""
+    """Round a finite float32 to bfloat16 (ties away from zero), as uint16."""
     return uint16((as_bits(x) + uint32(0x8000)) >> uint32(16))
 
 
 @njit(inline="always")
 def nearest_bfloat16(x: Any) -> Any:
-    """The nearest bfloat16 of a finite float32 as torch rounds it (ties to even), as float32."""
+    """Round a finite float32 to bfloat16 as torch does (ties to even), as float32."""
     bits = as_bits(x)
     odd = (bits >> uint32(16)) & uint32(1)
     return as_float(uint32((bits + uint32(0x7FFF) + odd) & uint32(0xFFFF0000)))
 
 
 def stored(x: Any, like: Any) -> Any:
-    """float32 `x` as an element like `like`: the bits of a bfloat16 where that is uint16."""
+    """Convert float32 `x` to the type of `like`; uint16 takes the bits of a bfloat16."""
     raise NotImplementedError("only inside a kernel")
 
 
@@ -91,7 +93,7 @@ def _stored(x, like):
 
 @_intrinsic  # type: ignore[untyped-decorator]
 def larger(_context: Any, _x: Any, _y: Any) -> Any:
-    """The larger of two float32, none of them NaN. Of `max` no loop becomes vector instructions."""
+    """Return the larger of two float32, neither NaN. LLVM does not vectorise loops with `max`."""
 
     def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
         kind = ir.FloatType()
@@ -104,8 +106,6 @@ def larger(_context: Any, _x: Any, _y: Any) -> Any:
 
 @intrinsic
 def _nearest_whole(_context: Any, _x: Any) -> Any:
-    """The nearest whole number, as float32; one instruction, unlike a conversion with a choice."""
-
     def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
         return builder.call(builder.module.declare_intrinsic("llvm.rint", (ir.FloatType(),)), args)
 
@@ -114,7 +114,7 @@ def _nearest_whole(_context: Any, _x: Any) -> Any:
 
 @njit(inline="always", fastmath=True)
 def exp2(x: Any) -> Any:
-    """2 ** x for x <= 0, within 2e-7 of it; float32. From -125 on downwards it is below 3e-38."""
+    """Return 2 ** x for x <= 0 within 2e-7, float32. Below -125 it is less than 3e-38."""
     x = max(x, np.float32(-126.0))
     whole = _nearest_whole(x)
     part = x - whole  # -0.5..0.5
@@ -130,7 +130,7 @@ def exp2(x: Any) -> Any:
 
 @njit(inline="always", fastmath=True)
 def erf(x: Any) -> Any:
-    """The error function within 6e-7; float32 (Abramowitz and Stegun, formula 7.1.26)."""
+    """Return the error function within 6e-7; float32 (Abramowitz and Stegun, formula 7.1.26)."""
     size = abs(x)
     t = np.float32(1) / (np.float32(1) + np.float32(0.3275911) * size)
     p = np.float32(1.061405429)

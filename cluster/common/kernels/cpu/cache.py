@@ -1,9 +1,8 @@
-"""Where numba keeps machine code: a folder for each state of our kernels' sources.
+"""Choose the folder in which numba keeps machine code: one for each state of our kernels' sources.
 
-numba compares a kernel with its own file only, not with what it calls or constants from elsewhere:
-in a folder named by all of them nothing is ever out of date, and versions side by side keep theirs.
-And where neither the install nor a home can be written (read-only containers, services) numba
-refuses to load what is to be cached: librosa does not import, and our kernels are missing.
+numba compares a kernel with its own file only, not with what it calls or with constants from
+elsewhere. In a folder that is named by a digest of all sources nothing is out of date. If no folder
+can be written, numba refuses to load our kernels, and librosa cannot be imported.
 """
 
 from __future__ import annotations
@@ -25,9 +24,9 @@ logger = logging.getLogger(__name__)
 
 VARIABLE = "NUMBA_CACHE_DIR"
 PREFIX = "splitscribe-kernels-"  # and a digest of the sources: the folder's name
-N_OTHERS = 2  # folders of other sources that stay, those used last
+N_OTHERS = 2  # folders of other sources that are kept, the last used ones
 _ROOT = Path(__file__).resolve().parents[4]
-SOURCES = (  # what both roles' kernels are made of, constants and named tuples that they read too
+SOURCES = (  # of both roles' kernels, and of constants and named tuples that they read
     "cluster/common/kernels/cpu/*.py",
     "cluster/common/model/layers.py",
     "decoder_worker/cpu/*.py",
@@ -38,9 +37,9 @@ SOURCES = (  # what both roles' kernels are made of, constants and named tuples 
 
 
 def ensure_jit_cache() -> Path:
-    """Call before modules with kernels, or what imports numba, are imported; as often as you like.
+    """Set numba's cache folder, which can be written, and return it.
 
-    Returns the folder, which can be written.
+    Call this before anything that imports numba is imported; it may be called again.
     """
     name = PREFIX + _digest()
     folders = (base / name for base in _bases(name))
@@ -62,12 +61,12 @@ def ensure_jit_cache() -> Path:
 
 @contextmanager
 def one_builder(role: str, variant: str) -> Iterator[None]:
-    """While open, no other process of this machine builds for `role`, unless it built this before.
+    """Let one process of this machine at a time build for `role`, unless this was built before.
 
-    The second waits, then loads: it would take the cores from the first, and numba gives one file
-    to two variants of a kernel that are kept at the same moment. What was compiled once is noted by
-    a file, so that later starts load side by side; not of sources that were written anew, such as
-    by an update to the same version, of which numba compiles all again.
+    The others wait, then load. Compiling at once would take cores from the first, and numba gives
+    one file to two variants of a kernel that are kept at the same moment. A file notes what was
+    built, so that later starts load side by side. Sources that were written anew, as by an update
+    to the same version, are not noted yet, and numba compiles them again.
     """
     import llvmlite.binding as llvm
     import numba
@@ -95,8 +94,7 @@ def _digest() -> str:
 
 
 def _bases(name: str) -> Iterator[Path]:
-    """In which the folder may lie, the best first."""
-    if given := os.environ.get(VARIABLE):  # by the operator, or by a parent that chose it
+    if given := os.environ.get(VARIABLE):  # by the operator or a parent process
         yield Path(given).parent if Path(given).name == name else Path(given)
     yield Path(__file__).with_name("__pycache__")
     yield Path(os.environ.get("XDG_CACHE_HOME") or os.path.expanduser("~/.cache")) / "numba"
@@ -113,7 +111,7 @@ def _is_writable(folder: Path) -> bool:
 
 
 def _temporary(name: str) -> Path:
-    """Of this process alone: what lies in that folder is run, so nobody else may write to it."""
+    """Make a folder that nobody else can write to, because numba runs what lies in it."""
     base = tempfile.mkdtemp(prefix="splitscribe-numba-")
     atexit.register(shutil.rmtree, base, ignore_errors=True)
     folder = Path(base) / name

@@ -1,8 +1,7 @@
-"""Machine code for this CPU without a C++ compiler: numba's, compiled once and kept.
+"""Compile machine code for this CPU by numba, once, and keep it.
 
-An engine builds its kernels before it takes work, so that one audio has one text: torch, which does
-the same where they do not compile, rounds in another way. One process of a machine compiles, the
-others load.
+An engine builds its kernels before it takes work. Torch, which replaces kernels that do not
+compile, rounds differently, and one audio must give one text.
 """
 
 from __future__ import annotations
@@ -22,11 +21,11 @@ logger = logging.getLogger(__name__)
 
 T = TypeVar("T")
 
-TELL_S = 10.0  # after which whoever reads the log is told what is waited for
+TELL_S = 10.0  # after which the log says what the start waits for
 
 
 def built(name: str, variant: str, build: Callable[[], T]) -> T | None:
-    """What `build` compiles for a variant, or loads; None where that fails: torch's stay."""
+    """Compile or load the kernels of a variant; None, and a warning, if that fails."""
     begun = time.monotonic()
     message = "compiling %s kernels, for a minute or so; later starts only load them"
     telling = threading.Timer(TELL_S, logger.info, (message, name))
@@ -48,6 +47,6 @@ def built(name: str, variant: str, build: Callable[[], T]) -> T | None:
 
 
 def as_array(x: Tensor) -> Any:
-    """A CPU tensor as a NumPy array on the same memory; bfloat16 as uint16, float8 as uint8."""
+    """View a CPU tensor as a NumPy array: bfloat16 as uint16, float8 as uint8."""
     bits = {torch.bfloat16: torch.uint16, torch.float8_e4m3fn: torch.uint8}.get(x.dtype)
     return (x if bits is None else x.view(bits)).numpy()

@@ -10,7 +10,7 @@ from numba import njit
 from cluster.common.kernels.cpu.arithmetic import number, stored
 from cluster.common.model.layers import LAYER_NORM_EPS
 
-# Sums in any order, and no promise that leaves NaN undefined: a row of NaN must not look well.
+# Sums may be reordered, but NaN stays defined: a row of NaN must not look valid.
 SUMS = {"reassoc", "contract", "arcp", "nsz"}
 _EPS = np.float32(LAYER_NORM_EPS)
 

@@ -1,8 +1,7 @@
-"""The instructions of a CPU's tiles, of bfloat16 and of 8 bits, for numba's kernels.
+"""Intel's AMX instructions for bfloat16 and int8, as LLVM for numba's intrinsics.
 
 A kernel calls `begin_tiles` first and `end_tiles` last, both on the calling thread, which owns the
-tile registers between them. Names in LLVM begin with `llvm.x86`. Compiled only where
-`has_bfloat16_tiles`.
+tile registers between them. Compiled only where `has_bfloat16_tiles`.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from numba.extending import intrinsic
 from cluster.common.kernels.cpu.tile_registers import TILE_ROW_BYTES
 
 BYTE, WORD = ir.IntType(8), ir.IntType(64)
-ROW_BYTES = ir.Constant(WORD, TILE_ROW_BYTES)  # the stride of a tile that lies together
+ROW_BYTES = ir.Constant(WORD, TILE_ROW_BYTES)  # the stride of a contiguous tile
 _POINTER = BYTE.as_pointer()
 
 _intrinsic: Any = intrinsic
@@ -31,7 +30,7 @@ def clear_tile(builder: Any, tile: int) -> None:
 
 
 def load_tile(builder: Any, tile: int, address: Any, stride: Any = ROW_BYTES) -> None:
-    """16 rows of 64 bytes, `stride` bytes from one to the next."""
+    """Load 16 rows of 64 bytes; `stride` is the number of bytes between their starts."""
     _emit(builder, "tileloadd64", _number(tile), builder.inttoptr(address, _POINTER), stride)
 
 
@@ -57,7 +56,7 @@ def multiply_int8_tiles(builder: Any, sums: int, left: int, right: int) -> None:
 
 
 def procedure(write: Any, n_addresses: int) -> Any:
-    """What an intrinsic returns that takes addresses (int64), for `write`, and gives nothing."""
+    """Return type and code of an intrinsic that takes addresses (int64) and returns nothing."""
 
     def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
         write(builder, *args)
@@ -68,8 +67,6 @@ def procedure(write: Any, n_addresses: int) -> Any:
 
 @_intrinsic  # type: ignore[untyped-decorator]
 def address(_context: Any, array: Any) -> Any:
-    """Where an array's first number lies, int64."""
-
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         data = context.make_array(signature.args[0])(context, builder, args[0]).data
         return builder.ptrtoint(data, WORD)
@@ -87,13 +84,12 @@ def _configure(_context: Any, _config: Any) -> Any:
 
 @_intrinsic  # type: ignore[untyped-decorator]
 def end_tiles(_context: Any) -> Any:
-    """Give the thread's tiles back, so that the system need not save them."""
+    """Release the thread's tiles, so that the system need not save them."""
     return procedure(lambda builder: _emit(builder, "tilerelease"), 0)
 
 
 @njit(nogil=True, cache=True)
 def begin_tiles(config: Any) -> None:
-    """Set up the calling thread's tiles, by `tile_config()`."""
     _configure(address(config))
 
 

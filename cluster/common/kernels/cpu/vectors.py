@@ -1,6 +1,6 @@
-"""Vectors of 16 float32 numbers, as instructions of LLVM that numba's intrinsics are made of.
+"""Vectors of 16 float32 numbers for AVX-512, as LLVM for numba's intrinsics.
 
-Numba's own loops take vectors of half that width, and convert through more steps. For AVX-512.
+Numba's own loops take vectors of half that width and convert in more steps.
 """
 
 from __future__ import annotations
@@ -23,7 +23,6 @@ _EXP2 = (0.00958285, 0.05590643, 0.24024099, 0.69312419, 1.0)
 
 
 def load(builder: Any, address: Any) -> Any:
-    """Whatever the alignment."""
     loaded = builder.load(builder.inttoptr(address, FLOATS.as_pointer()))
     loaded.align = 4
     return loaded
@@ -48,7 +47,7 @@ def everywhere(builder: Any, number: Any) -> Any:
 
 
 def prefetch(builder: Any, address: Any) -> None:
-    """Ask for what lies at an address; that may be nothing."""
+    """Prefetch an address, which need not be mapped."""
     pointer = builder.inttoptr(address, _POINTER)
     args = (pointer, _INT(0), _INT(3), _INT(1))  # to read, soon and often, data
     signature = ir.FunctionType(ir.VoidType(), [arg.type for arg in args])
@@ -56,7 +55,7 @@ def prefetch(builder: Any, address: Any) -> None:
 
 
 def bfloat16_halves(builder: Any, address: Any) -> tuple[Any, Any]:
-    """32 bfloat16 from an address: those at even places, and those at odd ones."""
+    """Load 32 bfloat16 as two vectors: those at even places, and those at odd ones."""
     pairs = builder.load(builder.inttoptr(address, INTS.as_pointer()))
     pairs.align = 2
     even = builder.shl(pairs, ir.Constant(INTS, [16] * LANES))
@@ -65,10 +64,10 @@ def bfloat16_halves(builder: Any, address: Any) -> tuple[Any, Any]:
 
 
 def float8_halves(builder: Any, address: Any) -> list[Any]:
-    """64 float8_e4m3fn, each 256 times smaller: at even and odd places of the first 32, of the
-    last.
+    """Load 64 float8_e4m3fn, divided by 256, as four vectors: even and odd places of the first 32,
+    then of the last.
 
-    Made by a shift to float16, which has the same bits behind one more of exponent.
+    A shift makes float16 of them, which has the same bits behind one more of exponent.
     """
     words = builder.load(builder.inttoptr(address, _WORDS.as_pointer()))
     words.align = 1
@@ -83,7 +82,6 @@ def float8_halves(builder: Any, address: Any) -> list[Any]:
 
 
 def _widened(builder: Any, halves: Any, lanes: Any) -> Any:
-    """Some 16 of 32 float16 as float32."""
     chosen = ir.Constant(INTS, list(lanes))
     part = builder.shuffle_vector(halves, ir.Constant(_HALVES, ir.Undefined), chosen)
     return builder.fpext(part, FLOATS)
@@ -97,7 +95,6 @@ def lanes_sum(builder: Any, vector: Any) -> Any:
 
 
 def four_sums(builder: Any, summands: Sequence[Any]) -> Any:
-    """The sums of all lanes of four vectors, as four float32, in any order."""
     low = [0, 16, 1, 17]  # of each 4 lanes, from two vectors by turns
     groups = range(0, LANES, 4)
     mixed = [[lane + group for group in groups for lane in low]]
@@ -148,15 +145,15 @@ def load_integers(builder: Any, address: Any) -> Any:
 
 
 def store_in_8_bits(builder: Any, whole: Any, address: Any) -> None:
-    """Whole numbers of -128 to 127."""
+    """Store whole numbers of -128 to 127 as int8."""
     narrow = builder.trunc(builder.fptosi(whole, INTS), _BYTES)
     builder.store(narrow, builder.inttoptr(address, _BYTES.as_pointer())).align = 1
 
 
 def bytes_of(builder: Any, parts: Sequence[Any]) -> Any:
-    """Four vectors of float32, 0 to below 256, without what is behind the point, as 64 bytes.
+    """Truncate four vectors of float32, from 0 to below 256, to 64 bytes.
 
-    Of each vector by turns come four, so that its lanes 4 n to 4 n + 3 are bytes 16 n + 4 i.
+    Lanes 4 n to 4 n + 3 of vector i begin at byte 16 n + 4 i.
     """
     whole = [builder.fptosi(part, INTS) for part in parts]
     narrow = []
@@ -177,7 +174,7 @@ def highest_lane(builder: Any, integers: Any) -> Any:
 
 
 def exp2(builder: Any, x: Any) -> Any:
-    """2 ** x within 3e-6, far less than bfloat16's step; 0 where too small, NaN where x is."""
+    """Return 2 ** x within 3e-6; 0 where that is too small, and NaN where x is NaN."""
     whole = nearest_integer(builder, x)
     part = builder.fsub(x, whole)
     power = constant(_EXP2[0])
@@ -188,7 +185,7 @@ def exp2(builder: Any, x: Any) -> Any:
 
 
 def bfloat16_pairs(builder: Any, first: Any, second: Any) -> Any:
-    """The nearest bfloat16 of two vectors, by lanes: first below, second above, 32 bits each."""
+    """Round two vectors to bfloat16; a lane has `first` in its low half, `second` in its high."""
     half, upper = ir.Constant(INTS, [0x8000] * LANES), ir.Constant(INTS, [-0x10000] * LANES)
     below = builder.add(builder.bitcast(first, INTS), half)
     above = builder.add(builder.bitcast(second, INTS), half)

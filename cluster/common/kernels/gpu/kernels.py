@@ -1,14 +1,11 @@
-"""Our own kernels on a GPU: how they become operators of torch's, and how they are reached.
+"""Define our own GPU kernels as operators of torch.
 
-Such a kernel, Triton's or a library's, gets its tensors past torch's dispatcher: nobody can tell
-what it reads and writes. As an operator it has a schema that says so, a kernel for CUDA, one for
-the CPU that computes the same by torch, which the other is tested against, and one that knows
-shapes only. What checks graphs and streams without a GPU (`tests/support/gpu`) goes by that. A call
-costs about 3 microseconds more (`torch.library.custom_op`: 18), and nothing in a replayed graph.
+An operator has a schema of what it reads and writes, a kernel for CUDA, one for the CPU that
+computes the same by torch, and one for shapes only; tests use all of them. A call costs 3
+microseconds more (`torch.library.custom_op`: 18), and nothing in a replayed graph.
 
-Triton's kernels stand in modules of their own, each with a `launch_...` that has the operator's
-arguments; the module that defines the operator does not import Triton. An operator writes where it
-is told, allocates nothing, and asks the host for nothing.
+An operator allocates nothing and does not wait for the host. Triton's kernels stand in modules of
+their own, which the module that defines the operator does not import.
 """
 
 from __future__ import annotations
@@ -27,7 +24,7 @@ logger = logging.getLogger(__name__)
 
 NAMESPACE = "splitscribe"
 
-# Operators live as long as it does.
+# Operators live as long as this library.
 _library = torch.library.Library(NAMESPACE, "FRAGMENT")  # type: ignore[no-untyped-call]
 
 
@@ -43,16 +40,13 @@ def define(
     cpu: Callable[..., Any],
     shapes: Callable[..., Any] = nothing,
 ) -> Callable[..., Any]:
-    """Define an operator, once in a process.
+    """Define an operator, once in a process, and return it.
 
     Args:
-        writes: the tensors among its parameters that are written; what is returned is new memory.
+        writes: the parameters that it writes; what it returns is new memory.
         cuda: launches the kernel on the current stream and waits for nothing.
-        cpu: the same by torch, on tensors of the CPU; its signature is the operator's.
+        cpu: computes the same by torch on the CPU; its signature is the operator's.
         shapes: returns what `cpu` returns, of those shapes and without values.
-
-    Returns:
-        What calls it.
     """
     schema = torch.library.infer_schema(cpu, mutates_args=writes).replace("SymInt", "int")
     _library.define(name + schema)  # type: ignore[no-untyped-call]
@@ -63,15 +57,15 @@ def define(
 
 
 def has_triton() -> bool:
-    """Whether our kernels are used: Triton loads here, and they were not found wrong at start."""
+    """Whether our kernels are used: Triton loads, and the check at start found them right."""
     return KERNELS not in turned_off and loads_triton()
 
 
 @cache
 def loads_triton() -> bool:
-    """Whether Triton loads here, and with a GPU can compile what each launch goes through.
+    """Whether Triton can be imported and, with a GPU, compiles its launcher.
 
-    It compiles that with the machine's C compiler against Python's headers, once in a process.
+    For that it needs a C compiler and Python's headers.
     """
     try:
         import triton.runtime
@@ -91,7 +85,7 @@ def loads_triton() -> bool:
 
 
 def launcher(module: str, name: str) -> Callable[..., None]:
-    """A kernel's `launch_...`, whose module is imported by its first call: it needs Triton."""
+    """Return a kernel's `launch_...`; the first call imports its module, which needs Triton."""
 
     @cache
     def load() -> Callable[..., None]:

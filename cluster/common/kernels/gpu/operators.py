@@ -1,12 +1,8 @@
-"""What our kernels compute on a GPU for both roles: residual adds with a norm, and pages' KV.
+"""GPU kernels of both roles: residual adds with a norm, and the scatter of KV into pages.
 
-The norm: a layer's half ends with a product whose result is still to be added to the residual
-stream, and the next half begins with a norm of that sum. Between the two nothing else needs it, so
-one kernel does both, and for products in 8 bits the rows' scales.
-
-The scatter reads each projected KV once and writes each page once, in the page's order, without
-asking the host, so that a graph can hold it; torch's indexed writes read the permuted product
-element by element.
+One kernel adds a product to the residual stream, computes the next norm and, for products in 8
+bits, the rows' scales. The scatter reads each projected KV once and writes each page once, in the
+page's order, without asking the host.
 """
 
 from __future__ import annotations
@@ -51,13 +47,13 @@ def add_norm(
 
 @dataclass(frozen=True, slots=True)
 class Pending:
-    """What is still to be added to the residual stream: delta [n, d], and the bias [d] of it."""
+    """What the residual stream still lacks: delta [n, d], and its bias [d]."""
 
     delta: Tensor | None = None
     bias: Tensor | None = None
 
     def add_norm(self, x: Tensor, norm: LayerNorm) -> Tensor:
-        """Add it to x, and the norm of the sum; [n, d], in the norm's dtype. Mutates x."""
+        """Add it to x, and return the norm of the sum, [n, d] in the norm's dtype. Mutates x."""
         out = torch.empty_like(x, dtype=norm.dtype)
         add_norm(x, self.delta, self.bias, norm, out)
         return out
@@ -83,7 +79,7 @@ def _plain_add_norm(
 
 
 def store_scaled(values: Tensor, out: Tensor, scale: Tensor) -> None:
-    """values float32 [n, d] into out float8_e4m3fn [n, d] and their rows' scales, float32 [n]."""
+    """Store values float32 [n, d] in out float8_e4m3fn [n, d], and their rows' scales."""
     most = torch.finfo(out.dtype).max
     torch.clamp(values.abs().amax(-1) / most, min=LEAST_SCALE, out=scale)
     # The quotient may round to just above the largest number, of which a cast makes NaN.
@@ -114,16 +110,16 @@ def scatter_pages(kv: Tensor, pool: Tensor, table: Tensor) -> None:
 
 
 def page_table(pages: Sequence[Sequence[int]], device: torch.device) -> Tensor:
-    """The table of windows that have as many pages each; to a GPU without waiting for it."""
+    """Upload the pages of windows that have equally many, without waiting for the copy."""
     flat = [page for own in pages for page in own]
     return upload(flat, torch.int32, device).view(len(pages), -1)
 
 
 def stored_as(kv: Tensor, dtype: torch.dtype) -> Tensor:
-    """`kv` in a pool's dtype.
+    """Convert `kv` to a pool's dtype.
 
-    float8_e4m3fn has no infinity: what is beyond its range becomes the largest number it has, for
-    a conversion alone makes NaN of it on some devices.
+    Beyond the range of float8_e4m3fn, which has no infinity, values become its largest number; a
+    conversion alone makes NaN of them on some devices.
     """
     if dtype is torch.float8_e4m3fn:
         most = torch.finfo(dtype).max  # 448
@@ -155,7 +151,7 @@ def _by_torch(kv: Tensor, pool: Tensor, table: Tensor) -> None:
     for window, pages in zip(kv, table.tolist(), strict=True):
         for page, frames in zip(pages, window.split(page_frames), strict=True):
             if page != NO_PAGE:
-                # Rows of H * Dh are contiguous on both sides: indexed writes make no use of it.
+                # Rows of H * Dh are contiguous on both sides, which indexed writes would not use.
                 part = frames.permute(1, 2, 0, 3, 4)  # [L, 2, page_frames, H, Dh]
                 pool[page, :, :, : len(frames)] = stored_as(part, pool.dtype)
 

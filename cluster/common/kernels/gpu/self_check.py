@@ -1,10 +1,8 @@
-"""A look at each fast way of a GPU at start: what is wrong beyond rounding, or raises, is not used.
+"""Check each fast path of a GPU at start: one that raises or is wrong beyond rounding is not used.
 
-A library, a driver or a compiler of another version may compute garbage and say nothing. So before
-a role takes a fast way, that computes random numbers in the shapes that are served, and torch's
-plain layers compute the same in float32, on the device or on the CPU. What differs is turned off
-with one warning, and the next slower way is looked at. What breaks the device itself, as an access
-to a wrong address does, still ends the process: nothing goes on there.
+Each path computes random numbers in the served shapes, and torch's plain layers compute the same in
+float32. A path that differs is turned off with one warning, and the next slower one is checked. A
+fault that breaks the device, such as an access to a wrong address, still ends the process.
 """
 
 from __future__ import annotations
@@ -31,21 +29,21 @@ INSTEAD = {
     FLASHINFER: "torch's attention",
     TORCH: "nothing",
 }
-ERROR = 0.05  # of the norm of what float32 gives: what rounding to 16 bits may take
+ERROR = 0.05  # share of the float32 result's norm that rounding to 16 bits may take
 ERROR_OF_8_BITS = 0.15
-LEAST = 1e-6  # is no difference
+LEAST = 1e-6  # smaller differences do not count
 
-# Of this process and its device, for good: the ways that are not used, and why.
+# The paths that this process never uses again, and why.
 turned_off: dict[str, str] = {}
 
 Compute = Callable[[], Sequence[Tensor]]
 
 
 def is_right(way: str, compute: Compute, plain: Compute) -> bool:
-    """Whether a way computes what is right, but for rounding; else it is turned off.
+    """Whether `compute` is right but for rounding; otherwise turn `way` off.
 
-    compute: by the way. plain: as many tensors of the same shapes, of any device and dtype;
-    those of integers must be equal.
+    `plain` returns as many tensors of the same shapes, of any device and dtype. Integers must be
+    equal.
     """
     if way in turned_off:
         return False
@@ -58,7 +56,7 @@ def is_right(way: str, compute: Compute, plain: Compute) -> bool:
 def is_as_on_cpu(
     way: str, compute: Callable[..., Sequence[Tensor]], device: torch.device, *args: Any
 ) -> bool:
-    """The same of what `compute` makes of copies of `args` there and on the CPU."""
+    """Compare what `compute` returns on `device` and on the CPU for copies of `args`."""
 
     def on(place: torch.device | str) -> Sequence[Tensor]:
         return compute(*(a.to(place, copy=True) if isinstance(a, Tensor) else a for a in args))
@@ -67,7 +65,6 @@ def is_as_on_cpu(
 
 
 def _fault(way: str, compute: Compute, plain: Compute) -> str:
-    """What is wrong; empty: nothing."""
     expected, most = plain(), ERROR_OF_8_BITS if way == FLOAT8 else ERROR
     try:
         for ours, exact in zip(compute(), expected, strict=True):
@@ -75,7 +72,7 @@ def _fault(way: str, compute: Compute, plain: Compute) -> str:
             if whole and not torch.equal(here, exact):
                 return "it chooses otherwise than torch does"
             gap, norm = (here.float() - exact.float()).norm(), exact.float().norm()
-            if not whole and not gap <= most * norm + LEAST:  # nor NaN
+            if not whole and not gap <= most * norm + LEAST:  # NaN fails, too
                 return f"it differs by {float(gap / norm):.3f} of what torch computes"
     except (AssertionError, torch.OutOfMemoryError):
         raise
@@ -85,12 +82,11 @@ def _fault(way: str, compute: Compute, plain: Compute) -> str:
 
 
 def noise(*shape: int, scale: float = 1.0) -> Tensor:
-    """The same random numbers each time, float32 on the CPU."""
     return scale * torch.randn(shape, generator=torch.Generator().manual_seed(0))
 
 
 def in_float32(part: Any, device: torch.device | str | None = None) -> Any:
-    """A copy of layers with all their weights in float32, there or where they are."""
+    """Copy layers with all weights in float32, to `device` or where they are."""
     if isinstance(part, Tensor):
         return part.to(device or part.device, torch.float32)
     if isinstance(part, torch.dtype):

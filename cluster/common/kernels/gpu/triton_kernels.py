@@ -1,7 +1,6 @@
-"""Our Triton kernels that both roles run, or that stand beside those: see `operators`.
+"""Triton kernels of `operators`, and the scaling of rows to 8 bits. Imported only with Triton.
 
-Imported only where Triton is. Where there is no GPU their tests run them interpreted
-(TRITON_INTERPRET=1), and compile them.
+Without a GPU, tests run them interpreted (TRITON_INTERPRET=1), and compile them.
 """
 
 from __future__ import annotations
@@ -16,7 +15,7 @@ from torch import Tensor
 from cluster.common.kernels.gpu.operators import LEAST_SCALE
 from cluster.common.model.layers import LAYER_NORM_EPS
 
-WARPS_ABOVE = 4096  # numbers of a row for which four warps have too many each
+WARPS_ABOVE = 4096  # row width above which a program takes eight warps
 BLOCK = 2048  # elements of a program: 4 KB in bfloat16, 16 bytes a thread with 4 warps, twice
 
 
@@ -66,7 +65,7 @@ def add_norm(  # type: ignore[no-untyped-def]  # Triton reads annotations, and k
 
 
 def launch_add_norm(*given: Any) -> None:
-    """The operands of the operator of that name, in order."""
+    """Take the arguments of the operator `add_norm`, in order."""
     x, delta, bias, _, _, out, scale = given
     n, width = x.shape
     for tensor in (x, out) if delta is None else (x, out, delta):
@@ -109,7 +108,7 @@ def scale_rows(  # type: ignore[no-untyped-def]  # Triton reads annotations, and
 
 
 def launch_scale_rows(x: Tensor, gelu: bool, out: Tensor, scale: Tensor) -> None:
-    """Rows in 8 bits with their scales: see `encoder_worker.gpu.encoder.Scaled.of`."""
+    """Convert rows to 8 bits with their scales: see `encoder_worker.gpu.encoder.Scaled.of`."""
     n, width = x.shape
     assert x.is_contiguous()
     assert out.is_contiguous()
@@ -156,10 +155,10 @@ def scatter(  # type: ignore[no-untyped-def]  # Triton reads annotations, and kn
 
 
 def launch_scatter(kv: Tensor, pool: Tensor, table: Tensor) -> None:
-    """See `scatter_pages`.
+    """Launch `scatter_pages`.
 
     One program writes a run of one page's [page_frames, H * Dh] block of one layer's K or V, which
-    is contiguous in the pool; what it reads are rows of H * Dh elements, one per frame.
+    is contiguous in the pool; it reads rows of H * Dh elements, one per frame.
     """
     n_windows, n_frames, n_layer, two, n_head, head_dim = kv.shape
     page_frames, width = pool.shape[3], n_head * head_dim
