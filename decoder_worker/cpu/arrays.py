@@ -1,7 +1,6 @@
-"""What the compiled decoder reads and writes: stacked weights, plans, memory between phases, runs.
+"""Arrays that the compiled decoder reads and writes: weights, plans, memory between phases, runs.
 
-Tuples of arrays, as compiled code takes them; a dtype says how an element is stored: float32,
-uint16 for the bits of a bfloat16, int8 with a scale. No numba.
+A dtype says how an element is stored: float32, uint16 for a bfloat16's bits, int8 with a scale.
 """
 
 from __future__ import annotations
@@ -26,12 +25,12 @@ from cluster.common.model.dims import ModelDims
 from cluster.common.model.layers import Linear, quantize_rows
 
 HEAD_DIM = 64  # of every published checkpoint: a constant, so that loops over it unroll
-OUTPUTS = HEAD_DIM  # of a product in one unit: a head
-LOGITS = 256  # the same of the last product
+OUTPUTS = HEAD_DIM  # of a product in one unit
+LOGITS = 256  # of the head's product in one unit
 N_DIMS_IN_ROWS = 3  # of a product's weights of all layers; in blocks there are two more
 PIECE = 128  # most positions that one unit attends to; a window has 12 such
 
-ROWS_OF_TILE = 8  # of x in one tile: each is a row of its upper and one of its lower halves
+ROWS_OF_TILE = 8  # of x in one tile, each with its upper and its lower halves
 
 # Places in `Run.control`.
 ENDED, LEFT, WAITED_BEFORE = range(3)
@@ -42,10 +41,7 @@ N_PHASES = 8
 
 
 class Kinds(NamedTuple):
-    """What a decoder is compiled for: dtypes of weights, both pools and the head, and the layout.
-
-    tiles, blocks: as in `stack_layers`. head_tiles: as in `Head`.
-    """
+    """The dtypes and layouts that a decoder is compiled for, as in `stack_layers` and `Head`."""
 
     weight: Any
     own: Any
@@ -67,9 +63,9 @@ def _layout(tiles: Any) -> str:
 
 
 class Products(NamedTuple):
-    """One product of every layer, scale * (weight @ x) + bias.
+    """One product of every layer: scale * (weight @ x) + bias.
 
-    weight [L, n_out, n_in]: float32, uint16 or int8; or each layer's uint16 or int8 `in_blocks`.
+    weight: float32, uint16 or int8 [L, n_out, n_in], or uint16 or int8 `in_blocks`, layer by layer.
     scale, bias: float32 [L, n_out].
     """
 
@@ -79,10 +75,10 @@ class Products(NamedTuple):
 
 
 class Layers(NamedTuple):
-    """norms: float32 [3 * L + 1, 2, d], weight and bias of each in the order that they come.
+    """norms: float32 [3 * L + 1, 2, d], weight and bias of each, in order of use.
 
-    tiles: how products are computed, as `products_for` has it. By tiles every weight is uint16, or
-    int8 in blocks; by vectors it is int8 in blocks.
+    tiles: the kind of product, from `products_for`. For tiles weights are uint16, or int8 in
+    blocks; for vectors they are int8 in blocks.
     """
 
     qkv: Products
@@ -96,9 +92,9 @@ class Layers(NamedTuple):
 
 
 class Head(NamedTuple):
-    """weight [n_vocab, d]: float32, or int8, which is `in_blocks` for tiles and for vectors.
+    """weight: float32 [n_vocab, d], or int8, which is `in_blocks` for tiles and for vectors.
 
-    scale: float32 [n_vocab]. tiles: how its products are computed, as `products_for` has it.
+    scale: float32 [n_vocab]. tiles: the kind of product, from `products_for`.
     """
 
     weight: Any
@@ -109,10 +105,10 @@ class Head(NamedTuple):
 class Pages(NamedTuple):
     """What rows attend to in one pool, [page, L, 2, page_size, H, HEAD_DIM].
 
-    pieces: int32 [n, 7]: first row and behind the last, page, first position and behind the last,
-        number among the pieces of these rows, positions that the page is laid out for (its size, or
-        fewer where a window lies packed in its beginning). n_pieces: int32 [n rows].
-    last: int32 [n rows, 2], page and position where a row's own key and value belong (self pool).
+    pieces: int32 [n, 7]: first row and row behind the last, page, first position and position
+        behind the last, index among the pieces of these rows, positions that the page is laid out
+        for (its size, or fewer if a window lies packed in it). n_pieces: int32 [n rows].
+    last: int32 [n rows, 2], page and position of a row's own key and value (self pool).
     """
 
     pool: Any
@@ -122,10 +118,10 @@ class Pages(NamedTuple):
 
 
 class Memory(NamedTuple):
-    """What phases leave for the next, all float32.
+    """Results of phases for later ones, all float32.
 
-    x: the residual stream, normed: the same behind a norm, delta: what is added to it, attended
-        and query: all [n, d]. qkv [n, 3 * d], hidden [n, n_mlp].
+    x: the residual stream, normed: the same after a norm, delta: to be added to it, attended and
+        query: all [n, d]. qkv [n, 3 * d], hidden [n, n_mlp].
     highest, total [n, most pieces, H], mixed [n, most pieces, H, HEAD_DIM]: of pieces.
     """
 
@@ -142,20 +138,14 @@ class Memory(NamedTuple):
 
 
 class Embedding(NamedTuple):
-    """tokens [n_vocab, d], positions [n_text_ctx, d]: float32, or the bits of bfloat16 as uint16.
-
-    Their sum is rounded to that dtype.
-    """
+    """tokens [n_vocab, d], positions [n_text_ctx, d]: float32, or bits of bfloat16 as uint16."""
 
     tokens: Any
     positions: Any
 
 
 class Choice(NamedTuple):
-    """The rules of sampling, as `LogitRules` has them, and where slots keep what they remember.
-
-    table: int64, the slots'. suppressed: float32 [n_vocab]. not_first: int64.
-    """
+    """`LogitRules` as arrays. table: int64. suppressed: float32 [n_vocab]. not_first: int64."""
 
     table: Any
     suppressed: Any
@@ -166,11 +156,11 @@ class Choice(NamedTuple):
 class Run(NamedTuple):
     """One run of steps.
 
-    slots: int64 [n]. tokens int64, logprobs float32: [most steps, n], what each step chose.
+    slots: int64 [n]. tokens: int64, logprobs: float32, both [most steps, n].
     logits: float32 [n, n_vocab], of the last step.
-    control: int64 [3]. ENDED: the steps that were made, 0 while the run goes on; LEFT: whether a
-        helper has left; WAITED_BEFORE: the team's counter of that name when the run began.
-    interrupt: int64 [1], set by any thread: the run is to end with its step.
+    control: int64 [3]. ENDED: steps that were made, 0 while the run goes on; LEFT: whether a helper
+        has left; WAITED_BEFORE: the team's counter WAITED at the start.
+    interrupt: int64 [1], set by any thread to end the run with its step.
     """
 
     slots: Any
@@ -188,10 +178,7 @@ def new_memory(n_rows: int, most_pieces: int, n_head: int, d: int, n_mlp: int) -
 
 
 def n_units(units: Any, n_layer: int) -> int:
-    """Of all layers, with one for each phase's conclusion and one for the start.
-
-    units: int64 [N_PHASES], of each phase of a layer.
-    """
+    """Units of all layers, with their conclusions and the start. units: int64 [N_PHASES]."""
     return 1 + n_layer * int(units.sum() + N_PHASES)
 
 
@@ -207,10 +194,7 @@ def stack_layers(
     tiles: Any = None,
     blocks: bool = False,
 ) -> Layers:
-    """Copies of the decoder's weights, from tensors by Hugging Face's names.
-
-    tiles: as in `Layers`. blocks: lay the weights out `in_blocks`, for tiles alone.
-    """
+    """Copy the decoder's weights. tiles: as in `Layers`. blocks: lay them out `in_blocks`."""
     prefixes = [f"decoder.layers.{layer}" for layer in range(dims.n_text_layer)]
 
     def stack(*names: str) -> Products:
@@ -239,7 +223,7 @@ def stack_layers(
 
 
 def plain_head(weight: Tensor, *, int8: bool, tiles: Any = None) -> Head:
-    """weight float32 [n_vocab, d]: as it lies there, or in 8 bits, which `tiles` need."""
+    """weight: float32 [n_vocab, d], kept as it is, or converted to 8 bits, which `tiles` need."""
     array, scale = _plain(weight, int8)
     return Head(array if tiles is None else in_blocks(array), scale, tiles)
 
@@ -256,7 +240,7 @@ def _stack(linears: list[Linear], int8: bool, blocks: bool) -> Products:
 
 
 def _plain(weight: Tensor, int8: bool) -> tuple[Any, Any]:
-    """weight [n_out, n_in] as `Products` have it, and a scale for each output."""
+    """weight [n_out, n_in] as in `Products`, and a scale for each output."""
     if int8:
         quantized, scale = quantize_rows(weight)
         return quantized.numpy(), scale.numpy()
@@ -270,27 +254,21 @@ def new_run(slots: Any, most: int, logits: Any, interrupt: Any) -> Run:
 
 
 def step_units(units: Any, n_layer: int, n_rows: int, n_vocab: int) -> Any:
-    """int64 [3]: units of a step's layers, of its head, and of all of it.
-
-    A step has one unit to begin with, and one to choose each row's token.
-    """
+    """int64 [3]: units of a step's layers, of its head, and of all of it."""
     layers, head = n_units(units, n_layer), n_head_units(n_vocab)
     return np.array([layers, head, 1 + layers + head + n_rows], np.int64)
 
 
 def fits_tiles(dims: ModelDims) -> bool:
-    """Whether whole tiles make up every product of the decoder's layers.
-
-    The head, which is of 8 bits where there are tiles, may end within one.
-    """
+    """Whether whole tiles make up every product of the layers; the head may end within one."""
     return all(width % BLOCK_OUTPUTS == 0 for width in (dims.n_text_state, dims.n_text_ffn))
 
 
 def in_blocks(weight: Any) -> Any:
-    """A copy of weight [n_out, n_in] in the order in which products read it.
+    """Copy weight [n_out, n_in] into the order in which products read it.
 
-    What a block of outputs needs of the inputs of one tile lies together. Of 16 bits each output's
-    are a row of 64 bytes: [n_out / 64, n_in / 32, 64, 32]. Of 8 bits see `in_int8_blocks`.
+    The inputs of one tile lie together for a block of outputs. In 16 bits each output has a row of
+    64 bytes: [n_out / 64, n_in / 32, 64, 32]. For 8 bits see `in_int8_blocks`.
     """
     if weight.itemsize == 1:
         return in_int8_blocks(weight)
@@ -300,10 +278,10 @@ def in_blocks(weight: Any) -> Any:
 
 
 def in_int8_blocks(weight: Any) -> Any:
-    """The same of 8 bits: [n_out / 64, n_in / 64, 64, 64], where n_out may end within a block.
+    """Like `in_blocks` in 8 bits: [n_out / 64, n_in / 64, 64, 64], padded with zeros behind n_out.
 
-    Four tiles of 16 outputs each; a tile's row has four inputs of every output, so that its sums
-    lie side by side. Behind the last output are zeros.
+    A block has four tiles of 16 outputs. A tile's row has four inputs of every output, so that sums
+    lie side by side.
     """
     n_out, n_in = weight.shape
     padded = np.zeros((-(-n_out // BLOCK_OUTPUTS) * BLOCK_OUTPUTS, n_in), weight.dtype)

@@ -1,8 +1,6 @@
-"""Paged attention of a few query rows on a CPU: pages are read where they lie. Imports numba.
+"""Paged attention of a few query rows on a CPU, which reads pages where they lie. Imports numba.
 
-For few rows an attention is bound by the memory that it reads; torch's kernel, which is made for
-many, reaches a fifth of that in bfloat16. What a row attends to is cut into pieces, which threads
-share out; the pieces of a row are then joined.
+What a row attends to is cut into pieces, which threads share out; they are joined afterwards.
 """
 
 from __future__ import annotations
@@ -21,11 +19,11 @@ from decoder_worker.cpu.work_sharing import claim, finish
 
 _LOWEST = np.float32(-3.0e38)
 
-# The first three are what `attention_vectors` has, where that takes the dtype on this CPU.
+# The next three use `attention_vectors` where that takes the dtype on this CPU.
 
 
 def lay_out_query(query: Any, scale: Any, keys: Any, laid_out: Any) -> None:
-    """query float32 [H * HEAD_DIM or more] times scale, to laid_out [H, HEAD_DIM], in any order."""
+    """Write query float32 [H * HEAD_DIM or more] times scale to laid_out [H, HEAD_DIM]."""
     raise NotImplementedError("only inside a kernel")
 
 
@@ -70,7 +68,6 @@ def _highest(scores: Any) -> Any:
 
 @njit(fastmath=True, nogil=True, cache=True)
 def _powers(scores: Any, top: Any) -> Any:
-    """scores [PIECE] to powers of two, below the highest; their sum."""
     summed = np.float32(0)
     for i in range(PIECE):
         weight = exp2(scores[i] - top)
@@ -81,11 +78,8 @@ def _powers(scores: Any, top: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def to_weights(scores: Any, n: Any, highest: Any, total: Any) -> None:
-    """The first n scores of each head to powers of two; their highest, and the powers' sum.
-
-    scores float32 [H, PIECE]: loops of a fixed length take half of the time.
-    """
-    for h in range(len(scores)):
+    """Turn the first n of scores float32 [H, PIECE] into powers of two; sets highest and total."""
+    for h in range(len(scores)):  # over all of a piece: loops of a fixed length take half the time
         for i in range(n, PIECE):
             scores[h, i] = _LOWEST
         own = scores[h]
@@ -157,10 +151,10 @@ def append(qkv: Any, pool: Any, last: Any, layer: Any) -> None:
 def attend_piece(
     query: Any, piece: Any, keys: Any, values: Any, room: Any, laid_row: Any, results: Any
 ) -> Any:
-    """All heads of the rows that attend to a piece; the row whose query lies in `room` then.
+    """Attend to a piece by all heads of its rows; returns the row whose query is in `room`.
 
-    query [n, at least H * HEAD_DIM]; keys and values of a page, [page_size, H, HEAD_DIM]; room for
-    scores [H, PIECE] and a query [H, HEAD_DIM]; results `Memory`'s highest, total and mixed.
+    query: [n, at least H * HEAD_DIM]. keys, values: of a page, [page_size, H, HEAD_DIM]. room: for
+    scores [H, PIECE] and a query [H, HEAD_DIM]. results: `Memory`'s highest, total and mixed.
     """
     (scores, laid_out), (highest, total, mixed) = room, results
     begin, end, first, last, index = piece[0], piece[1], piece[3], piece[4], piece[5]
@@ -177,7 +171,7 @@ def attend_piece(
 
 @njit(fastmath=True, error_model="numpy", nogil=True, cache=True)
 def join(n_pieces: Any, results: Any, attended: Any) -> None:
-    """The pieces of each row and head to one, in attended [n, d]."""
+    """Join the pieces of each row and head in attended [n, d]."""
     highest, total, mixed = results
     for r in range(len(n_pieces)):
         for h in range(mixed.shape[2]):
@@ -209,10 +203,10 @@ def cut(
     n_pieces: Any,
     last: Any,
 ) -> Any:
-    """Fill `Pages` from a `PagedKV`, with room enough in the last three; how many pieces there are.
+    """Fill `Pages` from a `PagedKV` and return the number of pieces.
 
-    causal: each entry's rows are its last positions, and see none behind their own. packed: as in
-    `TorchAttention`.
+    The last three arguments have room enough. causal: each entry's rows are its last positions, and
+    see none behind their own. packed: as in `TorchAttention`.
     """
     filled = 0
     for entry in range(len(last_page_len)):
@@ -242,7 +236,7 @@ def cut(
 
 @njit(nogil=True, cache=True)
 def _of_layer(page: Any, index: Any, n: Any) -> Any:
-    """Keys or values [n, H, HEAD_DIM], block `index` of a page laid out for `n` positions."""
+    """Keys or values [n, H, HEAD_DIM]: block `index` of a page laid out for `n` positions."""
     shape = (np.int64(n), np.int64(page.shape[3]), np.int64(HEAD_DIM))  # of one type, for numba
     size = shape[0] * shape[1] * shape[2]
     flat = page.reshape(page.size)
@@ -253,7 +247,7 @@ def _of_layer(page: Any, index: Any, n: Any) -> Any:
 def attend_pieces(
     query: Any, pages: Any, layer: Any, results: Any, counters: Any, begin: Any, end: Any
 ) -> Any:
-    """The phase's units, the pieces; whether this thread did the last one of all."""
+    """Run the phase's units, the pieces; whether this thread finished the last one of all."""
     pool, pieces, n_done = pages.pool, pages.pieces, 0
     n_head, laid_row = pool.shape[4], np.int64(-1)
     room = (np.empty((n_head, PIECE), np.float32), np.empty((n_head, HEAD_DIM), np.float32))
@@ -269,7 +263,6 @@ def attend_pieces(
 
 
 def empty_pages(dtype: Any, causal: bool) -> Pages:
-    """One row that attends to one position, to compile for."""
     indptr, zero, one = np.array([0, 1], np.int32), np.zeros(1, np.int32), np.ones(1, np.int32)
     pieces, last = np.zeros((1, 7), np.int32), np.zeros((1, 2), np.int32)
     cut(indptr, indptr, zero, one, 2, causal, False, pieces, one.copy(), last)

@@ -1,9 +1,7 @@
-"""Attention of one query row over keys and values in bfloat16 or float8, by AVX-512 vectors.
+"""Attention of one query over keys and values in bfloat16 or float8, by AVX-512. Imports numba.
 
-A vector of 32 bfloat16 becomes two of float32: the numbers at even places and those at odd places.
-Queries are laid out in that order, and sums are put in order at the end; float8 is read likewise.
-Memory bandwidth is the limit, so several positions that lie far apart are read at once, each of
-which the CPU prefetches as a stream of its own. Imports numba.
+Vectors hold the numbers at even or at odd places: queries are laid out like that, and sums put in
+order at the end. Positions far apart are read at once, since a CPU prefetches each such stream.
 """
 
 from __future__ import annotations
@@ -32,7 +30,6 @@ _intrinsic: Any = intrinsic
 
 
 def fits_vectors(stored: Any) -> bool:
-    """Whether this CPU has the instructions, for pages of a NumPy or numba dtype."""
     has_them = binding.get_host_cpu_features().get("avx512f", False)
     return bool(has_them) and stored in (np.uint16, types.uint16, np.uint8, types.uint8)
 
@@ -52,10 +49,7 @@ def _dot(_context: Any, _query: Any, _key: Any, like: Any) -> Any:
 def _dots(
     _context: Any, _query: Any, _key: Any, _stride: Any, _scores: Any, _apart: Any, like: Any
 ) -> Any:
-    """As `_dot`, of `AT_ONCE` positions whose keys are `_stride` bytes apart.
-
-    _scores: where the first one's score belongs, float32; the others' are `_apart` bytes apart.
-    """
+    """Like `_dot`, of `AT_ONCE` keys `_stride` bytes apart; the scores are `_apart` bytes apart."""
 
     def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
         query, key, stride, scores, apart, _like = args
@@ -87,11 +81,11 @@ def _products(builder: Any, asked: list[Any], key: Any, like: Any) -> Any:
 
 
 def _adder(n_positions: int) -> Any:
-    """An intrinsic: mixed += weights times the values of a head at so many positions.
+    """An intrinsic that adds weights times values of a head, at so many positions, to mixed.
 
-    It takes addresses: mixed, float32 [_PARTS, 16]; value, the first position's HEAD_DIM numbers;
-    the bytes from there to the next one; the first one's weight, float32; the bytes from there to
-    the next one; and a number like the values.
+    Its arguments: the addresses of mixed, float32 [_PARTS, 16], and of the first position's
+    HEAD_DIM values; the bytes between positions; the address of the first weight, float32; the
+    bytes between weights; and a number like the values.
     """
 
     @_intrinsic  # type: ignore[untyped-decorator]
@@ -132,7 +126,7 @@ _add_value, _add_values = _adder(1), _adder(AT_ONCE)
 
 
 def _parts(builder: Any, numbers: Any, like: Any) -> list[Any]:
-    """HEAD_DIM numbers from an address as float32 vectors; asks for those ahead of it, too."""
+    """HEAD_DIM numbers from an address as float32 vectors; prefetches numbers ahead of them."""
     found: list[Any] = []
     for first in range(0, HEAD_DIM * like.bitwidth // 8, _LINE_BYTES):
         at = offset(builder, numbers, first)
@@ -199,13 +193,13 @@ def mix_values(weights: Any, values: Any, first: Any, last: Any, mixed: Any) -> 
 
 @njit(nogil=True, cache=True)
 def _unit(stored: Any) -> Any:
-    """By how much numbers are larger than `_parts` gives them."""
+    """The factor by which numbers are larger than `_parts` gives them."""
     return FLOAT8_UNIT if stored.itemsize == 1 else np.float32(1)
 
 
 @njit(nogil=True, cache=True)
 def _in_order(sums: Any, unit: Any, mixed: Any) -> None:
-    """Sums by even and odd numbers of each half, times the unit, to mixed [H, HEAD_DIM]."""
+    """Write sums, by even and odd numbers, times the unit in order to mixed [H, HEAD_DIM]."""
     for h in range(len(mixed)):
         row = sums[h].reshape(_PARTS // 2, 2, _LANES)
         for half in range(_PARTS // 2):

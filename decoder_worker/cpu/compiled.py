@@ -1,4 +1,4 @@
-"""The decoder's kernels as a worker asks for them. Imports numba only where they are built."""
+"""The decoder's kernels, compiled or loaded. Imports numba only when they are."""
 
 from __future__ import annotations
 
@@ -19,22 +19,19 @@ if TYPE_CHECKING:
 
 
 def decoder_kernels(kinds: Kinds) -> DecoderKernels | None:
-    """Compiled or loaded; None where they do not compile."""
+    """Compile or load; None if they do not compile."""
     return built("decoder", str(kinds), partial(_build_decoder, kinds))
 
 
 def all_kinds(*, bfloat16: bool, int8: bool) -> tuple[Kinds, ...]:
-    """Of every decoder that computes in bfloat16 or float32.
-
-    Its own pool has that dtype; that of cross-attention KV has the same, or float8 (`kv_dtype`).
-    """
+    """The kinds of all decoders; the cross pool has the self pool's dtype, or float8."""
     own = np.uint16 if bfloat16 else np.float32
     weight = np.int8 if int8 else own
     tiles = products_for(bfloat16=bfloat16, int8=int8)
     head = np.int8 if bfloat16 else weight
     head_tiles = products_for(bfloat16=bfloat16, int8=bfloat16 or int8)
-    # Of tiles both: the weights of a large model stay in rows, which torch reads as well, but for
-    # those in 8 bits, which it does not read.
+    # Both for tiles: the weights of a large model stay in rows, which torch reads as well, except
+    # in 8 bits.
     layouts = (False,) if tiles is None else (True,) if int8 else (True, False)
     return tuple(
         Kinds(weight, own, cross, head, tiles, blocks, head_tiles)
@@ -52,7 +49,7 @@ def _build_decoder(kinds: Kinds) -> DecoderKernels:
 
 @cache
 def path_finder() -> Callable[[NDArray[np.float32]], NDArray[np.int64]]:
-    """`warping.first_columns`, compiled or loaded. On a GPU nobody else has numba."""
+    """Compile or load `warping.first_columns`. On a GPU nothing else uses numba."""
     ensure_jit_cache()
     from decoder_worker.cpu.warping import first_columns
 

@@ -1,11 +1,7 @@
-"""A CPU's decoder: forwards and decode steps of a few rows as one compiled program, else torch's.
+"""A CPU's decoder: few rows run as one compiled program, all else by torch.
 
-`TorchDecoder` is the reference, and does what the program does not: many rows, odd shapes, and all
-where no kernels compile. Beside torch's weights this holds a plain copy of them, which torch shares
-where the model is large (`decoder_worker.backends`). For one engine and its thread.
-
-Greedy rows take steps, several at once where nobody looks at what comes between them. Such a run
-ends where a row does, or where somebody interrupts it, so that whoever arrives waits for one step.
+Greedy rows can take several steps at once; such a run ends when a row ends or a thread interrupts
+it, so that an arrival waits for one step. For one engine and its thread.
 """
 
 from __future__ import annotations
@@ -53,19 +49,18 @@ if TYPE_CHECKING:
     from decoder_worker.cpu.step_kernels import DecoderKernels
 
 MAX_ROWS = 64
-# Of one entry, where no tiles multiply: for longer prompts torch's products and attention are
-# faster, as its product of more rows with the head is.
+# Without tiles, torch's products and attention are faster for longer prompts of an entry, and its
+# product with the head for more rows.
 FEW_QUERIES = 8
 FEW_LOGITS = 16
 DTYPES = (torch.float32, torch.bfloat16)
 CROSS_DTYPES = (*DTYPES, torch.float8_e4m3fn)
 MOST_STEPS = 32
-RUN_S = 0.05  # of a run at most: between two, deadlines are looked at
+RUN_S = 0.05  # of a run at most: deadlines are looked at between runs
 STEPS_IN_REST = 2  # while the team's helpers rest, so that they are soon asked again
 
 
 def fits_layers(dims: ModelDims) -> bool:
-    """Whether units of `OUTPUTS` outputs make up every product of a layer."""
     return dims.n_text_state % OUTPUTS == 0 and dims.n_text_ffn % OUTPUTS == 0
 
 
@@ -77,10 +72,7 @@ def fits_pools(self_pool: Tensor, cross_pool: Tensor) -> bool:
 
 
 class FusedDecoder:
-    """Implements `TextDecoder` over two pools [page, L, 2, page_size, H, HEAD_DIM].
-
-    For one thread, but for `interrupt`.
-    """
+    """Implements `TextDecoder`. For one thread, except `interrupt`."""
 
     def __init__(
         self,
@@ -93,7 +85,7 @@ class FusedDecoder:
         *,
         packed: bool = False,
     ) -> None:
-        """reference: over these pools, as `packed` says. layers, head: the reference's weights."""
+        """layers, head: the weights of `reference`, which is over these pools, as `packed` says."""
         self._dims = dims
         self._reference = reference
         self._own, self._cross = (as_array(pool) for pool in pools)
@@ -118,14 +110,13 @@ class FusedDecoder:
         self._kernels = decoder_kernels(kinds)
 
     def takes(self, n_rows: int) -> bool:
-        """Whether steps of so many rows are for the compiled program."""
         return n_rows <= MAX_ROWS and self._kernels is not None
 
     def forwards(self, lengths: Sequence[int]) -> list[list[int]]:
-        """Which prompts of these lengths run together, so that company decides no result.
+        """Group prompts of these lengths so that the result of none depends on its group.
 
-        Torch rounds by the number of rows, and its products in 8 bits are others: a prompt that is
-        too long for the program runs alone, and so many others together as the program takes.
+        Torch's results depend on the number of rows, and in 8 bits differ from the program's: so
+        long prompts run alone by torch, others together as far as the program takes them.
         """
         few = [i for i, n in enumerate(lengths) if n <= self._most_queries]
         each = [[i] for i, n in enumerate(lengths) if n > self._most_queries]
@@ -170,15 +161,15 @@ class FusedDecoder:
         return out
 
     def listen(self) -> None:
-        """From now on `interrupt` ends a run."""
+        """Forget earlier interrupts."""
         self._interrupted[0] = 0
 
     def interrupt(self) -> None:
-        """End the run with the step that it is in; from any thread."""
+        """End the run with its current step; from any thread."""
         self._interrupted[0] = 1
 
     def most_steps(self, n_rows: int) -> int:
-        """How many steps of so many rows may be made at once, now; 1: nothing is gained by more."""
+        """How many steps of so many rows may run at once now; 1 if more gain nothing."""
         if not self.takes(n_rows):
             return 1
         if self._team.rests:
@@ -188,10 +179,11 @@ class FusedDecoder:
     def steps(
         self, index: Tensor, slots: SlotTable, rules: LogitRules, most: int
     ) -> tuple[Tensor, Tensor]:
-        """Up to `most` steps of the rows that were planned, each fed by the one before.
+        """Run up to `most` steps of the planned rows, each fed by the one before.
 
-        index: int64 [n], the slots, in the order of the plan; `takes(n)`. most: no row may reach
-        its limit before that step. Tokens int64 and log probabilities float32, [steps made, n].
+        index: int64 [n], the slots, in the order of the plan; `takes(n)` must hold. most: no row
+        may reach its limit before that step. Returns tokens int64 and log probabilities float32,
+        [steps made, n].
         """
         assert self._planned is not None
         own, cross = self._planned
@@ -239,7 +231,6 @@ class FusedDecoder:
 def cut_pages(
     cut: Callable[..., int], kv: PagedKV, pool: Any, *, causal: bool, packed: bool = False
 ) -> Pages:
-    """What the rows of a `PagedKV` attend to in a pool; `cut` is the kernel."""
     page_size, n_rows = pool.shape[3], kv.n_rows
     most = -(-page_size // PIECE) * len(kv.kv_indices) * (n_rows if causal else 1)
     pieces = np.empty((most, 7), np.int32)
@@ -251,7 +242,7 @@ def cut_pages(
 
 
 def _within_pieces(own: Pages) -> int:
-    """Steps, the first one counted, after which each row still has as many pieces and pages."""
+    """Steps, including the next one, in which no row begins a piece or a page."""
     last = own.last[:, 1]
     room = np.minimum(PIECE - last % PIECE, own.pool.shape[3] - last)
     return int(room.min())

@@ -1,10 +1,7 @@
 """The decoder's layers and logits over a few rows, as one compiled program for several threads.
 
-For few rows a forward is bound by reading weights and pages, and a core alone reaches a part of
-what the memory gives; so all threads of a team go through the same phases and share out each one's
-units (`work_sharing`). Products go by the CPU's tiles, or by its vectors of 8 bits, where it has
-them and numbers are stored for them. Sums are float32 throughout: only what lies in memory is
-narrower. Imports numba.
+Few rows are bound by memory bandwidth, which no core can use up alone: so all threads of a team go
+through the same phases and share each one's units. Sums are float32 throughout. Imports numba.
 """
 
 from __future__ import annotations
@@ -71,7 +68,7 @@ def _product_of_four(x: Any, weight: Any, scale: Any, first: Any, last: Any, out
 
 
 def begin_product(x: Any, weight: Any, tiles: Any) -> Any:
-    """What `product` takes of x float32 [n, n_in] on this thread, until `end_product`."""
+    """Prepare x float32 [n, n_in] for `product` on this thread, until `end_product`."""
     raise NotImplementedError("only inside a kernel")
 
 
@@ -94,7 +91,6 @@ def _begin_product(x, weight, tiles):
 
 
 def end_product(tiles: Any) -> None:
-    """This thread multiplies no more, for now."""
     raise NotImplementedError("only inside a kernel")
 
 
@@ -106,7 +102,7 @@ def _end_product(tiles):
 
 
 def product(x: Any, weight: Any, scale: Any, tiles: Any, first: Any, last: Any, out: Any) -> None:
-    """out[:, first:last] of what `begin_product` gave: weights are read from memory once."""
+    """Compute out[:, first:last] from `begin_product`'s result, reading weights once."""
     raise NotImplementedError("only inside a kernel")
 
 
@@ -131,7 +127,7 @@ def _product(x, weight, scale, tiles, first, last, out):
 
 @njit(nogil=True, cache=True)
 def plain_product(x: Any, weight: Any, scale: Any, first: Any, last: Any, out: Any) -> None:
-    """out[:, first:last] of x float32 [n, n_in]: a block of weights is read from memory once."""
+    """Compute out[:, first:last] of x float32 [n, n_in], reading a block of weights once."""
     fours = len(x) // 4 * 4
     for row in range(0, fours, 4):
         _product_of_four(x[row : row + 4], weight, scale, first, last, out[row : row + 4])
@@ -139,7 +135,7 @@ def plain_product(x: Any, weight: Any, scale: Any, first: Any, last: Any, out: A
         _product_of_one(x[row], weight, scale, first, last, out[row])
 
 
-# Of Python's error model a division could raise, and a loop with it takes one number at a time.
+# In Python's error model a division may raise, which keeps loops from being vectorized.
 @njit(fastmath=SUMS, error_model="numpy", nogil=True, cache=True)
 def finish_product(out: Any, bias: Any, first: Any, last: Any, gelu: Any) -> None:
     for r in range(len(out)):
@@ -155,7 +151,6 @@ def finish_product(out: Any, bias: Any, first: Any, last: Any, gelu: Any) -> Non
 
 @njit(nogil=True, cache=True)
 def norm(norm: Any, x: Any, delta: Any, normed: Any) -> None:
-    """Add what a product gave, and norm the sum for the next one. norm [2, d]."""
     for r in range(len(x)):
         add_norm_row(x[r], delta[r], norm[0], norm[1], normed[r])
 
@@ -171,7 +166,7 @@ def _multiply(
     begin: Any,
     end: Any,
 ) -> Any:
-    """A product's units, while there are any. Whether all are done by this thread's last one."""
+    """Run a product's units; whether this thread finished the last one of all."""
     weight, scale, bias = weights
     n_out, n_done = len(bias), 0
     rows = begin_product(x, weight, tiles)
@@ -204,10 +199,9 @@ def run_layers(
     begin: Any,
     leads: Any,
 ) -> None:
-    """All layers, from `memory.x` to `memory.normed`; every thread of a team calls this.
+    """Run all layers, from `memory.x` to `memory.normed`, on every thread of a team.
 
-    What is too little to share out is done by whoever did a phase's last unit, and counts as one
-    unit more.
+    The thread that finished a phase's last unit also does what is too little to share, as a unit.
     """
     x, normed, delta, attended = memory.x, memory.normed, memory.delta, memory.attended
     query, qkv, hidden = memory.query, memory.qkv, memory.hidden

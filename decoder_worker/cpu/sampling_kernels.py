@@ -1,4 +1,4 @@
-"""The choice of each row's next token on a CPU, as `TorchSampler` makes it for rows without noise.
+"""Greedy choice of each row's next token on a CPU, equal to `TorchSampler`'s.
 
 Threads share out the rows (`work_sharing`). Imports numba.
 """
@@ -25,13 +25,13 @@ from decoder_worker.sampling.slots import (
 )
 
 _NEVER = np.float32(-np.inf)
-_LOWEST = np.float32(-3.4e38)  # that nothing is as low as
-_STRIDE = 512  # of the search for the place of the highest logit
+_LOWEST = np.float32(-3.4e38)  # below any logit
+_STRIDE = 512  # of the search for the highest logit
 
 
 @njit(nogil=True, cache=True)
 def _suppress(row: Any, suppressed: Any) -> Any:
-    """Add `suppressed` to a row; whether the row had a NaN."""
+    """Add `suppressed` to a row; returns whether the row had a NaN."""
     count = int32(0)
     for c in range(len(row)):
         count += int32(row[c] != row[c])
@@ -41,7 +41,7 @@ def _suppress(row: Any, suppressed: Any) -> Any:
 
 @njit(fastmath=True, nogil=True, cache=True)
 def _highest(row: Any, first: Any, last: Any) -> Any:
-    """Of finite numbers and -inf; -inf where there is none."""
+    """The highest of finite numbers and -inf, at least _LOWEST."""
     part, found = row[first:last], _LOWEST
     for c in range(len(part)):
         found = larger(found, part[c])
@@ -67,7 +67,7 @@ def _place(row: Any, first: Any, last: Any, value: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def _sample_row(row: Any, slot: Any, suppressed: Any, begin: Any, marks: Any) -> Any:
-    """The token and its log probability; `row`, its logits, and `slot` are changed."""
+    """Return the token and its log probability; changes `row`, its logits, and `slot`."""
     eot, stamps, n_vocab = marks.eot, marks.timestamp_begin, len(row)
     n_sampled, timed = slot[N_SAMPLED], slot[TIMED] != 0
     last_is, before_is = slot[LAST_IS] != 0, slot[BEFORE_IS] != 0
@@ -75,7 +75,7 @@ def _sample_row(row: Any, slot: Any, suppressed: Any, begin: Any, marks: Any) ->
     if n_sampled == 0:
         for i in range(len(begin)):
             row[begin[i]] = _NEVER
-    # Where a token may come from: words, text (from end of text on), timestamps.
+    # The allowed spans: words, text (from end of text on), timestamps.
     low, high = stamps, n_vocab
     words_end, text_end = eot, stamps
     if timed:
@@ -112,7 +112,7 @@ def _sample_row(row: Any, slot: Any, suppressed: Any, begin: Any, marks: Any) ->
         else:
             token = _place(row, low, high, top)
         logprob = -np.log(total)
-    # What the next step needs of it, as `slots.advance` writes it.
+    # As `slots.advance` writes it.
     slot[TOKEN] = token
     if token != eot and n_sampled + 1 < slot[LIMIT]:
         slot[POSITION] += 1
@@ -138,11 +138,11 @@ def sample_rows(
     begin: Any,
     leads: Any,
 ) -> None:
-    """Every thread of a team calls this; a unit is a row.
+    """Sample all rows, a unit each; every thread of a team calls this.
 
-    logits float32 [n, n_vocab], changed; index int64 [n]; table the slots' int64, changed;
-    suppressed float32 [n_vocab] and banned_first int64 as `LogitRules` has them; writes tokens
-    int64 [n] and logprobs float32 [n].
+    logits: float32 [n, n_vocab], changed. index: int64 [n]. table: the slots' int64, changed.
+    suppressed: float32 [n_vocab] and banned_first: int64, as in `LogitRules`. Writes tokens int64
+    [n] and logprobs float32 [n].
     """
     end = begin + len(index)
     while True:

@@ -1,8 +1,4 @@
-"""Decode steps of a few rows as one compiled program: nothing lies between two of them.
-
-A step is embedding, layers, logits and choice. All threads stay at work from step to step, until a
-sequence ends or somebody interrupts. Imports numba.
-"""
+"""Decode steps of a few rows as one compiled program, without Python between. Imports numba."""
 
 from __future__ import annotations
 
@@ -44,7 +40,7 @@ from decoder_worker.sampling.slots import N_COLUMNS, POSITION, TOKEN
 
 
 def _sum_of(token: Any, position: Any) -> Any:
-    """float32: an element of a token's embedding and of a position's, in the dtype of both."""
+    """Add elements of a token's and a position's embedding, in their dtype: float32."""
     raise NotImplementedError("only inside a kernel")
 
 
@@ -57,7 +53,6 @@ def _sum_of_stored(token, position):
 
 @njit(nogil=True, cache=True)
 def _embed(slots: Any, table: Any, embedding: Any, x: Any) -> None:
-    """What the slots feed next, to x float32 [n, d]."""
     for r in range(len(slots)):
         slot = table[slots[r]]
         token, position = embedding.tokens[slot[TOKEN]], embedding.positions[slot[POSITION]]
@@ -67,7 +62,7 @@ def _embed(slots: Any, table: Any, embedding: Any, x: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def _move_on(own: Any) -> None:
-    """Each row has one position more, within its last page and piece."""
+    """Advance each row by a position, within its last page and piece."""
     pieces, n_pieces, last = own.pieces, own.n_pieces, own.last
     for i in range(len(pieces)):
         if pieces[i, 5] + 1 == n_pieces[pieces[i, 0]]:
@@ -78,10 +73,7 @@ def _move_on(own: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def _ends(run: Any, step: Any, eot: Any, counters: Any) -> Any:
-    """Whether no further step is to follow the one before `step`.
-
-    Besides the end of a row: somebody asks for it, or the team is to decide anew who helps.
-    """
+    """Whether the run ends before `step`: a row ended, or somebody asks for it."""
     control = run.control
     if run.interrupt[0] != 0 or control[LEFT] != 0 or counters[WAITED] != control[WAITED_BEFORE]:
         return True
@@ -95,7 +87,7 @@ def _ends(run: Any, step: Any, eot: Any, counters: Any) -> Any:
 def _begin_step(
     step: Any, embedding: Any, own: Any, memory: Any, choice: Any, run: Any, counters: Any
 ) -> None:
-    """What lies before a step's first product, or the note that there is no further step."""
+    """Embed a step's tokens, or note that the run has ended."""
     if step == 0:
         run.control[WAITED_BEFORE] = counters[WAITED]
     elif _ends(run, step, choice.marks.eot, counters):
@@ -117,7 +109,6 @@ def _choose(
     begin: Any,
     leads: Any,
 ) -> None:
-    """Logits of the forward that was made, and each row's next token; both parts' units."""
     logits = run.logits
     run_head(memory.normed, head, logits, counters, begin, leads)
     begin += (logits.shape[1] + LOGITS - 1) // LOGITS
@@ -153,10 +144,9 @@ def _run_steps(
     begin: Any,
     leads: Any,
 ) -> None:
-    """Every thread of a team calls this.
+    """Run steps; every thread of a team calls this, with the `Pages` of the first step.
 
-    own, cross: `Pages`, of the first step; own is changed. units: of each phase of a layer. parts:
-    int64 [3], the units of the layers, of the head, and of a step.
+    own is changed. units: of each phase of a layer. parts: int64 [3], as from `step_units`.
     """
     control, most = run.control, len(run.tokens)
     end = begin + most * parts[2]
@@ -194,10 +184,7 @@ def _run_steps(
 
 @dataclass(frozen=True, slots=True)
 class DecoderKernels:
-    """`cut`, `run_layers`, `run_head`, `_run_steps`.
-
-    The last three are jobs of a `StepTeam`, once their first arguments are given.
-    """
+    """All but `cut` are jobs of a `StepTeam` once their first arguments are bound."""
 
     cut: Callable[..., int]
     layers: Callable[..., Any]

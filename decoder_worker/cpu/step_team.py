@@ -1,8 +1,6 @@
 """Threads that help the engine's own with one computation after another.
 
-Each thread takes the next unit of work that is left (`work_sharing`), so the others do what a late
-helper would have done. Where another process has a helper's core, that helper may stop within a
-unit, for which the others must wait; after such a wait no helper is asked for a while.
+If the system takes a helper's core within a unit, all wait for it; then helpers rest for a while.
 """
 
 from __future__ import annotations
@@ -17,23 +15,23 @@ import numpy as np
 
 from cluster.common.priorities import let_encoder_go_first
 
-# Counters that a team shares, int64: places, each in a cache line of its own.
-CLAIMED, DONE, WAITED = 0, 16, 32  # units; and phases whose end the leader waited long for
+# Indices of a team's int64 counters, each in a cache line of its own.
+CLAIMED, DONE, WAITED = 0, 16, 32  # units; and phases that kept the leader waiting
 N_COUNTERS = 48
-# As many units claimed and done leave none to claim and none to wait for, in any job.
+# With as many units claimed and done, no job has any left to claim or to wait for.
 ALL_UNITS = 1 << 62
-# How long helpers are not asked after they were slow: a load that ends is over soon, and to ask in
-# vain costs the leader what is left of another thread's turn on the core, a few milliseconds.
+# How long slow helpers rest. A short load is over soon, and asking a slow helper costs the leader
+# the rest of another thread's time slice on the core, a few milliseconds.
 LEAST_REST_S, MOST_REST_S = 0.02, 0.2
 
 Job = Callable[[Any, int, bool], Any]  # counters, first unit, whether this thread leads
 
 
 class StepTeam:
-    """One leader, the first thread that calls `run`, and `n_helpers` threads.
+    """A leader, the first thread that calls `run`, and `n_helpers` threads.
 
-    Any other one does its jobs alone: a decoder's thread in a hurry has a higher priority than the
-    helpers, and would wait for them.
+    Any other thread does its jobs alone: the decoder's hurried thread has a higher priority than
+    the helpers, and would wait for them.
     """
 
     def __init__(self, n_helpers: int) -> None:
@@ -54,14 +52,11 @@ class StepTeam:
 
     @property
     def rests(self) -> bool:
-        """Whether helpers would not be asked now, since they were slow."""
+        """Whether the helpers rest now because they were slow."""
         return bool(self._helpers) and time.monotonic() < self._rests_until
 
     def run(self, job: Job, n_units: int) -> None:
-        """Do a job of `n_units`; all of it is done on return, and no helper is within it.
-
-        What the job raises, on any of the threads, ends it half done, and is raised here.
-        """
+        """Run a job of `n_units` to its end; an error on any thread ends it and is raised here."""
         thread = threading.get_ident()
         self._leader = self._leader or thread
         is_helped = thread == self._leader and time.monotonic() >= self._rests_until
@@ -93,22 +88,18 @@ class StepTeam:
 
 
 class _Helper:
-    """A thread that does the job that was posted last, as far as something is left of it.
-
-    error: what a job raised here, perhaps within a unit that others would wait for.
-    """
+    """A thread that runs the job posted last. error: raised by a job here."""
 
     def __init__(self, counters: Any) -> None:
         self._counters = counters
         self.error: Exception | None = None
         self._job: tuple[Job, int] | None = None
-        self._posted = threading.Lock()  # open while there is a job that was not seen
+        self._posted = threading.Lock()  # unlocked while a posted job was not seen
         self._posted.acquire()
         self.thread = threading.Thread(target=self._main, name="decoder-helper", daemon=True)
         self.thread.start()
 
     def post(self, job: Job | None, begin: int) -> None:
-        """None ends the thread."""
         self._job = None if job is None else (job, begin)
         if self._posted.locked():
             self._posted.release()
@@ -122,7 +113,7 @@ class _Helper:
             job, begin = posted
             try:
                 job(self._counters, begin, False)
-            except Exception as error:  # such as of memory that ran out
+            except Exception as error:  # such as MemoryError
                 self.error = error
                 leave_nothing(self._counters)
             del posted, job
@@ -134,7 +125,7 @@ def _end(helpers: list[_Helper]) -> None:
 
 
 def leave_nothing(counters: Any) -> None:
-    """Have all threads come to the end of their job, the leader too, whatever was done of it."""
+    """Make all threads, the leader too, come to the end of their job, whatever was done."""
     counters[CLAIMED] = ALL_UNITS  # first, so that no phase begins behind one that is not done
     counters[DONE] = ALL_UNITS
 

@@ -1,13 +1,8 @@
-"""Products of a few rows by the CPU's tiles, of weights in 16 or 8 bits, on the calling thread.
+"""Products of a few rows by AMX tiles, of weights in 16 or 8 bits, on the calling thread.
 
-Rows of x are float32, and stay nearly so, whatever other rows there are. For bfloat16 each is split
-into a bfloat16 and what that leaves, again as a bfloat16, side by side in a tile; both products are
-added up in float32, so a sum is within some 2 ** -16 of the exact one. For 8 bits each is split
-into two integers: whole steps of a 127th of its largest value, and what these leave in steps a
-254th as large; their sums are exact. Eight rows take as long as one: weights are read once. Those
-in blocks are read from the first byte to the last, faster than 64 rows side by side.
-
-Imports numba, and compiles only where `has_bfloat16_tiles`.
+A row of x float32 is split into two bfloat16, so that a sum is within 2 ** -16 of the exact one, or
+into two integers: steps of a 127th of its largest value, and remainders in steps a 254th as large.
+Eight rows take as long as one, since weights are read once. Imports numba.
 """
 
 from __future__ import annotations
@@ -66,8 +61,8 @@ def clear_sums(_context: Any) -> Any:
 def _add_products(_context: Any, _x: Any, _weight: Any, _stride: Any) -> Any:
     """Add x times weights over one tile's inputs to a block's sums.
 
-    x: address of a tile that lies together; weight: address of the block's first number there;
-    stride: bytes from one output's weights to the next one's.
+    x: address of a contiguous tile. weight: address of the block's first number there. stride:
+    bytes from one output's weights to the next one's.
     """
 
     def write(builder: Any, x: Any, weight: Any, stride: Any) -> None:
@@ -83,7 +78,7 @@ def _add_products(_context: Any, _x: Any, _weight: Any, _stride: Any) -> Any:
 
 @_intrinsic  # type: ignore[untyped-decorator]
 def store_sums(_context: Any, _to: Any) -> Any:
-    """To [BLOCK_OUTPUTS, 16] at an address, numbers of 32 bits."""
+    """Store the sums at an address, as [BLOCK_OUTPUTS, 16] numbers of 32 bits."""
 
     def write(builder: Any, to: Any) -> None:
         for tile in _SUMS:
@@ -94,10 +89,10 @@ def store_sums(_context: Any, _to: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def split_rows(x: Any) -> Any:
-    """x float32 [n, n_in] as tiles: uint16 [ceil(n / 8), n_in / 2, 16, 2].
+    """Split x float32 [n, n_in] into tiles: uint16 [ceil(n / 8), n_in / 2, 16, 2].
 
-    A tile has pairs of inputs, and of each pair the rows' upper halves and their lower ones by
-    turns; rows that x does not have are zero.
+    A tile has pairs of inputs, and of each pair the upper and the lower halves of rows by turns.
+    Missing rows are zero.
     """
     n, n_in = x.shape
     split = np.zeros(((n + ROWS_OF_TILE - 1) // ROWS_OF_TILE, n_in // 2, 16, 2), np.uint16)
@@ -111,7 +106,7 @@ def split_rows(x: Any) -> Any:
 
 
 def _add_block(x: Any, weight: Any, begin: Any) -> None:
-    """Add to the sums what the block of outputs from `begin` on has; x: address of its tiles."""
+    """Add the products of the block of outputs from `begin` on; x: address of its tiles."""
     raise NotImplementedError("only inside a kernel")
 
 
@@ -140,8 +135,8 @@ def _add_block_of(x, weight, begin):
 def tile_product(split: Any, weight: Any, scale: Any, first: Any, last: Any, out: Any) -> None:
     """out[:, first:last] = scale * (weight @ x), for float32 out [n, n_out].
 
-    split: x, from `split_rows`. weight: uint16 [n_out, n_in], the bits of bfloat16; or the same
-    `in_blocks`. first, last: of whole blocks.
+    split: x, from `split_rows`. weight: uint16 [n_out, n_in], the bits of bfloat16, or the same
+    `in_blocks`. first, last: borders of blocks.
     """
     n = len(out)
     sums = np.empty((BLOCK_OUTPUTS, 2 * ROWS_OF_TILE), np.float32)
@@ -159,7 +154,7 @@ def tile_product(split: Any, weight: Any, scale: Any, first: Any, last: Any, out
 
 @_intrinsic  # type: ignore[untyped-decorator]
 def _add_int8_products(_context: Any, _x: Any, _weight: Any) -> Any:
-    """Add x times weights over 64 inputs to a block's sums; both lie together at an address."""
+    """Add x times weights over 64 inputs to a block's sums; both are contiguous."""
 
     def write(builder: Any, x: ir.Value, weight: ir.Value) -> None:
         load_tile(builder, _X, x)
@@ -173,10 +168,7 @@ def _add_int8_products(_context: Any, _x: Any, _weight: Any) -> Any:
 
 @_intrinsic  # type: ignore[untyped-decorator]
 def _magnitude(_context: Any, _x: Any) -> Any:
-    """The largest of 64 float32 at an address without their signs, as the bits of a float32.
-
-    More than those of an infinite number where one is not a number.
-    """
+    """The bits of the largest absolute value of 64 float32 at an address; NaN is above all."""
 
     def generate(_context: Any, builder: Any, _: Any, args: Any) -> Any:
         unsigned = ir.Constant(vectors.INTS, [0x7FFFFFFF] * vectors.LANES)
@@ -193,7 +185,7 @@ def _magnitude(_context: Any, _x: Any) -> Any:
 
 @_intrinsic  # type: ignore[untyped-decorator]
 def _split_inputs(_context: Any, _x: Any, _step: Any, _per_step: Any, _to: Any) -> Any:
-    """64 float32 at an address to a tile's row at another one, and what they leave to the next."""
+    """Split 64 float32 at an address into a tile's row at another one and the row behind it."""
 
     def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
         x, step, per_step, to = args
@@ -216,10 +208,7 @@ def _split_inputs(_context: Any, _x: Any, _step: Any, _per_step: Any, _to: Any) 
 
 @_intrinsic  # type: ignore[untyped-decorator]
 def _scale_sums(_context: Any, _sums: Any, _scale: Any, _step: Any, _to: Any) -> Any:
-    """One row's products with a block, from the address of its sums to that of float32 [64].
-
-    scale: address of the first output's.
-    """
+    """Scale a row's sums of a block into float32 [64]. scale: address of the first output's."""
 
     def generate(context: Any, builder: Any, _: Any, args: Any) -> Any:
         sums, scale, step, to = args
@@ -249,11 +238,10 @@ def _part(builder: Any, numbers: Any, part: int) -> Any:
 
 @njit(error_model="numpy", nogil=True, cache=True)
 def split_in_8_bits(x: Any) -> Any:
-    """x float32 [n, d], contiguous, as tiles, int8 [ceil(n / 8), d / 64, 16, 64], and its steps.
+    """Split x float32 [n, d], contiguous, into int8 tiles [ceil(n / 8), d / 64, 16, 64], and steps.
 
-    A tile has the whole steps of a row, and behind them what these leave. Steps: float32 [n]. Rows
-    that x does not have are zero, and so are those whose values are all below LEAST; a row that is
-    not finite has no finite step.
+    A tile has a row's whole steps, then their remainders. Steps: float32 [n]. Missing rows are
+    zero, and rows whose values are all below LEAST; a row that is not finite has no finite step.
     """
     n, d = x.shape
     n_tiles = d // TILE_ROW_BYTES
@@ -278,10 +266,7 @@ def split_in_8_bits(x: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def int8_tile_product(rows: Any, weight: Any, scale: Any, first: Any, last: Any, out: Any) -> None:
-    """As `tile_product`, of rows from `split_in_8_bits` and a weight `in_int8_blocks`.
-
-    first: a whole block's.
-    """
+    """Like `tile_product`, of rows from `split_in_8_bits` and a weight `in_int8_blocks`."""
     split, steps = rows
     n_tiles = weight.shape[1]
     sums = np.empty((TILES_OF_BLOCK, TILE_ROWS, TILE_ROWS), np.int32)
@@ -301,7 +286,7 @@ def int8_tile_product(rows: Any, weight: Any, scale: Any, first: Any, last: Any,
 def scale_block(
     sums: Any, group: Any, steps: Any, scale: Any, begin: Any, last: Any, out: Any
 ) -> None:
-    """To out[:, begin:last] what the sums of a block and of a group of rows are."""
+    """Scale the sums of a block and a group of rows into out[:, begin:last]."""
     for r in range(min(ROWS_OF_TILE, len(steps) - group * ROWS_OF_TILE)):
         row = group * ROWS_OF_TILE + r
         if begin + BLOCK_OUTPUTS <= last:
@@ -313,7 +298,7 @@ def scale_block(
 
 @njit(nogil=True, cache=True)
 def _scale_last(sums: Any, r: Any, scale: Any, step: Any, first: Any, last: Any, out: Any) -> None:
-    """As `_scale_sums`, of a block that has fewer outputs."""
+    """Like `_scale_sums`, for a block with fewer outputs."""
     finer = np.float32(1.0 / FINER)
     for o in range(first, last):
         tile = sums[(o - first) // TILE_ROWS]

@@ -1,6 +1,6 @@
-"""Products of a few rows in 8 bits by vectors, for CPUs that have AVX-512 VNNI and no tiles.
+"""Products of a few rows in 8 bits by AVX-512 VNNI, with the layouts of `tile_products`.
 
-Rows are split, weights lie, and sums are scaled as in `tile_products`. Imports numba.
+Imports numba.
 """
 
 from __future__ import annotations
@@ -31,7 +31,7 @@ _HALF_OF_TILE = TILE_ROWS // 2
 
 @njit(nogil=True, cache=True)
 def split_for_vectors(x: Any) -> Any:
-    """As `split_in_8_bits`, and where the sums of a tile's rows begin, int32 [tiles, TILE_ROWS]."""
+    """Like `split_in_8_bits`, with the initial sums of a tile's rows, int32 [tiles, TILE_ROWS]."""
     split, steps = split_in_8_bits(x)
     begins = np.zeros((len(split), TILE_ROWS), np.int32)
     for group in range(len(split)):
@@ -48,7 +48,7 @@ def split_for_vectors(x: Any) -> Any:
 def int8_vector_product(
     rows: Any, weight: Any, scale: Any, first: Any, last: Any, out: Any
 ) -> None:
-    """As `int8_tile_product`, of rows from `split_for_vectors`."""
+    """Like `int8_tile_product`, of rows from `split_for_vectors`."""
     split, steps, begins = rows
     n_tiles = weight.shape[1]
     sums = np.empty((TILES_OF_BLOCK, TILE_ROWS, TILE_ROWS), np.int32)

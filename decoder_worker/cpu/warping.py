@@ -1,7 +1,4 @@
-"""Dynamic time warping without Python's lock, which a decoder's steps need meanwhile.
-
-Imports numba.
-"""
+"""Dynamic time warping that releases Python's lock, which a decoder's steps need. Imports numba."""
 
 from __future__ import annotations
 
@@ -13,10 +10,9 @@ from numba import njit
 
 @njit(nogil=True, cache=True)
 def first_columns(x: Any) -> Any:
-    """Where the cheapest path through x, float32 [n, m], enters each of its rows: int64 [n].
+    """The column where the cheapest path through x float32 [n, m] enters each row: int64 [n].
 
-    Steps and ties are openai/whisper's: straight or down only if strictly cheapest of the three,
-    else along the row, even where that is dearer.
+    Steps and ties are openai/whisper's: diagonal or down only if strictly cheapest of the three.
     """
     n, m = x.shape
     cost = np.full((n + 1, m + 1), np.inf, np.float32)

@@ -1,9 +1,7 @@
-"""How threads share out the units of a computation that goes phase by phase, inside numba.
+"""Shares out the units of a computation that goes phase by phase among threads, inside numba.
 
-The units of all phases are numbered through, and the numbers go on from one computation to the
-next. A thread claims the next unit of the phase that is open, does it, and notes that it is done; a
-phase opens when all units before it are done. So a thread that gets no processor time delays the
-others only if it stops within a unit, and one that comes late finds nothing to claim and returns.
+Units are numbered through all phases and computations. A phase opens when all units before it are
+done; a thread claims the next unit of it, so late threads delay others only within a unit.
 """
 
 from __future__ import annotations
@@ -18,15 +16,15 @@ from numba.extending import intrinsic
 
 from decoder_worker.cpu.step_team import CLAIMED, DONE, WAITED
 
-# Looks at a phase that does not end, of some 25 ns each.
-YIELD_AFTER = 2_000  # the leader gives its core to whoever is in the middle of a unit
+# Checks of a phase that does not end, some 25 ns each.
+YIELD_AFTER = 2_000  # the leader gives its core to a helper within a unit
 SLOW_AFTER = 8_000  # and notes that it has to wait for helpers
 LEAVE_AFTER = 20_000  # helpers leave
 
 _intrinsic: Any = intrinsic
 _sched_yield: Any = types.ExternalFunction("sched_yield", types.int32())
-# What makes a look of a waiting loop take some 25 ns: an instruction of LLVM's, and its arguments.
-# (Arm's own hint to yield does nothing on most cores, a barrier takes about that long.)
+# An LLVM intrinsic, with its arguments, that pauses for some 25 ns. (Arm's own hint to yield does
+# nothing on most cores; a barrier takes about that long.)
 _X86, _ARM = ("llvm.x86.sse2.pause", ()), ("llvm.aarch64.isb", (15,))
 _PAUSES = {"x86_64": _X86, "amd64": _X86, "aarch64": _ARM, "arm64": _ARM}
 _PAUSE = _PAUSES.get(platform.machine().lower())
@@ -38,7 +36,7 @@ def _pointer(context: Any, builder: Any, array_type: Any, array: Any, index: Any
 
 @_intrinsic  # type: ignore[untyped-decorator]
 def _load(_context: Any, counters: Any, index: Any) -> Any:
-    """counters[index], and whatever its writer wrote before it."""
+    """Read counters[index] with acquire ordering."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _pointer(context, builder, signature.args[0], *args)
@@ -49,7 +47,7 @@ def _load(_context: Any, counters: Any, index: Any) -> Any:
 
 @_intrinsic  # type: ignore[untyped-decorator]
 def _add(_context: Any, counters: Any, index: Any, number: Any) -> Any:
-    """counters[index] += number, after whatever was written before; what it was."""
+    """Add to counters[index] with acquire-release ordering; returns the value before."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _pointer(context, builder, signature.args[0], args[0], args[1])
@@ -60,7 +58,7 @@ def _add(_context: Any, counters: Any, index: Any, number: Any) -> Any:
 
 @_intrinsic  # type: ignore[untyped-decorator]
 def _replace(_context: Any, counters: Any, index: Any, expected: Any, new: Any) -> Any:
-    """Whether counters[index] was `expected`; then it is `new`."""
+    """Set counters[index] to `new` if it is `expected`; returns whether it was."""
 
     def generate(context: Any, builder: Any, signature: Any, args: Any) -> Any:
         pointer = _pointer(context, builder, signature.args[0], args[0], args[1])
@@ -72,8 +70,6 @@ def _replace(_context: Any, counters: Any, index: Any, expected: Any, new: Any) 
 
 @_intrinsic  # type: ignore[untyped-decorator]
 def _pause(_context: Any) -> Any:
-    """Tell the core that this is a loop that waits."""
-
     def generate(context: Any, builder: Any, _: Any, __: Any) -> Any:
         if _PAUSE is not None:
             name, numbers = _PAUSE
@@ -87,7 +83,7 @@ def _pause(_context: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def claim(counters: Any, end: Any) -> Any:
-    """The next unit below `end`, the open phase's; -1 when all of it are claimed."""
+    """Claim the next unit of the open phase, which ends at `end`; -1 if all are claimed."""
     while True:
         unit = _load(counters, CLAIMED)
         if unit >= end:
@@ -98,7 +94,7 @@ def claim(counters: Any, end: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def finish(counters: Any) -> Any:
-    """A claimed unit is done; how many are done with it."""
+    """Note that a claimed unit is done; returns how many are."""
     return _add(counters, DONE, 1) + 1
 
 
@@ -120,7 +116,7 @@ def wait(counters: Any, end: Any, leads: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def conclude(counters: Any) -> None:
-    """Open the next phase, once what its first units need was done behind this one's last."""
+    """Open the next phase, whose preparation followed this one's last unit."""
     claim(counters, np.iinfo(np.int64).max)
     finish(counters)
 
@@ -132,6 +128,6 @@ def is_past(counters: Any, end: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def skip_to(counters: Any, end: Any) -> None:
-    """Take all units below `end` for done: the leader's, where nobody is within a unit."""
+    """Mark all units below `end` as done. For the leader, when nobody is within a unit."""
     _add(counters, CLAIMED, end - _load(counters, CLAIMED))
     _add(counters, DONE, end - _load(counters, DONE))
