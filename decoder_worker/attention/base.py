@@ -1,10 +1,7 @@
-"""The seam between the decoder and the way its attention is computed.
+"""The interface between the decoder and the implementations of its paged attention.
 
-A backend holds the two page pools, self and cross. `plan` is called once before each forward and
-takes everything that depends on the batch's shape; the layers then hand over queries (and, for
-self-attention, the new keys and values) and get mixed values back. The indices are those that
-paged-attention kernels take, ragged over sequences. A layer's K or V is a strided view of a
-page-major pool: `pool[:, layer, 0]`.
+`plan` is called before each forward with the batch's shape. Indices are those of paged-attention
+kernels, ragged over sequences. A layer's K or V is a strided view of its pool: `pool[:, layer, 0]`.
 """
 
 from __future__ import annotations
@@ -19,17 +16,17 @@ from torch import Tensor
 
 @dataclass(frozen=True, slots=True)
 class PagedKV:
-    """Which pages the queries of each entry attend to. All int32, on the CPU.
+    """The pages that the queries of each entry attend to. All int32, on the CPU.
 
     qo_indptr [n + 1]: entry i owns the query rows qo_indptr[i] to qo_indptr[i + 1].
     kv_indptr [n + 1]: and the pages kv_indices[kv_indptr[i] : kv_indptr[i + 1]], in order.
-    kv_last_page_len [n]: of its last page so many positions are filled, 1 to the page's size.
+    kv_last_page_len [n]: filled positions of its last page, 1 to the page's size.
 
     Example: 1500 frames in pages of 64 are 24 pages, the last of which holds 28: with a second
     entry of 70 frames, kv_indptr is [0, 24, 26] and kv_last_page_len [28, 6].
 
-    Self-attention has one entry for each row of history; cross-attention one for each window, so
-    that several query rows (beams, candidates) of a window read its pages once.
+    Self-attention has one entry for each row. Cross-attention has one for each window, so that its
+    beams or candidates read its pages once.
     """
 
     qo_indptr: Tensor
@@ -39,12 +36,10 @@ class PagedKV:
 
     @property
     def n_rows(self) -> int:
-        """Query rows of all entries."""
         return int(self.qo_indptr[-1])
 
     @property
     def most_queries(self) -> int:
-        """Query rows of the entry that has most of them."""
         return int(self.qo_indptr.diff().max())
 
     @classmethod
@@ -72,11 +67,10 @@ class PagedKV:
 
 @dataclass(frozen=True, slots=True)
 class AttentionBatch:
-    """One forward's batch.
+    """The batch of one forward.
 
-    self_kv: lengths count the new tokens, whose keys and values the forward writes: the queries
-        of an entry are its last positions, and each sees itself and what is before it.
-    cross_kv: every query of an entry sees all of its positions.
+    self_kv: lengths count the new tokens; an entry's queries are its last positions, and attend
+    causally. cross_kv: every query of an entry attends to all of its positions.
     """
 
     self_kv: PagedKV
@@ -88,23 +82,20 @@ class AttentionBatch:
 
 
 class MakeFixed(Protocol):
-    """Makes what computes forwards of fixed sizes, which may be captured."""
+    """Makes backends for forwards of fixed sizes, which may be captured."""
 
     def __call__(self, n_rows: int, n_tokens: int, n_sharing: int = 1) -> ProjectedAttention:
-        """Of `n_rows` rows of `n_tokens` tokens each; one token: decode steps.
-
-        n_sharing: so many neighbouring rows, of a decode step, have one window together.
-        """
+        """For `n_rows` rows of `n_tokens` tokens, of which `n_sharing` rows share a window."""
 
 
 class AttentionBackend(Protocol):
     """Paged attention over the pools that the backend was made with."""
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Prepare for one forward. Only this reads what is on the host: a graph has the rest."""
+        """Prepare one forward. Only this reads host data, so that the rest can be captured."""
 
     def begin(self, positions: Tensor) -> None:
-        """The forward begins with tokens at `positions` (int64 [n_tokens], on the device)."""
+        """Begin a forward of tokens at `positions`, int64 [n_tokens], on the device."""
 
     def self_attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         """Write k and v of the new tokens into the self pool, then attend causally.
@@ -117,11 +108,11 @@ class AttentionBackend(Protocol):
 
 
 class ProjectedAttention(AttentionBackend, Protocol):
-    """A backend that takes a self-attention's projection as the product leaves it."""
+    """A backend that also takes the fused projection of a self-attention."""
 
     def attend_projected(self, layer: int, qkv: Tensor, bias: Tensor | None) -> Tensor:
         """Add the bias, write the new tokens' k and v into the self pool, then attend causally.
 
-        qkv: [n_tokens, 3 * head * head_dim], contiguous, order q, k, v. bias: of as many, or None
-        where the product has it already. [n_tokens, head, head_dim], in the dtype of qkv.
+        qkv: [n_tokens, 3 * head * head_dim], contiguous, order q, k, v. bias: None if the product
+        has it. Returns [n_tokens, head, head_dim] in the dtype of qkv.
         """

@@ -1,8 +1,7 @@
-"""Paged attention by flashinfer's kernels, over the page-major pools as they lie.
+"""Paged attention by flashinfer's kernels over page-major pools.
 
-Three backends: `RaggedAttention` for any forward (beams, long prompts, alignment); and for what a
-CUDA graph may hold, of a fixed number of rows, `StepAttention` for decode steps and
-`PromptAttention` for prompts of one length.
+`RaggedAttention` computes any forward. `StepAttention`, for decode steps, and `PromptAttention`,
+for prompts of one length, have a fixed number of rows, so that a CUDA graph can hold them.
 """
 
 from __future__ import annotations
@@ -27,8 +26,8 @@ WORKSPACE_BYTES = 128 * 2**20  # what flashinfer recommends, for partial results
 class FlashInfer:
     """Makes backends over one pair of pools. They share a workspace, so a stream as well.
 
-    self_pool, cross_pool: [page, layer, 2, page size, head, head_dim] on a GPU; the self pool's
-        dtype is that of queries and results, the cross pool's may be float8_e4m3fn.
+    self_pool, cross_pool: [page, layer, 2, page size, head, head_dim] on a GPU. Queries and results
+        have the self pool's dtype; the cross pool's may be float8_e4m3fn.
     """
 
     def __init__(self, self_pool: Tensor, cross_pool: Tensor) -> None:
@@ -47,7 +46,7 @@ class FlashInfer:
         return RaggedAttention(*self._prefill_tables())
 
     def fixed(self, n_rows: int, n_tokens: int, n_sharing: int = 1) -> ProjectedAttention:
-        """As `MakeFixed`."""
+        """Implements `MakeFixed`."""
         if n_tokens > 1:
             assert n_sharing == 1
             return PromptAttention(*self._prefill_tables(n_rows, n_tokens), n_rows, n_tokens)
@@ -60,10 +59,7 @@ class FlashInfer:
 
 
 class _OverTables:
-    """What the three backends have in common: new tokens at places, and a table of each pool.
-
-    _entries, _positions: of the new tokens, int32 [n_tokens] on the device.
-    """
+    """The base of the backends. _entries, _positions: int32 [n_tokens], of the new tokens."""
 
     def __init__(self, own: Table, cross: Table, entries: Tensor, positions: Tensor) -> None:
         self._self, self._cross = own, cross
@@ -95,27 +91,27 @@ class RaggedAttention(_OverTables):
         self._entries, self._positions = both.unbind(0)
 
     def begin(self, positions: Tensor) -> None:
-        """Places came with the plan, which is made anew for every forward."""
+        """Nothing to do: every forward is planned anew, with its positions."""
 
 
 class StepAttention(_OverTables):
     """Implements `ProjectedAttention` for decode steps: `n_rows` entries of one row each.
 
-    `plan` does something only where pages have changed: a row came or went, or began a page.
-    Rows that share a window are queries of one entry, so that its pages are read once.
+    `plan` does something only if pages changed: a row came or went, or began a page. Rows that
+    share a window are queries of one entry, so that its pages are read once.
     """
 
     def __init__(self, own: StepTable, cross: Table, n_rows: int) -> None:
         rows = torch.arange(n_rows, dtype=torch.int32, device=own.device)
         super().__init__(own, cross, rows, torch.zeros_like(rows))
-        self._before = own.before  # what a row's position is counted from
+        self._before = own.before  # subtracted from a row's position
 
     def plan(self, batch: AttentionBatch) -> None:
         self._self.plan(batch.self_kv, same_pages)
         self._cross.plan(batch.cross_kv, same)
 
     def begin(self, positions: Tensor) -> None:
-        """Lengths follow positions: [page 0, page 1 of 64, position 70] has 7 in its last page."""
+        """Derive lengths from positions: at position 70, in pages of 64, the last page holds 7."""
         self._positions.copy_(positions)
         torch.sub(self._positions, self._before, out=self._self.last_page_len)
 
@@ -129,19 +125,15 @@ class PromptAttention(_OverTables):
         super().__init__(own, cross, entries, positions)
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Does something only where rows or windows have other pages than those planned last."""
         self._self.plan(batch.self_kv, same)
         self._cross.plan(batch.cross_kv, same)
 
     def begin(self, positions: Tensor) -> None:
-        """All begin at position 0."""
+        """Nothing to do: all prompts begin at position 0."""
 
 
 def _new_tokens(kv: PagedKV, page_size: int) -> tuple[Tensor, Tensor]:
-    """Entry and position of each query's token, int32 [n_tokens] on the CPU: the entry's last.
-
-    Example: two queries of an entry of 70 positions stand at 68 and 69.
-    """
+    """Entry and position of each query's token, int32 [n_tokens] on the CPU."""
     counts = kv.qo_indptr.diff()
     lengths = (kv.kv_indptr.diff() - 1) * page_size + kv.kv_last_page_len
     entries = torch.arange(len(counts)).repeat_interleave(counts)

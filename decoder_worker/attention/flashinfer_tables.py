@@ -1,16 +1,16 @@
 """Page tables of flashinfer's kernels on the device, with their plans and runs.
 
-Written from the source of flashinfer-python 0.7.2.post1; what it relies on there:
+Relies on what the source of flashinfer-python 0.7.2.post1 does:
 
-- A plan reads page counts alone (`DecodePlan`, scheduler.cuh), and cuts the KV at page borders; a
-  run reads lengths from the device (`get_length`, page.cuh). So a plan holds while a row grows
-  within its last page, and `kv_last_page_len` is set on the device, from the positions.
-- With CUDA graphs the grid depends on the batch size only, and a plan's device pointers on nothing:
-  a replayed graph follows a new plan.
-- A plan writes to a pinned buffer, which it takes from its wrapper at each call, then copies from
-  it in the stream: the copy must have been made before another plan writes there.
-- `plan` itself waits for the device when the page indices come from the host; `fast_decode_plan`
-  does not, and leaves it to the caller to bring them there.
+- A plan reads only page counts (`DecodePlan`, scheduler.cuh) and cuts the KV at page borders; a run
+  reads lengths from the device (`get_length`, page.cuh). So a plan holds while a row grows within
+  its last page, and `kv_last_page_len` is set on the device, from the positions.
+- With CUDA graphs the grid depends only on the batch size, and device pointers do not depend on a
+  plan: a replayed graph follows a new plan.
+- A plan writes to its wrapper's pinned buffer, then copies from it in the stream: the copy must be
+  complete before another plan writes there.
+- `plan` waits for the device if the page indices come from the host; `fast_decode_plan` does not,
+  and expects the caller to bring them there.
 """
 
 from __future__ import annotations
@@ -35,29 +35,28 @@ from decoder_worker.attention.operators import (
     empty_queries,
 )
 
-N_PINNED = 8  # plans whose copies may be on their way, of 8 MB each; a launch has two or four
+N_PINNED = 8  # plans whose copies may be pending, 8 MB each; a launch has two or four
 BACKEND = "fa2"  # not "auto": it takes any page size and fp8 pages under bf16 queries
 
 
 class PinnedPlans:
-    """Pinned buffers for plans, in turns: a few for all tables, of which each wrapper has its own.
+    """A few pinned buffers for plans, used in turns by all tables.
 
-    One buffer alone would have a plan wait for the step before, behind which the last plan's copy
-    stands in the stream.
+    With only one buffer, a plan would wait for the step before, because the last plan's copy is
+    queued behind it.
     """
 
     def __init__(self) -> None:
-        # Each with the event that is recorded when the copy out of it was queued.
+        # Each with the event recorded behind the copy out of it.
         self._turns: deque[tuple[Tensor, Any]] = deque()
 
     def take_from(self, wrapper: Any) -> None:
-        """Take a new wrapper's own buffer, or give it back where there are enough."""
         if len(self._turns) < N_PINNED:
             self._turns.append((wrapper._pin_memory_int_workspace_buffer, new_event()))
         wrapper._pin_memory_int_workspace_buffer = None
 
     def plan(self, wrapper: Any, plan: Callable[[], None]) -> None:
-        """Call a wrapper's `plan`, on a buffer out of which the last copy has been made."""
+        """Call a wrapper's `plan` with a buffer whose last copy is complete."""
         self._turns.rotate()
         buffer, copied = self._turns[0]
         copied.synchronize()
@@ -67,7 +66,7 @@ class PinnedPlans:
 
 
 class Table:
-    """A page table on the device, over one pool."""
+    """A page table on the device, for one pool."""
 
     _planned_run: Planned
     _wrapper: Any
@@ -89,16 +88,15 @@ class Table:
         self._kv: PagedKV | None = None  # planned last
 
     def _make_buffers(self, n_rows: int, n_pages: int) -> None:
-        """A place for good, for up to `n_pages` of each row."""
         self.indptr = torch.zeros(n_rows + 1, dtype=torch.int32, device=self.device)
         self.indices = torch.zeros(n_rows * n_pages, dtype=torch.int32, device=self.device)
         self.last_page_len = torch.ones(n_rows, dtype=torch.int32, device=self.device)
 
     def plan(self, kv: PagedKV, is_same: Callable[[PagedKV, PagedKV], bool] | None = None) -> None:
-        """Plan, and bring the table to the device, unless the last one will do."""
+        """Plan, and copy the table to the device, unless the last plan is the same."""
         if self._kv is not None and is_same is not None and is_same(self._kv, kv):
             return
-        is_first, self._kv = self._kv is None, None  # of a plan that raises nothing will do
+        is_first, self._kv = self._kv is None, None  # a plan that raises leaves none
         self._plans.plan(self._wrapper, partial(self._plan, kv, is_first=is_first))
         self._kv = kv
 
@@ -107,7 +105,7 @@ class Table:
         return Planned(wrapper.run)
 
     def _plan(self, kv: PagedKV, *, is_first: bool) -> None:
-        """is_first: no plan of this table stands."""
+        """is_first: this table has no valid plan."""
         raise NotImplementedError
 
     def append(self, layer: int, k: Tensor, v: Tensor, entries: Tensor, positions: Tensor) -> None:
@@ -117,8 +115,7 @@ class Table:
         append_to_pages(k, v, entries, positions, *pages, *table)
 
     def run(self, layer: int, q: Tensor) -> Tensor:
-        """Attend to a layer's pages as planned."""
-        # Given, since one of a prefill wrapper's own is filled with zeros by one more kernel.
+        # A prefill wrapper would fill one of its own with zeros by one more kernel.
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         table = (self.indptr, self.indices, self.last_page_len)
         number = self._planned_run.number
@@ -128,7 +125,7 @@ class Table:
     def append_projected(
         self, layer: int, qkv: Tensor, bias: Tensor | None, entries: Tensor, positions: Tensor
     ) -> Tensor:
-        """The same of a fused projection whose bias is still to be added; returns its queries."""
+        """Append from a fused projection whose bias is still to be added; returns its queries."""
         q = empty_queries(qkv, self._pool)
         places = (entries, positions, self.indptr, self.indices)
         append_qkv(qkv, bias, *places, self._pool, layer, q)
@@ -136,9 +133,9 @@ class Table:
 
 
 class PrefillTable(Table):
-    """n_rows: the number of entries, for a table that a graph holds; 0 takes any.
+    """n_rows: the number of entries of a table that a graph holds; 0 takes any number.
 
-    n_queries: of each entry there, without which a kernel in a graph takes tiles of 64 or more.
+    n_queries: of each entry of such a table; without it the kernel takes tiles of 64 or more.
     """
 
     def __init__(
@@ -186,7 +183,7 @@ class PrefillTable(Table):
 
 
 class StepTable(Table):
-    """before: positions before a row's last planned page, less one; int32 [n_rows], stays there."""
+    """before: positions before a row's last planned page, less one; int32 [n_rows], in place."""
 
     def __init__(
         self,
@@ -213,7 +210,7 @@ class StepTable(Table):
     def _plan(self, kv: PagedKV, *, is_first: bool) -> None:
         before = (kv.kv_indptr.diff() - 1) * self.page_size - 1
         self.before.copy_(on_device(before.int(), self.device), non_blocking=True)
-        if is_first:  # loads the kernels, which the fast way needs
+        if is_first:  # loads the kernels for `fast_decode_plan`
             self._wrapper.plan(
                 kv.kv_indptr, kv.kv_indices, kv.kv_last_page_len, *self._sizes, **self._dtypes
             )
@@ -242,5 +239,4 @@ def same(a: PagedKV, b: PagedKV) -> bool:
 
 
 def on_device(tensor: Tensor, device: torch.device) -> Tensor:
-    """A copy on the device, made in the stream's order without waiting for it."""
     return tensor.pin_memory().to(device, non_blocking=True)

@@ -1,8 +1,6 @@
 """The operators of attention on a GPU: the append of a projection, and flashinfer's calls.
 
-One kernel reads the fused product of a self-attention once, adds its bias, and writes the queries
-side by side, and keys and values where the page table says. Knows of flashinfer only what is handed
-in, and imports without it.
+The append reads a self-attention's fused product once. Imports without flashinfer.
 """
 
 from __future__ import annotations
@@ -31,7 +29,7 @@ def _plain_append(
     """Add the bias, write keys and values into their pages, and the queries to `q`.
 
     qkv: [n_tokens, 3 * d], order q, k, v. bias: [3 * d] or None. entries, positions: int32
-    [n_tokens], of each token, counted from 0; indptr, indices: int32, the pages of an entry, as in
+    [n_tokens], of each token, counted from 0. indptr, indices: int32, the pages of an entry, as in
     `PagedKV`. pool: [page, layer, 2, page size, head, head_dim], of any float dtype. q: [n_tokens,
     head, head_dim]. All on one device, and contiguous.
 
@@ -48,7 +46,6 @@ def _plain_append(
 
 
 def empty_queries(qkv: Tensor, pool: Tensor) -> Tensor:
-    """[n_tokens, head, head_dim] for the queries of `qkv`."""
     return torch.empty((len(qkv), *pool.shape[4:]), dtype=qkv.dtype, device=qkv.device)
 
 
@@ -64,14 +61,14 @@ Run = Callable[..., Tensor]
 
 
 class Planned:
-    """A wrapper's `run`, which flashinfer's kernels answer on a GPU; keep it as long as it runs.
+    """Registers a wrapper's `run` by a number; keep it alive while the number is in use.
 
-    An operator takes tensors and numbers only, so a wrapper, which holds a plan, is registered here
-    and named by a number. Whatever of the wrapper's a kernel reads or writes is an argument beside.
+    Operators take only tensors and numbers, so a number names the wrapper, which holds a plan. What
+    a kernel accesses of the wrapper is passed as an argument besides.
     """
 
     def __init__(self, run: Run) -> None:
-        """run: as the wrapper's: `run(q, (k, v), out=...)`."""
+        """run: called as `run(q, (k, v), out=...)`."""
         self.run = run
         self.number = next(_numbers)
         _planned[self.number] = self
@@ -113,8 +110,8 @@ def _append(
 
 
 # q [n, head, head_dim]; k, v [n_pages, page size, head, head_dim], a layer's strided views; the
-# table int32, on the device, as `PagedKV` has it. On a CPU flashinfer has no kernels: there `run`
-# and `append_paged_kv_cache` are the tests' own.
+# table int32, on the device, as in `PagedKV`. On a CPU, where flashinfer has no kernels, tests
+# provide `run` and `append_paged_kv_cache`.
 
 attend_pages = define(
     "attend_pages",

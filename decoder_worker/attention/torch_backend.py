@@ -1,8 +1,7 @@
-"""Paged attention on torch's SDPA: the CPU's backend, and the reference for every other.
+"""Paged attention by torch's SDPA: the CPU's backend, and the reference for every other.
 
-Entries are computed one by one, so that a sequence's result is the same in any batch, to the bit.
-An entry that fits one page (on a CPU all do, by default) is read as a view of the pool; one of
-several pages is gathered first.
+Entries are computed one by one, so that a sequence's result has the same bits in any batch. An
+entry of one page, the default on a CPU, is read as a view; one of several is gathered first.
 """
 
 from __future__ import annotations
@@ -20,10 +19,7 @@ from decoder_worker.attention.base import AttentionBatch, PagedKV
 
 @dataclass(frozen=True, slots=True)
 class _Entry:
-    """Query rows [begin, end) against the first `length` positions of `pages`.
-
-    mask: bool [end - begin, length], True where a query may look; None when it may everywhere.
-    """
+    """Query rows [begin, end) and their pages. mask: bool [end - begin, length]; None: all True."""
 
     begin: int
     end: int
@@ -35,12 +31,11 @@ class _Entry:
 class TorchAttention:
     """Implements `ProjectedAttention`.
 
-    self_pool [page, layer, 2, page_tokens, head, head_dim], written by `self_attention`.
-    cross_pool [page, layer, 2, page_frames, head, head_dim], only read; its dtype may differ
-        from the model's: queries are then converted to it and results back. An 8-bit one has no
-        arithmetic: what is read of it is converted to the model's dtype instead.
-    packed: a window lies packed in its cross page (`common.kv.cross_kv.packed_page`), so its
-        entry has one page, and its length says for how many positions that is laid out.
+    self_pool: [page, layer, 2, page_tokens, head, head_dim], written by `self_attention`.
+    cross_pool: [page, layer, 2, page_frames, head, head_dim], only read. Queries are converted to
+        its dtype and results back; from a pool of 8 bits, KV is converted instead.
+    packed: a window lies packed in its cross page (`common.kv.cross_kv.packed_page`), laid out for
+        the length of its entry, which has one page.
     """
 
     def __init__(self, self_pool: Tensor, cross_pool: Tensor, *, packed: bool = False) -> None:
@@ -68,7 +63,7 @@ class TorchAttention:
         self._write_offsets = torch.tensor(offsets, dtype=torch.int64, device=device)
 
     def begin(self, positions: Tensor) -> None:
-        """Lengths and places came with the plan."""
+        """Nothing to do: the plan has lengths and places."""
 
     def self_attention(self, layer: int, q: Tensor, k: Tensor, v: Tensor) -> Tensor:
         kv = self._self_pool[:, layer]  # [page, 2, page_tokens, head, head_dim]
@@ -118,7 +113,7 @@ def _read(kv: Tensor, entry: _Entry) -> Tensor:
 
 
 def _attend(kvs: Sequence[Tensor], entries: Sequence[_Entry], q: Tensor) -> Tensor:
-    """kvs: of each entry, [2, length, head, head_dim]."""
+    """kvs: [2, length, head, head_dim] of each entry."""
     out = torch.empty_like(q)
     for kv, entry in zip(kvs, entries, strict=True):
         own = kv.to(q.dtype)  # a view still, unless the pool's dtype is another

@@ -1,12 +1,7 @@
-"""The decoder's forward on a GPU, of few kernels, over the weights of torch's.
+"""The decoder's forward on a GPU, in few kernels, over the weights of `TorchDecoder`.
 
-Implements `TextDecoder` beside `TorchDecoder`, which stays the reference and is what serves where
-Triton does not load. On a CPU it runs too, by the operators' plain twins: so it is tested.
-
-A layer has thirteen kernels: six products by the library, between them three norms that take the
-residual add and its bias along, GELU, an append and two attentions. Kernels of ours that took norms
-and sums into the products as well, nine to a layer, were slower at every batch up to 32, all that
-they were for, on an H200.
+A layer has thirteen: six products, three norms that add the residual and its bias, GELU, an append
+and two attentions. On a CPU, for tests, it runs by the operators' plain twins.
 """
 
 from __future__ import annotations
@@ -31,10 +26,7 @@ def run_layer(
     attention: ProjectedAttention,
     pending: Pending,
 ) -> Pending:
-    """Each half of a layer leaves its sum to the next one's norm, the last to what is returned.
-
-    x: [n, n_text_state], the residual stream; mutated. pending: what the layer before left.
-    """
+    """Run a layer on x [n, n_text_state], mutated; returns the sum left to the next norm."""
     self_qkv, self_out = as_loaded(layer.self_qkv), as_loaded(layer.self_out)
     cross_out, fc2 = as_loaded(layer.cross_out), as_loaded(layer.mlp.fc2)
     qkv = _product(pending.add_norm(x, layer.self_norm), self_qkv)
@@ -54,13 +46,12 @@ def _product(x: Tensor, linear: Linear) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class GpuDecoder:
-    """Shares all of the reference's weights, whose products are as they were loaded."""
+    """Implements `TextDecoder` with the reference's weights, in the layout that was loaded."""
 
     reference: TorchDecoder
     attention: ProjectedAttention
 
     def over(self, attention: ProjectedAttention) -> GpuDecoder:
-        """The same weights over another attention backend."""
         return replace(self, attention=attention)
 
     def plan(self, batch: AttentionBatch) -> None:

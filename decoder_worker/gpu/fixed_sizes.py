@@ -1,10 +1,7 @@
-"""Which sequences of a forward run at fixed sizes, and their launches.
+"""Launches sequences at fixed sizes, which can be captured, where their shape allows it.
 
-Nearly all prompts do: a start sequence at its own length, one with context or a prefix filled up to
-one of a few lengths; and so does the detection of languages, whose prompt is one token. Of decode
-steps those of single rows do, and those of searches whose rows share their window's pages, filled
-up to one of a few numbers of rows. What a search decides about is sampled outside of the captured
-part.
+Prompts are padded to one of a few lengths, and a search's rows to one of a few numbers. Searches
+sample outside the captured part.
 """
 
 from __future__ import annotations
@@ -37,7 +34,7 @@ from decoder_worker.step import DecodeStep, Launched, Readback, launched
 
 MAX_PROMPTS = 16  # in the largest bucket of prompts: more arrive at once only where many waited
 MAX_PROMPT_TOKENS = 512  # in one bucket
-CONTEXT_LENGTHS = (32, 64, 128)  # of prompts with context; the longest that there may be on top
+CONTEXT_LENGTHS = (32, 64, 128)  # of prompts with context, besides the longest possible one
 SHARING = (2, 5, 8)  # rows of a window: five beams or candidates is what is usually asked for
 
 Ragged = Callable[[Sequence[DecodeSequence]], Readback]
@@ -59,8 +56,8 @@ class FixedSizes:
     ) -> None:
         """Takes one page of the self pool for good.
 
-        decoder_for: makes the decoder of so many rows, of so many tokens each, of which so many
-        share a window. sample: launches the sampling of the rows' logits, as `ModelRunner` does.
+        decoder_for: makes a decoder of (rows, tokens of each row, rows that share a window).
+        sample: launches the sampling from the rows' logits, as `ModelRunner` does.
         """
         scratch = self_pool.allocate(1)
         assert scratch is not None, "the self pool has no page for inert rows"
@@ -100,10 +97,7 @@ class FixedSizes:
         self._languages = make(Form(1, (Outcome.LOGITS,)), few_sizes(most, 4))
 
     def capture(self) -> None:
-        """Capture every bucket, or launch kernel by kernel where a capture fails.
-
-        To be called before the first launch.
-        """
+        """Capture every bucket before the first launch; without graphs where a capture fails."""
         every = (*self._steps.values(), *self._prompts.values(), self._languages)
         capture = capture_on(self._slots.device)
 
@@ -123,7 +117,7 @@ class FixedSizes:
         sequences: Sequence[DecodeSequence],
         choose: Callable[[Sequence[DecodeSequence], Tensor], Readback],
     ) -> list[Readback]:
-        """Launch the detection of each one's language, in order. choose: takes it from logits."""
+        """Launch language detections, in order. choose: takes the languages from logits."""
         found = []
         for part in _parts(sequences, self._languages.max_windows):
             windows = [[self._row(sequence, self._sot)] for sequence in part]
@@ -132,7 +126,7 @@ class FixedSizes:
         return found
 
     def prefill(self, sequences: Sequence[DecodeSequence], ragged: Ragged) -> Launched:
-        """Launch prompts; `ragged` launches those that are too long for any bucket."""
+        """Launch prompts; `ragged` launches those too long for any bucket."""
 
         def bucket_of(sequence: DecodeSequence) -> Buckets | None:
             n_tokens = len(sequence.prompt.tokens)
@@ -145,7 +139,7 @@ class FixedSizes:
         return self._launch(sequences, bucket_of, rows_of, ragged)
 
     def decode(self, sequences: Sequence[DecodeSequence], ragged: Ragged) -> Launched:
-        """Launch a decode step; `ragged` launches those that have too many rows for any bucket."""
+        """Launch a decode step; `ragged` launches sequences with too many rows for any bucket."""
 
         def bucket_of(sequence: DecodeSequence) -> Buckets | None:
             n_rows = len(sequence.live)
@@ -195,7 +189,7 @@ class FixedSizes:
         ]
 
     def _row(self, sequence: DecodeSequence, tokens: tuple[int, ...], sot: int = 0) -> BatchRow:
-        """Of a prompt, which runs in the first row that is live; at first all are."""
+        """The row of a prompt, which runs in the sequence's first row."""
         row = sequence.rows[0]
         return BatchRow(
             row.slot, row.self_pages, 0, sequence.cross_pages, sequence.n_positions, tokens, sot
@@ -203,12 +197,11 @@ class FixedSizes:
 
 
 def _parts(sequences: Sequence[DecodeSequence], n: int) -> list[Sequence[DecodeSequence]]:
-    """Of `n` each, but for the last."""
     return [sequences[begin : begin + n] for begin in range(0, len(sequences), n)]
 
 
 def _start_lengths(tokenizer: WhisperTokenizer) -> list[int]:
-    """Tokens of the start sequences that there are: with timestamps and without."""
+    """Lengths of the start sequences with and without timestamps."""
     language = tokenizer.languages[0]
     starts = {len(tokenizer.sot_sequence(language, "transcribe", timed)) for timed in (True, False)}
     return sorted(starts)

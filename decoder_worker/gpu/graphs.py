@@ -1,11 +1,8 @@
-"""Decode steps and prompts at a few fixed sizes, each captured once and replayed from then on.
+"""Decode steps and prompts at a few fixed sizes, each captured once and then replayed.
 
-A forward of n windows runs in the smallest bucket that holds them, filled up with inert rows, whose
-slot and pages belong to no sequence and whose outcome is not read. Everything that a captured
-forward reads lies in buffers made here or planned by the bucket's own decoder, and the host writes
-to them only in the order of the stream. What "captured" means is a seam: a CUDA graph, or on a CPU
-the same forward called again. Positions are no part of a size: a plan says how many pages each row
-has, and a graph follows it. Knows rows only.
+A forward runs in the smallest bucket that holds its windows, padded with inert rows. A capture
+reads only buffers made here or planned by the bucket's decoder, which the host writes in the
+stream's order. On a CPU, "captured" means that the same forward is called again.
 """
 
 from __future__ import annotations
@@ -28,8 +25,6 @@ Capture = Callable[[Body], Body]
 
 
 class Outcome(Enum):
-    """What a forward leaves: a token of each row, or the logits, of which others sample."""
-
     GREEDY = "greedy"
     NOISY = "noisy"  # some of the rows have a temperature above 0
     LOGITS = "logits"
@@ -37,11 +32,7 @@ class Outcome(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Form:
-    """What a kind of forwards is captured for.
-
-    n_tokens: of a prompt, with what fills it up; 0: decode steps, which feed what the slots say.
-    n_sharing: rows of one window.
-    """
+    """n_tokens: of a prompt, with padding; 0: decode steps. n_sharing: rows of one window."""
 
     n_tokens: int
     outcomes: tuple[Outcome, ...]
@@ -53,7 +44,7 @@ class BatchRow:
     """A row of a forward.
 
     length: positions of self-attention with the token that a decode step feeds. n_frames: of the
-    window, in `cross_pages`. tokens: what a prompt feeds, with the start of transcript at `sot`.
+    window in `cross_pages`. tokens: of a prompt, with the start of transcript at `sot`.
     """
 
     slot: int
@@ -67,10 +58,10 @@ class BatchRow:
 
 @dataclass(slots=True)
 class _Bucket:
-    """A number of windows: its buffers on the device, and what the host put into them last.
+    """The buffers for a number of windows, and what the host wrote to them last.
 
-    index, every int64 [rows]: slots, and 0 to rows - 1. prompts: of a prompt's form. tokens int64,
-    logprobs float32 [rows]: sampled. no_speech float32 [rows], of a prompt.
+    index, every: int64 [rows], slots, and 0 to rows - 1. tokens: int64, logprobs: float32 [rows],
+    sampled. no_speech: float32 [rows], of prompts.
     """
 
     decoder: TextDecoder
@@ -90,10 +81,10 @@ class _Bucket:
 class Common:
     """What all buckets of a worker share.
 
-    inert: its slot and its pages of self-attention belong to no sequence; of its window only a
-        frame or so is read, so that any page will do.
+    inert: its slot and self-attention pages belong to no sequence; about a frame of its window is
+        read, so any cross page will do.
     page_sizes: positions in a page of the self pool, frames in one of the cross pool.
-    logits: float32 [rows, n_vocab], of the last forward that left any.
+    logits: float32 [rows, n_vocab], of the last forward with that outcome.
     """
 
     step: DecodeStep
@@ -113,11 +104,11 @@ class Buckets:
         decoder_for: Callable[[int], TextDecoder],
         sizes: Sequence[int],
     ) -> None:
-        """decoder_for: makes the decoder of so many rows. sizes: of the buckets, in windows."""
+        """decoder_for: makes a decoder for a number of rows. sizes: windows of each bucket."""
         self.form = form
         self.max_windows = max(sizes)
         self._common = common
-        self._buckets = {  # the largest first: what others need fits its memory
+        self._buckets = {  # the largest first: the others fit into its memory
             size: _make_bucket(decoder_for(size * form.n_sharing), common, form, size)
             for size in sorted(sizes, reverse=True)
         }
@@ -125,9 +116,8 @@ class Buckets:
     def capture_all(self, cross_pages: int, n_frames: int, capture: Capture) -> None:
         """Capture every bucket with every outcome; before the first launch.
 
-        On inert rows alone, since a capture runs them: they are planned as windows of
-        `cross_pages` pages of all `n_frames` frames. A graph captured over empty windows would
-        have no cross-attention in it.
+        Captures run, so they contain only inert rows, planned as windows of `cross_pages` pages
+        with `n_frames` frames: a graph captured over empty windows would lack the cross-attention.
         """
         pages = (0,) * cross_pages
         full = [replace(self._common.inert, cross_pages=pages, n_frames=n_frames)]
@@ -138,19 +128,20 @@ class Buckets:
                 bucket.replays[outcome] = capture(body)
 
     def launch(self, windows: Sequence[Sequence[BatchRow]], outcome: Outcome) -> Readback:
-        """Run a forward of at most `max_windows`, of at most `n_sharing` rows each.
+        """Run a forward of at most `max_windows` windows; only for forms with `n_sharing` 1.
 
-        tokens int64 and logprobs float32, [len(windows)] each; of prompts also the probabilities of
-        no speech, float32. Of forms whose rows share no window.
+        Returns tokens int64, logprobs float32 and, for prompts, no-speech probabilities float32,
+        each [len(windows)].
         """
         n, bucket = len(windows), self._launch(windows, outcome)
         no_speech = bucket.no_speech[:n] if self.form.n_tokens else None
         return Readback((bucket.tokens[:n], bucket.logprobs[:n], no_speech), reused=True)
 
     def logits(self, windows: Sequence[Sequence[BatchRow]]) -> tuple[Tensor, Tensor | None]:
-        """Run a forward as `launch`, and sample nothing: float32 [rows of the windows, n_vocab].
+        """Run a forward without sampling: float32 [rows of the windows, n_vocab].
 
-        The caller's until the next forward; of prompts also the probabilities of no speech.
+        At most `max_windows` windows of `n_sharing` rows each. The result holds until the next
+        forward. For prompts, returns no-speech probabilities too.
         """
         n, bucket = len(windows), self._launch(windows, Outcome.LOGITS)
         logits = self._common.logits
@@ -172,14 +163,14 @@ class Buckets:
         return bucket
 
     def _fill(self, bucket: _Bucket, windows: Sequence[Sequence[BatchRow]]) -> None:
-        """Bring the rows into the bucket's buffers and plan; what has not changed stays."""
+        """Write the rows to the bucket's buffers and plan; what has not changed stays."""
         form, inert = self.form, self._common.inert
         page_tokens, page_frames = self._common.page_sizes
         rows = [row for own in windows for row in (*own, *[inert] * (form.n_sharing - len(own)))]
         slots = tuple(row.slot for row in rows)
         if slots != bucket.slots:
             self._put(bucket.index, slots)
-            bucket.slots = slots  # once they are there: what raises before leaves the old ones
+            bucket.slots = slots  # after the copy: an error before it leaves the old ones
         if form.n_tokens:
             self._put_prompts(bucket.prompts, rows)
         now = [(own[0].cross_pages, own[0].n_frames) for own in windows]
@@ -251,7 +242,7 @@ def _make_bucket(decoder: TextDecoder, common: Common, form: Form, n_windows: in
 
 
 def bucket_sizes(max_batch: int) -> list[int]:
-    """1, 2, 4, 8, 12, 16, 24, 32, 48, ... and `max_batch`; above 8 at most a third is filled up."""
+    """1, 2, 4, 8, 12, 16, 24, 32, 48, ... and `max_batch`; above 8 at most a third is padding."""
     sizes, step = [1], 1
     while sizes[-1] < max_batch:
         sizes.append(min(sizes[-1] + step, max_batch))
@@ -260,10 +251,7 @@ def bucket_sizes(max_batch: int) -> list[int]:
 
 
 def few_sizes(max_batch: int, step: int) -> list[int]:
-    """1, `step`, its square, ... and `max_batch`: where filling up costs little.
-
-    Each bucket's attention holds 16 MB of plans on the device.
-    """
+    """1, `step`, its square, ... and `max_batch`; a bucket's plans take 16 MB of the device."""
     sizes = [1]
     while sizes[-1] < max_batch:
         sizes.append(min(sizes[-1] * step, max_batch))
@@ -271,7 +259,7 @@ def few_sizes(max_batch: int, step: int) -> list[int]:
 
 
 def capture_on(device: torch.device) -> Capture:
-    """How buckets on a device are captured: as CUDA graphs that share memory, or not at all."""
+    """Return how to capture on a device: as CUDA graphs that share memory; on a CPU not at all."""
     if device.type == "cuda":
         return partial(_capture_graph, new_graph_memory())
     return call_again

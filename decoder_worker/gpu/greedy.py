@@ -1,10 +1,7 @@
 """Greedy sampling of each row's next token in two kernels: rules, argmax, probability, slot.
 
-The first goes over the vocabulary in parts, which share out a GPU. Of each part it keeps, for the
-three spans in which the rules forbid or allow as one (words; end of text and what follows; the
-timestamps that are still allowed), the highest logit, its place, and the sum of exponentials. The
-second puts the parts of a row together, decides which spans remain, and writes the row's slot.
-Their plain twin is what `TorchSampler`, which also samples rows with noise, does without any.
+The first goes over parts of the vocabulary, for three spans that the rules treat as one each
+(words, end of text and what follows, allowed timestamps). The second combines a row's parts.
 """
 
 from __future__ import annotations
@@ -22,14 +19,14 @@ from decoder_worker.sampling.slots import SlotRows, SlotTable, advance, read_row
 
 PART = 4096  # tokens of the vocabulary
 SPANS = 3
-LOOKED_AT = 4  # rows, at start
+LOOKED_AT = 4  # rows of the check at start
 
 
 def empty_parts(logits: Tensor) -> tuple[Tensor, ...]:
-    """Room for what the first kernel keeps of logits [n, n_vocab]; each [n, SPANS, n_parts].
+    """Allocate the first kernel's results for logits [n, n_vocab], each [n, SPANS, n_parts].
 
-    Highest logits float32, -inf where nothing is allowed, NaN where a logit of the part is NaN;
-    sums float32, of exp(logit - highest); places int32, the first token with the highest logit.
+    Highest logits float32, -inf if nothing is allowed, NaN if a logit of the part is NaN; sums
+    float32, of exp(logit - highest); places int32, the first token with the highest logit.
     """
     shape = (len(logits), SPANS, -(-logits.shape[1] // PART))
     dtypes = (torch.float32, torch.float32, torch.int32)
@@ -71,7 +68,7 @@ sample_greedy = define(
 
 
 class GpuSampler:
-    """Implements `Sampler`; `reference` samples with noise, and for searches among several."""
+    """Implements `Sampler`; `reference` samples with noise, and for searches."""
 
     def __init__(self, reference: Sampler, rules: LogitRules, slots: SlotTable) -> None:
         self._reference = reference
@@ -90,7 +87,7 @@ class GpuSampler:
         return Sampled(tokens, logprobs)
 
     def is_right(self) -> bool:
-        """Whether the kernels choose on their device what their twins choose on the CPU."""
+        """Whether the kernels choose on their device as their twins on the CPU."""
         device, table = self._slots.device, self._slots.table[:LOOKED_AT].cpu()
         logits = noise(len(table), len(self._rules[0]))
 

@@ -1,7 +1,4 @@
-"""The decoder's Triton kernels: greedy sampling and the append to pages.
-
-Imported only where Triton is. Where there is no GPU its tests run it interpreted, and compile it.
-"""
+"""The decoder's Triton kernels: greedy sampling and the append. Imported only where Triton is."""
 
 from __future__ import annotations
 
@@ -100,7 +97,7 @@ def reduce_logits(  # type: ignore[no-untyped-def]  # Triton reads annotations, 
 
 @triton.jit
 def combine_parts(highest, sums, places, at, inside):  # type: ignore[no-untyped-def]
-    """Of one span: its highest logit, its sum of exponentials over it, its first place, NaN."""
+    """A span's highest logit, sum of exponentials over it, first place, and whether it has NaN."""
     tops = tl.load(highest + at, mask=inside, other=NEVER)
     broken = tl.max((tops != tops).to(tl.int32), 0) > 0
     tops = tl.where(tops != tops, NEVER, tops)
@@ -155,7 +152,7 @@ def sample_greedy(  # type: ignore[no-untyped-def]  # Triton reads annotations, 
     token = tl.where(sound, place, 0).to(tl.int64)
     tl.store(tokens + row, token)
     tl.store(logprobs + row, tl.where(sound, -tl.log(total), float("nan")))
-    # What the next step needs of it, as `slots.advance` writes it.
+    # As `slots.advance` writes it.
     is_stamp = token >= timestamp_begin
     goes_on = (token != eot) & (n_sampled + 1 < tl.load(slot + limit_column))
     position = tl.load(slot + position_column) + tl.where(goes_on, 1, 0)
@@ -169,7 +166,7 @@ def sample_greedy(  # type: ignore[no-untyped-def]  # Triton reads annotations, 
 
 
 def launch_greedy(*given: Any) -> None:
-    """The operands of the operator `sample_greedy` of `decoder_worker.gpu.greedy`, in order."""
+    """Takes the operands of the operator `decoder_worker.gpu.greedy.sample_greedy`, in order."""
     *reduced, tokens, logprobs = given
     launch_reduce(*reduced)
     (_, index, table, _, _, eot, _, timestamp_begin, _), parts = reduced[:9], reduced[9:]
@@ -177,7 +174,7 @@ def launch_greedy(*given: Any) -> None:
 
 
 def launch_reduce(*given: Any) -> None:
-    """Those that fill the parts."""
+    """Takes the operands up to the parts, which it fills."""
     logits, begin = given[0], given[4]
     n, n_vocab = logits.shape
     assert logits.is_contiguous()
@@ -196,7 +193,7 @@ def launch_reduce(*given: Any) -> None:
 
 
 def launch_sample(*given: Any) -> None:
-    """Parts, index, table, eot, timestamp_begin, tokens, logprobs."""
+    """Takes parts, index, table, eot, timestamp_begin, tokens, logprobs."""
     n, _, n_parts = given[0].shape
     sample_greedy[(n,)](
         *given[:5],
@@ -243,7 +240,7 @@ def append_qkv(  # type: ignore[no-untyped-def]  # a program for each token's qu
 
 
 def launch_append(*given: Any) -> None:
-    """The operands of the operator `append_qkv` of `attention.operators`, in order."""
+    """Takes the operands of the operator `append_qkv` of `attention.operators`, in order."""
     *tables, pool, layer, q = given
     qkv, bias = tables[:2]
     n_layer, _, page_size, n_head, head_dim = pool.shape[1:]

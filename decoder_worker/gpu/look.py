@@ -1,8 +1,7 @@
-"""What the look at start has a decoder compute: a forward of each kind that it serves, on noise.
+"""The forwards of the check at start, on noise, by one layer and the head.
 
-Of one layer and the head: prompts of few tokens and of many, and by the attention of each kind of
-bucket a step, one of rows that share a window, and a prompt. The same tokens are fed
-to a decoder in float32 on the CPU, over copies of the same pages.
+They are a short and a long prompt, and for the attention of each kind of bucket a step, rows that
+share a window, and a prompt.
 """
 
 from __future__ import annotations
@@ -31,10 +30,10 @@ MakeFixed = Callable[[int, int, int], TextDecoder]
 def steps(
     ragged: TextDecoder, fixed: MakeFixed | None, self_pool: Tensor, cross_pool: Tensor
 ) -> list[Tensor]:
-    """States and logits of each forward. Writes to the pools' first pages.
+    """States and logits of each forward. Overwrites the pools' first pages.
 
-    ragged: for prompts of any length. fixed: makes a decoder of so many rows, of so many tokens
-    each, of which so many share a window; None: there are no buckets.
+    ragged: for prompts of any length. fixed: makes a decoder of (rows, tokens of each row, rows
+    that share a window); None: there are no buckets.
     """
     page_tokens, page_frames = self_pool.shape[3], cross_pool.shape[3]
     n_pages = fill(self_pool, cross_pool)
@@ -66,7 +65,7 @@ def steps(
 
 
 def exact_steps(decoder: TorchDecoder, self_pool: Tensor, cross_pool: Tensor) -> list[Tensor]:
-    """The same in float32 on the CPU."""
+    """Like `steps`, in float32 on the CPU."""
     n_pages = fill(self_pool, cross_pool)
     parts = (self_pool[: n_pages + 1, :1], cross_pool[:1, :1])
     own, cross = (part.cpu().float() for part in parts)
@@ -77,10 +76,7 @@ def exact_steps(decoder: TorchDecoder, self_pool: Tensor, cross_pool: Tensor) ->
 
 
 def fill(self_pool: Tensor, cross_pool: Tensor) -> int:
-    """Noise for the first layer, zeros for others, in the first pages of the pools.
-
-    Returns how many pages of the self pool the longest prompt takes; one more is filled.
-    """
+    """Fill the pools' first pages; returns the self pages that the longest prompt takes."""
     n_pages = -(-PROMPTS[-1] // self_pool.shape[3])
     for pool, n in ((self_pool, n_pages + 1), (cross_pool, 1)):
         pool[:n].zero_()
