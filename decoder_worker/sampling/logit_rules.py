@@ -1,8 +1,7 @@
 """Whisper's logit filters, for a whole batch at once, on the logits' device.
 
-The rules are openai/whisper's (`decoding.py`): suppressed tokens, no blank and no end-of-text at
-first, and the grammar of timestamps. They need of a sequence's history only what `History` holds,
-so that nothing in a step reads tokens back or loops over rows.
+The rules are those of openai/whisper's `decoding.py`. They need only `History` of what was sampled,
+so a step reads no tokens back.
 """
 
 from __future__ import annotations
@@ -21,12 +20,12 @@ NO_TIMESTAMP = -1
 
 @dataclass(frozen=True, slots=True)
 class History:
-    """What the rules know of the tokens sampled so far; all [n], on the logits' device.
+    """What the rules need to know of the sampled tokens; all [n], on the logits' device.
 
     n_sampled: int64, tokens sampled after the prompt. last_is_timestamp: bool, False before the
-    first token. before_is_timestamp: bool, the token before the last; True while there is none.
-    last_timestamp: int64, the latest timestamp as index from <|0.00|>, or NO_TIMESTAMP. timed:
-    bool, decode with timestamps; where False only the suppress lists apply.
+    first token. before_is_timestamp: bool, of the token before the last; True if there is none.
+    last_timestamp: int64, as index from <|0.00|>, or NO_TIMESTAMP. timed: bool, decode with
+    timestamps; if False only the suppress lists apply.
     """
 
     n_sampled: Tensor
@@ -48,7 +47,7 @@ class History:
 
 
 class Marks(NamedTuple):
-    """Ids that part the vocabulary, and the highest index that a first timestamp may have."""
+    """Ids that divide the vocabulary, and the highest index of a first timestamp."""
 
     eot: int
     no_timestamps: int
@@ -57,10 +56,7 @@ class Marks(NamedTuple):
 
 
 class LogitRules:
-    """The filters of one checkpoint.
-
-    Besides the checkpoint's list, the tokens that only a prompt may hold are never sampled.
-    """
+    """The filters of one checkpoint. Tokens that only a prompt may hold are suppressed too."""
 
     def __init__(
         self,
@@ -68,10 +64,7 @@ class LogitRules:
         max_initial_timestamp: int | None,
         device: torch.device | str,
     ) -> None:
-        """max_initial_timestamp: highest index that the first timestamp may have.
-
-        suppressed: float32 [n_vocab], added to logits; begin: int64, added to it at first.
-        """
+        """suppressed: float32 [n_vocab], added to logits. begin: int64 ids, suppressed at first."""
         special = tokenizer.special
         self.eot = special.eot
         self.timestamp_begin = special.timestamp_begin
@@ -99,10 +92,7 @@ class LogitRules:
 def apply_rules(
     logits: Tensor, history: History, suppressed: Tensor, begin: Tensor, marks: Marks
 ) -> Tensor:
-    """Set what may not be sampled to -inf in logits float32 [n, n_vocab], in place; `logits`.
-
-    Timestamps come in pairs around text, rise, and begin the window.
-    """
+    """Set forbidden tokens to -inf in logits float32 [n, n_vocab], in place; returns them."""
     first = history.n_sampled == 0
     logits += suppressed
     logits[:, begin] = logits[:, begin].masked_fill_(first[:, None], NEVER)

@@ -1,14 +1,9 @@
-"""From logits to the next token of each row: rules, temperature, choice, and its probability.
+"""Samples each row's next token: rules, temperature, choice, probability.
 
-The choice is the argmax of `logits + temperature * noise`: greedy where the temperature is 0, a
-draw from the softmax of `logits / temperature` above it. What the next step needs to know of it
-goes into the rows' slots.
-
-Noise is a function of its place alone: its bits are a hash of (seed, window, attempt, candidate,
-step, token) by integer operations that wrap, so they are the same on any device, in any batch,
-after any retry. The two logarithms after it may differ in the last place between devices. The key
-is mixed with splitmix64's finalizer (Steele, Lea, Flood 2014), the token with a 32-bit multiply-
-xorshift hash of low bias (constants found by Wellons' hash-prospector), applied twice.
+The choice is the argmax of `logits + temperature * noise`. The noise's bits are a hash of (seed,
+window, attempt, candidate, step, token), so they are equal on any device, in any batch; the
+logarithms after it may differ in the last place. Keys are mixed with splitmix64's finalizer
+(Steele, Lea, Flood 2014), tokens twice with a 32-bit hash (constants from hash-prospector).
 """
 
 from __future__ import annotations
@@ -27,8 +22,8 @@ from decoder_worker.sampling.slots import SlotRows, SlotTable, advance
 class Sampled:
     """One step's outcome; [n], on the device.
 
-    tokens: int64. logprobs: float32, of each token after the rules, at temperature 1; NaN or
-        infinite where the model gave no finite logits.
+    tokens: int64. logprobs: float32, of each token after the rules, at temperature 1; not finite if
+        the logits were not.
     top_tokens, top_logprobs: [n, n_top], the likeliest tokens of each row, best first; or None.
     """
 
@@ -44,15 +39,12 @@ class Sampler(Protocol):
     def __call__(
         self, logits: Tensor, rows: SlotRows, noisy: Tensor | None, n_top: int = 0
     ) -> Sampled:
-        """Sample one token for each row and note it in the rows' slots.
+        """Sample one token for each row and update the rows' slots.
 
-        Args:
-            logits: float32 [n, n_vocab], changed in place.
-            rows: as the slots stand, each slot at most once but for the inert one.
-            noisy: int64 [m], the rows that get noise, all whose temperature is above 0 among them;
-                None when there is none. At temperature 0 noise changes nothing.
-            n_top: so many of each row's likeliest tokens are returned as well; a beam search, which
-                chooses among them, sets the rows' slots itself.
+        logits: float32 [n, n_vocab], changed. rows: the slots, each at most once except the inert
+        one. noisy: int64 [m], rows that get noise, with all whose temperature is above 0; None: no
+        row. n_top: how many likeliest tokens of each row to return, for a beam search, which sets
+        slots itself.
         """
 
 
@@ -80,16 +72,16 @@ class TorchSampler:
         return Sampled(tokens, logprobs, top_tokens, top - total[:, None])
 
     def _draw(self, logits: Tensor, rows: SlotRows, noisy: Tensor) -> Tensor:
-        """Changes neither logits nor rows; logits [m, n_vocab] of the noisy rows alone."""
+        """logits: [m, n_vocab], of the noisy rows alone. Changes neither logits nor rows."""
         keys, steps = rows.noise_key[noisy], rows.history.n_sampled[noisy]
         noise = gumbel(keys, steps, logits.shape[1])
         return noise.mul_(rows.temperature[noisy][:, None]).add_(logits).argmax(-1)
 
 
 def best_of(logits: Tensor, allowed: Tensor) -> Sampled:
-    """The likeliest of `allowed` token ids (int64 [m]) in each row, by a softmax over them only.
+    """The likeliest of `allowed` tokens (int64 [m]) in each row, by a softmax over them only.
 
-    Whisper finds a window's language so; -inf rules one out. logits [n, n_vocab] stay as they are.
+    This is how Whisper detects languages. logits: [n, n_vocab], unchanged; -inf rules a token out.
     """
     chosen = logits[:, allowed]
     best, index = chosen.max(-1)
@@ -107,7 +99,7 @@ _HASH_1, _HASH_2 = 0x7FEB352D, 0x846CA68B
 def noise_key(seed: int, window: int, attempt: int, candidate: int) -> int:
     """64-bit key of one candidate of one attempt, as a signed integer for an int64 tensor.
 
-    `attempt` counts temperature fallbacks, not deliveries: another one must give the same text.
+    `attempt` counts temperature fallbacks, not retries, since a retry must give the same text.
     """
     key = 0
     for part in (seed, window, attempt, candidate):
@@ -116,11 +108,7 @@ def noise_key(seed: int, window: int, attempt: int, candidate: int) -> int:
 
 
 def gumbel(keys: Tensor, steps: Tensor, n_vocab: int) -> Tensor:
-    """Standard Gumbel noise for every token: float32 [n, n_vocab], all finite (-2.9 to 22.2).
-
-    Adding it to logits / temperature and taking the argmax samples from their softmax. keys: int64
-    [n], from `noise_key`. steps: int64 [n], tokens sampled before this step.
-    """
+    """Gumbel noise of keys and steps (tokens sampled before), int64 [n]: float32 [n, n_vocab]."""
     bits = random_bits(keys, steps, n_vocab) & 0x7FFF_FFFF
     # Small values keep their full precision, and these are the ones that win: -log(1 - u) is
     # exponential, and its negative logarithm is Gumbel.
@@ -156,12 +144,12 @@ def _hash32_(x: Tensor) -> Tensor:
 
 
 def _shift_right(x: Tensor, by: int, width: int) -> Tensor:
-    """Logical shift: torch's own carries the sign bit along."""
+    """Logical shift; torch's own keeps the sign bit."""
     return (x >> by).bitwise_and_((1 << (width - by)) - 1)
 
 
 def _low32(x: Tensor) -> Tensor:
-    """The low 32 bits of an int64 tensor as int32, without relying on a cast that overflows."""
+    """The low 32 bits of an int64 tensor as int32, without a cast that overflows."""
     return (((x & 0xFFFF_FFFF) ^ 0x8000_0000) - 0x8000_0000).to(torch.int32)
 
 

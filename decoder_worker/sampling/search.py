@@ -1,9 +1,4 @@
-"""How the hypotheses of one attempt grow, and which of them wins: openai/whisper's `decoding.py`.
-
-`CandidateSearch` follows each row by itself (greedy, or several samples); `BeamSearch` keeps the
-likeliest continuations of all rows together. Where a hypothesis goes on in another row, the search
-says which row's self-attention KV must be copied.
-"""
+"""Grows an attempt's hypotheses and picks the winner, as openai/whisper's `decoding.py` does."""
 
 from __future__ import annotations
 
@@ -17,7 +12,7 @@ from typing import Protocol
 class Row:
     """One place in the batch with the hypothesis that grows there.
 
-    slot, self_pages: held from admission to release. candidate: names its sampling noise. tokens,
+    slot, self_pages: held from admission to release. candidate: selects its sampling noise. tokens,
     logprobs: after the prompt, without end-of-text, which `sum_logprob` includes.
     """
 
@@ -35,11 +30,7 @@ class Row:
 
 @dataclass(frozen=True, slots=True)
 class StepOutput:
-    """One row's outcome of a call of the runner.
-
-    no_speech_prob: of the prompt's call only. top: for beam search, the likeliest tokens with their
-    log probabilities, best first; empty otherwise.
-    """
+    """no_speech_prob: of prompts only. top: the likeliest tokens, best first, for beam search."""
 
     token: int
     logprob: float
@@ -74,10 +65,10 @@ class RowCopy:
 
 
 class Search(Protocol):
-    """One attempt. `live`: the rows to feed next; `n_top`: candidates it wants of each row.
+    """One attempt. `live`: the rows to feed next; `n_top`: the candidates needed of each row.
 
-    runs_ahead: what was sampled for its rows is what they are fed next, whatever the host finds, so
-    that a step may be launched before it has seen the last one's outcome.
+    runs_ahead: a row is always fed what was sampled for it, so a step may be launched before the
+    host has seen the last one's outcome.
     """
 
     live: list[Row]
@@ -85,13 +76,12 @@ class Search(Protocol):
     runs_ahead: bool
 
     def take(self, outputs: Sequence[StepOutput]) -> list[RowCopy]:
-        """Take a step's outputs, one for each live row, in order."""
+        """Take a step's outputs, one for each live row, in order; returns the copies to make."""
 
     @property
     def done(self) -> bool: ...
 
-    def best(self) -> Hypothesis:
-        """The winner, once done."""
+    def best(self) -> Hypothesis: ...
 
 
 class CandidateSearch:
@@ -136,10 +126,7 @@ class CandidateSearch:
 
 
 class BeamSearch:
-    """The likeliest continuations of all beams together live on.
-
-    It ends when `beam_size * patience` hypotheses have ended, or at the length limit.
-    """
+    """Keeps the likeliest continuations of all beams together."""
 
     runs_ahead = False
 
@@ -175,7 +162,7 @@ class BeamSearch:
         return self._settle(grown)
 
     def _continuations(self, outputs: Sequence[StepOutput]) -> list[tuple[Row, int, float, float]]:
-        """All that the beams may become, best first; equals stay in the order of the beams."""
+        """All continuations of the beams, best first; ties stay in the order of the beams."""
         found = [
             (row, token, logprob, row.sum_logprob + logprob)
             for row, output in zip(self.live, outputs, strict=True)
@@ -184,10 +171,7 @@ class BeamSearch:
         return sorted(found, key=lambda item: item[3], reverse=True)
 
     def _settle(self, grown: list[tuple[Row, int, float, float]]) -> list[RowCopy]:
-        """Give every continuation a row: the first of a beam keeps its own, others get free ones.
-
-        No row is copied both from and to, so the copies' order does not matter.
-        """
+        """Give each continuation a row; no row is both copied from and copied to."""
         kept = {id(row) for row, *_ in grown}
         free = [row for row in self._rows if id(row) not in kept]
         claimed: set[int] = set()
@@ -213,7 +197,7 @@ class BeamSearch:
         return len(self.live[0].tokens) >= self._n_new_max
 
     def best(self) -> Hypothesis:
-        """Unfinished beams count where too few have ended."""
+        """Unfinished beams count if too few hypotheses have ended."""
         found = list(self._finished)
         for row in sorted(self.live, key=lambda row: row.sum_logprob, reverse=True):
             if len(found) >= len(self._rows):

@@ -1,9 +1,7 @@
-"""What a decode step knows of each sequence, by slot, on the device.
+"""The state of each sequence on the device that a decode step reads and writes, by slot.
 
-A step reads its rows here and writes back what the next one needs; the host writes a slot only
-where an attempt begins or a search chose otherwise. One slot more than the batch has rows, the
-last, is inert: it fills up a batch that runs at a fixed size, always at position 0 and always
-stopped.
+The host writes a slot only when an attempt begins or a search chose otherwise. The last slot is
+inert: it pads batches, stays at position 0 and is always stopped.
 """
 
 from __future__ import annotations
@@ -25,7 +23,7 @@ N_COLUMNS = 9
 
 @dataclass(frozen=True, slots=True)
 class SlotOptions:
-    """limit: tokens that may be sampled, with those of a prefix; noise_key: the sampler's."""
+    """limit: tokens that may be sampled, those of a prefix included."""
 
     timed: bool
     temperature: float
@@ -35,10 +33,7 @@ class SlotOptions:
 
 @dataclass(frozen=True, slots=True)
 class SlotRows:
-    """Some slots as a step reads them; int64 [n] each but temperature (float32) and history.
-
-    index: the slots. token: to be fed next, at `position`.
-    """
+    """int64 [n] each except temperature (float32) and history. token: to be fed at `position`."""
 
     index: Tensor
     token: Tensor
@@ -68,7 +63,7 @@ class SlotTable:
         positions: Sequence[int],
         timestamp_begin: int,
     ) -> None:
-        """Set slots to what each is after its `tokens` were sampled (none: an attempt begins).
+        """Set slots to their state after `tokens` were sampled (none: an attempt begins).
 
         positions: of the last token, which the next step feeds; without any, the prompt's last.
         """
@@ -85,7 +80,7 @@ class SlotTable:
 
 
 def read_rows(table: Tensor, temperature: Tensor, index: Tensor) -> SlotRows:
-    """A copy of some slots; index int64 [n], the inert one any number of times."""
+    """Copy some slots. index: int64 [n], in which only the inert one may repeat."""
     values = table[index]
     columns = values.unbind(1)
     last_is, before_is, timed = values[:, LAST_IS : TIMED + 1].bool().unbind(1)
@@ -107,10 +102,10 @@ def read_rows(table: Tensor, temperature: Tensor, index: Tensor) -> SlotRows:
 
 
 def advance(table: Tensor, rows: SlotRows, tokens: Tensor, eot: int, timestamp_begin: int) -> None:
-    """Note that `tokens` (int64 [n]) were sampled for `rows`. Mutates `table`.
+    """Note in `table` that `tokens` (int64 [n]) were sampled for `rows`.
 
-    A row that stops, at end of text or at its limit, keeps its position: whatever is launched for
-    it before the host has seen that it stopped writes where it wrote before.
+    A row that stops, at end of text or at its limit, keeps its position: what is launched for it
+    before the host knows overwrites the same place.
     """
     after = rows.history.after(tokens, timestamp_begin)
     goes_on = (tokens != eot) & (after.n_sampled < rows.limit)

@@ -1,10 +1,8 @@
-"""Who waits, who loads, who runs; and the pages and slots that they hold.
+"""Admits sequences, chooses those that run, and owns the pages and slots that they hold.
 
-Admission is in the one order of work (`cluster.common.fair_order`): a sequence gets its
-cross-attention pages, and those that its encoder states land in, or it waits holding nothing. Its
-rows, each with a slot in the batch and self-attention pages for the longest text, it gets when it
-begins to run, all at once: so KV is read while the batch is still full, and who runs is never
-preempted and always finishes. `release` is the only way back for pages and slots.
+At admission (in the order of `cluster.common.fair_order`) a sequence gets its cross-attention and
+landing pages. It gets all its rows, each with a slot and self-attention pages for the longest text,
+when it begins to run, so a running sequence is never preempted.
 """
 
 from __future__ import annotations
@@ -26,15 +24,12 @@ READ_AHEAD = 0.5  # of the batch: sequences whose KV may be read before there ar
 # Steps of a CPU take longer with each row, so live ones go first there; on a GPU, where more rows
 # cost next to nothing, only bulk ones wait.
 ALONE = URGENCY
-STEPS: Mapping[Priority, int] = dict.fromkeys(PASSED_BY, 32)  # of other classes, before theirs
+STEPS: Mapping[Priority, int] = dict.fromkeys(PASSED_BY, 32)  # steps of others before one
 TOGETHER: Mapping[Priority, int] = {"live": 0, "interactive": 0, "later": 0, "bulk": 1}
 
 
 class Scheduler:
-    """One worker's queues. Used by the engine's thread alone.
-
-    self_pages: pages of one row in `self_pool`; pages taken there already are somebody else's.
-    """
+    """One worker's queues, for the engine's thread. self_pages: pages of a row in `self_pool`."""
 
     def __init__(
         self,
@@ -45,9 +40,9 @@ class Scheduler:
         landing_pool: PagePool | None = None,
         step_order: Mapping[Priority, int] = TOGETHER,
     ) -> None:
-        """landing_pool: where encoder states land; None where KV itself travels.
+        """landing_pool: takes encoder states; None if KV itself travels.
 
-        step_order: which classes' steps go before others'; those of one number step together.
+        step_order: classes with a lower number step first; those with equal ones step together.
         """
         self._step_order = step_order
         self._passed_by = STEPS if step_order is ALONE else PASSED_BY
@@ -65,20 +60,18 @@ class Scheduler:
         self._loading: dict[DecodeSequence, None] = {}  # in order of admission
         self._running: dict[DecodeSequence, None] = {}  # in order of their first step
         self._n_in_order = dict.fromkeys(step_order.values(), 0)  # that load or run
-        self._none_late_before = math.inf  # of all, as far as is known without a look at each
+        self._none_late_before = math.inf  # a lower bound of all deadlines
 
     @property
     def is_mixed(self) -> bool:
-        """Whether sequences run, or are about to, of which some may have to wait for others."""
+        """Whether classes load or run of which some may have to wait for others."""
         return sum(n > 0 for n in self._n_in_order.values()) > 1
 
     def classes(self) -> set[Priority]:
-        """Of those that load or run."""
         return {sequence.priority for sequence in (*self._loading, *self._running)}
 
     @property
     def n_bulk(self) -> int:
-        """Bulk sequences that load or run."""
         return self._n_in_order[self._step_order["bulk"]]
 
     @property
@@ -99,12 +92,12 @@ class Scheduler:
 
     @property
     def n_free_slots(self) -> int:
-        """Slots that nobody holds, and that no sequence with pages is about to take."""
+        """Free slots that no sequence with pages is about to take."""
         return max(0, len(self._free_slots) - sum(self._rows_wanted()))
 
     @property
     def n_without_slots(self) -> int:
-        """Sequences with pages that have to wait for rows of others, in any thread's view."""
+        """Sequences with pages that wait for others' rows. For any thread."""
         return self._n_without_slots(URGENCY)
 
     def _n_without_slots(self, classes: Container[Priority]) -> int:
@@ -115,7 +108,7 @@ class Scheduler:
         return n
 
     def _rows_wanted(self, classes: Container[Priority] = URGENCY) -> list[int]:
-        """Of each sequence that has pages and no rows yet, in order of admission."""
+        """Rows wanted by each sequence with pages and no rows, in order of admission."""
         loading = [s for s in tuple(self._loading) if not s.rows]
         return [s.options.n_rows for s in loading if s.priority in classes]
 
@@ -124,10 +117,10 @@ class Scheduler:
         self._none_late_before = min(self._none_late_before, sequence.deadline_s)
 
     def admit(self) -> list[DecodeSequence]:
-        """Move waiting sequences to LOADING while there is room, in order.
+        """Move waiting sequences to LOADING in order, while there is room.
 
-        Beyond what the free rows suffice for, the KV is read of at most `READ_AHEAD` of the batch;
-        less urgent classes do not count there.
+        Beyond the free rows at most `READ_AHEAD` of the batch loads, less urgent classes not
+        counted.
         """
         admitted = []
         while (sequence := self._next_waiting()) is not None and self._reserve(sequence):
@@ -143,7 +136,6 @@ class Scheduler:
         return [priority for priority, waiting in self._waiting.items() if waiting]
 
     def _next_waiting(self) -> DecodeSequence | None:
-        """Who gets pages next, of the classes that may have some now."""
         classes = [one for one in self._classes_waiting() if self._may_load(one)]
         able = [sequence for one in classes for sequence in self._waiting[one]]
         return self._page_order.next(able) if able else None
@@ -158,7 +150,6 @@ class Scheduler:
         return leaves_room(pool.n_used, n_pages, pool.n_pages, SHARES[priority])
 
     def _reserve(self, sequence: DecodeSequence) -> bool:
-        """Give it cross-attention and landing pages, or neither."""
         cross = self._cross_pool.allocate(self._n_cross_pages(sequence))
         if cross is None:
             return False
@@ -172,7 +163,7 @@ class Scheduler:
         return True
 
     def _n_cross_pages(self, sequence: DecodeSequence) -> int:
-        """As many as its KV lies in at the encoder; of states as many as theirs will take."""
+        """As many as its KV has at the encoder, or as its states will take."""
         if self._landing_pool is None:
             return len(sequence.request.handle.addresses)
         return self._cross_pool.layout.pages_for(sequence.n_positions)
@@ -183,11 +174,11 @@ class Scheduler:
         return Row(self._free_slots.pop(), own, candidate)
 
     def start_running(self) -> list[DecodeSequence]:
-        """Move sequences whose KV is in their pages to RUNNING, up to a budget of prompt tokens.
+        """Move sequences with complete KV to RUNNING, up to a budget of prompt tokens.
 
-        None that the next step would leave out. Those that begin again have kept their rows, and go
-        first. The others go in order: where one needs more rows than are free, the ones behind it
-        wait, so that many small ones do not keep it waiting for ever.
+        Only classes of the next step start. Sequences that begin again have kept their rows, and go
+        first. The others go in order: if one needs more rows than are free, those behind it wait,
+        so that small ones cannot starve it.
         """
         started: list[DecodeSequence] = []
         n_tokens = 0
@@ -208,11 +199,11 @@ class Scheduler:
         return started
 
     def _ready(self) -> list[DecodeSequence]:
-        """Those whose KV is in their pages, in order of admission."""
+        """Sequences whose KV is complete, in order of admission."""
         return [s for s in self._loading if s.fetched is not None and not s.landing_pages]
 
     def _next_ready(self, stepping: Collection[Priority]) -> DecodeSequence | None:
-        """Who of these classes runs next, if there are rows for it."""
+        """The next sequence of these classes to run, if there are rows for it."""
         ready = [sequence for sequence in self._ready() if sequence.priority in stepping]
         if begun := next((sequence for sequence in ready if sequence.rows), None):
             return begun
@@ -222,7 +213,7 @@ class Scheduler:
         return sequence if sequence.options.n_rows <= len(self._free_slots) else None
 
     def _may_run(self, sequence: DecodeSequence) -> bool:
-        """Whether it may have rows: less urgent ones leave some to whoever comes."""
+        """Whether it may take rows: less urgent classes leave some free."""
         priority, wanted = sequence.priority, sequence.options.n_rows
         if priority not in SHARES or self._row_order.turns.is_due(priority):
             return True
@@ -230,11 +221,7 @@ class Scheduler:
         return leaves_room(n_used, wanted, self._max_batch, SHARES[priority])
 
     def next_step(self) -> list[DecodeSequence]:
-        """Those that the next step is for, in order of their first.
-
-        While more urgent ones decode, the others keep their rows and wait; where that lasts, they
-        join in now and then.
-        """
+        """The sequences of the next step. Others keep their rows, and join in now and then."""
         able = [s for s in self._running if s.can_step]
         if not self.is_mixed:
             self._step_turns = Turns(self._passed_by)
@@ -245,10 +232,7 @@ class Scheduler:
         return [s for s in able if s.priority in stepping]
 
     def _stepping(self, able: Sequence[DecodeSequence]) -> set[Priority]:
-        """The classes that the next step is for, where these could all be in it.
-
-        All down to that of the most urgent one, or to one whose turn has come.
-        """
+        """The classes of the next step: down to the most urgent of `able`, or to a due one."""
         order = self._step_order
         first = min((order[s.priority] for s in able), default=len(order))
         due = [order[one] for one in order if self._step_turns.is_due(one)]
@@ -256,15 +240,12 @@ class Scheduler:
         return {one for one in order if order[one] <= last}
 
     def repeat(self, sequence: DecodeSequence) -> None:
-        """Have a running sequence begin again: `start_running` will give it once more."""
+        """Have a running sequence begin again: `start_running` will return it once more."""
         del self._running[sequence]
         self._loading[sequence] = None
 
     def release(self, sequence: DecodeSequence) -> None:
-        """Take a sequence out of whatever state it is in, with all that it holds; idempotent.
-
-        Not while `sequence.reading` or `n_in_flight`: its pages may still be written to.
-        """
+        """Remove a sequence with all that it holds; idempotent. No READ or launch is in flight."""
         assert not sequence.reading
         assert not sequence.n_in_flight
         if sequence.state is SequenceState.WAITING:
@@ -281,7 +262,7 @@ class Scheduler:
         sequence.state = SequenceState.FINISHED
 
     def release_rows(self, sequence: DecodeSequence) -> None:
-        """Take back its slots and their pages, which no later launch will use; idempotent."""
+        """Release its slots and their pages, which no later launch may use; idempotent."""
         for row in sequence.rows:
             self._self_pool.release(row.self_pages)
             self._free_slots.append(row.slot)
@@ -289,7 +270,6 @@ class Scheduler:
         sequence.rows = []
 
     def release_landing(self, sequence: DecodeSequence) -> None:
-        """Take back the pages that its states landed in; idempotent."""
         if self._landing_pool is not None and sequence.landing_pages:
             self._landing_pool.release(sequence.landing_pages)
         sequence.landing_pages = ()
@@ -303,11 +283,11 @@ class Scheduler:
         return [s for s in unanswered if s.deadline_s <= now]
 
     def next_deadline(self) -> float:
-        """Of the unanswered sequences; infinite when there is none."""
+        """The earliest deadline of unanswered sequences; infinite if there are none."""
         return min((s.deadline_s for s in self._unanswered()), default=math.inf)
 
     def _unanswered(self) -> list[DecodeSequence]:
-        """Not those that only wait for their READ or forward to end: it wakes the loop itself."""
+        """Without answered sequences: the end of their READ or forward wakes the loop itself."""
         return [s for s in self.everything() if not s.resolved]
 
     def everything(self) -> list[DecodeSequence]:

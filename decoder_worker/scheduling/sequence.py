@@ -1,13 +1,8 @@
-"""One window being decoded: what was asked, where it stands, and what it holds.
+"""One window being decoded: its request, its state and what it holds.
 
-Its rows are the hypotheses that grow side by side; they share the window's cross-attention pages.
-States, in order: WAITING (its handle is accepted, no page held) -> LOADING (pages reserved, its KV
-in flight or arrived, no rows yet) -> RUNNING (in the batch) -> FINISHED (nothing held). It may
-finish from any of them. Only the engine's thread changes a sequence.
-
-After an attempt, whether another temperature is tried and which one stands is openai/whisper's
-fallback (`transcribe.py`), with faster-whisper's choice among failed attempts as a setting. Where
-the encoder's context was trimmed, a greedy attempt that fails asks for the full one instead.
+WAITING (no page held) -> LOADING (pages reserved, KV in flight or complete, no rows) -> RUNNING (in
+the batch) -> FINISHED (nothing held); it may finish from any state. Only the engine's thread
+changes a sequence. Temperatures fall back as in openai/whisper's `transcribe.py`.
 """
 
 from __future__ import annotations
@@ -55,17 +50,16 @@ class Attempt:
 class DecodeSequence:
     """A request's window in this worker. Times are this host's monotonic seconds.
 
-    language: the code asked for; None until the runner detected it, and then `language_logprob` is
-        its log probability among all languages.
-    cross_pages, landing_pages: set by the scheduler at admission; rows: when it begins to run. All
-        are taken back by its `release`; landing pages once their states are projected.
+    language: None until it is detected; `language_logprob` is then its log probability among all.
+    cross_pages, landing_pages: set by the scheduler at admission, rows when it begins to run. Its
+        `release` takes all back; landing pages go once their states are projected.
     reading: a READ may still write to its pages, which stay held while it is True.
-    fetched: set by the engine when the READ ended well.
+    fetched: set by the engine when the READ succeeded.
     search: the attempt that runs; attempts: those that ended.
-    n_in_flight: launches whose results the loop has not taken; until there is none, kernels may
-        write to its pages, so they stay held. n_ahead: those of them that the attempt is in.
-    resolved: its caller has an answer, or left. Set by the future on whichever thread ends it: to
-        ask the future itself would take a lock for each row of each step.
+    n_in_flight: launches whose results were not taken. Until it is 0 kernels may write to its
+        pages, so they stay held. n_ahead: those of the current attempt.
+    resolved: its caller has an answer, or left. Set by the future on the thread that ends it,
+        because asking the future takes a lock for each row of each step.
     """
 
     request: DecodeRequest
@@ -97,7 +91,7 @@ class DecodeSequence:
     resolved: bool = field(default=False, init=False)
 
     def __post_init__(self) -> None:
-        # Weak, or future and sequence would hold each other until Python looks for circles.
+        # Weak, or a reference cycle would keep both until the garbage collector runs.
         self.future.add_done_callback(partial(_resolve, ref(self)))
 
     def __repr__(self) -> str:
@@ -134,11 +128,11 @@ class DecodeSequence:
 
     @property
     def fetched_pages(self) -> tuple[int, ...]:
-        """What the READ writes to: landing pages for states, else its cross-attention pages."""
+        """The READ's target: landing pages for states, else cross-attention pages."""
         return self.landing_pages or self.cross_pages
 
     def forget_fetched(self) -> None:
-        """The importer quarantined what the READ writes to, and gives it back itself."""
+        """Drop the READ's target, which the importer quarantined and will release itself."""
         if self.landing_pages:
             self.landing_pages = ()
         else:
@@ -146,20 +140,18 @@ class DecodeSequence:
 
     @property
     def live(self) -> list[Row]:
-        """The rows that the next step feeds."""
         assert self.search is not None
         return self.search.live
 
     @property
     def runs_ahead(self) -> bool:
-        """A step may be launched for it before the last one's outcome is known."""
         assert self.search is not None
         return self.search.runs_ahead
 
     @property
     def can_step(self) -> bool:
-        """Its attempt goes on, as far as the host can tell."""
-        search = self.search  # asked for each sequence of each step, so by as few calls as can be
+        """Whether its attempt goes on, as far as the host knows."""
+        search = self.search  # called for each sequence of each step: few calls
         if self.resolved or search is None or search.done:
             return False
         if not self.n_ahead:
@@ -168,7 +160,7 @@ class DecodeSequence:
 
     @property
     def lacks_language(self) -> bool:
-        """It runs, and nobody knows its language yet."""
+        """Whether it runs without a known language."""
         is_open = self.state is SequenceState.RUNNING and not self.resolved
         return is_open and self.search is None and self.language is None
 
@@ -177,11 +169,10 @@ class DecodeSequence:
         return self.options.temperatures[len(self.attempts)]
 
     def n_cached(self, row: Row) -> int:
-        """Positions whose self-attention KV is written, while RUNNING: all but the last token."""
+        """Positions with self-attention KV, while RUNNING: all but the last token's."""
         return len(self.prompt.tokens) + len(row.tokens) - 1
 
     def begin_attempt(self, eot: int) -> None:
-        """Start the next temperature's search with empty rows."""
         options = self.options
         for row in self.rows:
             row.clear()
@@ -201,7 +192,7 @@ class DecodeSequence:
         return SlotOptions(options.timestamps, self.temperature, key, limit)
 
     def sampled(self, row: Row) -> tuple[int, ...]:
-        """What the rules take for sampled: the prefix, and the tokens that the row has sampled."""
+        """The tokens that the rules take as sampled: the prefix, and the row's own."""
         return (*self.options.prefix_tokens, *row.tokens)
 
 
@@ -211,7 +202,7 @@ def _resolve(known: ref[DecodeSequence], _: Future[DecodeResult]) -> None:
 
 
 def given_attempt(tokens: tuple[int, ...], logprob: float = 0.0) -> Attempt:
-    """What counts as an attempt where nothing is sampled: a known text, or a language alone."""
+    """An attempt without sampling: of a known text, or for a language alone."""
     return Attempt(Hypothesis(tokens, (0.0,) * len(tokens), logprob, True), 0.0, 0.0)
 
 
@@ -257,13 +248,11 @@ def _timings(sequence: DecodeSequence, now: float) -> DecodeTimings:
 
 
 def is_doubted(sequence: DecodeSequence, timestamp_begin: int) -> bool:
-    """Whether the last attempt, from a trimmed context, asks for the full one.
+    """Whether the last attempt, from a trimmed context, is to be repeated with the full one.
 
-    Where it fails by the usual gates, or where it has a timestamp past the audio: a decoder that
-    misses the rest of the padding tends to say the last sentence once more, and stamps it there. A
-    text that would be left out as silence is doubted too, so that no speech is lost to a short
-    context alone. A sampled text fails the gates by the dice of its own temperature, so for it they
-    lead to the next temperature as ever.
+    It is if it has a timestamp past the audio (a decoder that misses the padding tends to repeat
+    the last sentence there), if it would be left out as silence, or if it is greedy and fails the
+    gates. A sampled attempt that fails them leads to the next temperature.
     """
     attempt = sequence.attempts[-1]
     last = timestamp_begin + positions_of(sequence.request.content_frames)
@@ -277,7 +266,6 @@ def is_doubted(sequence: DecodeSequence, timestamp_begin: int) -> bool:
 
 
 def is_final(sequence: DecodeSequence) -> bool:
-    """Whether the last attempt passed, or was the last that there is."""
     attempts, options = sequence.attempts, sequence.options
     if len(attempts) >= len(options.temperatures):
         return True
@@ -285,7 +273,7 @@ def is_final(sequence: DecodeSequence) -> bool:
 
 
 def chosen_attempt(sequence: DecodeSequence) -> int:
-    """The index of the attempt that stands, of those made."""
+    """The index of the attempt that counts, among those made."""
     attempts, gates = sequence.attempts, sequence.options.gates
     last = len(attempts) - 1
     if gates.keep == "last" or not _failed(attempts[last], gates, sequence.no_speech_prob):
