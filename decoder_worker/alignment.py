@@ -1,12 +1,7 @@
-"""What a decoder's alignment heads tell of a known text: when it is spoken, and where it looked.
+"""Finds when the tokens of a known text are spoken, and where the decoder attended for each.
 
-One forward of known tokens gives their cross-attention queries on its way; the keys of the window
-are in its pages already. Times are openai/whisper's (`timing.py`), its filters and the order of its
-steps too: where the heads look is sharpened into one token-by-frame matrix, and dynamic time
-warping finds the best monotonic path through it. A token's peak is the maximum of their averaged
-cross-attention as it was predicted: live transcription holds back what was predicted from the
-audio's very end (AlignAtt: Papi et al., "AlignAtt: Using Attention-based Audio-Translation
-Alignments as a Guide for Simultaneous Speech Translation", Interspeech 2023).
+Times are found as in openai/whisper's `timing.py`, from one forward over the text. A token's peak
+is the position of its highest averaged cross-attention (AlignAtt: Papi et al., Interspeech 2023).
 """
 
 from __future__ import annotations
@@ -42,8 +37,8 @@ class KnownText:
     """One window whose text is known.
 
     cross_pages: hold its KV, of `n_positions` encoder positions. self_pages: room for the text,
-        overwritten; to find peaks they hold the KV of the prompt but for its last token.
-    tokens: the text's, at least one; to be aligned they fit the text context with start and end.
+        overwritten; for peaks they hold the KV of the prompt except its last token.
+    tokens: at least one; for alignment they fit into the text context with start and end.
     """
 
     cross_pages: Sequence[int]
@@ -57,10 +52,9 @@ class KnownText:
 
 
 class QueryTap:
-    """Implements `AttentionBackend` by another one, and keeps some heads' cross queries.
+    """An `AttentionBackend` that wraps another one and keeps the cross queries of some heads.
 
-    heads: layer -> int64 [n]; queries: layer -> float32 [n, n_tokens, head_dim], filled by a
-    forward.
+    heads: layer -> int64 [n]. queries: layer -> float32 [n, n_tokens, head_dim], set by a forward.
     """
 
     def __init__(self, attention: AttentionBackend, heads: Mapping[int, Tensor]) -> None:
@@ -84,10 +78,7 @@ class QueryTap:
 
 
 def alignment_heads(checkpoint: Checkpoint) -> dict[int, list[int]]:
-    """Layer to heads: those that the checkpoint names, else all of the upper half's layers.
-
-    Raises CheckpointError where a head that is named does not exist.
-    """
+    """Layer -> heads: those that the checkpoint lists, else all of the upper half of the layers."""
     dims = checkpoint.dims
     listed = checkpoint.generation_config.get("alignment_heads")
     if not listed:
@@ -105,15 +96,12 @@ def alignment_heads(checkpoint: Checkpoint) -> dict[int, list[int]]:
 
 
 class PendingAlignment:
-    """What a forward has told of one text, and of which its times are still to be found."""
+    """The outcome of a text's forward, from which `find` computes the times."""
 
     def __init__(
         self, tokens: tuple[int, ...], look: Callable[[], Tensor], probs: Tensor, rate: float
     ) -> None:
-        """look: at the frames, by token, from the window's pages: a GPU does it behind the forward.
-
-        rate: frames a second.
-        """
+        """look: float32 [n_tokens, n_frames], from the window's pages. rate: frames a second."""
         self._tokens = tokens
         self._look = look
         self._probs = probs
@@ -122,10 +110,7 @@ class PendingAlignment:
 
     @torch.inference_mode()
     def find(self) -> TokenAlignment:
-        """On any thread, while the window's pages are held.
-
-        Raises SequenceFailedError where the model gave no numbers.
-        """
+        """Compute the times, on any thread, while the window's pages are held."""
         readback = self._readback or Readback([self._look(), self._probs])
         look, probs = cast("list[Tensor]", readback.wait())
         known = tuple(probs.tolist())
@@ -138,10 +123,7 @@ class PendingAlignment:
 
 
 class Aligner:
-    """Finds where and when known texts are spoken, over a decoder's pools.
-
-    For the thread that runs the decoder.
-    """
+    """Aligns known texts over a decoder's pools. For the thread that runs the decoder."""
 
     def __init__(
         self,
@@ -152,10 +134,7 @@ class Aligner:
         cross_pool: PagePool,
         self_pool: PagePool,
     ) -> None:
-        """decoder, layers: over these pools; the decoder gives the logits.
-
-        Raises as `alignment_heads`.
-        """
+        """decoder: computes the logits. layers: the reference, whose cross queries are kept."""
         self._tokenizer = tokenizer
         self._decoder = decoder
         self._rate = checkpoint.dims.n_audio_ctx / WINDOW_S
@@ -169,7 +148,7 @@ class Aligner:
 
     @torch.inference_mode()
     def align(self, items: Sequence[KnownText]) -> list[PendingAlignment]:
-        """Begin to align each item, whatever else is in the batch. Overwrites their self pages."""
+        """Launch the alignment of each item by itself. Overwrites their self pages."""
         starts = [self._tokenizer.sot_sequence(i.language, i.task, False) for i in items]
         eot = self._tokenizer.special.eot
         texts = [(*s, *item.tokens, eot) for s, item in zip(starts, items, strict=True)]
@@ -187,7 +166,7 @@ class Aligner:
         return pending
 
     def _looks(self, item: KnownText, queries: Mapping[int, Tensor], n_sot: int) -> Tensor:
-        """Of all heads, at the audio's frames, at least one: float32 [n_tokens, n_frames]."""
+        """Mean of all heads' sharpened weights over the audio: float32 [n_tokens, n_frames]."""
         n_frames = min(max(1, item.content_frames // MEL_PER_POSITION), item.n_positions)
         total = None
         for layer, q in queries.items():
@@ -198,18 +177,15 @@ class Aligner:
         return (total / self._n_heads)[n_sot:-1]
 
     def _probs(self, states: Tensor, tokens: tuple[int, ...]) -> Tensor:
-        """Of each token, among all text, after the state before it: float32 [len(tokens)]."""
+        """Probability of each token among text tokens, from the state before it: float32 [n]."""
         logits = self._decoder.logits(states)[:, : self._tokenizer.special.eot]
         chosen = logits.gather(1, self._indices(tokens)[:, None])[:, 0]
         return (chosen - logits.logsumexp(-1)).exp()
 
     @torch.inference_mode()
     def peaks(self, items: Sequence[KnownText]) -> list[tuple[int, ...]]:
-        """For each of an item's tokens the encoder position of its peak, below `n_positions`.
-
-        Raises SequenceFailedError where an item gave no numbers; call it again for each alone.
-        """
-        # What predicted a text: the prompt's last token, and all of the text but its last.
+        """Each token's peak, an encoder position; SequenceFailedError if any item has none."""
+        # The tokens that predict the text: the prompt's last one, and all of the text but its last.
         fed = [(item.prompt[-1], *item.tokens[:-1]) for item in items]
         starts = [len(item.prompt) - 1 for item in items]
         _, queries = self._forward(items, fed, starts)
@@ -228,10 +204,10 @@ class Aligner:
     def _forward(
         self, items: Sequence[KnownText], texts: Sequence[Sequence[int]], starts: Sequence[int]
     ) -> tuple[Tensor, list[Mapping[int, Tensor]]]:
-        """Feed each item's text from its position on; writes its self-attention KV.
+        """Feed each item's text from its start position on; writes its self-attention KV.
 
-        States of all texts [n_tokens, n_text_state], and of each item layer -> queries, float32 [n,
-        its tokens, head_dim].
+        Returns the states of all texts [n_tokens, n_text_state], and for each item layer ->
+        queries, float32 [n, its tokens, head_dim].
         """
         counts = [len(text) for text in texts]
         ends = [start + n for start, n in zip(starts, counts, strict=True)]
@@ -258,16 +234,13 @@ class Aligner:
     def _weights(
         self, layer: int, queries: Tensor, pages: Sequence[int], n_frames: int, n_positions: int
     ) -> Tensor:
-        """How much queries [n, n_tokens, head_dim] look at each of the first frames.
-
-        float32 [n, n_tokens, n_frames]; pages: hold KV of `n_positions` encoder positions.
-        """
+        """Weights of queries [n, n_tokens, head_dim] on frames: float32 [n, n_tokens, n_frames]."""
         keys = self._keys(layer, pages, n_frames, n_positions)
         weights: Tensor = (queries @ keys.transpose(1, 2) * queries.shape[-1] ** -0.5).softmax(-1)
         return weights
 
     def _keys(self, layer: int, pages: Sequence[int], n_frames: int, n_positions: int) -> Tensor:
-        """The heads' keys, copied out of the pages: float32 [n, n_frames, head_dim]."""
+        """Copy the heads' keys out of the pages: float32 [n, n_frames, head_dim]."""
         if self._cross_pool.packs:
             page = packed_page(self._cross_pool.tensor[pages[0]], n_positions)
             keys = page[layer, 0, :n_frames].index_select(1, self._heads[layer])
@@ -294,20 +267,14 @@ _MEDIAN_NETWORK = (
 
 
 def standardise(weights: Tensor) -> Tensor:
-    """Each frame's weights [heads, tokens, frames] against those of the other tokens.
-
-    A frame at which all tokens look alike says nothing: 0, where openai/whisper has NaN.
-    """
+    """Standardise [heads, tokens, frames] over tokens; equal ones give 0 (openai/whisper: NaN)."""
     std, mean = torch.std_mean(weights, dim=-2, keepdim=True, correction=0)
     scaled = (weights - mean) / std
     return torch.where(std == 0, torch.zeros_like(scaled), scaled)
 
 
 def median_filter(x: Tensor) -> Tensor:
-    """Running median over frames, mirrored at both ends; x [heads, tokens, frames] float.
-
-    Too few frames to mirror stay as they are.
-    """
+    """Running median over the frames of x [heads, tokens, frames], mirrored at both ends."""
     reach = MEDIAN_WIDTH // 2
     n_frames = x.shape[-1]
     if n_frames <= reach:

@@ -1,11 +1,8 @@
-"""How a worker computes its decoder, chosen once when the worker is built.
+"""Chooses how a worker computes its decoder, once when the worker is built.
 
-Attention runs on flashinfer's kernels on a GPU; torch's is the reference. The layers around it are
-torch's operations, or kernels of ours that take several of them along: on a CPU the whole step of a
-few rows is one compiled program; on a GPU see `decoder_worker.gpu.decoder`.
-
-Torch multiplies fastest by weights in a layout of its own, which the compiled program does not
-read. So a small model has both; of a large one torch takes the program's as they lie there.
+On a GPU: flashinfer's attention, and layers by Triton kernels or torch. On a CPU one compiled
+program runs whole steps of few rows, and torch everything else, with its own copy of the weights
+unless the model is large.
 """
 
 from __future__ import annotations
@@ -55,13 +52,11 @@ FLASHINFER_KV_DTYPES = (*FLASHINFER_DTYPES, torch.float8_e4m3fn)
 
 @dataclass(frozen=True, slots=True)
 class Attentions:
-    """Backends over one pair of pools.
+    """Attention backends over one pair of pools.
 
-    ragged: for any forward.
-    fixed: makes a backend for forwards of fixed sizes. None: such forwards are ragged too.
-    team: the threads of a CPU whose compiled kernels take these pools; else None.
-    projected: `ragged`, where it takes a projection as the product leaves it, and `fixed` makes
-        such backends too; else None.
+    fixed: makes backends for forwards of fixed sizes; None: `ragged` computes these too. team:
+        threads for a CPU's compiled kernels; None if these do not take the pools. projected:
+        `ragged` if it takes fused projections, as those of `fixed` then do.
     """
 
     ragged: AttentionBackend
@@ -76,7 +71,7 @@ class Decoders:
 
     ragged: for any forward. fixed: as in `Attentions`.
     torch: the reference, whose attention backend can be replaced.
-    several: `ragged`, where it makes greedy decode steps whole; else None.
+    several: `ragged` if it can run greedy decode steps whole; else None.
     """
 
     ragged: TextDecoder
@@ -96,10 +91,10 @@ def choose_attention(
     *,
     packed: bool = False,
 ) -> Attentions:
-    """The attention backends for two pools; they and `packed` (CPU) are as in `TorchAttention`.
+    """Choose attention backends for two pools; `packed` as in `TorchAttention`.
 
-    threads: that share out forwards of few rows (CPU). Raises ConfigurationError where flashinfer
-    was asked for and cannot serve these pools.
+    threads: share out forwards of few rows (CPU). Raises ConfigurationError if flashinfer is asked
+    for but cannot serve these pools.
     """
     if setting == "torch" or (setting == "auto" and self_pool.device.type == "cpu"):
         attentions = torch_attention(self_pool, cross_pool, packed=packed)
@@ -120,7 +115,6 @@ def choose_attention(
 
 
 def torch_attention(self_pool: Tensor, cross_pool: Tensor, *, packed: bool = False) -> Attentions:
-    """packed: as in `TorchAttention`."""
     return Attentions(TorchAttention(self_pool, cross_pool, packed=packed))
 
 
@@ -133,10 +127,9 @@ def load_decoders(
     int8: bool = False,
     packed: bool = False,
 ) -> Decoders:
-    """Load a checkpoint's decoder, which computes in the self pool's dtype, on its device.
+    """Load a decoder for the self pool's device and dtype; `packed` as in `TorchAttention`.
 
-    attentions: over these pools. int8: hold the weights of matrix products in 8 bits (CPU).
-    packed: as in `TorchAttention`. Raises CheckpointError as `DecoderTensors.load`.
+    int8: hold the weights of matrix products in 8 bits (CPU). Raises CheckpointError.
     """
     dtype, team = self_pool.dtype, attentions.team
     scales = kv_scales(checkpoint, cross_pool.dtype)
@@ -170,13 +163,10 @@ def load_decoders(
 def fastest(
     decoder: TorchDecoder, attentions: Attentions, self_pool: Tensor, cross_pool: Tensor
 ) -> Decoders:
-    """By our kernels over flashinfer's attention, as far as both load here and are right.
+    """Use our kernels over flashinfer's attention, as far as both load and are right.
 
-    They are looked at by the first layer (`gpu.look`), the attention first, for our kernels stand
-    over it: what is wrong with it is not theirs. Zeroes the pools' first pages.
-
-    Raises:
-        ConfigurationError: torch's own layers in this dtype are wrong.
+    The check runs the first layer, first over the attention alone, because our kernels build on it.
+    Overwrites the pools' first pages. Raises ConfigurationError if torch's own layers are wrong.
     """
     pools = (self_pool, cross_pool)
     first = replace(decoder, layers=decoder.layers[:1])
@@ -219,7 +209,6 @@ def _by_torch(decoder: TorchDecoder, attentions: Attentions) -> Decoders:
 
 
 def choose_sampler(rules: LogitRules, slots: SlotTable) -> Sampler:
-    """The sampler for slots on their device."""
     sampler = TorchSampler(rules, slots)
     if slots.device.type == "cpu" or not has_triton():
         return sampler
@@ -228,7 +217,7 @@ def choose_sampler(rules: LogitRules, slots: SlotTable) -> Sampler:
 
 
 def _why_no_flashinfer(self_pool: Tensor, cross_pool: Tensor) -> str | None:
-    """None where flashinfer's kernels take these pools."""
+    """Return why flashinfer's kernels do not take these pools, or None."""
     head_dim = self_pool.shape[-1]
     if self_pool.device.type != "cuda":
         return f"the KV pools are on {self_pool.device.type!r}"
@@ -245,17 +234,14 @@ SHARED_FROM_BYTES = 512 << 20  # base 44 MB, small 198 MB, turbo 184 MB, large-v
 
 
 def shares_weights(dims: ModelDims, dtype: torch.dtype, *, int8: bool) -> bool:
-    """Whether a second copy of the layers would be too much; 8-bit ones torch cannot take."""
+    """Whether torch shares the layers, since a copy is too large. It cannot share 8-bit ones."""
     d, n_ffn = dims.n_text_state, dims.n_text_ffn
     n_weights = dims.n_text_layer * (6 * d * d + 2 * d * n_ffn)
     return not int8 and n_weights * dtype.itemsize >= SHARED_FROM_BYTES
 
 
 def layers_over(tensors: DecoderTensors, layers: Layers) -> tuple[DecoderLayer, ...]:
-    """Torch's layers whose matrices are views of `layers`, which are in rows.
-
-    Norms and biases are copies.
-    """
+    """Torch's layers over views of the matrices of `layers`, which lie in rows."""
 
     def linear(products: Products, index: int) -> Linear:
         weight = torch.from_numpy(products.weight[index])

@@ -1,4 +1,4 @@
-"""Sizes an engine's batch and pool, and builds its parts; says at start what does not fit."""
+"""Sizes an engine's batch and pools, builds its parts, and refuses at start what does not fit."""
 
 from __future__ import annotations
 
@@ -33,16 +33,13 @@ POOL_BATCHES = 2  # one runs while the KV of the next is read
 _LOGIT_COPIES = 6  # float32 logits, their masks and sorted copies
 _WORKSPACE_BYTES = 1 << 30  # attention kernels' plans, 16 MB of each bucket, and split results
 
-STEPS = 2  # one by one, and as many at once
-WINDOWS = 2  # whose pages of either pool are written to; pools take their first free ones
+STEPS = 2  # of the warm-up: single ones, then as many at once
+WINDOWS = 2  # whose pages the warm-up writes to: pools hand out their first pages first
 
 
 @dataclass(frozen=True, slots=True)
 class EngineParts:
-    """cross_pool: where KV lies. projection: where encoder states travel, what makes KV of them.
-
-    steps_ahead: as the function of that name says.
-    """
+    """projection: None unless encoder states travel. steps_ahead: as the function of that name."""
 
     device: str
     runner: ModelRunner
@@ -61,10 +58,7 @@ def build_parts(
     settings: DecoderSettings,
     page_tokens: int,
 ) -> EngineParts:
-    """Resolve "auto", allocate the self-attention pool, load the weights, capture graphs.
-
-    kv_pool, and what it raises: as in `DecoderEngine`.
-    """
+    """Resolve "auto", allocate the self-attention pool, load the weights, capture graphs."""
     cross_pool = kv_pool or importer.pool
     device = cross_pool.device.type
     if settings.device != "auto" and resolve_device(settings.device) != device:
@@ -97,7 +91,7 @@ def build_parts(
 
 
 def steps_ahead(device: str) -> int:
-    """Decode steps launched before the last one's results are read. A CPU is done when asked."""
+    """Return 0 for a CPU, whose launch returns when it is done."""
     return 0 if device == "cpu" else 1
 
 
@@ -122,9 +116,8 @@ def _check_layout(checkpoint: Checkpoint, pool: PagePool) -> None:
 def warm_up(runner: ModelRunner, prompts: PromptBuilder, cross: PagePool, own: PagePool) -> None:
     """Decode silence, so that a CPU's first window is as fast as later ones.
 
-    First calls choose kernels and allocate what products need, and memory that nobody has written
-    to is given by the system page by page. Both pools are the runner's, and all of their pages are
-    free, as after it. Call on the thread that decodes, before the first sequence.
+    First calls choose kernels and touch new memory. All pages of both pools must be free. Call on
+    the thread that decodes, before the first sequence.
     """
     n_cross, n_own = cross.layout.pages_per_window, own.layout.pages_per_window
     for pool, n_pages in ((cross, n_cross), (own, n_own)):
@@ -169,17 +162,13 @@ def _silence(
 
 
 def auto_batch(device: str) -> int:
-    """Rows where the settings leave it open, and nobody has looked at the memory."""
     return CPU_ROWS if device == "cpu" else MOST_GPU_ROWS
 
 
 def sized(
     settings: Settings, checkpoint: Checkpoint, device: str, budget: GpuBudget | None
 ) -> Settings:
-    """The settings with the batch's and the pool's size filled in; `budget` is None on a CPU.
-
-    Raises ConfigurationError where so many windows do not fit.
-    """
+    """Fill in the sizes of batch and pool, or raise ConfigurationError. budget: None on a CPU."""
     role, needs = settings.decoder, {}
     window = window_bytes(served_kv_layout(checkpoint, settings, device))
     rows = role.max_batch or auto_batch(device)
@@ -205,7 +194,7 @@ def sized(
 
 
 def _rows_that_fit(dims: ModelDims, dtype: str, room: int, window: int, n_windows: int) -> int:
-    """The most rows for which `room` has a window each, or the `n_windows` that are asked for."""
+    """The most rows for which `room` also holds `n_windows`, or a window each if that is 0."""
     for rows in GPU_ROWS:
         if working_bytes(dims, dtype, rows) + (n_windows or rows) * window <= room:
             return rows
@@ -217,7 +206,6 @@ def weight_bytes(dims: ModelDims, dtype: str) -> int:
 
 
 def landing_bytes(settings: Settings, checkpoint: Checkpoint, device: str) -> int:
-    """The landing pool at its largest, and weights and results of what makes KV of it."""
     layout, dims = served_layout(checkpoint, settings, device), checkpoint.dims
     weights = sum(math.prod(shape) for shape in cross_kv_shapes(dims).values())
     results = WINDOWS_AT_ONCE * dims.n_audio_ctx * 2 * dims.n_text_layer * dims.n_text_state
@@ -225,7 +213,6 @@ def landing_bytes(settings: Settings, checkpoint: Checkpoint, device: str) -> in
 
 
 def working_bytes(dims: ModelDims, dtype: str, max_batch: int) -> int:
-    """Self-attention KV of every row, logits and workspaces."""
     self_kv = 2 * dims.n_text_layer * dims.n_text_ctx * dims.n_text_state * ITEM_BYTES[dtype]
     logits = _LOGIT_COPIES * dims.n_vocab * 4
     return max_batch * (self_kv + logits) + _WORKSPACE_BYTES

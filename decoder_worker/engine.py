@@ -1,7 +1,6 @@
-"""The decoder worker's engine: requests in by `submit`, answers out by futures, from any thread.
+"""The decoder worker's engine: requests enter by `submit`, results come as futures.
 
-It owns a thread, and that thread owns the device: whatever other threads want of a sequence is
-posted to it as a call, and made before the next step (`decoder_worker.loop`).
+Its thread owns the device; other threads post calls to it, which run before the next step.
 """
 
 from __future__ import annotations
@@ -48,11 +47,7 @@ CLOSE_S = 15.0  # how long close waits for READs in flight: longer than a READ m
 
 
 class DecoderCore:
-    """An engine without its weights and its thread: takes windows, and tells what is there.
-
-    The loop hears of windows by calls that are posted to whoever runs it: the thread of
-    `DecoderEngine`, and in a simulation a virtual clock.
-    """
+    """An engine without weights and thread; whatever runs its loop makes the posted calls."""
 
     def __init__(
         self,
@@ -64,10 +59,10 @@ class DecoderCore:
         beside: Callable[[Call], object],
         clock: Callable[[], float],
     ) -> None:
-        """settings: with the batch's size filled in. clock: monotonic seconds.
+        """wake: called when the loop has something to do. clock: monotonic seconds.
 
-        wake: called when whoever runs the loop has something to do. beside: makes a call on a
-        thread that is not the loop's.
+        settings: with the batch's size filled in. beside: runs a call on a thread beside the
+        loop's.
         """
         self._importer = importer
         self._pool = parts.cross_pool
@@ -92,7 +87,7 @@ class DecoderCore:
         """Accept a window into the waiting list; its handle's lease is renewed from here on.
 
         The future may be cancelled at any time. It raises errors of the handle and of its READ
-        (WorkerError), a DeadlineExceededError, or a SequenceFailedError.
+        (WorkerError), DeadlineExceededError or SequenceFailedError.
 
         Raises:
             UnsupportedValueError: the model cannot do what the options ask.
@@ -142,14 +137,10 @@ class DecoderCore:
 
     @property
     def n_live(self) -> int:
-        """Sequences that were submitted and hold something still."""
         return self._n_live
 
     def load(self) -> WorkerLoad:
-        """By pages or by rows of the batch, whichever there is less of.
-
-        Without all that makes up the rest of `stats`: large pools ask for it often.
-        """
+        """Load by pages or by rows, whichever are scarcer. Cheaper than `stats`."""
         waiting = self._n_waiting + self._loop.scheduler.n_without_slots
         pool, most = self._pool, self._settings.max_batch
         capacity = max(1, min(most, pool.n_pages // pool.layout.pages_per_window))
@@ -208,13 +199,12 @@ class DecoderCore:
     # Called by whoever runs the loop.
 
     def turn(self) -> bool:
-        """Take what was posted, and make one step; False when nothing could run."""
+        """Run the posted calls and one step; False if nothing could run."""
         self._loop.listen()  # for calls that come from here on
         self._take_calls()
         return self._loop.step()
 
     def sleep_s(self) -> float:
-        """How long to wait for the next call after a turn in which nothing could run."""
         return self._loop.sleep_s()
 
     def _take_calls(self) -> None:
@@ -231,7 +221,7 @@ class DecoderCore:
 
 
 class DecoderEngine(DecoderCore):
-    """Decodes windows by continuous batching. Made once per replica, running from then on."""
+    """Decodes windows by continuous batching; runs from its construction on."""
 
     def __init__(
         self,
@@ -244,15 +234,10 @@ class DecoderEngine(DecoderCore):
     ) -> None:
         """Load the weights, allocate the self-attention pool, start the thread and warm up.
 
-        Args:
-            importer: stays its owner's, who closes it after the engine.
-            kv_pool: for KV that is projected here, where the importer reads encoder states; None:
-                it reads the KV itself, into its own pool.
-            page_tokens: positions in a page of self-attention KV; 0 takes what suits the device.
-
-        Raises:
-            ConfigurationError: importer, checkpoint and settings do not fit each other.
-            CheckpointError: the weights cannot be loaded.
+        importer: closed by its owner, after the engine. kv_pool: for KV projected here from the
+        encoder states that the importer reads; None: the importer reads KV. page_tokens: positions
+        in a page of self-attention KV; 0 takes what suits the device. Raises CheckpointError, or
+        ConfigurationError if importer, checkpoint and settings do not fit each other.
         """
         if not settings.max_batch:
             rows = auto_batch(importer.pool.device.type)
@@ -269,7 +254,7 @@ class DecoderEngine(DecoderCore):
         )
         self._heartbeat = self._clock()
         self._turn = threading.Condition()  # held by the thread whose turn it is
-        self._is_hurried = False  # whether it is `_hurry`'s
+        self._is_hurried = False  # whether the turn is `_hurry`'s
         started: Future[None] = Future()
         self._thread = threading.Thread(
             target=self._main, args=(parts, started), name="decoder-engine", daemon=True
@@ -280,7 +265,7 @@ class DecoderEngine(DecoderCore):
     # Called from any thread.
 
     def drain(self, timeout_s: float) -> bool:
-        """Take nothing new and wait until all sequences ended; False when time ran out."""
+        """Take nothing new and wait until all sequences ended; False if time ran out."""
         self.begin_drain()
         with self._changed:
             return self._changed.wait_for(lambda: self._n_live == 0, timeout_s)
@@ -305,11 +290,11 @@ class DecoderEngine(DecoderCore):
     def _main(self, parts: EngineParts, started: Future[None]) -> None:
         use_step_threads(self._settings.threads)
         with suppress(Exception):  # where it does not compile, texts with words fail
-            path_finder()  # or the first of them compiles it, which takes Python's lock from steps
+            path_finder()  # compiled now: later it would take Python's lock from steps
         try:
             if self.device == "cpu":  # on a GPU graphs were captured, which is a first call too
                 hurry = threading.Thread(target=self._hurry, name="decoder-hurry", daemon=True)
-                hurry.start()  # it would have the lower priority, too
+                hurry.start()  # before this thread lowers the priority that it inherits
                 let_encoder_go_first()
                 warm_up(parts.runner, self._prompts, parts.cross_pool, parts.self_pool)
         except Exception as error:
@@ -320,11 +305,11 @@ class DecoderEngine(DecoderCore):
         self._take_turns(hurries=False)
         if self._fault is None:
             self._shut_down(WorkerDrainingError("this decoder was closed"))
-        else:  # one of its windows may have done it, so this counts as a try of theirs
+        else:  # one of its windows may be the cause, so this counts as a try
             self._shut_down(WorkerDiedError(f"this decoder failed: {self._fault}"))
 
     def _hurry(self) -> None:
-        """With the encoder's priority: makes the turns while urgent sequences are among others."""
+        """Run turns at the encoder's priority while urgent sequences are among others."""
         use_step_threads(self._settings.threads)
         self._take_turns(hurries=True)
 
@@ -341,7 +326,7 @@ class DecoderEngine(DecoderCore):
                     if self.device == "cpu" and self._loop.is_hurried() != hurries:
                         self._is_hurried = not hurries
                         self._turn.notify()
-        except Exception as error:  # no sequence's: of those `step` takes care
+        except Exception as error:  # `step` handles those of single sequences
             logger.exception("the decoder failed")
             self._end_turns(f"{type(error).__name__}: {error}")
         with self._turn:
@@ -357,16 +342,13 @@ class DecoderEngine(DecoderCore):
         self._wake.clear()
 
     def _shut_down(self, error: WorkerError) -> None:
-        """Answer what is left, then wait for READs: they write to pages of the importer's pool.
-
-        Words are found from these pages, so what has begun of it ends too.
-        """
+        """Answer what is left, then wait for READs and word times, which use the pool's pages."""
         until = self._clock() + CLOSE_S
         while self._n_live and self._clock() < until:
             try:
                 self._take_calls()
                 self._loop.fail_all(error)
-            except Exception:  # a lost device is told by each that waited for it
+            except Exception:  # every waiter raises that a device is lost
                 logger.exception("while the decoder ended")
                 continue
             if self._n_live:

@@ -1,10 +1,8 @@
 """Forwards that were launched and whose results the host has not taken yet, oldest first.
 
-With `depth` 1 a decode step's results are read while the next one runs. A sequence that they end is
-in that next one for nothing, and what it gives there is dropped. All launches come through here, so
-that one place knows which pages a kernel may still write to (`DecodeSequence.n_in_flight`), and
-what becomes of a batch that raised: each of its sequences runs again alone, from what the host
-knows, and only culprits fail.
+With `depth` 1 a decode step's results are read while the next one runs. All launches go through
+this queue, so `DecodeSequence.n_in_flight` tells which pages a kernel may still write to. After a
+batch failed, each of its sequences runs again alone, and only those that fail again are failed.
 """
 
 from __future__ import annotations
@@ -33,14 +31,12 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class _InFlight:
-    """searches: the attempts that the sequences were in."""
-
     kind: Kind
     launched: Launched
     searches: tuple[Search | None, ...]
 
     def leave(self) -> None:
-        """No kernel of this launch writes any more."""
+        """Note that no kernel of this launch writes any more."""
         for sequence, search in zip(self.launched.sequences, self.searches, strict=True):
             sequence.n_in_flight -= 1
             if sequence.search is search:
@@ -48,11 +44,10 @@ class _InFlight:
 
 
 class LaunchQueue:
-    """Launches and collects. For the loop's thread.
+    """Launches forwards and collects their results. For the loop's thread.
 
-    take: gets a sequence's outputs. fail: gets one whose forward raised though it ran alone, or
-    whose outputs could not be taken. retire: gets one that has its answer, once nothing of it is in
-    flight.
+    take: gets a sequence's outputs. fail: gets a sequence whose forward failed alone, or whose
+    outputs could not be taken. retire: gets an answered sequence once nothing of it is in flight.
     """
 
     def __init__(
@@ -75,17 +70,14 @@ class LaunchQueue:
         self._in_flight: deque[_InFlight] = deque()
 
     def launch(self, kind: Kind, sequences: Sequence[DecodeSequence]) -> None:
-        """Launch a forward of sequences of which each may step, or lacks its language.
-
-        At depth 0 collect it as well.
-        """
+        """Launch sequences that can step or lack their language; at depth 0 collect them too."""
         if not sequences:
             return
         begun = self._clock()
         try:
             launched = self._run(kind, sequences)
         except Exception as error:
-            self.collect()  # what was launched before it stands
+            self.collect()  # earlier launches remain valid
             self._run_each_alone(sequences, error)
             return
         self._in_flight.append(
@@ -99,10 +91,10 @@ class LaunchQueue:
             self.collect()
 
     def decode(self, sequences: Sequence[DecodeSequence], *, uninterrupted: bool) -> None:
-        """Launch a decode step, and take results, but for `depth` launches.
+        """Launch a decode step, and take the results of all but `depth` launches.
 
-        None is left of which a search has to decide first. uninterrupted: nothing else is to be
-        done between steps, so that several may be made at once.
+        None is left in flight if a search has to decide first. uninterrupted: nothing else is due
+        between steps, so several may run at once.
         """
         may_run_several = uninterrupted and not (self._depth or self._in_flight)
         if may_run_several and (most := self._runner.most_steps(sequences)) > 1:
@@ -114,7 +106,6 @@ class LaunchQueue:
         self.collect(self._depth if runs_ahead else 0)
 
     def _run_several(self, sequences: Sequence[DecodeSequence], most: int) -> None:
-        """Make up to `most` decode steps at once and take their outputs; nothing is in flight."""
         begun = self._clock()
         try:
             steps = self._runner.decode_several(sequences, most)
@@ -156,7 +147,6 @@ class LaunchQueue:
                 self._retire_if_done(sequence)
 
     def _take_or_fail(self, kind: Kind, sequence: DecodeSequence, rows: list[StepOutput]) -> None:
-        """What its outputs lead to may raise, as what its caller does with a token may."""
         try:
             self._take(kind, sequence, rows)
         except DeviceLostError:
@@ -165,7 +155,7 @@ class LaunchQueue:
             self._fail(sequence, error)
 
     def abandon(self) -> None:
-        """Wait for all that was launched, and take none of it."""
+        """Wait for all launches and drop their results."""
         while self._in_flight:
             oldest = self._in_flight.popleft()
             try:
@@ -181,7 +171,7 @@ class LaunchQueue:
         return run(sequences)
 
     def _run_again(self, failed: _InFlight, error: Exception) -> None:
-        """What came after a forward that failed was fed by it: all of it counts for nothing."""
+        """Rerun a failed forward and all later ones, which it has fed."""
         sequences = dict.fromkeys(failed.launched.sequences)
         for later in self._in_flight:
             sequences |= dict.fromkeys(later.launched.sequences)
@@ -198,7 +188,6 @@ class LaunchQueue:
             self._take_or_fail(kind, sequence, outputs)
 
     def _step_alone(self, sequence: DecodeSequence) -> tuple[Kind, list[StepOutput]]:
-        """One forward of one sequence, from what the host knows of it."""
         if sequence.lacks_language:
             return Kind.LANGUAGE, self._runner.collect(self._run(Kind.LANGUAGE, [sequence]))[0]
         begins = not any(row.tokens for row in sequence.live)

@@ -1,8 +1,7 @@
-"""What the engine's thread does: schedule sequences, load their KV, run them, post-process.
+"""The work of the engine's thread: schedule sequences, load their KV, run them, post-process.
 
-`step()` is the whole of it. Other threads reach it through `post`, and so does the end of a READ:
-loading never blocks a step. Forwards are launched and collected by `launch_queue`, perhaps a step
-ahead. When words are spoken is found on a thread beside it, from the window's pages.
+Other threads reach the loop through `post`, as the end of a READ does, so loading never blocks a
+step. Forwards go through `launch_queue`; word times are computed on a thread beside this one.
 
 Invariants: a failure belongs to its sequence; a sequence's pages and lease have one way back,
 `_retire`; pages that a READ or a launched forward may still write to stay held until it has ended.
@@ -51,8 +50,8 @@ from decoder_worker.stats import Counters
 logger = logging.getLogger(__name__)
 
 IDLE_S = 0.1  # longest sleep between steps: nothing wakes the loop when quarantined pages come back
-EMPTY_S = 1.0  # and while there is no sequence: one that arrives wakes it
-MIXED_S = 2.0  # since others than urgent sequences were here: the encoder may have more of them
+EMPTY_S = 1.0  # the same without sequences: one that arrives wakes the loop
+MIXED_S = 2.0  # after the last sequence that is not urgent: the encoder may have more of them
 
 NO_PROBABILITY = "the model gave no finite probability"
 
@@ -62,8 +61,8 @@ Call = Callable[[], None]
 class DecodeLoop:
     """One worker's sequences, from their arrival to their answer.
 
-    post: has a call made on this thread, before the next step. beside: on another one. on_leave:
-    called when a sequence is no longer waiting, and again when it is gone.
+    post: has a call made on this thread, before the next step. beside: the same on another thread.
+    on_leave: called when a sequence stops waiting, and again when it is gone.
     """
 
     def __init__(
@@ -85,13 +84,13 @@ class DecodeLoop:
         self._runner = runner
         self._post = post
         self._beside = beside
-        self._unaligned: list[DecodeSequence] = []  # decoded; peaks or words to be found
-        # Their texts were fed. This thread appends, the one beside it takes out.
+        self._unaligned: list[DecodeSequence] = []  # decoded; without peaks or words yet
+        # Aligned, without word times yet. This thread appends, the one beside it removes.
         self._wordless: list[tuple[DecodeSequence, PendingAlignment]] = []
-        self._told: list[DecodeSequence] = []  # their languages were found, their prompts not run
+        self._told: list[DecodeSequence] = []  # their language is known, their prompt has not run
         self._on_leave = on_leave
         self._clock = clock
-        self._others_s = -math.inf  # when sequences that are not urgent were seen last
+        self._others_s = -math.inf  # when a sequence that is not urgent was last seen
         self._landing = Landing(
             parts.projection, scheduler.release_landing, self._fail, self._retire
         )
@@ -100,12 +99,11 @@ class DecodeLoop:
         )
 
     def cancel(self, sequence: DecodeSequence) -> None:
-        """Its future was cancelled: take back what it holds."""
         self.counters.cancelled += 1
         self._retire(sequence)
 
     def step(self) -> bool:
-        """Schedule, run, post-process. False when nothing could run."""
+        """Schedule, run, post-process. False if nothing could run."""
         self._expire()
         self._start_loading()
         self._landing.step()
@@ -126,14 +124,13 @@ class DecodeLoop:
         return bool(started or running or unaligned or self._told or was_landing)
 
     def is_hurried(self) -> bool:
-        """Whether urgent sequences are here while others were of late, too."""
+        """Whether there are urgent sequences, and were others within the last MIXED_S."""
         classes, now = self.scheduler.classes(), self._clock()
         if classes - URGENT:
             self._others_s = now
         return bool(classes & URGENT) and now - self._others_s < MIXED_S
 
     def sleep_s(self) -> float:
-        """How long the loop may sleep after a step that had nothing to run."""
         longest_s = EMPTY_S if self.scheduler.is_idle() else IDLE_S
         return max(0.0, min(longest_s, self.scheduler.next_deadline() - self._clock()))
 
@@ -187,10 +184,7 @@ class DecodeLoop:
             self._landing.add(sequence)
 
     def _prefill(self, started: list[DecodeSequence]) -> None:
-        """Run the prompts of those whose language is known, and ask for the others' languages.
-
-        These come with the results of a later forward, so that nobody waits for them.
-        """
+        """Run prompts of known languages; detected ones come with a later forward's results."""
         now = self._clock()
         for sequence in started:
             sequence.prefill_started = sequence.prefill_started or now
@@ -216,7 +210,6 @@ class DecodeLoop:
         self._launches.launch(Kind.PREFILL, ready)
 
     def _take(self, kind: Kind, sequence: DecodeSequence, rows: list[StepOutput]) -> None:
-        """What a forward gave for a sequence's live rows."""
         if kind is Kind.DECODE:
             sequence.steps += 1
         elif kind is Kind.LANGUAGE:
@@ -239,7 +232,7 @@ class DecodeLoop:
         self._end(sequence, _as_failure("decoding failed", error))
 
     def _take_unaligned(self) -> list[DecodeSequence]:
-        """The most urgent, whose texts are fed now, one at least: the steps of all others wait."""
+        """Remove and return the most urgent texts, TOKENS_AT_ONCE tokens but at least one text."""
         waiting = [s for s in self._unaligned if s.state is SequenceState.RUNNING]
         waiting.sort(key=lambda s: URGENCY[s.priority])
         n_tokens = accumulate(len(s.attempts[-1].hypothesis.tokens) for s in waiting)
@@ -248,8 +241,8 @@ class DecodeLoop:
         return waiting[:n]
 
     def _align(self, finished: list[DecodeSequence]) -> None:
-        """Find where finished sequences looked, and answer those that want no words."""
-        wanted = [s for s in finished if s.options.peaks]  # first: they need the prompt's KV
+        """Find peaks, launch the alignment of words, and answer sequences that want no words."""
+        wanted = [s for s in finished if s.options.peaks]  # words overwrite the prompt's KV
         for sequence, peaks in run_batch(wanted, self._runner.peaks, self._fail):
             sequence.peaks = peaks
         worded = [s for s in finished if s.options.words and not s.resolved]
@@ -266,7 +259,7 @@ class DecodeLoop:
             self._beside(self._find_words)
 
     def _find_words(self) -> None:
-        """Those of the most urgent text. Runs on the thread beside this one, once for each."""
+        """Compute the word times of the most urgent text. Called once for each, beside the loop."""
         first = min(self._wordless, key=lambda one: URGENCY[one[0].priority])
         self._wordless.remove(first)
         sequence, pending = first
@@ -287,7 +280,6 @@ class DecodeLoop:
         self._end(sequence, finished_result(sequence, self._clock()))
 
     def _take_outputs(self, sequence: DecodeSequence, outputs: list[StepOutput]) -> None:
-        """All that happens on the host to what a step gave for a sequence's rows."""
         for output in outputs:
             if not math.isfinite(output.logprob):
                 self._end(sequence, SequenceFailedError(NO_PROBABILITY))
@@ -305,7 +297,7 @@ class DecodeLoop:
             self._runner.restore(sequence)  # it chose otherwise than the sampler noted
 
     def _end_attempt(self, sequence: DecodeSequence) -> None:
-        """Note the attempt; doubt, try the next temperature, align the words, or answer."""
+        """Note the attempt; then answer, try the next temperature, or align the words."""
         search = sequence.search
         assert search is not None
         hypothesis = search.best()
@@ -326,7 +318,7 @@ class DecodeLoop:
             self._end(sequence, finished_result(sequence, self._clock()))
 
     def _end(self, sequence: DecodeSequence, outcome: DecodeResult | BaseException) -> None:
-        """Take back what the sequence holds, then answer its caller, whatever happens."""
+        """Release what the sequence holds, then answer its caller in any case."""
         try:
             self._retire(sequence)
         finally:
@@ -360,7 +352,7 @@ class DecodeLoop:
 
 
 def _as_failure(what: str, error: Exception) -> SplitscribeError:
-    """The error that the caller gets: ours as it is, any other as a failure of the sequence."""
+    """Return our own errors as they are, any other as a failure of the sequence."""
     if isinstance(error, SplitscribeError):
         return error
     failure = SequenceFailedError(f"{what}: {type(error).__name__}: {error}")

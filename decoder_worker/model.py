@@ -1,9 +1,7 @@
 """Whisper's text decoder over paged attention: token ids and positions in, states and logits out.
 
-`TextDecoder` is the seam. `TorchDecoder` is the reference and computes any rows on any device;
-`decoder_worker.backends` chooses when the worker is built. Rows are tokens of any sequences, in any
-stage; which belong together is only in the batch that was planned. Cross-attention has queries
-only: its keys and values lie in pages.
+`TextDecoder` is the interface, `TorchDecoder` the reference. Rows are tokens of any sequences; only
+the planned batch tells which belong together.
 """
 
 from __future__ import annotations
@@ -34,12 +32,7 @@ from decoder_worker.attention.base import AttentionBackend, AttentionBatch
 
 @dataclass(frozen=True, slots=True)
 class DecoderTensors:
-    """Tensors on one device.
-
-    by_name: all tensors but the head's, by Hugging Face's names.
-    head: [n_vocab, n_text_state], what turns states into logits; the token embedding itself where
-        the two are tied.
-    """
+    """by_name: all but the head, by Hugging Face's names. head: [n_vocab, n_text_state]."""
 
     dims: ModelDims
     dtype: torch.dtype
@@ -54,11 +47,7 @@ class DecoderTensors:
         device: torch.device | str,
         scales: KVScales | None = None,
     ) -> DecoderTensors:
-        """Read the decoder's tensors of a checkpoint, no others.
-
-        The head in the residual stream's dtype. scales: of the cross-attention KV in its pool,
-        where that is of 8 bits. Raises CheckpointError.
-        """
+        """Read the decoder's tensors or raise CheckpointError. scales: of 8-bit cross-KV."""
         dims, name = checkpoint.dims, output_projection(checkpoint)
         kept = stream_dtype(device, dtype)
         head = load_tensors(checkpoint, {name: (dims.n_vocab, dims.n_text_state)}, kept, device)
@@ -69,16 +58,16 @@ class DecoderTensors:
 
 
 class TextDecoder(Protocol):
-    """The decoder of one checkpoint, computed in one way over one pair of page pools."""
+    """One checkpoint's decoder over one pair of page pools."""
 
     def plan(self, batch: AttentionBatch) -> None:
-        """Prepare for one forward. Only this reads what is on the host: a graph has the rest."""
+        """Prepare one forward. Only this reads host data, so that the rest can be captured."""
 
     def states(self, tokens: Tensor, positions: Tensor) -> Tensor:
         """Run the planned rows through all layers; writes their keys and values to the self pool.
 
-        tokens, positions: int64 [n_tokens], on the weights' device. Normed states [n_tokens,
-        n_text_state], in the residual stream's dtype.
+        tokens, positions: int64 [n_tokens], on the weights' device. Returns normed states
+        [n_tokens, n_text_state] in the residual stream's dtype.
         """
 
     def logits(self, states: Tensor) -> Tensor:
@@ -87,7 +76,7 @@ class TextDecoder(Protocol):
 
 @dataclass(frozen=True, slots=True)
 class DecoderLayer:
-    """Self-attention, cross-attention, feed-forward, each behind its norm and with a residual."""
+    """Self-attention, cross-attention and feed-forward, each normed first and with a residual."""
 
     self_norm: LayerNorm
     self_qkv: Projection
@@ -121,15 +110,12 @@ class DecoderLayer:
 
 @dataclass(frozen=True, slots=True)
 class WideHead:
-    """Logits as float32 sums over a weight [n_vocab, n_text_state] of 16 bits, never rounded to it.
-
-    On a GPU one product whose result is wider than what it reads; on a CPU, for tests, the same.
-    """
+    """Logits from a weight [n_vocab, n_text_state] of 16 bits, as sums that stay float32."""
 
     weight: Tensor
 
     def __call__(self, x: Tensor) -> Tensor:
-        """x [n, n_text_state] -> float32 [n, n_vocab]; x is rounded to the weight's dtype."""
+        """x [n, n_text_state], rounded to the weight's dtype -> float32 [n, n_vocab]."""
         x = x.to(self.weight.dtype)
         if x.device.type == "cpu":  # torch has this product for other devices alone
             return x.float() @ self.weight.float().t()
@@ -138,10 +124,7 @@ class WideHead:
 
 @dataclass(frozen=True, slots=True)
 class TorchDecoder:
-    """Implements `TextDecoder` by torch's operations, over one attention backend.
-
-    embed_tokens [n_vocab, n_text_state]; embed_positions [n_text_ctx, n_text_state].
-    """
+    """Implements `TextDecoder` by torch's operations, over one attention backend."""
 
     n_head: int
     embed_tokens: Tensor
@@ -161,9 +144,9 @@ class TorchDecoder:
         int8_head: bool = False,
         layers: tuple[DecoderLayer, ...] | None = None,
     ) -> TorchDecoder:
-        """int8: hold the weights of matrix products in 8 bits (CPU); int8_head: the head's alone.
+        """int8: hold the weights of products in 8 bits (CPU); int8_head: only the head's.
 
-        layers: where the caller has made them; None: made here, in this device's best layout.
+        layers: those of the caller; None: loaded here, in this device's best layout.
         """
         by_name, head = tensors.by_name, tensors.head
         if layers is None:
@@ -184,7 +167,6 @@ class TorchDecoder:
         return replace(self, attention=attention)
 
     def embed(self, tokens: Tensor, positions: Tensor) -> Tensor:
-        """What goes into the first layer: [n_tokens, n_text_state]."""
         x = self.embed_tokens[tokens] + self.embed_positions[positions]
         return x.to(self.norm.weight.dtype)
 
@@ -203,7 +185,6 @@ class TorchDecoder:
 
 
 def _head(weight: Tensor, *, int8: bool) -> Callable[[Tensor], Tensor]:
-    """What makes logits of states: float32 sums wherever the weight is of 16 bits."""
     if weight.dtype == torch.float32:
         return packer(weight.device, weight.dtype, int8=int8)(Linear(weight, None))
     return WideHead(weight)

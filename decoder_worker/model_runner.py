@@ -1,10 +1,7 @@
 """Runs the model over sequences: language detection, prompts, decode steps, word alignment.
 
-Prompts and decode steps are launched, and their results collected later: between the two, further
-steps may be launched, which find on the device what the ones before left there. A launch reads
-sequences and changes none of them; it writes only their own self-attention pages and slots, so what
-raised can be launched again, for fewer sequences, after `restore`. Knows nothing of queues,
-deadlines or transfers.
+A launch writes only to its sequences' pages and slots, so after an error it can be repeated for
+fewer sequences, after `restore`. Further steps may be launched before its results are collected.
 """
 
 from __future__ import annotations
@@ -39,10 +36,9 @@ MAX_INITIAL_TIMESTAMP = 50  # steps of 20 ms: openai/whisper's max_initial_times
 
 
 def self_kv_layout(checkpoint: Checkpoint, dtype: str, page_tokens: int = 0) -> PageLayout:
-    """Layout of one sequence's self-attention KV, for the longest text that it may have.
+    """Layout of one sequence's self-attention KV, for the longest text.
 
-    page_tokens: positions in a page; 0 takes the whole text context, so that on a CPU attention
-        reads a view without a gather.
+    page_tokens: 0 takes the whole text context, which attention on a CPU reads without a gather.
     """
     dims = checkpoint.dims
     return PageLayout(
@@ -57,10 +53,7 @@ def self_kv_layout(checkpoint: Checkpoint, dtype: str, page_tokens: int = 0) -> 
 
 
 class ModelRunner:
-    """Owns weights, self-attention pool and the slots. For one thread at a time.
-
-    On a GPU all it does is in the order of one stream of its own.
-    """
+    """Owns weights, self-attention pool and slots. For one thread at a time, and one stream."""
 
     def __init__(
         self,
@@ -71,7 +64,7 @@ class ModelRunner:
         n_slots: int,
         decoders: Decoders,
     ) -> None:
-        """decoders: over the two pools; with some for fixed sizes one page is taken for good."""
+        """decoders: over the two pools; for fixed sizes, one page is taken for good."""
         self._tokenizer = tokenizer
         self._device = self_pool.device
         self._stream = new_stream(self._device, DECODE_PRIORITY)
@@ -79,7 +72,7 @@ class ModelRunner:
         self._self_pool = self_pool.tensor
         self._decoder, several = decoders.ragged, decoders.several
         self._several = several
-        # From `listen` on `interrupt`, called on any thread, ends `decode_several` with its step.
+        # After `listen`, `interrupt` on any thread ends `decode_several` with its current step.
         self.listen = _nothing if several is None else several.listen
         self.interrupt = _nothing if several is None else several.interrupt
         listed = checkpoint.generation_config.get("max_initial_timestamp_index")
@@ -118,7 +111,7 @@ class ModelRunner:
             synchronize(self._device)  # a capture's first runs have read pages: READs may begin now
 
     def detect_language(self, sequences: Sequence[DecodeSequence]) -> Launched:
-        """The likeliest language token of each; overwrites its first position's self KV."""
+        """Launch the detection of languages; overwrites the first position's self KV."""
         with self._on_device():
             if self._fixed is not None:
                 readbacks = self._fixed.languages(sequences, self._choose_languages)
@@ -129,7 +122,7 @@ class ModelRunner:
             return Launched(tuple(sequences), (1,) * len(sequences), tuple(readbacks))
 
     def _choose_languages(self, sequences: Sequence[DecodeSequence], logits: Tensor) -> Readback:
-        """The likeliest that each may be in. logits: float32 [n, n_vocab]. Changed."""
+        """Choose the likeliest allowed languages. logits: float32 [n, n_vocab], changed."""
         for row, sequence in zip(logits, sequences, strict=True):
             if allowed := sequence.options.languages:
                 known = self._tokenizer.special.languages.items()
@@ -150,14 +143,13 @@ class ModelRunner:
             return launched([sequence for part in each for sequence in part], *readbacks)
 
     def decode(self, sequences: Sequence[DecodeSequence]) -> Launched:
-        """One step: feed each live row's last token, sample the next."""
         with self._on_device():
             if self._fixed is not None:
                 return self._fixed.decode(sequences, self._decode_ragged)
             return launched(sequences, self._decode_ragged(sequences))
 
     def most_steps(self, sequences: Sequence[DecodeSequence]) -> int:
-        """How many steps `decode_several` may make of these, now; 1: it takes none of them."""
+        """How many steps `decode_several` may run of these now; 1 if it takes none of them."""
         if self._several is None or not all(_goes_on_alone(s) for s in sequences):
             return 1
         n_left = min(s.n_new_max - len(s.live[0].tokens) for s in sequences)
@@ -166,7 +158,7 @@ class ModelRunner:
     def decode_several(
         self, sequences: Sequence[DecodeSequence], most: int
     ) -> list[list[list[StepOutput]]]:
-        """Up to `most` steps, as `most_steps` allows: the outputs of each, as from `collect`."""
+        """Run up to `most` steps, as `most_steps` allows; each step's outputs as from `collect`."""
         assert self._several is not None
         with self._on_device():
             rows = [(s, s.live[0], s.n_cached(s.live[0]) + 1) for s in sequences]
@@ -203,8 +195,8 @@ class ModelRunner:
     ) -> Readback:
         """Sample the next token of every live row.
 
-        logits: float32 [n, n_vocab], of each live row; of prompts, of each sequence. Changed.
-        no_speech: float32 [len(sequences)] of prompts, None of decode steps.
+        logits: float32 [n, n_vocab], of each live row, or of each sequence for prompts; changed.
+        no_speech: float32 [len(sequences)] for prompts, None for decode steps.
         """
         repeats = [len(s.live) for s in sequences]
         if no_speech is not None and max(repeats) > 1:
@@ -214,15 +206,11 @@ class ModelRunner:
         return read_back(self._step.sample(logits, slots, noisy, n_top), no_speech)
 
     def collect(self, launch: Launched) -> list[list[StepOutput]]:
-        """The outputs of a launch, by sequence; waits for the device."""
         outputs = (output for each in launch.readbacks for output in outputs_of(each))
         return [[next(outputs) for _ in range(n)] for n in launch.n_rows]
 
     def align(self, sequences: Sequence[DecodeSequence]) -> list[PendingAlignment | None]:
-        """What tells when the tokens are spoken, without their rows; None for no text.
-
-        Overwrites each first row's self KV.
-        """
+        """Launch the alignment of each text, if any; overwrites each first row's self KV."""
         texts = [(s, text_to_align(s, self._tokenizer)) for s in sequences]
         items = [_known_text(s, text) for s, text in texts if text]
         with self._on_device():
@@ -230,10 +218,7 @@ class ModelRunner:
         return [next(found) if text else None for _, text in texts]
 
     def peaks(self, sequences: Sequence[DecodeSequence]) -> list[tuple[int, ...]]:
-        """Where they looked for each token of the attempt that stands.
-
-        Overwrites each first row's self KV behind its prompt.
-        """
+        """Find each text's peaks; overwrites each first row's self KV behind its prompt."""
         texts = [s.attempts[chosen_attempt(s)].hypothesis.tokens for s in sequences]
         both = zip(sequences, texts, strict=True)
         items = [_known_text(s, text) for s, text in both if text]
@@ -242,7 +227,6 @@ class ModelRunner:
         return [next(found) if text else () for text in texts]
 
     def restore(self, sequence: DecodeSequence) -> None:
-        """Set the slots of the live rows from what the host knows that these have sampled."""
         with self._on_device():
             self._restore([sequence])
 
@@ -257,7 +241,6 @@ class ModelRunner:
         )
 
     def copy_kv(self, sequence: DecodeSequence, copies: Sequence[RowCopy]) -> None:
-        """Bring rows' self-attention KV, up to their last cached position, to other rows."""
         page_tokens = self._self_layout.page_frames
         with self._on_device():
             for copy in copies:
@@ -278,7 +261,7 @@ class ModelRunner:
     def _forward(
         self, sequences: Sequence[DecodeSequence], fed: Sequence[tuple[int, ...]]
     ) -> Tensor:
-        """Run what is fed to each one's first row, from position 0 on; states [n_tokens, state]."""
+        """Feed each first row from position 0 on; returns states [n_tokens, n_text_state]."""
         counts = [len(tokens) for tokens in fed]
         rows = [(s, s.rows[0], n) for s, n in zip(sequences, counts, strict=True)]
         self._plan(rows, counts)
@@ -287,7 +270,7 @@ class ModelRunner:
         return self._decoder.states(self._indices(flat), self._indices(positions))
 
     def _plan(self, rows: Sequence[tuple[DecodeSequence, Row, int]], counts: Sequence[int]) -> None:
-        """Plan a forward of rows, each with its length after it, of `counts` tokens each."""
+        """Plan a forward. rows: with their lengths after it. counts: new tokens of each row."""
         windows: dict[DecodeSequence, int] = {}  # query rows of each
         for (sequence, _, _), count in zip(rows, counts, strict=True):
             windows[sequence] = windows.get(sequence, 0) + count
@@ -309,7 +292,7 @@ class ModelRunner:
         )
 
     def _sampling(self, sequences: Sequence[DecodeSequence]) -> tuple[Tensor, Tensor | None, int]:
-        """What `DecodeStep` takes for the live rows: slots, which of them get noise, n_top."""
+        """`DecodeStep`'s arguments for the live rows: slots, rows with noise, and n_top."""
         rows = [(sequence, row) for sequence in sequences for row in sequence.live]
         noisy = [i for i, (sequence, _) in enumerate(rows) if sequence.temperature > 0]
         slots = self._indices([row.slot for _, row in rows])
@@ -321,7 +304,7 @@ class ModelRunner:
 
 
 def _nothing() -> None:
-    """There is nothing to interrupt."""
+    """Nothing runs that could be interrupted."""
 
 
 def _known_text(sequence: DecodeSequence, tokens: tuple[int, ...]) -> KnownText:
@@ -349,7 +332,7 @@ def text_to_align(sequence: DecodeSequence, tokenizer: WhisperTokenizer) -> tupl
 
 
 def _goes_on_alone(sequence: DecodeSequence) -> bool:
-    """Whether the sampler alone decides what its only row is fed next, without noise."""
+    """Whether it decodes greedily in a single row, which needs no decision of the host."""
     is_greedy = sequence.runs_ahead and sequence.temperature == 0
     return is_greedy and not sequence.n_ahead and not _n_top(sequence)
 

@@ -1,7 +1,4 @@
-"""What a decode begins with: the start sequence, with context before it and a prefix behind it.
-
-Checks what a request asks for against the checkpoint. Knows no rows and no pages.
-"""
+"""Builds prompts (context, start sequence, prefix) and checks requests against the checkpoint."""
 
 from __future__ import annotations
 
@@ -19,7 +16,7 @@ SOT_TOKENS = 3  # start of transcript, language, task: the longest start sequenc
 
 @dataclass(frozen=True, slots=True)
 class Prompt:
-    """The tokens before the first sampled one; `sot` is where `<|startoftranscript|>` stands."""
+    """The tokens before the first sampled one; `sot` is the index of `<|startoftranscript|>`."""
 
     tokens: tuple[int, ...]
     sot: int
@@ -45,14 +42,10 @@ class PromptBuilder:
         return self._tokenizer.language_of(token)
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        """As openai/whisper measures its compression."""
         return self._tokenizer.decode_with_names(tokens).strip()
 
     def check(self, options: DecodeOptions) -> None:
-        """Raise UnsupportedValueError, naming the field, when the model cannot do this.
-
-        Numbers were checked where the request came in.
-        """
+        """Raise UnsupportedValueError, naming the field, if the model cannot do this."""
         language = options.language or self.any_language
         for code in (language, *options.languages):
             self._tokenizer.sot_sequence(code, options.task, options.timestamps)
@@ -85,13 +78,13 @@ class PromptBuilder:
             )
 
     def known_language(self, options: DecodeOptions) -> str | None:
-        """What need not be detected: the language asked for, or the only one there is."""
+        """The language asked for, or the only one; None if it has to be detected."""
         if options.language is None and not self._tokenizer.is_multilingual:
             return self.any_language
         return options.language
 
     def n_new_max(self, options: DecodeOptions) -> int:
-        """Tokens that may be sampled; the last one is never fed, so it needs no position."""
+        """The most tokens to sample; the last one is never fed, so it needs no position."""
         prompt = self.prompt(options, options.language or self.any_language)
         wanted = options.max_new_tokens or self._dims.n_text_ctx // 2
         if options.words:
@@ -101,7 +94,7 @@ class PromptBuilder:
         return min(wanted, self._dims.n_text_ctx + 1 - len(prompt.tokens))
 
     def prompt(self, options: DecodeOptions, language: str) -> Prompt:
-        """Earlier context (its last 223 tokens of 448 positions), start sequence, and prefix."""
+        """Context (its last 223 tokens of 448 positions), start sequence, and prefix."""
         start = self._tokenizer.sot_sequence(language, options.task, options.timestamps)
         start = (*start, *options.prefix_tokens)
         if not options.prompt_tokens:

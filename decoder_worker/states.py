@@ -1,8 +1,6 @@
-"""Encoder states that land in a decoder, and the cross-attention KV that is made of them here.
+"""Projects encoder states that landed in a decoder into cross-attention KV.
 
-On a GPU on a stream of its own, so that decode steps go on and the host waits for nothing. The
-states of all that have arrived are projected together; a sequence begins to run once the device is
-done with its KV.
+On a GPU this runs in a stream of its own. A sequence begins to run once its KV is complete.
 """
 
 from __future__ import annotations
@@ -31,12 +29,11 @@ from decoder_worker.scheduling.sequence import DecodeSequence
 
 
 class Landing:
-    """Launches projections and sees them to their end.
+    """Launches projections and follows them to their end.
 
-    Until then kernels may write to a sequence's pages, so it counts as in flight. projection: None
-    where KV itself travels. release: takes back the pages that a sequence's states landed in. fail:
-    gets one whose projection raised though it ran alone. retire: gets one that has its answer
-    already.
+    Until then a sequence counts as in flight, since kernels may write to its pages. projection:
+    None if KV itself travels. release: frees the landing pages. fail: gets a sequence whose
+    projection failed alone. retire: gets a sequence that was answered meanwhile.
     """
 
     def __init__(
@@ -54,15 +51,13 @@ class Landing:
         self._in_flight: deque[tuple[DecodeSequence, Projected]] = deque()
 
     def __len__(self) -> int:
-        """Sequences whose projection was launched and not seen to its end."""
         return len(self._in_flight)
 
     def add(self, sequence: DecodeSequence) -> None:
-        """Its READ has ended well."""
         self._arrived.append(sequence)
 
     def step(self) -> None:
-        """Launch what has arrived, and settle what the device is done with."""
+        """Launch what has arrived, and settle what is done."""
         arrived = [s for s in self._arrived if s.landing_pages and not s.resolved]
         self._arrived = []
         if arrived:
@@ -74,7 +69,7 @@ class Landing:
             self._settle()
 
     def wait(self) -> None:
-        """Wait for the oldest projection in flight, where there is one, whatever became of it."""
+        """Wait for the oldest projection in flight, if any, and settle it even if it failed."""
         if self._in_flight:
             try:
                 self._in_flight[0][1].wait()
@@ -94,10 +89,7 @@ class Landing:
 
 
 class StatesProjection:
-    """Projects states into KV. Owns no page.
-
-    landing_pool: of states; its pages may be taken back once what `project` returned is done.
-    """
+    """Projects states into KV; owns no page. landing_pool: of states."""
 
     def __init__(
         self, checkpoint: Checkpoint, landing_pool: PagePool, cross_pool: PagePool
@@ -109,15 +101,14 @@ class StatesProjection:
         self._projection = CrossKVProjection(checkpoint, dtype, cross_pool.device, scales)
         synchronize(cross_pool.device)  # the weights were loaded on another stream than reads them
         if self._stream is not None:
-            scatters(cross_pool.tensor)  # where it is wrong, torch's is used
+            scatters(cross_pool.tensor)  # checks our kernel; where it is wrong, torch's is used
         self.n_projected = 0
 
     @torch.inference_mode()
     def project(self, sequences: Sequence[DecodeSequence]) -> list[Projected]:
-        """Launch the projection of sequences whose states have landed.
+        """Launch the projection of landed states into the sequences' cross pages.
 
-        Mutates their cross-attention pages. Until it is done, nobody may read these, nor write to
-        the landing pages.
+        Until it is done, nobody may read these, nor write to the landing pages.
         """
         self.n_projected += len(sequences)
         event = None
@@ -133,7 +124,6 @@ class StatesProjection:
         return [Projected(event)] * len(sequences)
 
     def _project_alike(self, sequences: Sequence[DecodeSequence]) -> None:
-        """Those of one length together."""
         pool = self._landing_pool
         for n_positions in sorted({sequence.n_positions for sequence in sequences}):
             alike = [one for one in sequences if one.n_positions == n_positions]
@@ -146,7 +136,7 @@ class StatesProjection:
 
 
 class Projected:
-    """A projection that was launched; without an event it was done when the launch returned."""
+    """A launched projection; without an event it is done already."""
 
     def __init__(self, event: torch.cuda.Event | None) -> None:
         self._event = event
@@ -155,6 +145,6 @@ class Projected:
         return self._event is None or has_come(self._event)
 
     def wait(self) -> None:
-        """Return when the KV is in the pages; raises what went wrong on the device."""
+        """Return when the KV is in the pages; raises errors of the device."""
         if self._event is not None:
             self._event.synchronize()

@@ -1,4 +1,4 @@
-"""What a decoder engine reports of itself: a snapshot for metrics, routing and /health."""
+"""A snapshot of a decoder engine, for metrics, routing and /health."""
 
 from __future__ import annotations
 
@@ -33,11 +33,10 @@ class Counters:
 class DecoderStats(Counters):
     """Totals, and the state at this moment.
 
-    waiting, loading, running: sequences in each state (arrivals not yet taken are waiting, and so
-        are those whose KV is read before there are rows for them).
-    bulk_*: of bulk work, which the others include.
-    backlog, bulk_backlog: rows that wait in routers, as in `cluster.common.signals`.
-    pages_*: of the cross-attention pool.
+    waiting, loading, running: sequences in each state. Waiting ones include new arrivals, and those
+        whose KV is read before there are rows for them.
+    bulk_*: the part that is bulk work. backlog, bulk_backlog: rows that wait in routers, as in
+        `cluster.common.signals`. pages_*: of the cross-attention pool.
     """
 
     waiting: int
@@ -54,7 +53,7 @@ class DecoderStats(Counters):
 
     @property
     def transfer_gb_per_s(self) -> float:
-        """10^9 bytes per second of a READ, the check of its generation included; 0: none yet."""
+        """10^9 bytes per second of READs with the check of their generation; 0 before the first."""
         return self.transfer_bytes / self.transfer_s / 1e9 if self.transfer_s else 0.0
 
     def signals(self) -> DecoderSignals:

@@ -1,8 +1,6 @@
-"""One decode step, from the slots and back to them, and its results' way to the host.
+"""One decode step, from the slots and back to them, and the copy of its results to the host.
 
-The step is the same on a CPU and inside a CUDA graph: it reads and writes nothing but tensors that
-stay where they are (weights, page pools, slot table, what the decoder planned), and asks the host
-for nothing, so that a captured step can be replayed. A copy to the host waits for nothing.
+A step uses only tensors that stay in place, and asks nothing of the host: a CUDA graph can hold it.
 """
 
 from __future__ import annotations
@@ -25,10 +23,9 @@ from decoder_worker.scheduling.sequence import DecodeSequence
 class Prompts:
     """Prompts one after the other, on the device; int64.
 
-    tokens, positions [n_tokens]. read [2 n]: where among them the starts of transcript of the n
-    prompts stand, then where their last tokens do. Behind a last token there may be others, which
-    fill a prompt up: no token before them sees them, and what they leave in the pages is written
-    over before it is read.
+    tokens, positions: [n_tokens]. read: [2 n], the indices of the n starts of transcript, then of
+    the n last tokens. Padding may follow a last token: no token before sees it, and its KV is
+    overwritten before it is read.
     """
 
     tokens: Tensor
@@ -37,10 +34,7 @@ class Prompts:
 
 
 class DecodeStep:
-    """Embedding, layers, logits, rules, sampling, and the slots' next token and position.
-
-    no_speech: the token whose probability at the start of transcript says that nobody speaks.
-    """
+    """Runs embedding, layers, logits, rules and sampling, and updates the slots."""
 
     def __init__(self, sampler: Sampler, slots: SlotTable, no_speech: int) -> None:
         self._sampler = sampler
@@ -59,12 +53,12 @@ class DecodeStep:
         return self._sampler(decoder.logits(states), rows, noisy, n_top)
 
     def logits(self, index: Tensor, decoder: TextDecoder) -> Tensor:
-        """Feed the slots' tokens; float32 [n, n_vocab]. The slots stay as they are."""
+        """Feed the slots' tokens and leave the slots as they are; float32 [n, n_vocab]."""
         rows = self._slots.rows(index)
         return decoder.logits(decoder.states(rows.token, rows.position))
 
     def prompt_logits(self, prompts: Prompts, decoder: TextDecoder) -> tuple[Tensor, Tensor]:
-        """Run prompts; logits at their starts of transcript and last tokens, [n, n_vocab] each."""
+        """Run prompts; logits [n, n_vocab] at their starts of transcript, and at their ends."""
         states = decoder.states(prompts.tokens, prompts.positions)
         both = decoder.logits(states[prompts.read])  # in one pass over the weights
         n = len(prompts.read) // 2
@@ -73,7 +67,7 @@ class DecodeStep:
     def start(
         self, prompts: Prompts, index: Tensor, decoder: TextDecoder, noisy: Tensor | None
     ) -> tuple[Sampled, Tensor]:
-        """Run prompts, and sample the first token of each; the probabilities of no speech [n]."""
+        """Run prompts and sample their first tokens; with the probabilities of no speech [n]."""
         sots, lasts = self.prompt_logits(prompts, decoder)
         return self.sample(lasts, index, noisy), self.no_speech_probs(sots)
 
@@ -84,20 +78,17 @@ class DecodeStep:
     def sample(
         self, logits: Tensor, index: Tensor, noisy: Tensor | None, n_top: int = 0
     ) -> Sampled:
-        """The first token after a prompt, whose logits are known."""
         return self._sampler(logits, self._slots.rows(index), noisy, n_top)
 
 
 class Readback:
     """Copies of device tensors as they are at this point of the current stream.
 
-    On a GPU they lie in pinned memory, which torch does not use again before the copy has been
-    made. On a CPU they are the tensors themselves, unless these are `reused`: written again before
-    they are read.
+    On a GPU they lie in pinned memory, which torch does not reuse before a copy is complete. On a
+    CPU they are the tensors themselves, or clones if `reused`: overwritten before they are read.
     """
 
     def __init__(self, tensors: Sequence[Tensor | None], *, reused: bool = False) -> None:
-        """tensors: the first is one; None stays None."""
         self._event: torch.cuda.Event | None = None
         assert tensors[0] is not None
         if tensors[0].device.type == "cpu":
@@ -108,7 +99,7 @@ class Readback:
         self._event.record()
 
     def wait(self) -> list[Tensor | None]:
-        """The tensors, on the CPU; blocks until the device has come so far."""
+        """Block until the copies are complete, and return them, on the CPU."""
         if self._event is not None:
             self._event.synchronize()
         return self._tensors
@@ -121,26 +112,24 @@ def _on_its_way(tensor: Tensor) -> Tensor:
 
 @dataclass(frozen=True, slots=True)
 class Launched:
-    """Sequences in a forward, and its results: one output for each row that was live."""
+    """The sequences of a forward, and its results: one output for each live row."""
 
     sequences: tuple[DecodeSequence, ...]
     n_rows: tuple[int, ...]
-    readbacks: tuple[Readback, ...]  # one after the other they have all rows
+    readbacks: tuple[Readback, ...]  # together they have all rows, in order
 
 
 def launched(sequences: Sequence[DecodeSequence], *readbacks: Readback) -> Launched:
-    """A forward of these sequences, in the order of their rows in `readbacks`."""
     return Launched(tuple(sequences), tuple(len(s.live) for s in sequences), readbacks)
 
 
 def read_back(sampled: Sampled, no_speech: Tensor | None = None) -> Readback:
-    """Begin to read a step's samples back, in the order in which `outputs_of` takes them."""
+    """Begin to copy a step's samples to the host, in the order of `outputs_of`."""
     columns = (sampled.tokens, sampled.logprobs, no_speech)
     return Readback((*columns, sampled.top_tokens, sampled.top_logprobs))
 
 
 def outputs_of(readback: Readback) -> Iterator[StepOutput]:
-    """What a step's rows have sampled; waits for the device."""
     tokens, logprobs, no_speech, *tops = (*readback.wait(), None)[:5]
     assert tokens is not None
     assert logprobs is not None
