@@ -31,8 +31,6 @@ LATEST_FIRST_STAMP = 50  # positions (1.0 s); Whisper's rules allow no later fir
 
 @dataclass(frozen=True, slots=True)
 class Hypothesis:
-    """The tokens that an update decoded after the confirmed ones."""
-
     tokens: tuple[Token, ...]
     end: int  # position at which its audio ended
     language: str
@@ -47,10 +45,7 @@ class AttentionPeak:
     def count_confirmed(
         self, new: Hypothesis, last: Hypothesis | None, eot: int, attended_to: int
     ) -> int:
-        """Count the confirmed tokens of `new`. attended_to: the latest confirmed peak.
-
-        The count ends at a peak that jumps far back, since the attention has lost its place there.
-        """
+        """attended_to: the latest confirmed peak. After a peak far before it, attention is lost."""
         limit = new.end - round(self.hold_s * POSITIONS_PER_S)
         for index, token in enumerate(new.tokens):
             if token.id > eot:
@@ -84,10 +79,9 @@ Policy = AttentionPeak | LocalAgreement  # both are stateless
 
 
 def chosen_policy(choice: LivePolicy, dims: ModelDims) -> Policy:
-    """ "auto" avoids attention peaks for decoders with far fewer layers than their encoder, such as
-    large-v3-turbo: other implementations found that their attention does not peak at the words.
-    """
     if choice == "auto":
+        # Other implementations found that the attention of such decoders (large-v3-turbo) does not
+        # peak at the words.
         is_shallow = 2 * dims.n_text_layer < dims.n_audio_layer
         choice = "local_agreement" if is_shallow else "attention_peak"
     return LocalAgreement() if choice == "local_agreement" else AttentionPeak()
@@ -156,7 +150,6 @@ class PartialTranscript:
         return list(decoded.tokens[:n])
 
     def add_final(self, decoded: Hypothesis) -> list[Token]:
-        """Confirm and return all tokens."""
         self.last = None
         fresh = list(decoded.tokens) if decoded.is_trusted else []
         self._tokens += fresh

@@ -55,10 +55,7 @@ class Schedule:
     def is_overtaken(
         self, utterance: Utterance, end: int, waited_s: float, n_before: int, *, is_final: bool
     ) -> bool:
-        """Return whether to cancel an update of the audio up to sample `end`.
-
-        n_before: successive overtaken updates. Each doubles the allowed time, so that one ends.
-        """
+        """Return whether to cancel an update of the audio up to sample `end`."""
         if utterance.turn.is_cleared:
             return True
         if is_final:
@@ -68,6 +65,7 @@ class Schedule:
             return is_whole and end < utterance.speech_end + WORD_END_MARGIN
         hop_s = self._hop_s(utterance)
         newest = min(self.newest(utterance), utterance.start + MAX_UTTERANCE)
+        # Each of the `n_before` overtaken updates doubles the time, so that one of them ends.
         return waited_s > HOPS_ALLOWED * hop_s * 2**n_before and newest - end >= samples(hop_s)
 
     def _is_paused(self, utterance: Utterance) -> bool:

@@ -33,7 +33,7 @@ class LiveEngine(LiveEngineParts):
         self.sessions: set[LiveSession] = set()  # open ones
 
     def open(self, config: LiveConfig, *, session_id: str, owner: bytes = b"") -> LiveSession:
-        """session_id: for logs, traces and workers. Raises OverloadedError, and as `check`."""
+        """session_id: for logs and traces. Raises OverloadedError or UnsupportedValueError."""
         self.check(config)
         if self.pace.is_overloaded:
             raise OverloadedError(
@@ -46,7 +46,6 @@ class LiveEngine(LiveEngineParts):
         return session
 
     def check(self, config: LiveConfig) -> None:
-        """Raises UnsupportedValueError if speakers are requested without a speaker model."""
         if config.diarize and self.voices is None:
             raise UnsupportedValueError(
                 NO_SPEAKER_MODEL, param="session.audio.input.transcription.diarize"
@@ -93,10 +92,7 @@ class LiveSession:
         self._engine.activity.feed(self._vad_stream, pcm)
 
     def commit(self) -> int | None:
-        """End the turn here and return its number, for which `TurnCommitted` follows.
-
-        Returns None if there is no audio, or only silence outside of turns.
-        """
+        """End the turn here. Return its number, or None if there is no audio to commit."""
         if self._events.is_over or self._is_draining:
             return None
         turn = self._detector.commit()

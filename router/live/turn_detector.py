@@ -36,16 +36,14 @@ MOST_UNSURE = 10  # frames below the threshold that count before the first one t
 
 
 class TurnDetector:
-    """utterances: not yet decoded to their end, in order; the transcriber removes them.
-    turns: not ended, or voice activity is not known up to their end.
-    """
-
     def __init__(self, config: LiveConfig, events: SessionEvents) -> None:
         self.config = config
+        # Not decoded to their end, in order; the transcriber removes them.
         self.utterances: list[Utterance] = []
         self.detected_to = 0
         self._events = events
         self._gate = SpeechGate()
+        # Not ended, or their voice activity is not known up to their end.
         self.turns: list[Turn] = []
         self._n_turns = 0
         self._next_turn_from = 0  # earlier audio belongs to an earlier turn, or was cleared

@@ -1,8 +1,7 @@
-"""One session's audio, the turns and utterances in it, and the events about them.
+"""Holds one session's audio, its turns and utterances, and the events about them.
 
-Places in the audio are samples from the session's start, at 16 kHz. A delta holds whole characters
-only. The text of a turn has no space at its beginning and its end, as in a transcript: a space at
-the end of one delta is sent with the next.
+A delta holds whole characters only. The text of a turn has no space at its beginning or end: a
+space at the end of a delta is sent with the next one.
 """
 
 from __future__ import annotations
@@ -24,7 +23,7 @@ from cluster.common.tracing import Span, Tracer
 from router.live.interface import LiveConfig, LiveEvent, TextDelta, TurnCompleted, TurnFailed
 from router.transcript import TokenLogprob
 
-QUIET_SAMPLES = SAMPLE_RATE * 3 // 50  # 60 ms, over which loudness is measured
+QUIET_SAMPLES = SAMPLE_RATE * 3 // 50  # 60 ms, the length over which energy is measured
 
 
 def seconds(n_samples: int) -> float:
@@ -36,9 +35,7 @@ def milliseconds(n_samples: int) -> int:
 
 
 def quietest(audio: Pcm, first: int, last: int) -> tuple[int, float]:
-    """The middle of the quietest 60 ms, the latest of equal ones, and its energy; infinite if too
-    short.
-    """
+    """Return the middle of the quietest 60 ms, and its energy: infinite if there is none."""
     last = min(last, int(audio.shape[0]) - QUIET_SAMPLES)
     if last <= first:
         return max(0, min(first, int(audio.shape[0]))), float("inf")
@@ -50,7 +47,7 @@ def quietest(audio: Pcm, first: int, last: int) -> tuple[int, float]:
 
 
 class AudioBuffer:
-    """The audio between samples `start` and `end`, which may still be decoded."""
+    """The audio from sample `start` to `end`, which may still be decoded."""
 
     def __init__(self) -> None:
         self.start = 0
@@ -62,7 +59,7 @@ class AudioBuffer:
         self.end += int(pcm.shape[0])
 
     def span(self, first: int, last: int) -> Pcm:
-        """A copy of the samples from `first` to `last`, int16; they must still be there."""
+        """Return a copy of the samples, int16. All of them must still be in the buffer."""
         assert self.start <= first <= last <= self.end, (self.start, first, last, self.end)
         if len(self._chunks) > 1:
             joined = np.concatenate(self._chunks)
@@ -72,15 +69,14 @@ class AudioBuffer:
         return chunk[first - self.start : last - self.start].copy()
 
     def held(self, first: int, last: int) -> Pcm:
-        """As `span`, of what is still there, or there already."""
+        """As `span`, but limited to the samples that are in the buffer."""
         last = max(self.start, min(last, self.end))
         return self.span(min(max(first, self.start), last), last)
 
     def drop_before(self, first: int) -> None:
-        """In whole chunks where these are short."""
         while self._chunks and self.start + self._chunks[0].shape[0] <= first:
             self.start += int(self._chunks.popleft().shape[0])
-        if self._chunks and first - self.start > 4 * SAMPLE_RATE:  # one long chunk
+        if self._chunks and first - self.start > 4 * SAMPLE_RATE:  # a long chunk is cut
             self._chunks[0] = self._chunks[0][first - self.start :].copy()
             self.start = first
 
@@ -89,36 +85,34 @@ class AudioBuffer:
 class Token:
     id: int
     logprob: float
-    peak: int | None  # of its attention, in positions; None: no text, or not asked for
+    peak: int | None  # attention peak; None: a timestamp, or not requested
 
 
 @dataclass(eq=False, slots=True)
 class Turn:
-    """Audio that becomes one item of OpenAI's API."""
-
     number: int
     start: int
     config: LiveConfig
-    span: Span  # ends with the event that ends the turn
-    text: str = ""  # all its deltas so far, joined
+    span: Span  # ends with the turn's last event
+    text: str = ""  # its deltas so far, joined
     logprobs: list[TokenLogprob] = field(default_factory=list)
-    end: int | None = None  # None until it is known
-    cut_at: int = 0  # where its last utterance, or one of the turn before, was cut
-    last_speech_end: int = 0  # of the speech in that one
-    language: str | None = None  # of its text, once some is confirmed
-    error: SplitscribeError | None = None  # of a part of it; the turn ends with it
-    is_announced: bool = False  # an event of it was sent, so that its end must be sent too
-    is_cleared: bool = False  # what is still decoded for it is not sent
+    end: int | None = None  # None: not known yet
+    cut_at: int = 0  # end of the last utterance, perhaps of the turn before
+    last_speech_end: int = 0  # of that utterance
+    language: str | None = None  # None: no text is confirmed yet
+    error: SplitscribeError | None = None  # of one of its utterances; it fails the turn
+    is_announced: bool = False  # an event was sent, so that its end must be sent, too
+    is_cleared: bool = False  # text that is still being decoded is not sent
     _characters: codecs.IncrementalDecoder = field(
         default_factory=lambda: codecs.getincrementaldecoder("utf-8")("replace")
     )
-    _space: str = ""  # at the end of the last delta
-    _waiting: list[TokenLogprob] = field(default_factory=list)  # their text is not sent yet
+    _space: str = ""  # white space held back from the last delta
+    _waiting: list[TokenLogprob] = field(default_factory=list)  # of text that is not sent yet
 
     def take(
         self, tokenizer: WhisperTokenizer, tokens: Sequence[Token], *, last: bool = False
     ) -> TextDelta | None:
-        """What the next tokens give to send, if anything. last: incomplete characters, too."""
+        """Return the text to send after these tokens. last: include incomplete characters."""
         for token in tokens if self.config.logprobs else ():
             if content := tokenizer.decode_bytes([token.id]):
                 shown = content.decode("utf-8", errors="replace")
@@ -139,25 +133,22 @@ class Turn:
 
 @dataclass(eq=False, slots=True)
 class Utterance:
-    """A part of a turn that is decoded as one window."""
-
     turn: Turn
     start: int
-    end: int | None = None  # None while it grows
+    end: int | None = None  # None: it still grows
     ends_turn: bool = False
-    speech: list[tuple[int, int]] = field(default_factory=list)  # the last one may grow
-    updated_to: int = 0  # where the audio of the last update ended
+    speech: list[tuple[int, int]] = field(default_factory=list)  # samples; the last may grow
+    updated_to: int = 0  # end of the last update's audio
 
     def __post_init__(self) -> None:
         self.updated_to = max(self.updated_to, self.start)
 
     @property
     def speech_end(self) -> int:
-        """Where its last speech ends so far; its start if it has none."""
         return self.speech[-1][1] if self.speech else self.start
 
     def add_speech(self, first: int, last: int) -> None:
-        """It follows or overlaps the speech so far."""
+        """The new speech must follow or overlap the last one."""
         if self.speech and first <= self.speech[-1][1]:
             self.speech[-1] = (self.speech[-1][0], max(last, self.speech[-1][1]))
         else:
@@ -171,7 +162,7 @@ class Utterance:
 
 
 class SessionEvents:
-    """The events of one session to its client, in order: the turns' texts and their ends."""
+    """Queues one session's events in order, and keeps the text of its turns."""
 
     def __init__(
         self, tokenizer: WhisperTokenizer, recorder: Recorder, tracer: Tracer, session_id: str
@@ -192,7 +183,7 @@ class SessionEvents:
         while not self._queue.empty():
             event = self._queue.get_nowait()
             if event is None:
-                self._queue.put_nowait(None)  # `events` still has to end
+                self._queue.put_nowait(None)  # this is the end marker for `events`
                 break
             taken.append(event)
         return taken
@@ -208,7 +199,7 @@ class SessionEvents:
     def emit_text(
         self, utterance: Utterance, language: str, tokens: Sequence[Token], newest: int
     ) -> None:
-        """newest: for the delay of words."""
+        """newest: the last sample that was received, to measure the delay of words."""
         turn = utterance.turn
         if turn.is_cleared or not tokens:
             return
@@ -239,7 +230,7 @@ class SessionEvents:
         self.emit(TurnCompleted(turn.number, turn.text, audio_s, language, tuple(turn.logprobs)))
 
     def fail_turns(self, turns: Iterable[Turn], error: SplitscribeError, end: int) -> None:
-        """End those of these turns that were announced, with an error."""
+        """End the announced turns among `turns` with an error."""
         for turn in sorted(set(turns), key=lambda turn: turn.number):
             if turn.is_announced and not turn.is_cleared:
                 turn.error = error

@@ -1,9 +1,8 @@
 """Turns the oldest utterance of a session into text, update by update.
 
-While an utterance grows, each step decodes its newest audio and emits the tokens that are confirmed
-by it. When it has ended, its final update is decoded, all of its text is emitted, and it is
-removed. An update that is no longer worth waiting for is cancelled. One that fails is left out,
-since the next one covers its audio: only the final one can fail the turn.
+While an utterance grows, each step decodes its newest audio and emits the confirmed tokens. When it
+has ended, its final update is decoded, the rest of its text is emitted, and it is removed. Only a
+failed final update fails the turn, since each other update is repeated by the next one.
 """
 
 from __future__ import annotations
@@ -48,36 +47,36 @@ logger = logging.getLogger(__name__)
 
 SOFT_CUT = samples(8.0)  # a longer utterance is cut where a sentence has ended
 WORD_CUT = samples(12.0)  # a longer one is cut between any two words if no sentence has ended
-# An utterance of the longest length without confirmed words is cut at a quiet place after this.
+# An utterance that reaches the longest length without confirmed words is cut after this.
 HARD_CUT = samples(15.0)
-# So much speech after the end of a final update's text becomes an utterance of its own.
+# Speech of this length after the end of a final update's text becomes another utterance.
 MISSED_SPEECH = samples(1.0)
 UPDATE_TIME_S = 30.0  # deadline of an update
-FINAL_TIME_S = 60.0  # deadline of a final update, which no other update follows
-# An update may sample so many tokens, and so many more for each second of new audio.
+FINAL_TIME_S = 60.0  # deadline of a final update
+# Token limit of an update: a constant, and more for each second of new audio.
 LEAST_TOKENS = 24
 TOKENS_PER_S = 16
-MOST_FINALS = 4  # decodes of an utterance that has ended
-START_TOKENS = 5  # tokens before the prefix: <|startofprev|> and the start sequence
+MOST_FINALS = 4  # final updates of one utterance
+START_TOKENS = 5  # <|startofprev|> and the start sequence
 LEAST_ROOM = 64  # tokens that a long prompt leaves for new text
-# An update fails for repetition only: its audio may end within a word, which lowers avg_logprob.
+# Without avg_logprob, since audio that ends within a word lowers it.
 UPDATE_GATES = QualityGates(avg_logprob=None, no_speech_prob=None)
 
 
 @dataclass(eq=False)
 class LiveEngineParts:
-    """What all live sessions of one model share."""
+    """The objects that all live sessions of one model share."""
 
-    pipeline: Pipeline  # keeps no KV: the same audio never comes again
+    pipeline: Pipeline  # without reuse of KV, since no audio comes twice
     tokenizer: WhisperTokenizer
     settings: LiveSettings
     _: KW_ONLY
     policy: Policy
     n_text_ctx: int
-    activity: VoiceActivity  # of all engines; its maker closes it
+    activity: VoiceActivity  # shared by all engines and closed by its maker
     recorder: Recorder
-    context_for: Callable[[int], int] | None = None  # as of `WindowAudio.of_samples`
-    voices: Callable[[], SessionVoices] | None = None  # None: speakers cannot be told apart
+    context_for: Callable[[int], int] | None = None  # see `WindowAudio.of_samples`
+    voices: Callable[[], SessionVoices] | None = None  # None: no speaker model
     tracer: Tracer = NO_TRACER
     clock: Clock = SYSTEM_CLOCK
 
@@ -86,7 +85,7 @@ class LiveEngineParts:
 
 
 class UtteranceTranscriber:
-    """Of one session. changed: set when an update may be due, or the running one overtaken."""
+    """changed: set when an update may be due, or the running one may be overtaken."""
 
     def __init__(
         self,
@@ -106,10 +105,10 @@ class UtteranceTranscriber:
         self._detector = detector
         self._schedule = schedule
         self._events = events
-        self._partial: PartialTranscript | None = None  # of the utterance that is being decoded
+        self._partial: PartialTranscript | None = None  # of the oldest utterance
         self._voices = None if engine.voices is None else engine.voices()
         self._n_updates = 0
-        self._n_overtaken = 0  # updates that were cancelled in a row
+        self._n_overtaken = 0  # successive overtaken updates
 
     async def step(self) -> None:
         """Decode the newest audio of the oldest utterance, or finish it if it has ended."""
@@ -129,7 +128,7 @@ class UtteranceTranscriber:
         try:
             decoded = await self._decode(partial, end, is_final=False)
         except WindowRefusedError:
-            raise  # each update has the same audio and more: it would end workers, too
+            raise  # the next update has the same audio and would end workers, too
         except SplitscribeError as error:
             self._count_update("failed")
             logger.warning("an update failed: %s", error, extra=log_fields(request_id=self._id))
@@ -144,7 +143,7 @@ class UtteranceTranscriber:
             self._split(partial, end)
 
     async def _cut(self, partial: PartialTranscript, end: int) -> bool:
-        """Of a long utterance, or one whose tokens leave no room. Returns whether it could."""
+        """Cut a long utterance, or one with many tokens. Return whether it was cut."""
         start = partial.utterance.start
         is_dense = len(partial.prefix_tokens) > self._engine.n_text_ctx // 4
         if end - start <= SOFT_CUT and not is_dense:
@@ -155,14 +154,14 @@ class UtteranceTranscriber:
         return partial.utterance.start > start
 
     def _split(self, partial: PartialTranscript, end: int) -> None:
-        """Cut an utterance of the longest length where it is quietest, without confirmed words."""
+        """Cut an utterance of the longest length at its quietest place."""
         rest = partial.utterance
         known = partial.attended_to * SAMPLES_PER_POSITION
         found, _ = quietest(
             self._audio.span(rest.start, end), max(HARD_CUT, known), end - rest.start
         )
         at = min(rest.start + found, end)
-        partial.last = None  # it also covers audio after the cut
+        partial.last = None  # it covers audio after the cut
         front = Utterance(rest.turn, rest.start, at, speech=rest.speech_before(at))
         rest.start = rest.updated_to = at
         rest.speech = rest.speech_after(at) or [(at, at)]
@@ -188,7 +187,7 @@ class UtteranceTranscriber:
             self._events.end_turn(turn, end if turn.end is None else turn.end)
 
     async def _complete(self, partial: PartialTranscript, end: int) -> None:
-        """Emit all text that is left. What takes all its tokens is continued by another decode."""
+        """Emit the remaining text. A decode that reaches its token limit is followed by another."""
         covers = partial.covers(partial.utterance.speech_end + WORD_END_MARGIN)
         decoded = partial.last if covers else None
         for _ in range(MOST_FINALS):
@@ -204,7 +203,7 @@ class UtteranceTranscriber:
             decoded = None
 
     def _missed_speech(self, partial: PartialTranscript, end: int) -> Utterance | None:
-        """The speech after the end of the decoded text, if it is long, as an utterance."""
+        """Return the speech after the decoded text as an utterance, if it is long enough."""
         utterance, text_end = partial.utterance, partial.text_end()
         speech = utterance.speech_after(text_end)
         if (
@@ -218,12 +217,11 @@ class UtteranceTranscriber:
         return Utterance(utterance.turn, start, end, utterance.ends_turn, speech)
 
     async def _emit_segments(self, turn: Turn, segments: list[TurnSegment]) -> None:
-        """Emit them, with who speaks in each where the client asked for it."""
         voices = self._voices if wants_speakers(turn.config) else None
-        at, held = turn.start, self._audio.held  # now: audio may go while a piece is heard
+        at, held = turn.start, self._audio.held  # copied before the await, which may drop audio
         pieces = [held(at + samples(one.start_s), at + samples(one.end_s)) for one in segments]
         speakers = [""] * len(pieces) if voices is None else await voices.speakers_of(pieces)
-        if turn.is_cleared:  # while its voices were heard
+        if turn.is_cleared:  # during the await
             return
         for one, speaker in zip(segments, speakers, strict=True):
             self._events.emit(replace(one, speaker=speaker))
@@ -242,9 +240,7 @@ class UtteranceTranscriber:
     async def _decode(
         self, partial: PartialTranscript, end: int, *, is_final: bool
     ) -> Hypothesis | None:
-        """Up to sample `end`. None if overtaken, or its turn cleared. is_final: no more audio
-        follows, so all quality gates and temperatures are used.
-        """
+        """Decode up to sample `end`. Return None if it is overtaken or its turn is cleared."""
         engine, utterance, clock = self._engine, partial.utterance, self._engine.clock
         began_s = clock.monotonic()
         self._n_updates += 1
@@ -357,11 +353,9 @@ class UtteranceTranscriber:
 
 
 def is_trusted(result: DecodeResult, *, continues: bool, is_final: bool) -> bool:
-    """Whether the audio holds speech (it does where the text `continues`), and the text does not
-    repeat itself. A final text may: no other temperature had a better one, and people do say "no,
-    no, no".
-    """
+    """Return whether the text is neither silence nor a repetition. continues: text precedes it."""
     gates = PARALLEL_GATES
+    # A final text may repeat itself, as people do: no other temperature gave a better one.
     if not is_final and repeats_itself(gates, result.compression_ratio):
         return False
     return continues or not is_silence(gates, result.avg_logprob, result.no_speech_prob)

@@ -1,1 +1,1 @@
-"""OpenAI's realtime protocol for transcription: its events, its session object, and their order."""
+"""OpenAI's realtime protocol for transcription sessions."""

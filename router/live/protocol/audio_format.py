@@ -1,5 +1,6 @@
-"""Decodes a client's audio: bytes in one of OpenAI's formats become 16 kHz mono samples. soxr keeps
-its state, so that pieces of any length give the samples that the whole audio would give.
+"""Decodes a client's audio in one of OpenAI's formats into 16 kHz mono samples.
+
+The resampler keeps its state, so the samples do not depend on how the audio is split.
 """
 
 from __future__ import annotations
@@ -19,16 +20,14 @@ from cluster.common.messages import SAMPLE_RATE, Pcm
 Encoding = Literal["pcm", "pcmu", "pcma"]
 
 G711_RATE = 8_000
-PIECE_S = 10.0  # seconds of audio that are resampled at once
-# soxr's quality for 16-bit audio. It delays audio by 19 ms, soxr's best quality by 30 ms.
+PIECE_S = 10.0  # audio that is resampled at once
+# soxr's quality for 16-bit audio. It delays audio by 19 ms, the best quality by 30 ms.
 QUALITY = "MQ"
 
 
 @dataclass(frozen=True, slots=True)
 class AudioFormat:
-    """A format of mono audio."""
-
-    encoding: Encoding = "pcm"  # int16 little-endian, or G.711's, a byte for each sample
+    encoding: Encoding = "pcm"  # int16 little-endian, or G.711 with one byte per sample
     rate: int = 24_000  # Hz
 
     @property
@@ -39,18 +38,18 @@ class AudioFormat:
 class StreamDecoder:
     def __init__(self, form: AudioFormat) -> None:
         self.form = form
-        self._odd = b""  # a sample's first byte, before its second: `flush` keeps it
+        self._odd = b""  # the first byte of an incomplete sample; `flush` keeps it
         self._resampler = self._new_resampler()
 
     def decode(self, data: bytes) -> Iterator[Pcm]:
-        """The samples of the bytes that follow, int16 [n] at 16 kHz, at most 10 s at a time."""
+        """Yield the samples, int16 [n] at 16 kHz, at most 10 s at a time."""
         samples = self._samples(data)
         step = round(PIECE_S * self.form.rate)
         for start in range(0, len(samples), step):
             yield from self._resample(samples[start : start + step], last=False)
 
     def flush(self) -> Iterator[Pcm]:
-        """The last samples, which the resampler still holds. Then a new stream begins."""
+        """Yield the samples that the resampler still holds, and start a new stream."""
         if self._resampler is not None:
             yield from self._resample(np.zeros(0, np.int16), last=True)
             self._resampler = self._new_resampler()
@@ -58,7 +57,7 @@ class StreamDecoder:
     def _new_resampler(self) -> soxr.ResampleStream | None:
         if self.form.rate == SAMPLE_RATE:
             return None
-        # With int16, soxr adds dither noise, and silence would no longer be silent.
+        # float32, since soxr adds dither noise to int16, also in silence.
         return soxr.ResampleStream(self.form.rate, SAMPLE_RATE, 1, dtype="float32", quality=QUALITY)
 
     def _samples(self, data: bytes) -> NDArray[np.int16]:
@@ -79,7 +78,7 @@ class StreamDecoder:
 
 @cache
 def _law(encoding: Encoding) -> NDArray[np.int16]:
-    """For each of the 256 codes of G.711, int16 [256], from FFmpeg's decoder."""
+    """Return the sample of each of the 256 G.711 codes, int16 [256], from FFmpeg's decoder."""
     name = "pcm_mulaw" if encoding == "pcmu" else "pcm_alaw"
     codec: Any = av.CodecContext.create(name, "r")
     codec.sample_rate, codec.layout = G711_RATE, "mono"

@@ -1,5 +1,5 @@
-"""The shapes of the events of OpenAI's realtime transcription: reads those of a client, writes
-those for it. Source: openai-python, `types/realtime`.
+"""Reads the events of OpenAI's realtime transcription from clients, and writes those of the server.
+Source: openai-python, `types/realtime`.
 """
 
 from __future__ import annotations
@@ -17,24 +17,24 @@ Event = dict[str, Any]
 
 TRANSCRIPTION = "conversation.item.input_audio_transcription"
 _ID_LETTERS = "0123456789abcdefghijklmnopqrstuvwxyzABCDEFGHIJKLMNOPQRSTUVWXYZ"
-_ID_LENGTH = 21  # letters, which make 125 random bits
-MAX_BESIDE_AUDIO = 65_536  # bytes of an event that are not its audio
+_ID_LENGTH = 21  # characters, which hold 125 random bits
+MAX_BESIDE_AUDIO = 65_536  # bytes of an event without its audio
 _MAX_EVENT_ID = 512  # characters of a client's event id that an error repeats
 
 
 @dataclass(frozen=True, slots=True)
 class ClientEvent:
-    event_id: str | None  # the client's, which an error repeats
+    event_id: str | None  # chosen by the client; errors repeat it
 
 
 @dataclass(frozen=True, slots=True)
 class SessionUpdate(ClientEvent):
-    session: object  # as it came
+    session: object  # not validated
 
 
 @dataclass(frozen=True, slots=True)
 class Append(ClientEvent):
-    audio: bytes  # bytes in the session's format
+    audio: bytes  # in the session's format
 
 
 @dataclass(frozen=True, slots=True)
@@ -49,13 +49,12 @@ class Clear(ClientEvent):
 
 @dataclass(frozen=True, slots=True)
 class InvalidEvent(ClientEvent):
-    """A message that is no valid event; it is answered with the error."""
+    """An invalid message, to be answered with `error`."""
 
     error: SplitscribeError
 
 
 def read_event(text: str | bytes | None) -> ClientEvent:
-    """One WebSocket message."""
     event_id = None
     try:
         sent = _document(text)
@@ -63,7 +62,7 @@ def read_event(text: str | bytes | None) -> ClientEvent:
         event_id = sent_id[:_MAX_EVENT_ID] if isinstance(sent_id, str) else None
         return _read(sent, event_id)
     except InvalidRequestError as error:
-        error.__context__ = None  # frames hold the text, of which there may be 15 MiB
+        error.__context__ = None  # its frames would keep the text, up to 15 MiB, in memory
         return InvalidEvent(event_id, error.with_traceback(None))
 
 
@@ -126,13 +125,10 @@ def _wrong(
 
 
 class RealtimeWriter:
-    """Writes a session's events."""
-
     def __init__(self, random: Random) -> None:
         self._random = random
 
     def new_id(self, kind: str) -> str:
-        """A random id, such as "event_" with 21 letters or digits."""
         return f"{kind}_{''.join(self._random.choices(_ID_LETTERS, k=_ID_LENGTH))}"
 
     def event(self, type: str, **fields: Any) -> Event:

@@ -1,8 +1,7 @@
-"""The configuration of a realtime session: how a client's update changes it, and how it is written.
+"""Reads a client's updates of a realtime session's configuration, and writes the configuration.
 
-A field that is left out keeps its value, and null resets it to its default. Unknown fields are
-ignored, since many clients end at an error about one. A value that a known field cannot have is
-refused.
+A missing field keeps its value, null resets it to its default, and an invalid value is refused.
+Unknown fields are ignored, since many clients fail on an error about one.
 Sources: https://developers.openai.com/api/docs/guides/realtime-transcription and openai-python's
 `types/realtime`.
 """
@@ -40,8 +39,8 @@ LOGPROBS = "item.input_audio_transcription.logprobs"
 
 PCM_24_KHZ = AudioFormat()
 MAX_SILENCE_MS = 60_000
-# Of LiveConfig and of the two kinds of turn detection, under the names of their attributes. The
-# model comes first, since other fields depend on it.
+# Fields of LiveConfig and of the two kinds of turn detection, by attribute name. The model comes
+# first, since other fields depend on it.
 TRANSCRIPTION: Mapping[str, Kind] = {
     "model": Text(longest=256),
     "language": Language(),
@@ -68,8 +67,8 @@ PARTS = {
     "transcription": (*TRANSCRIPTION,),
     "turn_detection": ("type", *SERVER_VAD, *SEMANTIC_VAD),
 }
-NAMES = (*PARTS,)  # of `audio.input`
-# Of OpenAI's beta, in the session itself. Ignored like unknown ones, audio would be misread.
+NAMES = (*PARTS,)  # fields of `audio.input`
+# Session fields of OpenAI's beta. They are refused, since the audio would be misread without them.
 WITHDRAWN = ("input_audio_format", "input_audio_transcription", "input_audio_noise_reduction")
 
 Part = TypeVar("Part", LiveConfig, ServerVad, SemanticVad)
@@ -78,22 +77,20 @@ Part = TypeVar("Part", LiveConfig, ServerVad, SemanticVad)
 @dataclass(frozen=True, slots=True)
 class SessionConfig:
     audio: AudioFormat = PCM_24_KHZ
-    noise_reduction: str | None = None  # only repeated: Whisper was trained on noisy audio
+    noise_reduction: str | None = None  # only echoed: Whisper was trained on noisy audio
     live: LiveConfig = field(default_factory=LiveConfig)
-    turn_detection_chosen: bool = False  # until then the model's name decides
+    turn_detection_chosen: bool = False  # False: the model's name decides
 
 
 @dataclass(frozen=True, slots=True)
 class ModelNames:
-    """What a session has to know of model names."""
-
-    languages: Callable[[str], Collection[str]]  # codes; raises ModelNotFoundError
-    are_one: Callable[[str, str], bool]  # whether two names mean one model
-    without_vad: Collection[str] = ()  # whose clients commit, unless they choose
+    languages: Callable[[str], Collection[str]]  # of a model; raises ModelNotFoundError
+    are_one: Callable[[str, str], bool]  # whether both names mean the same model
+    without_vad: Collection[str] = ()  # models without turn detection by default
 
 
 def updated(config: SessionConfig, sent: object, names: ModelNames) -> SessionConfig:
-    """Raises InvalidRequestError, or ModelNotFoundError."""
+    """Raises InvalidRequestError or ModelNotFoundError."""
     try:
         for name, value, where in _fields(as_object("session", sent)):
             config = _with_field(config, name, value, where, names)
@@ -116,7 +113,7 @@ def updated(config: SessionConfig, sent: object, names: ModelNames) -> SessionCo
 
 
 def _fields(session: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
-    """(field, value, its name in errors); a null above fields is null for each."""
+    """Yield (field, value, name in errors). A null object gives null for each of its fields."""
     kind = session.get("type")
     if kind not in (None, "transcription"):
         raise UnsupportedValueError(
@@ -144,7 +141,7 @@ def _fields(session: Mapping[str, Any]) -> Iterator[tuple[str, Any, str]]:
 
 
 def known_fields(session: Mapping[str, Any]) -> dict[str, Any]:
-    """What is read of a configuration that `updated` took, in the same shape."""
+    """Return the fields of a valid configuration that are read, in the same shape."""
     known: dict[str, Any] = {"type": session["type"]} if "type" in session else {}
     for name, value, _ in _fields(session):
         node = known if name == "include" else known.setdefault("audio", {}).setdefault("input", {})
@@ -200,8 +197,8 @@ def _format(sent: Any, where: str) -> AudioFormat:
 def _transcription(live: LiveConfig, sent: Any, where: str, names: ModelNames) -> LiveConfig:
     fields = dict(dict.fromkeys(TRANSCRIPTION) if sent is None else as_object(where, sent))
     if fields.get("model") is None:
-        fields.pop("model", None)  # a session always has one
-    if fields.get("language") in ("", "auto"):  # of clients whose user has chosen none
+        fields.pop("model", None)  # a session always has a model
+    if fields.get("language") in ("", "auto"):  # some clients send these for no choice
         fields["language"] = None
     live = _with_parts(live, fields, TRANSCRIPTION, where)
     names.languages(live.model)
@@ -223,7 +220,7 @@ def _detection(before: TurnDetection, sent: Any, where: str) -> TurnDetection:
 
 
 def _with_parts(part: Part, sent: Mapping[str, Any], kinds: Mapping[str, Kind], where: str) -> Part:
-    """`part` with what was sent of it; null is the default."""
+    """Return `part` with the values that were sent; null means the default."""
     usual = type(part)()
     values = {
         name: getattr(usual, name)
@@ -236,7 +233,6 @@ def _with_parts(part: Part, sent: Mapping[str, Any], kinds: Mapping[str, Kind], 
 
 
 def as_session(config: SessionConfig, session_id: str, expires_at: int) -> dict[str, Any]:
-    """In the shape of OpenAI's events."""
     live, form, detection = config.live, config.audio, config.live.turn_detection
     noise = None if config.noise_reduction is None else {"type": config.noise_reduction}
     transcription: dict[str, Any] = {

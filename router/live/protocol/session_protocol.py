@@ -1,9 +1,8 @@
-"""The protocol of one realtime session: events of client and engine in, events for the client out.
-A state machine without I/O.
+"""Implements one realtime session as a state machine without I/O: events of the client and of the
+engine go in, events for the client come out.
 
-For any events in any order: every client event is answered or taken; every item that was announced
-ends with exactly one `completed` or `failed`; and an error event is sent only if the client must
-know of its mistake, since many clients end at any error.
+Every announced item ends with exactly one `completed` or `failed` event. Errors are sent only for
+mistakes that the client must know of, since many clients fail on any error.
 """
 
 from __future__ import annotations
@@ -41,8 +40,8 @@ from router.live.protocol.events import (
 from router.live.protocol.session_config import ModelNames, SessionConfig, as_session, updated
 from router.live.session import LiveSession
 
-HELD_S = 1.0  # so much audio is held back at most until the session is configured
-MAX_MISTAKES = 100  # wrong events after which the session is closed
+HELD_S = 1.0  # longest audio that is held back until the session is configured
+MAX_MISTAKES = 100  # invalid events after which the session is closed
 
 OpenSession = Callable[[LiveConfig], LiveSession]
 
@@ -53,14 +52,12 @@ class TooManyMistakesError(InvalidRequestError):
 
 @dataclass(slots=True)
 class Item:
-    """Stands for a turn of the engine."""
-
     item_id: str
-    committed: bool = False  # that event was sent
+    committed: bool = False  # the `committed` event was sent
 
 
 class LiveProtocol:
-    """One session. `open_session` is called again if another model is named before any audio."""
+    """Calls `open_session` again if the client names another model before it sends audio."""
 
     def __init__(
         self,
@@ -72,7 +69,7 @@ class LiveProtocol:
         expires_at: int,
         is_configured: bool = False,
     ) -> None:
-        """is_configured: the client secret had a configuration, so no audio is held back."""
+        """is_configured: the client secret has a configuration, so no audio is held back."""
         self.config = config
         self.session_id = writer.new_id("sess")
         self.session = open_session(config.live)
@@ -83,12 +80,12 @@ class LiveProtocol:
         self._decoder = StreamDecoder(config.audio)
         self._held_audio: list[Pcm] | None = None if is_configured else []
         self._has_audio = False
-        self._open_items: dict[int, Item] = {}  # announced, and not ended, by the engine's number
+        self._open_items: dict[int, Item] = {}  # announced and not ended, by the number of the turn
         self._last_item: str | None = None
-        self._empty_commits = 0  # commits without audio, answered when no item is open
+        self._empty_commits = 0  # unanswered commits without audio
         self._replaced: list[LiveSession] = []
         self._mistakes = 0
-        self.completed_s = 0.0  # seconds of audio in turns that were transcribed
+        self.completed_s = 0.0  # audio of completed turns, in seconds
 
     # ---- what the client sends ----
 
@@ -96,9 +93,9 @@ class LiveProtocol:
         return [self.writer.event("session.created", session=self._written())]
 
     def receive(self, event: ClientEvent) -> list[Event]:
-        """The answer to an event of the client, between the engine's events before it and those
-        that it caused: so the answer to the next event tells that the effects of this one were
-        told. Raises TooManyMistakesError.
+        """Return the earlier events, the answer, and the events that this client event caused.
+
+        Raises TooManyMistakesError.
         """
         return [*self._engine_events(), *self._answer(event), *self._engine_events()]
 
@@ -132,7 +129,7 @@ class LiveProtocol:
         return self.session.unsent_s
 
     def take_replaced(self) -> Sequence[LiveSession]:
-        """Sessions of the engine that are no longer used. The caller closes them."""
+        """Return the engine's sessions that are no longer used; the caller closes them."""
         taken, self._replaced = self._replaced, []
         return taken
 
@@ -180,19 +177,17 @@ class LiveProtocol:
         self._give(held or ())
 
     def _commit(self) -> list[Event]:
-        """A commit without audio gets an item without text, and no error: clients also commit when
-        turn detection has committed everything already, and wait for an answer.
-        """
         self._release_held()
         self._give(self._decoder.flush())
         if (number := self.session.commit()) is not None:
-            self._item_of(number)  # now, since another commit may come before the engine's event
+            self._item_of(number)  # announced now: another commit may precede the engine's event
             return []
+        # No error: clients also commit what turn detection has committed, and wait for an answer.
         self._empty_commits += 1
         return self._answer_empty_commits()
 
     def _answer_empty_commits(self) -> list[Event]:
-        """Only when no item is open: who waits for one completion gets that with the text."""
+        """Answer when no item is open, so that a client's next completion has its text."""
         events: list[Event] = []
         while self._empty_commits and not self._open_items:
             self._empty_commits -= 1
@@ -238,18 +233,18 @@ class LiveProtocol:
                 return [write.transcription("segment", item.item_id, **segment)]
             case TurnCompleted() | TurnFailed():
                 del self._open_items[event.turn]
-                # A turn that was cleared ends without a commit, but the client has heard of it.
+                # A cleared turn ends without a commit, but the client knows its item.
                 events = [] if item.committed else self._committed(item)
                 if isinstance(event, TurnCompleted):
                     events.append(self._completed(item, event))
                 else:
-                    fields = error_body(event.error)  # as `error`
+                    fields = error_body(event.error)  # {"error": ...}
                     events.append(write.transcription("failed", item.item_id, **fields))
                 return [*events, *self._answer_empty_commits()]
         raise AssertionError(f"not an event of an engine: {event!r}")
 
     def fail_open_items(self, error: SplitscribeError) -> list[Event]:
-        """For an engine that sends no more events."""
+        """Used when the engine sends no more events."""
         ends = [TurnFailed(number, error) for number in sorted(self._open_items)]
         return [event for end in ends for event in self.on_engine_event(end)]
 
