@@ -25,7 +25,7 @@ from av.packet import Packet
 from cluster.common.errors import InvalidAudioError
 from cluster.common.messages import SAMPLE_RATE, Pcm
 from router.audio.channels import one_channel, planes_of, scaled
-from router.audio.containers import Container, forged_table, missing_bytes, sniff
+from router.audio.containers import Container, sniff
 from router.audio.protocol import AudioLimits, too_large
 
 SUPPORTED = ("flac", "m4a", "mp3", "mp4", "mpeg", "mpga", "oga", "ogg", "opus", "wav", "webm")
@@ -40,14 +40,16 @@ DECODERS = frozenset(
     )
 )
 FALLBACK_DEMUXERS = "mp3,aac"  # may begin anywhere, so that no signature is at byte 0
+COUNTED = frozenset((Container.FLAC, Container.MOV))  # whose whole files hold what they declare
 SIZED = frozenset((Container.FLAC, Container.MOV, Container.MATROSKA, Container.WAV))
 
 MIN_RATE, MAX_RATE = 4_000, 384_000  # Hz; a forged rate would stretch seconds to days
 MAX_CHANNELS = 32
 MAX_VALUES_PER_S = 48_000 * 2  # decoded samples of all channels, per second of the longest audio
-# By which a file may exceed the limit, as encoders pad, and a whole one differ from its declared
-# length.
-LENGTH_SLACK_S = 0.1
+LENGTH_SLACK_S = 0.1  # by which a file may exceed the limit, as encoders pad
+# By which a whole file may end before its declared length. Edit lists and encoders round it to
+# frames, which last up to 0.26 s (AAC at 4 kHz).
+END_SLACK_S = 0.5
 BAD_PACKETS, BAD_SHARE = 8, 0.1  # tolerated: a few, and then a tenth of all
 READ_BYTES = 65_536
 PACKET_BYTES = 32_768
@@ -65,10 +67,6 @@ class AudioFile:
             size = os.fstat(self._file.fileno()).st_size
             self._check_size(size)
             self._kind, start = sniff(self._file)
-            if self._kind and (missing := missing_bytes(self._file, self._kind, start)):
-                raise _truncated(f"its {self._kind} container ends {missing} bytes early")
-            if self._kind is Container.MOV and (forged := forged_table(self._file)):
-                raise InvalidAudioError(f"The file is damaged: {forged}.", param="file")
             self._container = _open_container(_Content(self._file, start), self._kind)
             self._stream = _audio_stream(self._container)
             self.declared_s = self._declared_s(size)
@@ -100,9 +98,11 @@ class AudioFile:
         Raises InvalidAudioError, and what a limit on seconds says.
         """
         packets = bad = values = 0
-        decoded_s, limits = 0.0, self._limits
+        decoded_s, end_s, limits = 0.0, 0.0, self._limits
         for packet in self._packets():
             packets += 1
+            if packet.pts is not None:
+                end_s = max(end_s, float((packet.pts + (packet.duration or 0)) * packet.time_base))
             try:
                 frames = self._stream.decode(packet)
             except av.error.FFmpegError as error:
@@ -121,11 +121,13 @@ class AudioFile:
                 if is_long or values > limits.max_audio_s * MAX_VALUES_PER_S:
                     raise limits.too_long()
                 yield frame
-        if decoded_s == 0.0:
-            raise _unsupported() if bad else limits.too_short()
-        if self._kind is Container.FLAC and (self.declared_s or 0) > decoded_s + LENGTH_SLACK_S:
-            raise _truncated(f"it states {self.declared_s:.1f} s and holds {decoded_s:.1f} s")
-        if round(decoded_s, 6) < limits.min_audio_s:
+        if bad and decoded_s == 0.0:
+            raise _unsupported()
+        # In an MP4 file time may pass without sound; a gap in a FLAC file is damage.
+        held_s = end_s if self._kind is Container.MOV else decoded_s
+        if self._kind in COUNTED and (self.declared_s or 0) > held_s + END_SLACK_S:
+            raise _truncated(f"it states {self.declared_s:.1f} s and holds {held_s:.1f} s")
+        if decoded_s == 0.0 or round(decoded_s, 6) < limits.min_audio_s:
             raise limits.too_short()
 
     def _packets(self) -> Iterator[Packet[AudioStream]]:

@@ -151,6 +151,10 @@ def mov(good: Mapping[str, bytes], n_bytes: int) -> Bombs:
         ),
     )
     extends = box(b"mvex", box(b"trex", struct.pack(">6I", 0, 1, 1, 1, 1, 0)))
+    sizes = moov.find(b"stsz")
+    table = b"stz2" + bytes(7) + b"\4" + struct.pack(">I", 400_000_000)
+    index = box(b"moov", moov[:sizes] + table + moov[sizes + len(table) :])
+    yield "mp4: a table of more samples than there are", before + index + after
     yield "mp4: endless fragments", filled(with_index(extends), fragment)
     yield "mp4: endless free boxes", filled(before, box(b"free"), m4a[at:])
     yield "mp4: endless empty indices", filled(m4a, box(b"moov"))

@@ -8,6 +8,7 @@ from collections.abc import Callable
 from contextlib import closing
 from pathlib import Path
 
+import av
 import numpy as np
 import pytest
 
@@ -33,7 +34,6 @@ from tests.support.audio.sounds import (
 # Samples by which a decoded length may differ: whole codec frames where the container cannot
 # say how much of the last one is padding.
 PADDED = {"mpga": 1152 * 2, "mpeg": 1152 * 2, "aac": 1024 * 3, "mp4": 1024, "m4a": 1024}
-TELLS_ITS_END = ("flac", "mp3", "mp4", "m4a", "alac", "ogg", "oga", "opus", "webm", "mkv", "wav")
 
 
 def decode(path: Path, limits: AudioLimits = LIMITS) -> Pcm:
@@ -177,24 +177,48 @@ def test_an_empty_file_is_too_short(tmp_path: Path) -> None:
 
 
 @pytest.mark.parametrize("share", [0.3, 0.77, 0.95])
-@pytest.mark.parametrize("name", TELLS_ITS_END)
-def test_a_truncated_file_is_refused(name: str, share: float, tmp_path: Path) -> None:
-    whole = encode_as(name, tmp_path, tone(6.0))
-    with pytest.raises(InvalidAudioError):
+@pytest.mark.parametrize(
+    ("muxer", "codec", "options", "message"),
+    [
+        ("flac", "flac", {}, "truncated"),
+        ("mp4", "aac", {"movflags": "faststart"}, "truncated"),
+        ("ipod", "alac", {"movflags": "faststart"}, "truncated"),
+        ("mp4", "aac", {}, "Invalid file format"),  # its index was at the end
+    ],
+)
+def test_a_file_that_holds_less_than_it_declares_is_refused(
+    muxer: str, codec: str, options: dict[str, str], message: str, share: float, tmp_path: Path
+) -> None:
+    whole = encode(tmp_path / "upload", tone(12.0), muxer, codec, 44_100, options=options)
+    assert decode(whole).shape[0] == pytest.approx(12 * SAMPLE_RATE, abs=400)
+    with pytest.raises(InvalidAudioError, match=message):
         decode(cut(whole, share))
 
 
-@pytest.mark.parametrize(
-    ("name", "codec", "options"),
-    [("mp4", "aac", {"movflags": "faststart"}), ("webm", "libopus", {"live": "1"})],
-    ids=["its index first", "live, without sizes"],
-)
-def test_a_truncated_file_that_does_not_tell_its_end_is_refused(
-    name: str, codec: str, options: dict[str, str], tmp_path: Path
-) -> None:
-    whole = encode(tmp_path / "upload", tone(5.0), name, codec, 48_000, options=options)
-    with pytest.raises(InvalidAudioError, match="truncated"):
-        decode(cut(whole, 0.8))
+@pytest.mark.parametrize("name", ["mp3", "aac", "ogg", "opus", "webm", "mpeg", "wav"])
+def test_of_others_what_is_left_of_a_truncated_file_is_decoded(name: str, tmp_path: Path) -> None:
+    decoded = decode(cut(encode_as(name, tmp_path, tone(6.0)), 0.77))
+    assert 3.9 < decoded.shape[0] / SAMPLE_RATE < 5.0
+
+
+def test_a_pause_in_the_time_stamps_is_not_missing_audio(tmp_path: Path) -> None:
+    """Recorders that can be paused write such MP4 files."""
+    path = tmp_path / "upload"
+    with (
+        av.open(str(encode_as("mp4", tmp_path, tone(6.0)))) as whole,
+        av.open(str(path), "w", format="mp4") as paused,
+    ):
+        stream = paused.add_stream_from_template(whole.streams.audio[0])
+        for n, packet in enumerate(whole.demux(audio=0)):
+            if packet.pts is not None and packet.dts is not None:
+                packet.pts += (n > 100) * 20 * 44_100
+                packet.dts += (n > 100) * 20 * 44_100
+                packet.stream = stream
+                paused.mux(packet)
+    with closing(AudioFile(path, LIMITS)) as file:
+        assert file.declared_s == pytest.approx(26.0, abs=0.1)
+        n_samples = sum(block.shape[0] for block in file.blocks())
+    assert n_samples == pytest.approx(6 * SAMPLE_RATE, abs=1024)
 
 
 @pytest.mark.parametrize("name", ["mp3", "aac", "flac"])
@@ -219,49 +243,6 @@ def test_what_follows_the_audio_of_a_wav_file_does_not_matter(chunk: bytes, tmp_
     assert np.array_equal(decode(path), plain)
 
 
-# Of a table: its version and flags, and what stands before the number of its entries.
-TABLES = {b"stsz": bytes(8), b"stz2": bytes(7) + b"\4", b"stts": bytes(4), b"stco": bytes(4)}
-PLACES = {b"stbl": 0, b"udta": 0, b"meta": 4, b"free": 0, b"stsd": 44}  # bytes before their boxes
-
-
-@pytest.mark.parametrize(
-    ("table", "place"), [*((one, b"stbl") for one in TABLES), *((b"stz2", one) for one in PLACES)]
-)
-def test_a_table_with_more_entries_than_the_file_has_bytes_is_refused(
-    table: bytes, place: bytes, tmp_path: Path
-) -> None:
-    """Before libav asks for memory for each of them, in whichever of its places it finds it."""
-    path = encode(tmp_path / "upload", tone(1.0), "mp4", "aac", 16_000)
-    forged = box(table, TABLES[table] + struct.pack(">I", 400_000_000))
-    trak = box(b"trak", box(place, bytes(PLACES[place]) + forged))
-    path.write_bytes(path.read_bytes() + box(b"moov", trak))
-    with pytest.raises(InvalidAudioError, match="says to have 400000000 entries"):
-        decode(path)
-
-
-def box(name: bytes, body: bytes) -> bytes:
-    return struct.pack(">I4s", 8 + len(body), name) + body
-
-
-def test_the_fragments_of_a_file_have_no_more_samples_than_it_has_bytes(tmp_path: Path) -> None:
-    options = {"movflags": "frag_keyframe+empty_moov", "frag_duration": "100000"}
-    path = encode(tmp_path / "upload", tone(2.0), "mp4", "aac", 16_000, options=options)
-    whole = path.read_bytes()
-    assert whole.count(b"trun") > 2
-    assert decode(path).shape[0] >= 32_000
-    at = whole.index(b"trun") + 8
-    path.write_bytes(whole[:at] + struct.pack(">I", 2**28) + whole[at + 4 :])
-    with pytest.raises(InvalidAudioError, match="'trun' says to have 268435456"):
-        decode(path)
-
-
-def test_a_compressed_index_which_may_hold_any_table_is_refused(tmp_path: Path) -> None:
-    path = encode(tmp_path / "upload", tone(1.0), "mp4", "aac", 16_000)
-    path.write_bytes(path.read_bytes() + box(b"moov", box(b"cmov", bytes(8))))
-    with pytest.raises(InvalidAudioError, match="index is compressed"):
-        decode(path)
-
-
 # ---------------------------------------------------------------------- forged and too much
 
 
@@ -274,19 +255,13 @@ def wav_header(data_bytes: int, rate: int = SAMPLE_RATE, channels: int = 1) -> b
     return riff + form + struct.pack("<4sI", b"data", data_bytes)
 
 
-@pytest.mark.parametrize("declared", [0xFFFFFFFF, 0x7FFFFFFF, 0x7FFFF000, 0])
+@pytest.mark.parametrize("declared", [0xFFFFFFFF, 0x7FFFFFFF, 0x7FFFF000, 10**9, 0])
 def test_a_wav_written_to_a_pipe_gives_what_is_there(declared: int, tmp_path: Path) -> None:
     pcm = joined(silence(3.0), tone(2.0))
     (tmp_path / "upload").write_bytes(wav_header(declared) + pcm.tobytes())
     with closing(AudioFile(tmp_path / "upload", LIMITS)) as file:
         assert file.declared_s is None or file.declared_s < 5.1
         assert sum(block.shape[0] for block in file.blocks()) == 80_000
-
-
-def test_a_wav_that_declares_much_more_is_truncated(tmp_path: Path) -> None:
-    (tmp_path / "upload").write_bytes(wav_header(1_000_000_000) + tone(2.0).tobytes())
-    with pytest.raises(InvalidAudioError, match="truncated"):
-        decode(tmp_path / "upload")
 
 
 ABSURD = [{"rate": rate} for rate in (0, 1, 100, 3_000, 1_000_000, 0x7FFFFFFF, 0xFFFFFFFF)]
