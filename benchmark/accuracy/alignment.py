@@ -1,11 +1,11 @@
-"""How far the times of a known text are from those of the script that a recording was made from.
+"""How far the aligned times of a known text are from those of the recording's script.
 
     splitscribe serve &
     python -m benchmark.accuracy.alignment [--url http://127.0.0.1:8000]
 
 Sends the bundled recordings with the sentences of their scripts to /v1/audio/alignments. A script's
-sentence lasts as long as its synthetic sound, with the silence that the voice ends it with. Prints
-the seconds between starts and between ends, and last one JSON line.
+sentence lasts as long as its synthetic sound, with the silence at its end. Prints the seconds
+between starts and between ends, and one JSON line last.
 """
 
 from __future__ import annotations

@@ -2,11 +2,10 @@
 
     python -m benchmark.accuracy.demo_model [--checkpoint DIR] [--scale 1.0]
 
-The sets are from a seed that training never used: made sentences, words in free order, both by
-voices that training never heard, sentences of shapes that the corpus cannot make (`shapes.txt`),
-windows of 20 to 30 s with several sentences, and windows without speech. Word error rates are on
-normalised text: lowercase, no punctuation. Each window goes through audio workers, encoder and
-decoder, with the server's defaults. Prints a table, and one JSON line last.
+The sets are made sentences, words in free order, both by voices that training never heard,
+sentences of other shapes (`shapes.txt`), windows of 20 to 30 s with several sentences, and windows
+without speech. Word error rates are of lowercase text without punctuation. Prints a table, and one
+JSON line last.
 """
 
 import asyncio
@@ -42,8 +41,8 @@ def errors_of(said: str, heard: str) -> WordErrors:
 
 
 def measured(examples: Sequence[Example], heard: Sequence[Transcript]) -> dict[str, Any]:
-    """wer: in percent. answered: windows whose text is not empty. matched: windows with as many
-    segments as sentences; the gaps are between their starts and ends and the true ones, in s.
+    """Compare transcripts with what was said. `answered` counts windows with a text, `matched`
+    those with as many segments as sentences, whose edges give the gaps in seconds.
     """
     pairs = list(zip(examples, heard, strict=True))
     errors = total(errors_of(example.text, one.text) for example, one in pairs)
@@ -70,7 +69,6 @@ def measured(examples: Sequence[Example], heard: Sequence[Transcript]) -> dict[s
 
 
 def hear_served(checkpoint: str, examples: Sequence[Example]) -> list[Transcript]:
-    """Windows through the whole served path in this process, by the server's defaults."""
     settings = load_settings(None, {"model": checkpoint}, environ={})
     params = TranscriptionParams(model="demo", seed=0)
 

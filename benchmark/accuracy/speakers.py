@@ -1,15 +1,14 @@
-"""How well speakers are told apart by voice, in mixtures of voices that the toy never heard.
+"""How well speakers are told apart, in mixtures of voices that the bundled network never heard.
 
     python -m benchmark.accuracy.speakers [--model FILE] [--mixtures 5] [--seconds 90]
     python -m benchmark.accuracy.speakers --folder DIR [--model FILE]
 
-Makes conversations of 2 to 6 of 18 synthetic voices, with pauses and noise; pitch and rate change
-from utterance to utterance. --folder takes recordings with an RTTM file of the same name beside
-each. Prints the diarization error rate without a collar (pyannote.metrics, of the extra bench) and
-how often the count is right, beside a clustering by mean pitch that is told the count, one label
-for all, and sherpa-onnx' clustering of the same vectors; of made conversations also cpWER, and the
-processor time with and without speakers, by whole requests with the bundled model and word times.
-Figures on synthetic voices say nothing of people.
+Makes conversations of 2 to 6 of 18 synthetic voices, with pauses and noise. --folder takes
+recordings, each with an RTTM file of the same name. Prints the diarization error rate without a
+collar (pyannote.metrics, of the extra bench) and how often the count is right, beside a clustering
+by mean pitch that is told the count, one label for all, and sherpa-onnx' clustering of the same
+vectors; for made conversations also cpWER, and the processor time of requests with and without
+speakers. Figures on synthetic voices say nothing of people.
 """
 
 from __future__ import annotations
@@ -69,7 +68,7 @@ T = TypeVar("T")
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """A recording, and who speaks from when to when, in seconds. texts: of the same, if known."""
+    """A recording, and who speaks when (start, end, speaker) in seconds; `texts` may be unknown."""
 
     name: str
     pcm: Pcm
@@ -82,7 +81,6 @@ class Talk:
 
 
 def mixture(n_voices: int, seconds: float, seed: str) -> Talk:
-    """A made conversation: turns of one to three utterances, each of its own pitch and rate."""
     rng = Random(f"speakers/{seed}")
     voices = rng.sample(UNHEARD, n_voices)
     manners = {voice: (rng.randint(135, 185), 10 ** (rng.uniform(-8, 0) / 20)) for voice in voices}
@@ -115,7 +113,6 @@ def mixture(n_voices: int, seconds: float, seed: str) -> Talk:
 
 
 def recordings(folder: Path) -> Iterator[Talk]:
-    """The folder's recordings that have an RTTM file beside them."""
     limits = AudioLimits(2**40, 1e6, 0.0, 1e6, 2**40)
     for rttm in sorted(folder.glob("*.rttm")):
         (audio,) = (one for one in folder.glob(f"{rttm.stem}.*") if one != rttm)
@@ -128,7 +125,7 @@ def recordings(folder: Path) -> Iterator[Talk]:
 
 
 def result(steps: Generator[None, None, T]) -> T:
-    """What a generator of the audio worker's returns."""
+    """Run one of the audio worker's generators to its end, and return its result."""
     while True:
         try:
             next(steps)
@@ -138,8 +135,6 @@ def result(steps: Generator[None, None, T]) -> T:
 
 
 class Stage:
-    """What an audio worker does for a recording."""
-
     def __init__(self, settings: SpeakerSettings) -> None:
         self.detector = SpeechDetector()
         self.network = SpeakerNetwork(Path(settings.model or ""))
@@ -158,7 +153,7 @@ class Stage:
 
 
 def pitches(pcm: Pcm, stretches: list[Stretch]) -> npt.NDArray[np.float64]:
-    """The log of each window's mean pitch, by autocorrelation, [n]."""
+    """Return the log of each window's mean pitch, by autocorrelation, [n]."""
     shortest, longest = SAMPLE_RATE // PITCH_HZ[1], SAMPLE_RATE // PITCH_HZ[0]
     found = []
     for middle in (middle for stretch in stretches for middle in stretch.middles):
@@ -173,13 +168,12 @@ def pitches(pcm: Pcm, stretches: list[Stretch]) -> npt.NDArray[np.float64]:
 
 
 def labelled(stretches: list[Stretch], labels: npt.NDArray[Any]) -> list[Turn]:
-    """Turns by the label of each window, without a second pass."""
     vectors = np.eye(int(labels.max()) + 1, dtype=np.float32)[labels]
     return result(find_turns(vectors, stretches, SpeakerSearch(threshold=0.5)))
 
 
 def error_rate(talk: Talk, turns: list[Turn]) -> tuple[float, bool]:
-    """Diarization error rate in per cent, without a collar, and whether the count is right."""
+    """Return the diarization error rate in percent, and whether the count is right."""
     from pyannote.core import Annotation, Segment
     from pyannote.metrics.diarization import DiarizationErrorRate
 
@@ -195,7 +189,6 @@ def error_rate(talk: Talk, turns: list[Turn]) -> tuple[float, bool]:
 
 
 def ways(stage: Stage, talk: Talk) -> dict[str, list[Turn]]:
-    """The turns by every way."""
     vectors, stretches = stage.hear(talk.pcm)
     tree = linkage(pitches(talk.pcm, stretches)[:, None], "average")
     by_pitch = fcluster(tree, talk.n_speakers, "maxclust") - 1
@@ -215,7 +208,7 @@ def ways(stage: Stage, talk: Talk) -> dict[str, list[Turn]]:
 
 
 def processor_s() -> float:
-    """Processor time of this process and of its children, the audio workers, so far."""
+    """Return the processor time of this process and of its children, the audio workers."""
     own = psutil.Process()
     times = [process.cpu_times() for process in (own, *own.children(recursive=True))]
     return sum(each.user + each.system for each in times)
@@ -224,7 +217,7 @@ def processor_s() -> float:
 async def transcribed(
     pcm: Pcm, transcriber: RequestTranscriber, speakers: SpeakerOptions
 ) -> tuple[Transcript, float]:
-    """By the whole way of a request with word times. Returns what it took the processor, too."""
+    """Transcribe with word times as a whole request; return the processor time in seconds, too."""
     params = TranscriptionParams("demo", language="en", words=True, speakers=speakers)
     with NamedTemporaryFile(suffix=".wav") as file:
         file.write(wav_bytes(pcm))
@@ -236,7 +229,6 @@ async def transcribed(
 
 
 def errors_by_speaker(talk: Talk, transcript: Transcript) -> WordErrors:
-    """cpWER's errors of a made conversation."""
     said: dict[str, list[str]] = {}
     heard: dict[str | None, list[str]] = {}
     for (_, _, speaker), text in zip(talk.spoken, talk.texts, strict=True):
@@ -250,7 +242,7 @@ def errors_by_speaker(talk: Talk, transcript: Transcript) -> WordErrors:
 
 
 async def by_requests(talks: Sequence[Talk]) -> dict[str, Any]:
-    """cpWER by the number of speakers, and processor time with and without the search for them."""
+    """Measure cpWER by the number of speakers, and processor time with and without them."""
     found: dict[str, WordErrors] = {}
     plain_s: list[float] = []
     search_s: list[float] = []
@@ -258,7 +250,7 @@ async def by_requests(talks: Sequence[Talk]) -> dict[str, Any]:
     async with local_transcriber(Settings()) as transcriber:
         await transcribed(talks[0].pcm[::-1].copy(), transcriber, asked)  # not counted: first uses
         for i, talk in enumerate(talks):
-            # Other samples without speakers, so that nothing is kept of them, and the same speech.
+            # Without speakers each sample has another last bit, so that no result is cached.
             both = [(search_s, talk.pcm, asked), (plain_s, talk.pcm ^ 1, SpeakerOptions())]
             if i % 2:  # by turns, because the first of the two may find colder caches
                 both.reverse()

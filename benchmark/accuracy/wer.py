@@ -7,9 +7,9 @@ r"""Word error rate of any server with OpenAI's transcription endpoint, and a ga
         --hf-dataset D4nt3/esb-datasets-earnings22-validation-tiny-filtered
 
 Recordings: `benchmark.shared.clips`. Texts are compared after Whisper's normaliser. A request that
-failed has lost all of its words, and is listed. The interval is a bootstrap's over recordings, at
-95 %; with `--baseline` the difference is taken recording by recording. Prints a table, one JSON
-line last; ends with status 1 when the gate fails or nothing was answered.
+failed has lost all of its words, and is listed. The interval is a bootstrap over recordings, at
+95 %; with `--baseline` the difference is taken recording by recording. Prints a table, and one JSON
+line last. The exit status is 1 if the gate fails or nothing was answered.
 """
 
 from __future__ import annotations
@@ -60,7 +60,7 @@ async def transcribe(clips: Sequence[Clip], args: argparse.Namespace) -> list[Ou
 
 
 def limit_of(text: str, baseline: WordErrors | None) -> float:
-    """The highest word error rate that passes, in percent."""
+    """Return the highest word error rate that passes, in percent."""
     limit = 0.0
     for part in text.split("+"):
         if part.strip() == BASELINE:
@@ -78,7 +78,6 @@ def limit_of(text: str, baseline: WordErrors | None) -> float:
 
 
 def read_baseline(file: Path, clips: Sequence[Clip]) -> list[WordErrors]:
-    """What `--save` wrote, in the order of `clips`."""
     rows = {row["name"]: row for row in json.loads(file.read_text())["clips"]}
     missing = [clip.name for clip in clips if clip.name not in rows]
     if missing:

@@ -4,17 +4,14 @@
     python -m benchmark.cpu --shapes tiny base small --wer-utterances 500
     python -m benchmark.cpu --shapes tiny --rounds 1 --wer-utterances 0 --systems splitscribe int8
 
-Ours: `splitscribe serve` with one model, its clients in this process, started for each of its
-turns, so that the others do without what an idle server takes; "trimmed" are those whose encoder
-context is as long as the audio and 64 positions, "float8-KV" those whose KV has 8 bits. Theirs,
-each in a process of its own and without HTTP: `benchmark.rivals.engines`. Random weights in
-published shapes, whose windows all take the same number of tokens
-(`benchmark.shared.forced_length`); every request is a recording of its own. In each round the
-systems take the same files in random order, first one at a time, then 8 in flight, and only one
-works.
+Weights are random, and all windows take the same number of tokens. Every request is a recording of
+its own. In each round the systems take turns in random order, first one request at a time, then 8
+in flight. Ours is `splitscribe serve`, started for each of its turns; theirs run in processes of
+their own, without HTTP. "trimmed" means that the encoder computes the audio and 64 positions, and
+"float8-KV" that KV has 8 bits.
 
-Beside each speed stands the word error rate of the bundled weights in that dtype, with the same
-options. Prints ceilings first, then the tables, one JSON line last.
+Beside each speed stands the word error rate of the bundled weights in that dtype. Prints ceilings
+first, then the tables, and one JSON line last.
 """
 
 from __future__ import annotations
@@ -75,7 +72,7 @@ SETTLE_S = 0.5  # other engines' threads spin for a while after their work
 def word_errors(
     kinds: Sequence[str], rivals: Sequence[RivalSpec], n: int
 ) -> dict[str, list[WordErrors]]:
-    """Of every system on the bundled weights, by its name; empty where n is 0."""
+    """Measure every system on the bundled weights, by its name; empty if `n` is 0."""
     if not n:
         return {}
     clips = demo_clips(n)
@@ -154,7 +151,7 @@ def _warm_up(system: System, files: Sequence[Path]) -> list[Heard]:
 
 
 def _measure(system: System, row: Row, files: Sequence[Path], in_flight: int) -> None:
-    """One system's turn: alone a quarter of the files, slow engines a third."""
+    """Measure one turn. One at a time it takes a quarter of the files, slow engines a third."""
     n = len(files) if in_flight > 1 else max(2, len(files) // 4)
     if system.name.startswith(SLOW):
         n = max(in_flight, n // 3)
@@ -165,7 +162,7 @@ def _measure(system: System, row: Row, files: Sequence[Path], in_flight: int) ->
 
 
 def print_ceilings(shapes: Sequence[str], n_tokens: int, console: Console) -> dict[str, Any]:
-    """Windows/s if every operation ran as fast as the encoder's widest product does in torch."""
+    """Print windows/s if all operations ran as fast as the encoder's widest product in torch."""
     ceilings: dict[str, Any] = {}
     for shape in shapes:
         flops = window_flops(SHAPES[shape], n_tokens)

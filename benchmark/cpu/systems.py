@@ -1,4 +1,4 @@
-"""Our server as `benchmark.cpu` runs it, and the rows of what each engine reached."""
+"""Our server for `benchmark.cpu`, and the rows of its results."""
 
 from __future__ import annotations
 
@@ -20,13 +20,13 @@ from benchmark.shared.word_errors import WordErrors, interval, total
 
 OURS = "splitscribe"
 IN_FLIGHT = (1, 8)
-TRIMMED = "trimmed"  # behind a dtype: the encoder's context is, as for the bundled model
+TRIMMED = "trimmed"  # behind a dtype: the encoder computes only the audio and some slack
 FIELDS = {"language": "en", "temperature": "0", "fallback": "false"}
-# For random weights, whose text would fail: a doubted window would be encoded twice.
+# The text of random weights fails these checks, and its window would be encoded twice.
 UNDOUBTED = {"logprob_threshold": "none", "compression_ratio_threshold": "none"}
 KV_FLOAT8 = "float8-KV"  # behind a dtype: cross-attention KV lies in pages of 8 bits
 
-# by the name of a model of the server: the system's name and the model's settings
+# the system's name and the model's settings, by the model's name on the server
 Models = Mapping[str, tuple[str, dict[str, Any]]]
 
 
@@ -42,7 +42,6 @@ class Splitscribe:
         return [Heard(outcome.text, 0) for outcome in outcomes]
 
     def n_tokens(self, file: Path) -> int:
-        """Of one request, by the tokens of its segments."""
         (outcome,) = self._send([file], 1, {"response_format": "verbose_json"})
         return sum(len(segment["tokens"]) for segment in outcome.answer["segments"])
 
@@ -67,7 +66,6 @@ System = Splitscribe | RivalProcess  # an engine that is loaded and takes WAV fi
 def our_server(
     models: Models, fields: Mapping[str, str] | None = None, placement: str = "auto"
 ) -> Iterator[list[Splitscribe]]:
-    """One server of several models, each of which is a system of its own."""
     settings = {model: fields for model, (_, fields) in models.items()}
     with tempfile.TemporaryDirectory() as folder:
         file = Path(folder) / "settings.yaml"
@@ -103,7 +101,7 @@ def dtype_of(kind: str) -> str:
 
 @dataclass
 class Row:
-    """One system on one shape. rate: files/s of each round."""
+    """`rate` has the files/s of each round by the number in flight."""
 
     system: str
     rate: dict[int, list[float]] = field(default_factory=dict)

@@ -1,18 +1,16 @@
-"""Compare the fast paths of a GPU with plain ones, then measure it. README.md beside this file
-has the commands.
+"""Compare the fast paths of a GPU with plain ones, then measure it. README.md beside this file has
+the commands.
 
     python -m benchmark.gpu --sections correct --work /tmp/gpu
     python -m benchmark.gpu --work /tmp/gpu         # all sections
     python -m benchmark.gpu --smoke                 # tiny shapes, on a CPU too
 
-Weights are random, in the shapes of large-v3 and turbo, and the lengths of texts are forced. Each
-section is a process of its own, which is ended after --seconds. A section that fails or is ended
-keeps the rows that it has measured, and the next section runs. If `correct` fails, no other section
-is run. --work keeps the checkpoints for a later command.
+Weights are random, in the shapes of large-v3 and turbo. Each section is a process of its own, which
+is ended after --seconds; its rows stay, and the next section runs. If `correct` fails, no other
+section is run. --work keeps the checkpoints for a later command.
 
-Rows are printed and written at once into a file of benchmark/results/ (or of --out), which is named
-by device, date and commit. The last line is one JSON object. The exit status is 0 when every
-section that was asked for came to its end, else 1.
+Rows are printed and written at once into a file of benchmark/results/ (or of --out). The last line
+is one JSON object. The exit status is 0 when every section came to its end, else 1.
 """
 
 from __future__ import annotations
@@ -42,7 +40,6 @@ LIMIT_S = 600.0  # of a section
 
 
 def about(device: str) -> dict[str, Any]:
-    """Device, versions and commit, without which a result cannot be repeated."""
     import torch
 
     found = versions("torch", "triton", "flashinfer-python", "transformers", "nixl-cu13")
@@ -59,13 +56,12 @@ def about(device: str) -> dict[str, Any]:
 
 
 def file_of(summary: dict[str, Any], folder: Path) -> Path:
-    """`<device>-<date>-<commit>.json` in the folder."""
     device = summary["device"].lower().replace(" ", "-")
     return folder / f"{device}-{summary['date']}-{summary['commit']}.json"
 
 
 def keep(summary: Rows, file: Path) -> None:
-    """Write what there is by now, in the place of what was kept before."""
+    """Write the results, and replace the file in one step."""
     file.parent.mkdir(parents=True, exist_ok=True)
     unfinished = file.with_suffix(".part")
     unfinished.write_text(json.dumps(summary, indent=1) + "\n")
@@ -73,7 +69,6 @@ def keep(summary: Rows, file: Path) -> None:
 
 
 def shown(value: Any) -> str:
-    """A row in one line."""
     if isinstance(value, dict):
         return ", ".join(f"{key} {shown(one)}" for key, one in value.items())
     if isinstance(value, list):
@@ -82,14 +77,13 @@ def shown(value: Any) -> str:
 
 
 def keep_rows(file: Path, name: str, rows: Rows) -> None:
-    """Replace a section's rows in the file of results."""
     summary = json.loads(file.read_text())
     summary["sections"][name] = rows
     keep(summary, file)
 
 
 def run_section(name: str, args: argparse.Namespace) -> int:
-    """In the child: run one section and write its rows as they come."""
+    """Run one section in this process, and write each row at once."""
     from benchmark.gpu import correct, decode, serving
     from benchmark.gpu.rig import FULL, SMOKE, Record, Rig
 
@@ -124,13 +118,10 @@ def run_section(name: str, args: argparse.Namespace) -> int:
 def run_sections(
     names: Sequence[str], file: Path, seconds: float, command: Callable[[str], list[str]]
 ) -> int:
-    """Run each section in a process of its own, which writes its rows into `file`.
+    """Run each section in a process of its own, which is killed after `seconds`.
 
-    A process that takes longer than `seconds` is killed. After a `correct` that failed, in this run
-    or in an earlier one that wrote the same file, no other section is run.
-
-    Returns:
-        The exit status: 0 when every section came to its end.
+    After a `correct` that failed, in this run or in an earlier one that wrote `file`, no other
+    section is run. Returns the exit status.
     """
     status = 0
     for name in names:

@@ -1,6 +1,4 @@
-"""The first section of `benchmark.gpu`: compare the fast paths with plain ones on a wide, shallow
-model.
-"""
+"""Compare the fast paths of a GPU with plain ones, on a wide, shallow model."""
 
 from __future__ import annotations
 
@@ -39,7 +37,7 @@ def correct(rig: Rig, record: Record) -> None:
 
 @dataclass(frozen=True, slots=True)
 class Way:
-    """An encoder and its pages. error: of the KV's norm, against float32."""
+    """An encoder and its KV. `error` is the largest that passes, relative to the KV's norm."""
 
     name: str
     float8: bool = False

@@ -17,11 +17,11 @@ from cluster.common.model.weights import TORCH_DTYPES
 from encoder_worker.forward import WindowEncoder
 
 STEADY_TOKENS = 200  # of a decode whose steps are timed
-LOOK_S = 0.005  # between two looks, which take the GIL from a step of 1.5 ms
+LOOK_S = 0.005  # between two looks at the counters, each of which takes the GIL from a step
 
 
 def decoder(rig: Rig, record: Record) -> None:
-    """Time of a decode step by batch, through the engine, beside what is predicted of it."""
+    """Measure a decode step by batch size, through the engine, beside the prediction."""
     for name in rig.sizes.models:
         largest = max(rig.sizes.decode_batches)
         with rig.pair(name, max_batch=largest, windows=largest, encode_batch=1) as pair:
@@ -39,7 +39,7 @@ def decoder(rig: Rig, record: Record) -> None:
 
 
 def step_s(pair: Pair, batch: int) -> float:
-    """Seconds of a step while exactly `batch` sequences run: wall time, the host's share too."""
+    """Return the wall time of a step in seconds while exactly `batch` sequences run."""
     futures = [submit(pair, handle, STEADY_TOKENS) for handle in publish(pair, batch)]
     first: tuple[float, int] | None = None
     last = first
@@ -57,7 +57,7 @@ def step_s(pair: Pair, batch: int) -> float:
 
 
 def fill_pool(pair: Pair) -> None:
-    """Random KV in every exported page, the same each time."""
+    """Fill every exported page with random KV, the same each time."""
     device = pair.exporter.pool.device
     generator = torch.Generator(device).manual_seed(0)
     for page in pair.exporter.pool.tensor:
@@ -67,7 +67,7 @@ def fill_pool(pair: Pair) -> None:
 
 
 def publish(pair: Pair, n: int) -> list[Any]:
-    """Handles of so many windows, of whatever is in the pool."""
+    """Publish `n` windows of whatever the pool holds, and return their handles."""
     layout = pair.exporter.layout
     handles = []
     for window in range(n):
@@ -84,7 +84,7 @@ def submit(pair: Pair, handle: Any, n_tokens: int) -> Any:
 
 
 def encoder(rig: Rig, record: Record) -> None:
-    """Windows per second by batch and by way into the pages; then where the time goes."""
+    """Measure windows per second by batch size, with KV and with states alone, and its kernels."""
     largest = max(rig.sizes.encode_batches)
     for name in rig.sizes.models:
         checkpoint = rig.checkpoint(name)
@@ -109,8 +109,6 @@ def encoder(rig: Rig, record: Record) -> None:
 
 
 class _Encoder:
-    """One model's encoder as it is served, over a pool of its own."""
-
     def __init__(self, rig: Rig, checkpoint: Checkpoint, layout: PageLayout) -> None:
         self._rig, self._n_pages = rig, layout.pages_per_window
         largest = max(rig.sizes.encode_batches)
@@ -128,6 +126,6 @@ class _Encoder:
             wait()
 
     def batch_s(self, batch: int, n_batches: int) -> float:
-        """Seconds of a batch; on a GPU the next one is launched before it is done."""
+        """Return the seconds of a batch; on a GPU the next one is launched before it is done."""
         waits = self._rig.device == "cpu"
         return self._rig.time_s(lambda: self.launch(batch, waits=waits), n_batches)

@@ -1,9 +1,7 @@
-"""What a GPU takes of a window and of a decode step, by a rate for each kind of work.
+"""Predict a GPU's time for a window and for a decode step, from a rate for each kind of work.
 
-No single rate will do: a product of 12,000 rows that sums up 1280 numbers reaches nine tenths of
-what one of 8192^3 does, attention with heads of 64 is bound by its exponentials, norms and GELU by
-memory, and a decode step of few rows by the latency of its kernels, one after the other.
-`Rig.measure_rates` measures the first three there.
+Each kind has its own limit: exponentials for attention with heads of 64, memory for norms and GELU,
+and the latency of kernels for a decode step of few rows.
 """
 
 from __future__ import annotations
@@ -16,17 +14,14 @@ from tests.support.checkpoints import ModelShape
 
 LAYER_KERNELS = 13 + 2  # of a decode step; flashinfer merges its two attentions' parts
 OTHER_KERNELS = 10  # of a step: embedding, norm, head, sampling
-KERNEL_S = 4.1e-6  # of one of them, beside its bytes: of a step of one row, on an H200
-KV_SHARE = 0.85  # of the memory's rate that paged attention reaches: on an H200, at 64 rows
+KERNEL_S = 4.1e-6  # of each, besides its bytes; fitted to steps of one row on an H200
+KV_SHARE = 0.85  # of a copy's rate that paged attention reaches; fitted to 64 rows on an H200
 
 
 @dataclass(frozen=True, slots=True)
 class Gpu:
-    """Rates for each kind of work.
-
-    product_flops: of the encoder's products, by the numbers that each sums up (K), per second.
-    attention_flops: of its attention. bytes_per_s: of a copy, counted twice. mel_s: of a window's
-    features.
+    """`product_flops` has FLOP/s by the number of summands (K). `bytes_per_s` counts what a copy
+    reads and what it writes. `mel_s` is the time of a window's features.
     """
 
     product_flops: Mapping[int, float]
@@ -35,7 +30,7 @@ class Gpu:
     mel_s: float = 0.1e-3
 
     def encode_parts_s(self, shape: ModelShape) -> dict[str, float]:
-        """Of one window, with the projection to cross-attention's KV."""
+        """Return the seconds of one window, with the projection to cross-attention's KV."""
         d, t, layers = shape.d_model, FRAMES, shape.encoder_layers
         convolutions = 2.0 * 3 * (2 * t * shape.n_mels * d + t * d * d)
         narrow = layers * 16.0 * d * d * t + projection_flops(shape) + convolutions
@@ -51,7 +46,7 @@ class Gpu:
         return sum(self.encode_parts_s(shape).values())
 
     def step_parts_s(self, shape: ModelShape, n_tokens: int, batch: int) -> dict[str, float]:
-        """Of one decode step of `batch` sequences in the middle of a text of `n_tokens`."""
+        """Return the seconds of a decode step of `batch` sequences halfway through `n_tokens`."""
         layers, d = shape.decoder_layers, shape.d_model
         weights = 14 * layers * d**2 + shape.n_vocab * d
         kv = 2 * layers * d * (FRAMES + START_TOKENS + 1 + n_tokens / 2)
@@ -65,7 +60,7 @@ class Gpu:
         return sum(self.step_parts_s(shape, n_tokens, batch).values())
 
     def windows_per_s(self, shape: ModelShape, n_tokens: int, batch: int) -> float:
-        """Where encoding and decoding take turns; both at once were no faster on an H200."""
+        """Assume that encoding and decoding take turns; both at once were no faster on an H200."""
         steps = n_tokens / batch
         return 1 / (self.encode_s(shape) + steps * self.step_s(shape, n_tokens, batch))
 

@@ -1,8 +1,7 @@
 """What the sections of `benchmark.gpu` share: models, sizes, and both roles in one process.
 
-Random weights in published shapes, drawn on the device. End-of-text and timestamps are among the
-suppressed tokens, so every decode is as long as it is asked to be; Hugging Face reads the same
-list. KV moves in memory, as in a colocated worker.
+Weights are random in published shapes. End-of-text and timestamps are suppressed, so that every
+decode has the length that it is asked for. KV moves in memory, as in a colocated worker.
 """
 
 from __future__ import annotations
@@ -58,8 +57,6 @@ SMOKE_MODELS = {"micro": ModelShape(128, 2, 1, 2, n_vocab=2_000, n_languages=4)}
 
 @dataclass(frozen=True, slots=True)
 class Workload:
-    """name; seconds of audio and tokens of text in each request."""
-
     name: str
     audio_s: float
     n_tokens: int
@@ -67,8 +64,6 @@ class Workload:
 
 @dataclass(frozen=True, slots=True)
 class Sizes:
-    """How much of everything is run."""
-
     models: dict[str, ModelShape]
     check: ModelShape  # wide and shallow, for correctness
     workloads: tuple[Workload, ...]  # the last one is MLPerf's
@@ -109,8 +104,6 @@ SMOKE = Sizes(
 
 @dataclass
 class Pair:
-    """Both engines of one model in this process."""
-
     checkpoint: Checkpoint
     exporter: Any
     importer: Any
@@ -119,7 +112,6 @@ class Pair:
     prepare_s: float  # to load, compile and capture
 
     async def transcribe(self, pcm: NDArray[np.int16], n_tokens: int) -> Served:
-        """One request, from samples to text."""
         begun = time.perf_counter()
         handle = await self.encode(pcm)
         request = DecodeRequest("r", 0, 0, handle, greedy(n_tokens), PATIENCE_S)
@@ -129,24 +121,19 @@ class Pair:
         return Served(begun, time.perf_counter())
 
     async def encode(self, pcm: NDArray[np.int16]) -> CrossKVHandle:
-        """Encode one window; the handle is leased."""
+        """Encode one window; the caller holds the handle's lease."""
         request = EncodeRequest("r", 0, 0, pcm, PATIENCE_S)
         return (await asyncio.wrap_future(self.encoder.submit(request))).handle
 
 
 @dataclass(frozen=True, slots=True)
 class Served:
-    """One request: when it was sent and answered (perf_counter)."""
-
     begun_s: float
     ended_s: float
 
 
 class Rig:
-    """One device, its measured ceilings, and checkpoints made as they are asked for."""
-
     def __init__(self, sizes: Sizes, device: str, folder: Path) -> None:
-        """Args: folder: where checkpoints are, or will be."""
         self.sizes = sizes
         self.device = device
         self.dtype = "bfloat16" if device == "cuda" else "float32"
@@ -154,7 +141,7 @@ class Rig:
         self.gpu = H200  # until `measure_rates`
 
     def measure_rates(self) -> dict[str, float]:
-        """What the device does of each kind of work, in the shapes of large-v3's encoder."""
+        """Measure the device's rate for each kind of work, in the shapes of large-v3's encoder."""
         on_gpu = self.device == "cuda"
         d, n, n_bytes = (1280, 8, 4 << 30) if on_gpu else (64, 1, 1 << 20)
         rows, products = FRAMES * n, {}
@@ -176,7 +163,7 @@ class Rig:
         return torch.randn(shape, device=self.device).to(torch.bfloat16)
 
     def time_s(self, run: Callable[[], Any], n_runs: int) -> float:
-        """Seconds of one run: the median of three groups of `n_runs` back to back."""
+        """Return the seconds of one run, the median of three groups of `n_runs`."""
         run()
         groups = []
         for _ in range(3 if self.sizes.repeats > 1 else 1):
@@ -189,7 +176,7 @@ class Rig:
         return statistics.median(groups)
 
     def profiled(self, run: Callable[[], Any]) -> list[dict[str, Any]]:
-        """The kernels that took longest while `run` ran, on whichever thread: calls, ms, share."""
+        """Return the kernels that took longest while `run` ran, on any thread."""
         from torch.profiler import ProfilerActivity, profile
 
         on_gpu = self.device == "cuda"
@@ -216,7 +203,6 @@ class Rig:
 
     @functools.cache  # noqa: B019  # one rig for a run
     def checkpoint(self, name: str) -> Checkpoint:
-        """A model by its name, or "check"."""
         shape = self.sizes.check if name == "check" else self.sizes.models[name]
         folder = self._folder / name
         done = folder / "done"
@@ -225,7 +211,7 @@ class Rig:
             file = folder / "generation_config.json"
             config = json.loads(file.read_text())
             special = special_tokens(shape)
-            # Timestamps too: Hugging Face would go back to one, and transcribe again from there.
+            # Timestamps too: Hugging Face would transcribe again from one.
             config["suppress_tokens"] += [special["<|endoftext|>"]]
             config["suppress_tokens"] += range(special["<|0.00|>"], shape.n_vocab)
             file.write_text(json.dumps(config))
@@ -247,10 +233,10 @@ class Rig:
         encoder: Mapping[str, Any] | None = None,
         **top: Any,
     ) -> Iterator[Pair]:
-        """Both engines of a model.
+        """Open both engines of a model.
 
-        windows: of both pools, 0: as free memory has it; encoder: fields of `EncoderSettings`;
-        top: of `Settings`.
+        `windows` sizes both pools, 0 by free memory. `encoder` has fields of `EncoderSettings`, and
+        `top` of `Settings`.
         """
         begun = time.perf_counter()
         checkpoint = self.checkpoint(name)
@@ -286,8 +272,8 @@ class Rig:
         finally:
             for part in (encodes, decoder, importer, exporter):
                 part.close()
-            # Whoever took the pair may still hold it while the next one looks for free memory, and
-            # engines refer to themselves.
+            # The caller may still hold the pair while the next one looks for free memory, and
+            # engines have reference cycles.
             vars(pair).clear()
             del encodes, decoder, importer, exporter, kv_pool, part
             gc.collect()
@@ -296,13 +282,12 @@ class Rig:
 
 
 def greedy(n_tokens: int) -> DecodeOptions:
-    """A plain decode of so many tokens."""
     return DecodeOptions(language="en", timestamps=False, max_new_tokens=n_tokens)
 
 
 @functools.cache
 def _recording() -> NDArray[np.int16]:
-    """Two minutes of gliding tones over noise: what the audio is makes no difference to speed."""
+    """Make two minutes of tones over noise; the content makes no difference to speed."""
     rng = np.random.default_rng(0)
     t = np.arange(120 * SAMPLE_RATE) / SAMPLE_RATE
     tone = np.sin(2 * np.pi * (150 * t + 30 * np.sin(2 * np.pi * 0.7 * t)))
@@ -311,7 +296,6 @@ def _recording() -> NDArray[np.int16]:
 
 
 def clip(seconds: float, seed: int) -> NDArray[np.int16]:
-    """A window of audio; another one for each seed."""
     whole, n = _recording(), round(seconds * SAMPLE_RATE)
     begin = np.random.default_rng(seed).integers(0, len(whole) - n)
     return whole[begin : begin + n].copy()

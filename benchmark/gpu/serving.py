@@ -1,8 +1,4 @@
-"""Sections of `benchmark.gpu` at the level of requests: load, MLPerf's load, rival, options.
-
-A request is a window of audio that nobody sent before; it goes through both engines in this
-process, without HTTP. The client runs in the same process, on an event loop of its own thread.
-"""
+"""Sections of `benchmark.gpu` at the level of requests, through both engines and without HTTP."""
 
 from __future__ import annotations
 
@@ -20,7 +16,7 @@ from benchmark.gpu.rig import Pair, Record, Rig, Served, Workload, clip
 from benchmark.shared.loadgen import SystemUnderTest, figures
 from cluster.common.errors import ConfigurationError
 
-WARM_UP_SHARE = 0.25  # of a load point, on top of it
+WARM_UP_SHARE = 0.25  # of a load point's time, before it
 LOADGEN_S = 30.0  # of a scenario: MLPerf wants ten minutes
 OTHERS = {"TensorRT-LLM, H200, Offline: windows/s": 67.9, "vLLM, H200, Offline: windows/s": 60.7}
 OPTIONS: dict[str, dict[str, Any]] = {
@@ -32,8 +28,6 @@ OPTIONS: dict[str, dict[str, Any]] = {
 
 
 class _Requests:
-    """Sends clips of one workload through one pair of engines, another clip each time."""
-
     def __init__(self, pair: Pair, workload: Workload) -> None:
         self._pair, self._workload = pair, workload
         self._n = 0
@@ -47,11 +41,7 @@ class _Requests:
 async def closed_loop(
     one: Callable[[], Awaitable[Served]], n: int, seconds: float
 ) -> tuple[list[Served], float]:
-    """Keep `n` requests in flight for so long, after a warm-up.
-
-    Returns:
-        Those that ended in that time, and requests per second.
-    """
+    """Keep `n` requests in flight after a warm-up. Return what ended in `seconds`, and its rate."""
     begun = time.perf_counter() + WARM_UP_SHARE * seconds
     end = begun + seconds
     served: list[Served] = []
@@ -69,7 +59,6 @@ async def closed_loop(
 
 
 def latencies(served: list[Served]) -> dict[str, float]:
-    """Percentiles of whole requests, in milliseconds."""
     whole_ms = [1000 * (request.ended_s - request.begun_s) for request in served]
     row: dict[str, float] = {"requests": len(served)}
     for percent in (50, 95, 99):
@@ -78,7 +67,7 @@ def latencies(served: list[Served]) -> dict[str, float]:
 
 
 def e2e(rig: Rig, record: Record) -> None:
-    """Requests per second and latencies in a closed loop, for each workload."""
+    """Measure requests per second and latencies in a closed loop, for each workload."""
     sizes = rig.sizes
     for name in sizes.models:
         with rig.pair(name, max_batch=max(sizes.in_flight)) as pair:
@@ -93,10 +82,7 @@ def e2e(rig: Rig, record: Record) -> None:
 
 
 def mlperf(rig: Rig, record: Record) -> None:
-    """MLPerf's load on the first model, without HTTP: LoadGen's Offline and Server, if it is there.
-
-    Beside it, what others had of an H200: submissions, of weights and settings of their own.
-    """
+    """Measure MLPerf's load on the first model, without HTTP, by LoadGen if it is installed."""
     for what, rate in OTHERS.items():
         record(what, rate)
     name, workload, n = (
@@ -130,7 +116,7 @@ def mlperf(rig: Rig, record: Record) -> None:
 
 
 def hugging_face(rig: Rig, record: Record) -> None:
-    """`generate` with a static cache, compiled, on the same weights and lengths."""
+    """Measure `generate` with a static cache, compiled, on the same weights and lengths."""
     from transformers import WhisperForConditionalGeneration, logging
 
     logging.set_verbosity_error()
@@ -155,7 +141,7 @@ def hugging_face(rig: Rig, record: Record) -> None:
 
 
 def _generate_s(rig: Rig, model: Any, n_tokens: int, batch: int) -> float:
-    """Seconds of one batch, from features on the device to tokens; twice to compile and warm up."""
+    """Return the seconds of a batch, from features on the device to tokens, after a warm-up."""
     shape = (batch, model.config.num_mel_bins, 3000)
     features = torch.randn(shape, device=rig.device).to(model.dtype)
 
@@ -176,12 +162,7 @@ def _generate_s(rig: Rig, model: Any, n_tokens: int, batch: int) -> float:
 
 
 def options(rig: Rig, record: Record) -> None:
-    """Each option beside what is served, of the first model under MLPerf's load; one that this
-    device cannot is told.
-
-    A row is a pair of engines with one setting other than as served: windows encoded per second,
-    the time of a decode step, and requests per second.
-    """
+    """Measure each option alone on the first model, under MLPerf's load."""
     sizes = rig.sizes
     name, workload, n = next(iter(sizes.models)), sizes.workloads[-1], max(sizes.in_flight)
     pcm = [clip(workload.audio_s, i) for i in range(n)]
@@ -200,7 +181,7 @@ def options(rig: Rig, record: Record) -> None:
 
 
 async def _encode_rate(pair: Pair, pcm: list[NDArray[np.int16]], seconds: float) -> float:
-    """Windows per second, all of `pcm` at once and again; the first time is not counted."""
+    """Return windows per second with all of `pcm` in flight; the first round does not count."""
     n_encoded, begun = -len(pcm), 0.0
     while n_encoded <= 0 or time.perf_counter() < begun + seconds:
         for handle in await asyncio.gather(*(pair.encode(one) for one in pcm)):

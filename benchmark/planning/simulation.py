@@ -1,15 +1,11 @@
-"""The simulator beside real servers whose devices wait: are the latencies the same?
+"""The simulator beside real servers whose devices only wait: are the latencies the same?
 
     python -m benchmark.planning.simulation [--workers 1 2 3 4] [--seconds 60]
 
-Router, Ray Serve, queues, pages, leases, NIXL and all threads of the servers are real. The forward
-of a model is a wait that takes what the profile says, without using a core; the decoder gives
-tokens by the audio's length. The requests are real, too: each has audio of its own, at the times
-that the simulator's load draws; their real times and lengths are then simulated. Devices are so
-slow that the cores of this machine have little to do. One figure is fitted, on a light load that is
-not judged: what a call of a worker takes beside its device.
-
-Prints goodput, p50 and p95 of both side by side, their ratios, and one JSON line last.
+All of a server but its models is real. A model's forward is a wait for the time in the profile,
+which uses no core. Each request has audio of its own; its real time and length are then simulated.
+One figure is fitted, on a light load that is not judged: the time of a worker's call besides its
+device. Prints goodput, p50 and p95 of both side by side, their ratios, and one JSON line last.
 """
 
 from __future__ import annotations
@@ -64,7 +60,7 @@ Seen = list[tuple[float, float, float]]  # of each request, its start, audio and
 
 
 def slow_profile(hop_s: float = 0.0) -> Profile:
-    """Of the bundled model's shape. hop_s: a call of a worker beside its device."""
+    """Return a profile of the bundled model; `hop_s` is the time of a call besides its device."""
     steps = [{"size": n, "positions": 1500, "seconds": STEP_S + ROW_S * n} for n in ROWS]
     points = [{"size": 1, "positions": 1500, "seconds": ENCODE_S}]
     sizes = {"max_batch": 1, "export_windows": 16}
@@ -86,7 +82,7 @@ class RealClock:
 
 
 class TimedEncoder(EncoderReplica):
-    """A real encoder replica; its device is replaced when its thread runs already."""
+    """A real encoder replica whose device is replaced once its thread runs."""
 
     def __init__(self, settings: Settings, build: str) -> None:
         super().__init__(settings, build)
@@ -127,10 +123,8 @@ def serve(workers: int, port: int) -> None:
 
 
 async def real(url: str, load: Load, seed: int) -> tuple[Seen, int]:
-    """Send the requests of a load to a server, each at its time, and wait for all answers.
-
-    Each is speech with noise of its own, so that no two of them are the same audio. Returns those
-    that were answered, by start, and how many failed.
+    """Send the requests of a load, each with audio of its own at its time. Return those that were
+    answered, by start, and the number of those that failed.
     """
     requests = list(arrivals(load, Random(seed)))
     pcm = np.clip(Clip("long", sample_path("long")).pcm(), -32_767, 32_766)
@@ -159,7 +153,7 @@ async def real(url: str, load: Load, seed: int) -> tuple[Seen, int]:
 
 
 def simulated(seen: Seen, workers: int, hop_s: float) -> Seen:
-    """The same arrivals in the simulator; a failed one has an infinite latency."""
+    """Simulate the same arrivals; a failed one has an infinite latency."""
     fields = {
         "load": {"seconds": seen[-1][0] + 1.0},
         "settings": {  # as those that `serve` has
@@ -180,7 +174,7 @@ def figures(seen: Seen, seconds: float) -> dict[str, float]:
 
 
 def fitted_hop_s(server: BenchServer, seconds: float) -> float:
-    """Seconds of a call beside its device, by the median of what requests took longer."""
+    """Fit the seconds of a call besides its device, by the median excess of real requests."""
     load = Load(rate_per_s=LIGHT / ENCODE_S, seconds=seconds, lengths=CLIPS)
     seen, _ = asyncio.run(real(server.url, load, seed=99))
     pairs = zip(seen, simulated(seen, 1, 0.0), strict=True)
@@ -190,7 +184,7 @@ def fitted_hop_s(server: BenchServer, seconds: float) -> float:
 def compare(
     url: str, workers: int, kind: str, load: float, seconds: float, hop_s: float
 ) -> dict[str, Any]:
-    """At a share of what so many encoders can do."""
+    """Compare both at `load`, a share of what so many encoders can do."""
     psutil.cpu_times_percent(None)
     rate, lengths = load * workers / ENCODE_S, WIDE if kind == "lengths" else CLIPS
     asked = Load(rate_per_s=rate, seconds=seconds, lengths=lengths)

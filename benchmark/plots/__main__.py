@@ -1,10 +1,10 @@
-"""The picture of README.md, from the JSON of the runs.
+"""Draw the picture of README.md from the JSON of the runs.
 
     python -m benchmark.plots                    # writes benchmark/plots/*.svg
     python -m benchmark.plots --to FOLDER
 
-Every number in a picture is one in a file of `benchmark/results`: medians of a run's rounds, all
-systems of a picture from the same run, the ceiling as a line.
+Every number is in a file of `benchmark/results`: medians of a run's rounds, all systems of a
+picture from the same run, and the ceiling as a line.
 """
 
 from __future__ import annotations
@@ -33,7 +33,7 @@ Run = dict[str, Any]
 
 
 def best_of_each(run: Run, in_flight: str) -> dict[str, float]:
-    """Files/s of each library and precision in its fastest set-up, the fastest last."""
+    """Return the files/s of each library and precision in its fastest set-up, ascending."""
     best: dict[str, float] = {}
     for row in run["rows"]:
         name = row["system"].partition(",")[0].replace("transformers", "Hugging Face")
@@ -42,7 +42,6 @@ def best_of_each(run: Run, in_flight: str) -> dict[str, float]:
 
 
 def speed() -> Figure:
-    """Files/s of one run of `benchmark.cpu`, with one request in flight and with eight."""
     run: Run = json.loads(SCOREBOARD.read_text())["base"]["figures"]
     ceiling_of, ceiling = max(run["ceilings"].items(), key=lambda item: item[1])
     figure = Figure(figsize=(9.6, 4.2), layout="constrained")

@@ -31,8 +31,6 @@ STOP_S = 10.0
 
 @dataclass(frozen=True, slots=True)
 class RivalSpec:
-    """way: "sequential", a file at a time for each worker, or "batched"."""
-
     library: Literal["faster-whisper", "transformers", "openai-whisper"]
     dtype: str
     way: Literal["sequential", "batched"] = "sequential"
@@ -48,7 +46,7 @@ class RivalSpec:
 
 @dataclass(frozen=True, slots=True)
 class Heard:
-    """One file's transcript. n_tokens: sampled ones but end-of-text, timestamps included."""
+    """`n_tokens` counts sampled tokens, timestamps included, without end-of-text."""
 
     text: str
     n_tokens: int
@@ -58,7 +56,7 @@ Transcribe = Callable[[Sequence[Path], int], list[Heard]]  # files, in flight
 
 
 def rival_specs(cores: int) -> list[RivalSpec]:
-    """Set-ups worth comparing with on so many cores: those in which each library is fastest."""
+    """Return each library's fastest set-ups on so many cores."""
     specs: list[RivalSpec] = []
     for dtype in ("int8", "float32"):
         specs.append(RivalSpec("faster-whisper", dtype, threads=cores))
@@ -73,7 +71,7 @@ def rival_specs(cores: int) -> list[RivalSpec]:
 
 class RivalProcess:
     def __init__(self, spec: RivalSpec, checkpoint: Path) -> None:
-        """Raises SystemExit: it did not start."""
+        """Raises SystemExit if it does not start."""
         self.name = spec.name
         if spec.library == "faster-whisper":
             checkpoint = convert(checkpoint, spec.dtype)
@@ -109,10 +107,7 @@ class RivalProcess:
 
 
 def _child(pipe: Connection, spec: RivalSpec, checkpoint: Path) -> None:
-    """Load the rival, send an empty list, then answer until the pipe closes.
-
-    What is sent is a list of results, or a text where there was an error.
-    """
+    """Load the rival, send an empty list, then answer with results, or a string after an error."""
     loaders: dict[str, Callable[[RivalSpec, Path], Transcribe]] = {
         "faster-whisper": _faster_whisper,
         "transformers": _transformers,
@@ -135,8 +130,6 @@ def _read(file: Path) -> NDArray[np.float32]:
 
 
 def _by_file(one: Callable[[Path], tuple[str, int]], threads: int | None = None) -> Transcribe:
-    """Transcribe files side by side, in `threads` threads; None: one for each file in flight."""
-
     def transcribe(files: Sequence[Path], in_flight: int) -> list[Heard]:
         with ThreadPoolExecutor(threads or in_flight) as pool:
             return [Heard(text, n_tokens) for text, n_tokens in pool.map(one, files)]
@@ -145,8 +138,6 @@ def _by_file(one: Callable[[Path], tuple[str, int]], threads: int | None = None)
 
 
 def _by_batch(many: Callable[[Sequence[Path]], list[tuple[str, int]]]) -> Transcribe:
-    """Transcribe files in batches of as many as are in flight."""
-
     def transcribe(files: Sequence[Path], in_flight: int) -> list[Heard]:
         heard: list[Heard] = []
         for first in range(0, len(files), in_flight):
@@ -178,7 +169,7 @@ def _faster_whisper(spec: RivalSpec, checkpoint: Path) -> Transcribe:
     pipeline = library.BatchedInferencePipeline(model)
 
     def many(files: Sequence[Path]) -> list[tuple[str, int]]:
-        """The pipeline batches clips of one recording, so the files are joined into one."""
+        """Join the files into one, because the pipeline batches clips of one recording."""
         pieces = [library.decode_audio(str(file), sampling_rate=SAMPLE_RATE) for file in files]
         ends = np.cumsum([len(piece) for piece in pieces]) / SAMPLE_RATE
         starts = [0.0, *ends[:-1]]
@@ -271,7 +262,7 @@ GREEDY: dict[str, Any] = {
 
 
 def convert(checkpoint: Path, dtype: str) -> Path:
-    """The checkpoint in CTranslate2's format; made once."""
+    """Convert the checkpoint to CTranslate2's format, once, and return the folder."""
     target = checkpoint.with_name(f"{checkpoint.name}-ctranslate2-{dtype}")
     if checkpoint.resolve() == BUNDLED_FOLDER:
         digest = hashlib.sha256((checkpoint / "model.safetensors").read_bytes()).hexdigest()[:12]
@@ -287,7 +278,7 @@ def convert(checkpoint: Path, dtype: str) -> Path:
 
 
 def take_as_multilingual() -> None:
-    """It takes a model for English-only if its vocabulary is smaller than the published ones."""
+    """Patch faster-whisper, which takes a model with a small vocabulary for English-only."""
     import faster_whisper.transcribe as library
 
     if not isinstance(library.Tokenizer, partial):
@@ -299,7 +290,7 @@ def _multilingual(tokenizer: Callable[..., Any], vocabulary: Any, _: bool, **opt
 
 
 def suppressed(converted: Path) -> list[int]:
-    """The checkpoint's own list, which the conversion keeps."""
+    """Return the checkpoint's list of suppressed tokens, which the conversion keeps."""
     listed = json.loads((converted / "config.json").read_text())["suppress_ids"]
     return [int(token) for token in listed]
 

@@ -1,14 +1,12 @@
-"""The scoreboard: each row of README.md's table anew, by the program that measures it.
+"""Measure the rows of README.md's table again, each by its program.
 
     python -m benchmark.scoreboard                    # about 70 minutes on two cores
     python -m benchmark.scoreboard --only mixed live  # these parts again
     python -m benchmark.scoreboard --show             # runs nothing: the table, and what is stale
 
-A part is one benchmark. Its figures go into `results/scoreboard.json` as soon as it ends, with the
-CPU, the commit and the date, so an interrupted run goes on where it stopped; `--again` measures
-what is there anew. A row whose code has changed since its commit is marked as stale, and stays.
-Every row stands beside its rival or its ceiling in the same run; ratios are of the medians that are
-printed.
+A part is one benchmark. Its figures go into `results/scoreboard.json` as soon as it ends, so that
+an interrupted run goes on where it stopped; `--again` repeats parts that are there. A row whose
+code has changed since its commit is marked as stale. Ratios are of printed medians.
 """
 
 from __future__ import annotations
@@ -50,7 +48,7 @@ Line = dict[str, str]
 
 @dataclass(frozen=True, slots=True)
 class Part:
-    """command: module and arguments. code: folders whose change makes its rows stale."""
+    """A change in the folders of `code` makes the part's rows stale."""
 
     command: tuple[str, ...]
     code: tuple[str, ...]
@@ -62,7 +60,7 @@ def line(what: str, ours: str, beside: str) -> Line:
 
 
 def of_engines(figures: Figures) -> Iterable[Line]:
-    """Files per second, one and eight in flight; trimmed rows compute less, and say so."""
+    """Yield files/s with one and with eight in flight; trimmed rows say that they compute less."""
     for in_flight in ("1", "8"):
         rates = {row["system"]: round(row["files_per_s"][in_flight], 2) for row in figures["rows"]}
         ours = {name: rate for name, rate in rates.items() if name.startswith("splitscribe")}
@@ -179,7 +177,7 @@ def measure(name: str, part: Part) -> Figures:
 
 
 def is_stale(part: Part, commit: str) -> bool:
-    """Whether its code is another than at that commit, or that commit is unknown here."""
+    """Whether the part's code has changed since that commit, or the commit is unknown here."""
     asked = ["git", "diff", "--quiet", commit.removesuffix("-dirty"), "--", *part.code]
     return subprocess.run(asked, cwd=ROOT, stderr=subprocess.DEVNULL).returncode != 0
 

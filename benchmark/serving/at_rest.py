@@ -1,14 +1,11 @@
-"""What a server takes while nobody asks it anything: memory, processor time, its start.
+"""The memory, the processor time and the start of a server that gets no requests.
 
-Starts `splitscribe serve` twice, the first time only so that compiled kernels are cached. Of the
-second start it measures the seconds until it is ready, the first request beside later ones, of
-which no two have the same audio, and then, while nothing comes, the memory of every process (PSS:
-what several processes map counts in parts) and the processor time that each takes. There is no
-rival beside it: compare the figures with those of another version, on the same machine.
+    python -m benchmark.serving.at_rest [--seconds 60] [-- SERVE FLAGS]
 
-    python -m benchmark.serving.at_rest [--seconds 60] [--model DIR] [-- SERVE FLAGS]
-
-Prints a table by kind of process, and one JSON line last.
+Starts `splitscribe serve` twice, the first time only so that compiled kernels are cached. Measures
+the seconds until it is ready, the first request and later ones, and then, without requests, the
+memory of every process (PSS: shared pages count in parts) and its processor time. There is no rival
+beside it: compare the figures with another version's. Prints a table, and one JSON line last.
 """
 
 from __future__ import annotations
@@ -28,7 +25,7 @@ from benchmark.shared.speech.wav import wav_bytes
 from cluster.demo.samples import sample_path
 
 N_REQUESTS = 6  # one after another
-SETTLE_S = 15.0  # from the last request: what ends a while after work has ended by then
+SETTLE_S = 15.0  # from the last request until delayed work has ended
 
 
 def main() -> None:
@@ -72,7 +69,7 @@ def measure(flags: Sequence[str], seconds: float) -> dict[str, Any]:
 
 
 def ask(url: str, number: int) -> float:
-    """Send the short recording, another one by a click for each number; milliseconds."""
+    """Send the short recording with sample `number` changed, and return the milliseconds."""
     pcm = Clip("short", sample_path("short")).pcm()
     pcm[number] ^= 1
     audio, began_s = wav_bytes(pcm), time.perf_counter()

@@ -3,15 +3,13 @@
     python -m benchmark.serving.live                         the bundled model
     python -m benchmark.serving.live --sessions 1 4 12 20 --seconds 30 --context trimmed
 
-Each session sends its own synthesised talk over WebSocket at the speed at which it is spoken, all
-sessions at once, and notes when each delta comes. The ceiling of a word's delay is the wait for the
-next update, half a hop in the mean, and the audio that a policy holds back; both are printed first.
-A word counts where it was heard right: its delay is from its true end to the delta that ends it.
-The same talks are then sent to the file endpoint, whose word error rate stands beside.
+Each session sends its own synthesised talk over WebSocket at speaking speed, all sessions at once.
+The delay of a word that was heard right is from its true end to the delta that ends it. Its ceiling
+is half a hop in the mean, the wait for the next update, and the audio that a policy holds back. The
+same talks are then sent to the file endpoint, whose word error rate stands beside.
 
-Deltas and CPU seconds are those of each second of audio. The CPU of this load generator is told
-apart from the server's, and so are the cores that other programs took meanwhile: with more than a
-tenth of one, delays say little. One JSON line comes last.
+Deltas and CPU seconds are per second of audio. If other programs took more than a tenth of a core,
+delays say little. One JSON line comes last.
 """
 
 from __future__ import annotations
@@ -52,19 +50,19 @@ ANSWER_S = 240.0  # for the last turns, once all audio was sent
 
 @dataclass
 class Heard:
-    """What one session got. Times are seconds since its first sample was due."""
+    """What one session received. Times are seconds since its first sample was due."""
 
     deltas: list[tuple[float, str, str]] = field(default_factory=list)  # when, item, text
-    stopped: dict[str, float] = field(default_factory=dict)  # item to where its silence had passed
+    stopped: dict[str, float] = field(default_factory=dict)  # item to the end of its silence
     completed: dict[str, tuple[float, str]] = field(default_factory=dict)
     committed: list[str] = field(default_factory=list)
-    open: set[str] = field(default_factory=set)  # items that were told of, and not ended
+    open: set[str] = field(default_factory=set)  # items that have begun and not ended
     is_sent: bool = False  # all audio, and the last commit
     late_s: float = 0.0  # most that a piece was sent too late
     error: str = ""
 
     def take(self, event: dict[str, Any], at_s: float) -> bool:
-        """Note an event; whether it was the last one."""
+        """Note an event, and return whether it was the last one."""
         kind, item = event["type"], event.get("item_id", "")
         if item and item not in self.completed:
             self.open.add(item)
@@ -98,10 +96,10 @@ class Heard:
 
 
 async def speak(url: str, model: str, talk: Talk, start_s: float) -> Heard:
-    """One session, from its first sample to its last turn.
+    """Run one session, from its first sample to its last turn.
 
-    Two commits are sent: the first ends what is still open, and the second finds no audio, so that
-    it is answered by an item of 0 s, behind all that were open.
+    Two commits are sent: the first ends what is still open, and the second, which finds no audio,
+    is answered by an item of 0 s after all others.
     """
     heard = Heard()
     endpoint = url.replace("http", "ws", 1) + "/v1/realtime?intent=transcription"
@@ -132,7 +130,7 @@ async def configure(socket: Any, transcription: Mapping[str, str], detection: An
 
 
 async def send(socket: Any, pcm: NDArray[np.int16], start_s: float) -> float:
-    """Send audio as it is spoken from `start_s` on; the most that a piece was late, in seconds."""
+    """Send audio at speaking speed; return the largest delay of a piece in seconds."""
     step, late_s = round(PIECE_S * SAMPLE_RATE), 0.0
     for first in range(0, len(pcm), step):
         due_s = start_s + (first + step) / SAMPLE_RATE
@@ -150,11 +148,10 @@ async def _listen(socket: Any, heard: Heard, start_s: float) -> None:
 
 
 async def measure(server: BenchServer, model: str, talks: Sequence[Talk]) -> dict[str, Any]:
-    """All talks at once, each in a session of its own."""
     before = server.cpu_s()
     own_before_s, busy_before_s = _own_s(), busy_s()
     start_s = time.perf_counter() + 1.0
-    # Sessions begin within a second, as people do, and not all in the same millisecond.
+    # Sessions begin within a second, not all in the same millisecond.
     heard = await asyncio.gather(
         *(speak(server.url, model, talk, start_s + i / len(talks)) for i, talk in enumerate(talks))
     )
@@ -198,7 +195,7 @@ Told = tuple[float, str, str]  # seconds since the first sample was due, item, t
 
 
 def word_delays(talk: Talk, deltas: Iterable[Told]) -> list[float]:
-    """Seconds from each word's end to its delta, of the words that were heard right."""
+    """Return the seconds from each word's end to its delta, for words that were heard right."""
     import jiwer
 
     said = ["".join(words_of(word)) for word, _ in talk.words]
@@ -230,13 +227,13 @@ def _own_s() -> float:
 
 
 def busy_s() -> float:
-    """CPU seconds that all processes of this machine have used."""
+    """Return the CPU seconds that all processes of this machine have used."""
     times = psutil.cpu_times()
     return sum(times) - times.idle - getattr(times, "iowait", 0.0) - getattr(times, "guest", 0.0)
 
 
 def file_errors(url: str, model: str, talks: Sequence[Talk]) -> float:
-    """The file endpoint's word error rate on the same talks."""
+    """Return the file endpoint's word error rate on the same talks, in percent."""
     texts = []
     with httpx.Client(timeout=300.0) as client:
         for talk in talks:

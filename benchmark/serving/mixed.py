@@ -10,12 +10,12 @@
 - archive: clips beside `splitscribe batch` with all its files at once.
 - ways: the archive's files by the command from its start to its end, and over HTTP, alone.
 
-Clips are sent at a steady pace, however late the answers are, and a turn's wait is from its commit
-to its text. All audio is whole sentences of the bundled recordings, from any one on, with noise of
-one step of 16 bits, so that no server can answer with what it kept. Several commands, of this
-checkout or of others, take turns in each round. A ratio is to the same command alone. What was
-refused or failed is counted and has no time. What cores other programs took meanwhile is printed:
-with more than a tenth of one, believe only what was measured by turns. The last line is JSON.
+Clips are sent at a steady pace, however late the answers are. A turn's wait is from its commit to
+its text. All audio is whole sentences of the bundled recordings, with noise of one step of 16 bits,
+so that no server can answer from a cache. Several commands, of this checkout or of others, take
+turns in each round. A ratio is to the same command alone. Refused and failed requests are counted
+and have no time. If other programs took more than a tenth of a core, believe only what was measured
+by turns. The last line is JSON.
 """
 
 from __future__ import annotations
@@ -53,9 +53,9 @@ PARTS = ("alone", "hour", "files", "speakers", "archive", "ways")
 FORM = {"model": "whisper-1", "language": "en"}
 CLIP_S, TURN_S = 5.0, 3.0
 CLIP_EVERY_S = 0.7
-SESSIONS = 3  # each speaks one turn behind the other
+SESSIONS = 3  # each speaks one turn after the other
 WARM = 10  # clips
-PAUSE_S = 0.3  # before and behind each sentence
+PAUSE_S = 0.3  # before and after each sentence
 SETTLE_S = {"files": 3.0, "speakers": 3.0, "archive": 7.0}  # until the load is there
 PATIENCE_S = 900.0
 LARGE_UPLOADS = {"SPLITSCRIBE_ROUTER__MAX_UPLOAD_BYTES": str(1 << 27)}  # an hour is 115 MB
@@ -75,7 +75,7 @@ class Speech:
                 self._sentences.append(pcm[begin:end])
 
     def take(self, seconds: float) -> NDArray[np.int16]:
-        """int16 [n_samples]: sentences from any one on, as many as fit, then noise alone."""
+        """Return int16 [n_samples]: sentences from a random one on, as many as fit, then noise."""
         taken = self._rng.integers(-1, 2, round(seconds * SAMPLE_RATE), dtype=np.int16)
         first = [i for i, one in enumerate(self._sentences) if len(one) <= len(taken)]
         n, i = 0, int(self._rng.choice(first))
@@ -90,7 +90,7 @@ class Speech:
 
 @dataclass
 class Figures:
-    """Of one command, over all rounds. waits_s: of requests, by kind; spans_s: of whole loads."""
+    """A command's waits of requests by kind, and spans of whole loads, over all rounds."""
 
     waits_s: Waits = field(default_factory=lambda: defaultdict(list))
     spans_s: Waits = field(default_factory=lambda: defaultdict(list))
@@ -119,7 +119,7 @@ class Load:
             self._figures.cores_of_others.append((self._others_s() - others_s) / wall_s)
 
     def _others_s(self) -> float:
-        """CPU seconds of all programs but the server, this one, and the commands that it ran."""
+        """Return the CPU seconds of all programs but the server, this one and its commands."""
         own = psutil.Process().cpu_times()
         ours_s = own.user + own.system + own.children_user + own.children_system
         return busy_s() - ours_s - sum(self._server.cpu_s().values())
@@ -185,7 +185,7 @@ class Load:
     async def _beside(
         self, load: Coroutine[Any, Any, None], settle_s: float, clips: str = "", turns: str = ""
     ) -> None:
-        """Clips and turns as long as the load lasts; those in work at its end are waited for."""
+        """Send clips and turns as long as the load lasts, and wait for those begun by then."""
         async with asyncio.TaskGroup() as group:
             loading = group.create_task(load)
             await asyncio.sleep(settle_s)
@@ -215,7 +215,7 @@ class Load:
                 await asyncio.sleep(1.0)
 
     async def _turn(self, kind: str) -> None:
-        """One that the client ends: spoken in real time, from the commit to its text."""
+        """Speak a turn in real time and commit it; its wait is from the commit to its text."""
         url = self._server.url.replace("http", "ws", 1) + "/v1/realtime?intent=transcription"
         async with connect(url, max_size=None) as socket:
             await configure(socket, FORM, detection=None)

@@ -5,13 +5,12 @@
     python -m benchmark.serving.mlperf --device cuda --dtype bfloat16 --placement colocated
 
 The load is that of MLPerf Inference since v5.1: windows of 24 s with 64 tokens each, Offline (all
-windows at once) and Server (Poisson arrivals at a share of the offline rate). The weights are
-random, in a published shape, with the number of tokens in them (`benchmark.shared.forced_length`),
-so no word error rate is checked, which MLPerf demands. Beside the rate for each core stands that of
-Intel's submission to v6.0: 29.0 windows/s on 256 cores with AMX, large-v3 in 8 bits by vLLM; on a
-GPU those of two engines on an H200. The ceiling is the encoder's and the decoder's products alone
-at the rate that this machine reaches; on a GPU what `benchmark.gpu` predicts of both engines alone.
-Needs `mlcommons-loadgen` (in the `bench` extra). Prints a table, and one line of JSON last.
+at once) and Server (Poisson arrivals at a share of the offline rate). The weights are random and
+force the number of tokens, so no word error rate is checked, which MLPerf demands. Beside the rate
+stands that of Intel's submission to v6.0 (29.0 windows/s on 256 cores with AMX, large-v3 in 8 bits
+by vLLM), on a GPU those of two engines on an H200. The ceiling is the rate of the models' products
+alone, on a GPU what `benchmark.gpu` predicts. Needs `mlcommons-loadgen` (in the `bench` extra).
+Prints a table, and one line of JSON last.
 """
 
 from __future__ import annotations
@@ -38,7 +37,7 @@ IN_FLIGHT = 64  # of the windows that Offline gives at once
 
 
 class Server:
-    """Sends new audio each time, so that nothing is answered twice."""
+    """Sends new audio each time, so that no answer comes from a cache."""
 
     def __init__(self, url: str, model: str) -> None:
         self._speech, self._fields = Speech(), {"model": model, **FIELDS, **UNDOUBTED}
@@ -80,7 +79,7 @@ def main() -> None:
         rates = []
         for n in at_once:  # the first ones warm up
             rates.append(under_test.rate(n))
-            print(f"{n} at once: {rates[-1]:.3f} windows/s", flush=True)  # whatever comes later
+            print(f"{n} at once: {rates[-1]:.3f} windows/s", flush=True)  # later steps may fail
         rate = max(rates)
         scenarios = under_test.scenarios(rate, args.seconds)
         under_test.wait(server.client.__aexit__())
@@ -105,13 +104,13 @@ def main() -> None:
 
 
 def _ceiling(shape: ModelShape, device: str) -> tuple[float, str]:
-    """Windows/s, and what alone would reach them."""
+    """Return the ceiling in windows/s, and what it is of."""
     if device == "cpu":
         rate = product_flops(torch.float32, shape) / window_flops(shape, TOKENS)
         return rate, "float32 products alone"
     rig = Rig(FULL, device, CACHE)
     rig.measure_rates()
-    torch.cuda.empty_cache()  # the server looks for what is free
+    torch.cuda.empty_cache()  # the server sizes its pools by free memory
     return rig.gpu.windows_per_s(shape, TOKENS, IN_FLIGHT), "both engines without a server"
 
 

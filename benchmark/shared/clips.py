@@ -1,11 +1,11 @@
-"""Recordings and what is said in them: a folder, a Hugging Face dataset, or demo utterances.
+"""Recordings with their references: a folder, a Hugging Face dataset, or demo utterances.
 
     folder    name.wav beside name.txt
     dataset   any on the Hub or in a local folder that `datasets` loads; needs that package
     demo      the recordings that ship with the package, or new utterances by the demo model's own
-              voices (needs espeak-ng and flite), made once and kept in a cache folder
+              voices (needs espeak-ng and flite)
 
-Knows files, nothing of servers.
+New utterances are made once and kept in a cache folder.
 """
 
 from __future__ import annotations
@@ -37,7 +37,7 @@ TEXT_KEYS = ("text", "sentence", "transcription", "transcript", "normalized_text
 
 @dataclass(frozen=True, slots=True)
 class Clip:
-    """One recording as a client would upload it: the file or its bytes; reference: what is said."""
+    """A recording as a client would upload it; `reference` is what is said."""
 
     name: str
     audio: Path | bytes
@@ -47,7 +47,7 @@ class Clip:
         return self.audio if isinstance(self.audio, bytes) else self.audio.read_bytes()
 
     def pcm(self) -> NDArray[np.int16]:
-        """int16 [n_samples], mono, 16 kHz."""
+        """Decode to int16 [n_samples], mono, 16 kHz."""
         source = io.BytesIO(self.audio) if isinstance(self.audio, bytes) else str(self.audio)
         resampler = av.AudioResampler(format="s16", layout="mono", rate=SAMPLE_RATE)
         parts: list[NDArray[np.int16]] = []
@@ -59,7 +59,6 @@ class Clip:
 
 
 def add_clip_flags(parser: argparse._ActionsContainer) -> None:
-    """The flags that `clips_of` reads."""
     source = parser.add_mutually_exclusive_group()
     source.add_argument("--folder", type=Path, help="audio files with their references")
     source.add_argument("--hf-dataset", metavar="NAME", help="on the Hub, or a local folder")
@@ -68,7 +67,6 @@ def add_clip_flags(parser: argparse._ActionsContainer) -> None:
 
 
 def clips_of(args: argparse.Namespace) -> list[Clip]:
-    """What the flags ask for; the recordings of the package when nothing is."""
     if args.folder:
         found = folder_clips(args.folder)
     elif args.hf_dataset:
@@ -95,7 +93,7 @@ def folder_clips(folder: Path) -> list[Clip]:
 
 
 def dataset_clips(name: str, split: str) -> Iterator[Clip]:
-    """The rows of a dataset as they are stored: nothing is decoded or resampled here."""
+    """Yield a dataset's audio as it is stored, neither decoded nor resampled."""
     try:
         import datasets
     except ImportError:
@@ -117,11 +115,7 @@ def dataset_clips(name: str, split: str) -> Iterator[Clip]:
 
 
 def demo_clips(n: int) -> list[Clip]:
-    """New utterances for the demo model: made sentences and words in free order by turns.
-
-    From a seed that training never used. Kept in a cache folder and made in order: fewer of them
-    are the first of more.
-    """
+    """Return utterances from a seed that training never used; they are kept in a cache folder."""
     files = [CACHE / "demo-utterances" / f"{index:05}.wav" for index in range(n)]
     if not all(file.with_suffix(".txt").is_file() for file in files):
         _make_demo_clips(files)
@@ -146,10 +140,7 @@ def _make_demo_clips(files: list[Path]) -> None:
 
 
 class UniqueFiles:
-    """Files of one recording, each with noise of at most one step of 16 bits.
-
-    So no engine can answer for one with what it kept of another.
-    """
+    """Files of one recording, each with noise of one step of 16 bits against cached results."""
 
     def __init__(self, folder: Path, recording: str) -> None:
         self._folder = folder

@@ -1,4 +1,4 @@
-"""What all benchmarks' command lines have in common: help by docstring, tables, a JSON line."""
+"""What all benchmarks' command lines share: help, tables, and a JSON line."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ from rich.table import Table
 
 
 def make_parser(doc: str | None) -> argparse.ArgumentParser:
-    """A parser whose help is the module's docstring, as it stands, and the command that runs it."""
+    """Make a parser whose help is a module's docstring."""
     started = sys.modules["__main__"].__spec__  # None where a file was started, not a module
     return argparse.ArgumentParser(
         prog=None if started is None else f"python -m {started.name.removesuffix('.__main__')}",
@@ -23,7 +23,7 @@ def make_parser(doc: str | None) -> argparse.ArgumentParser:
 
 
 def print_table(rows: Iterable[Mapping[str, Any]], title: str = "") -> None:
-    """Rows with the same keys; of a value that has several, each is a column."""
+    """Print rows with the same keys; a mapping among the values takes several columns."""
     flat = [dict(_columns(row)) for row in rows]
     table = Table(*dict.fromkeys(name for row in flat for name in row), title=title)
     for row in flat:
@@ -46,5 +46,4 @@ def _shown(value: Any) -> str:
 
 
 def print_result(benchmark: str, figures: dict[str, Any]) -> None:
-    """Print the figures as the last line, one JSON object."""
     print(json.dumps({"benchmark": benchmark, **figures}))

@@ -7,7 +7,7 @@ from dataclasses import replace
 from tests.support.checkpoints import ModelShape
 
 FRAMES = 1500  # encoder positions of a window
-ITEM_BYTES = 2  # of every number of a GPU: weights and KV are in 16 bit
+ITEM_BYTES = 2  # of weights and KV on a GPU
 START_TOKENS = 3  # transcript, language, task
 
 _LARGE_V3 = ModelShape(

@@ -1,11 +1,9 @@
-"""Random checkpoints in published shapes whose every window takes the same number of tokens.
+"""Random checkpoints in published shapes whose windows all take the same number of tokens.
 
-Random weights neither stop nor keep to text, and engines differ in how a length can be forced. So
-the length is in the weights: the decoder's position embeddings say, at each position, whether
-<|0.00|>, text or <|endoftext|> comes next, louder than all else in the residual stream; within the
-text the tokens are those of the random layers. Every engine then does its full work and stops by
-its own ordinary rule, with no option of its API. Start sequences must be three tokens long:
-transcript, language, task, so with timestamps and without a prompt.
+The length is in the weights: the decoder's position embeddings say at each position whether
+<|0.00|>, text or <|endoftext|> comes next, louder than all else in the residual stream. So every
+engine does its full work and stops by its own rule, without an option. Start sequences must have
+three tokens (transcript, language, task): with timestamps and without a prompt.
 """
 
 from __future__ import annotations
@@ -23,15 +21,15 @@ from benchmark.shared.flops import START_TOKENS
 from cluster.common.model.dims import EMBED_TOKENS
 from tests.support.checkpoints import ModelShape, make_checkpoint, special_tokens
 
-FULL_VOLUME = 3.0  # of the residual stream's own norm: nothing else is heard
+FULL_VOLUME = 3.0  # times the residual stream's norm: it alone decides the token
 HALF_VOLUME = 1.0  # the layers still choose among the tokens of text
-VOICE = 2.0  # norm of what a token's embedding answers with
+VOICE = 2.0  # norm of the answering direction in a token's embedding
 
 
 def forced_checkpoint(folder: Path, shape: ModelShape, n_tokens: int) -> Path:
     """Write a checkpoint that samples `n_tokens` (<|0.00|>, then text) and then ends its window.
 
-    An earlier one in `folder` is kept. Returns `folder`.
+    If `folder` holds the same checkpoint, it is kept. Returns `folder`.
     """
     done = folder / "forced.json"
     if done.is_file() and json.loads(done.read_text()) == {"n_tokens": n_tokens}:

@@ -1,4 +1,4 @@
-"""MLPerf's LoadGen drives whatever answers a window, over HTTP or in this process."""
+"""Let MLPerf's LoadGen drive a server over HTTP, or engines in this process."""
 
 from __future__ import annotations
 
@@ -14,19 +14,18 @@ from typing import Any
 
 WINDOW_S, TOKENS = 24.0, 64  # of MLPerf Inference's Whisper load since v5.1
 SERVER_SHARE = 0.7  # of the offline rate, as arrivals
-LATENCY_S = 120.0  # which Server's 99th percentile must keep
+LATENCY_S = 120.0  # limit of Server's 99th percentile
 LEAST_WINDOWS = 8
 SUMMARY = re.compile(r"^(?P<name>[^:\n=]+?)\s*: (?P<value>.+)$", re.MULTILINE)
 
 
 class SystemUnderTest:
-    """Answers what LoadGen asks for, on an event loop of its own.
+    """Answers LoadGen on an event loop of its own thread.
 
-    send: answers one window, another one each time, with its text.
+    `send` transcribes a new window at each call. At most `in_flight` of them run at once.
     """
 
     def __init__(self, loadgen: Any, send: Callable[[], Awaitable[str]], in_flight: int) -> None:
-        """in_flight: of the windows that Offline gives at once."""
         self._loadgen, self._send = loadgen, send
         self._loop = asyncio.new_event_loop()
         threading.Thread(target=self._loop.run_forever, daemon=True).start()
@@ -36,17 +35,15 @@ class SystemUnderTest:
         self._loop.call_soon_threadsafe(self._loop.stop)
 
     def wait(self, work: Coroutine[Any, Any, Any]) -> None:
-        """Run something on the loop, to its end."""
         asyncio.run_coroutine_threadsafe(work, self._loop).result()
 
     def rate(self, n: int) -> float:
-        """Windows/s of `n` at once."""
         began = time.perf_counter()
         self.wait(self._all(n))
         return n / (time.perf_counter() - began)
 
     def scenarios(self, rate: float, seconds: float) -> dict[str, dict[str, str]]:
-        """LoadGen's own summaries of Offline, and of Server at a share of its rate."""
+        """Return LoadGen's own summaries of Offline, and of Server at a share of its rate."""
         found: dict[str, dict[str, str]] = {}
         for scenario, share in (("Offline", 1.0), ("Server", SERVER_SHARE)):
             n = max(LEAST_WINDOWS, round(1.1 * rate * seconds))
@@ -90,6 +87,6 @@ class SystemUnderTest:
 
 
 def figures(found: dict[str, str]) -> tuple[float, float, str]:
-    """Of a scenario: windows/s, the 99th percentile's seconds, and what LoadGen says of it."""
+    """Return windows/s, the 99th percentile in seconds, and LoadGen's verdict."""
     per_s = float(found.get("Samples per second") or found["Completed samples per second"])
     return per_s, float(found["99.00 percentile latency (ns)"]) / 1e9, found["Result is"]

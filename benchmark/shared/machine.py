@@ -1,4 +1,4 @@
-"""What this machine is, and what it can do at most: for the head of a benchmark's report."""
+"""Describe this machine, and measure its ceiling, for a benchmark's report."""
 
 from __future__ import annotations
 
@@ -23,7 +23,6 @@ FLAGS = ("avx2", "avx512f", "avx512_vnni", "avx512_bf16", "amx_bf16", "amx_int8"
 
 
 def cpu_info() -> dict[str, Any]:
-    """Model, cores that this process may use, and the vector extensions that matter."""
     model, flags = platform.processor(), ""
     with suppress(OSError):
         lines = Path("/proc/cpuinfo").read_text().splitlines()
@@ -41,7 +40,7 @@ def cpu_info() -> dict[str, Any]:
 
 
 def versions(*packages: str) -> dict[str, str]:
-    """Installed versions, and the commit where this is a checkout."""
+    """Return installed versions, and the commit of a checkout."""
     found = {}
     for package in packages:
         with suppress(PackageNotFoundError):
@@ -54,12 +53,11 @@ def versions(*packages: str) -> dict[str, str]:
 
 
 def median_ratio(ours: Sequence[float], theirs: Sequence[float]) -> float:
-    """The median over rounds of ours divided by theirs, each ratio within one round."""
     return statistics.median(a / b for a, b in zip(ours, theirs, strict=True))
 
 
 def product_flops(dtype: torch.dtype, shape: ModelShape) -> float:
-    """FLOP/s that torch reaches in the encoder's widest product, median of 15."""
+    """Return the FLOP/s of the encoder's widest product in torch, the median of 15."""
     left = torch.randn(FRAMES, shape.d_model).to(dtype)
     right = torch.randn(4 * shape.d_model, shape.d_model).to(dtype)
     times = []

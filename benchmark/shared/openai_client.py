@@ -1,8 +1,4 @@
-"""An async client of `/v1/audio/transcriptions` that costs little and measures each request.
-
-A body is one block of bytes, made before the clock starts. Nothing is tried again: a failure is a
-result, told apart by its status.
-"""
+"""An async client of `/v1/audio/transcriptions` that costs little and measures each request."""
 
 from __future__ import annotations
 
@@ -21,7 +17,7 @@ ENDPOINT = "/v1/audio/transcriptions"
 
 @dataclass(slots=True)
 class Outcome:
-    """failure: "" when it succeeded, else its status, such as "503", "timeout" or "malformed"."""
+    """`failure` is empty, or its status, such as "503", "timeout" or "malformed"."""
 
     latency: float = 0.0
     failure: str = ""
@@ -42,7 +38,7 @@ class Upload:
 
 
 def form_fields(model: str, language: str) -> dict[str, str]:
-    """A greedy request's form, as OpenAI's clients write it; no language: the server detects it."""
+    """Return a greedy request's form; without a language the server detects it."""
     fields = {"model": model, "response_format": "json", "temperature": "0"}
     return fields | ({"language": language} if language else {})
 
@@ -66,7 +62,7 @@ class Client:
             await self._session.close()
 
     async def send(self, upload: Upload) -> Outcome:
-        """One request, whatever comes of it; only a cancellation is raised."""
+        """Send one request; failures are in the outcome, and only a cancellation is raised."""
         assert self._session is not None
         outcome, began_s = Outcome(), time.perf_counter()
         headers = {"Content-Type": upload.content_type}
@@ -100,7 +96,7 @@ def _message(body: bytes) -> str:
 
 
 async def send_all(client: Client, uploads: list[Upload], in_flight: int) -> list[Outcome]:
-    """Every upload, `in_flight` at a time; the outcomes in the order of the uploads."""
+    """Send every upload, `in_flight` at a time; the outcomes are in the order of the uploads."""
     slots = asyncio.Semaphore(in_flight)
 
     async def one(upload: Upload) -> Outcome:

@@ -1,4 +1,4 @@
-"""The application with workers of a benchmark's own, served until Ctrl-C."""
+"""Serve the application with a benchmark's own workers, until Ctrl-C."""
 
 from __future__ import annotations
 
@@ -21,7 +21,7 @@ OPTIONS: dict[str, Any] = {
 
 
 def pool(worker: type, name: str, n_workers: int, most: int) -> Any:
-    """A deployment of such workers, `most` requests at a time on each; its arguments follow."""
+    """Return an unbound deployment of workers, each with at most `most` requests at a time."""
     from ray import serve
 
     deployment: Any = serve.deployment

@@ -1,4 +1,4 @@
-"""Start a server, find its processes, count their CPU time.
+"""Start a server, and measure the CPU time and the memory of its processes.
 
 It is `splitscribe serve`, or a module that prints `ready at URL` as it does.
 """
@@ -31,7 +31,7 @@ class BenchServer:
     process: psutil.Process
 
     def cpu_s(self) -> dict[str, float]:
-        """By role: router, proxy, audio, encoder, decoder, other."""
+        """Return CPU seconds by role: router, proxy, audio, encoder, decoder, other."""
 
         def used_s(process: psutil.Process) -> float:
             times = process.cpu_times()
@@ -40,7 +40,7 @@ class BenchServer:
         return self._by_role(used_s)
 
     def pss_bytes(self) -> dict[str, float]:
-        """Memory by role; a page that several processes map counts in parts."""
+        """Return memory by role; a page that several processes map counts in parts."""
         return self._by_role(lambda process: process.memory_full_info().pss)
 
     def _by_role(self, measured: Callable[[psutil.Process], float]) -> dict[str, float]:
@@ -51,7 +51,7 @@ class BenchServer:
         return sums
 
     def ray_address(self) -> str:
-        """Raises LookupError: it has started no Ray cluster."""
+        """Raises LookupError if the server has started no Ray cluster."""
         for child in self.process.children(recursive=True):
             with suppress(psutil.Error):
                 found = re.search(r"--gcs-address=(\S+)", " ".join(child.cmdline()))
@@ -79,7 +79,7 @@ def serving(
     env: Mapping[str, str] | None = None,
     command: Sequence[str] = (SPLITSCRIBE, "serve"),
 ) -> Iterator[BenchServer]:
-    """`splitscribe serve --port 0 FLAGS`, from its ready line to Ctrl-C."""
+    """Run `splitscribe serve --port 0 FLAGS` from its ready line to Ctrl-C."""
     with tempfile.TemporaryDirectory() as folder:
         log_path = os.path.join(folder, "log")
         with open(log_path, "w") as log:

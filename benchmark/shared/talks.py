@@ -1,4 +1,4 @@
-"""Talks with true word times, spoken by espeak-ng: for whatever transcribes while people speak."""
+"""Make talks with known word times by espeak-ng, to measure live transcription."""
 
 from __future__ import annotations
 
@@ -25,7 +25,7 @@ NOISE_DB = (-55.0, -40.0)
 
 @dataclass(frozen=True, slots=True)
 class Talk:
-    """pcm: int16 [n], 16 kHz. words: each with the second at which it ends."""
+    """`pcm` is int16 [n] at 16 kHz. Each of `words` has its end in seconds."""
 
     pcm: NDArray[np.int16]
     words: tuple[tuple[str, float], ...]
@@ -41,11 +41,7 @@ class Talk:
 
 
 def make_talks(n: int, seconds: float, seed: int = 0) -> list[Talk]:
-    """`n` talks of about `seconds`, the same for the same arguments, with the synthesiser's word
-    times.
-
-    By turns in voices of which training never had the first two. SystemExit: no espeak-ng.
-    """
+    """Make `n` talks, in two voices that training never had and then in others."""
     rng = Random(seed)
     voices = (*UNHEARD_VOICES, *ESPEAK_VOICES)
     try:

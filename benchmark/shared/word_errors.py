@@ -1,8 +1,4 @@
-"""Word error rates as Whisper's authors count them: their normaliser, then the words.
-
-By the alignment with the fewest errors, which is jiwer's. A request that failed has lost every
-word. Intervals are by bootstrap over clips, pair by pair.
-"""
+"""Word error rates after Whisper's normaliser, with intervals by a bootstrap over clips."""
 
 from __future__ import annotations
 
@@ -19,7 +15,7 @@ N_RESAMPLES = 5000
 
 @dataclass(frozen=True, slots=True)
 class WordErrors:
-    """Of one text, or summed over several; `words` are those that were said."""
+    """Errors of one text, or summed over several; `words` counts those that were said."""
 
     words: int = 0
     substitutions: int = 0
@@ -40,7 +36,7 @@ class WordErrors:
 
     @property
     def wer(self) -> float:
-        """In percent of the words said; more than 100 where more was invented than said."""
+        """Errors in percent of the words that were said; it may exceed 100."""
         return 100 * self.errors / max(1, self.words)
 
 
@@ -52,7 +48,7 @@ def count_errors(said: str, heard: str) -> WordErrors:
 
 
 def count_by_speaker(said: Sequence[str], heard: Sequence[str]) -> WordErrors:
-    """cpWER: each speaker's words in one text, under the assignment with the fewest errors."""
+    """Count errors for cpWER: speakers are assigned so that the errors are fewest."""
     n = max(len(said), len(heard))
     said, heard = ([*texts, *[""] * (n - len(texts))] for texts in (said, heard))
     found = [[count_errors(one, other) for other in heard] for one in said]
@@ -61,12 +57,10 @@ def count_by_speaker(said: Sequence[str], heard: Sequence[str]) -> WordErrors:
 
 
 def total(counted: Iterable[WordErrors]) -> WordErrors:
-    """The sum, from which the rate of all of them is taken."""
     return sum(counted, WordErrors())
 
 
 def normaliser(language: str | None) -> Callable[[str], str]:
-    """Whisper's: of spelling, numbers and contractions for English, of marks alone otherwise."""
     from whisper.normalizers import BasicTextNormalizer, EnglishTextNormalizer  # imports torch
 
     normalise: Callable[[str], str] = (
@@ -87,7 +81,7 @@ def count_all(
 
 
 def interval(counted: Sequence[WordErrors]) -> tuple[float, float]:
-    """The 95 % interval of the word error rate, in percent."""
+    """Return the 95 % interval of the word error rate, in percent."""
     rates = _resampled(_array(counted))
     return _bounds(rates[:, 0])
 
@@ -95,7 +89,7 @@ def interval(counted: Sequence[WordErrors]) -> tuple[float, float]:
 def difference(
     ours: Sequence[WordErrors], baseline: Sequence[WordErrors]
 ) -> tuple[float, float, float]:
-    """Points that `ours` is above `baseline` on the same clips, and the 95 % interval of that."""
+    """Return the points by which `ours` is above `baseline`, and their 95 % interval."""
     rates = _resampled(np.concatenate([_array(ours), _array(baseline)[:, :1]], axis=1))
     return (total(ours).wer - total(baseline).wer, *_bounds(rates[:, 0] - rates[:, 1]))
 
@@ -105,7 +99,7 @@ def _array(counted: Sequence[WordErrors]) -> NDArray[np.float64]:
 
 
 def _resampled(columns: NDArray[np.float64]) -> NDArray[np.float64]:
-    """Rates in percent of resampled clips: column 1 is the words, the others are errors."""
+    """Return rates in percent of resampled clips; column 1 has the words, the others errors."""
     rng = np.random.default_rng(0)
     n = len(columns)
     drawn = rng.multinomial(n, np.full(n, 1 / n), size=N_RESAMPLES).astype(np.float64)

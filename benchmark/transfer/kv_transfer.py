@@ -1,14 +1,11 @@
-"""The hand-off of one window on one host, beside what bounds it and what it competes with.
-
-In every round, in random order: ours (accept, READ, generation, release; encoder in another
-process), raw `process_vm_readv` of the same pages, memcpy, and Ray's object store (an actor returns
-the KV, the reader copies it out). So all of them see the same drift of the machine. The raw read
-and the copy are the ceilings. What is handed over is cross-attention KV in pages of 1500 frames, as
-served on a CPU. With `--device cuda` it lies in pages of 125 frames on one GPU for both processes,
-and the ceiling is a copy there; `transport` says by what NIXL read.
-Prints a table, one JSON line last.
+"""The hand-off of one window on one host, beside its ceiling and Ray's object store.
 
     python -m benchmark.transfer.kv_transfer [--device cuda]
+
+In every round these run in random order: ours (accept, READ, generation, release; the encoder is in
+another process), raw `process_vm_readv` of the same pages, memcpy, and Ray's object store. KV lies
+in pages of 1500 frames, as served on a CPU, and with `--device cuda` in pages of 125 frames on one
+GPU for both processes; the ceiling is a copy there. Prints a table, and one JSON line last.
 """
 
 from __future__ import annotations
@@ -127,7 +124,7 @@ def process_vm_readv(pid: int, local: int, remote: int, n_bytes: int) -> None:
 
 
 def start_ray() -> Any:
-    """An actor that returns KV of the size it was given last."""
+    """Start Ray, and an actor that returns KV of the size that it was given last."""
     import ray
 
     ray.init(num_cpus=2, include_dashboard=False, logging_level=logging.ERROR, log_to_driver=False)
@@ -146,7 +143,7 @@ def start_ray() -> Any:
 def measure(
     layout: PageLayout, encoder: Encoder, device: str, ray_encoder: Any = None
 ) -> dict[str, Any]:
-    """ray_encoder: of `start_ray`; None on a GPU."""
+    """`ray_encoder` comes from `start_ray`; None on a GPU."""
     n_bytes = window_bytes(layout)
     encoder.call("open", layout, device)
     config = replace(CONFIG, device=device)

@@ -1,8 +1,4 @@
-"""Sentences for the demo checkpoint: made ones from a grammar, and known words in free order.
-
-A grammar alone teaches a model to complete its templates, so half of what `sentence` draws is free.
-All text comes from a `random.Random`, so one seed gives one corpus.
-"""
+"""Sentences for the demo checkpoint: from a grammar, and known words in free order."""
 
 from collections.abc import Callable, Mapping
 from random import Random
@@ -18,14 +14,13 @@ def sentence(rng: Random) -> str:
 
 
 def spoken_sentence(rng: Random, shares: Mapping[str, float] = KINDS) -> str:
-    """A sentence of a kind of `KINDS`, with the commas and marks that a voice obeys."""
     kind = rng.choices(list(shares), list(shares.values()))[0]
     makers = {"made": made_sentence, "free": free_sentence, "woven": woven_sentence}
     return makers[kind](rng)
 
 
 def written(text: str) -> str:
-    """A sentence as the checkpoint writes it: no marks but the full stop at its end."""
+    """Return a sentence as the checkpoint writes it: no marks but the full stop at its end."""
     return "".join(c for c in text if c.isalnum() or c in " '") + "."
 
 
@@ -37,7 +32,6 @@ def made_sentence(rng: Random) -> str:
 
 
 def free_sentence(rng: Random) -> str:
-    """Known words in an order that no template has: free, shuffled, cut, or a run of numbers."""
     kind = rng.random()
     if kind < 0.62:
         words = _free_words(rng, _free_length(rng))
@@ -51,7 +45,6 @@ def free_sentence(rng: Random) -> str:
 
 
 def woven_sentence(rng: Random) -> str:
-    """Content words between runs of small ones: the rhythm of prose and none of its sense."""
     words: list[str] = []
     n_words = rng.randint(3, MAX_WORDS)
     while len(words) < n_words:
@@ -67,7 +60,6 @@ def woven_sentence(rng: Random) -> str:
 
 
 def free_order(rng: Random) -> str:
-    """Only words drawn one by one: the stricter half of the free text, for the evaluation."""
     return finish(_free_words(rng, _free_length(rng)))
 
 

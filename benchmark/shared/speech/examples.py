@@ -1,4 +1,4 @@
-"""New speech to measure a demo checkpoint on, by the recipe's voices, gains, silences and noise."""
+"""Make new speech to measure a demo checkpoint, with random voices, gains, silences and noise."""
 
 from collections.abc import Callable
 from dataclasses import dataclass
@@ -26,7 +26,7 @@ TextSource = Callable[[Random], str]
 
 @dataclass(frozen=True, slots=True)
 class Example:
-    """One window: its audio (float32, up to 30 s) and what is said when, in s."""
+    """A window's audio (float32, up to 30 s), and its segments (start, end, text) in seconds."""
 
     audio: npt.NDArray[np.float32]
     segments: list[tuple[float, float, str]]
@@ -42,7 +42,7 @@ class ExampleMaker:
         self.noise = np.random.default_rng(self.rng.getrandbits(64))
 
     def speak(self, source: TextSource, voices: tuple[str, ...] | None = None) -> Spoken:
-        """One new utterance; half by flite unless `voices` says otherwise."""
+        """Speak a new utterance; half of them are by flite unless `voices` are given."""
         rng = self.rng
         text = source(rng)
         while True:
@@ -53,12 +53,12 @@ class ExampleMaker:
                 continue
 
     def alone(self, source: TextSource, voices: tuple[str, ...] | None = None) -> Example:
-        """One utterance after 0 to 0.9 s of silence."""
+        """Return one utterance after 0 to 0.9 s of silence."""
         lead = self.rng.randint(0, 45)
         return self._finish([(lead, self.speak(source, voices))])
 
     def several(self, source: TextSource, gaps_s: tuple[float, float] = (0.1, 0.9)) -> Example:
-        """Utterances that fill 20 to 30 s."""
+        """Return utterances that fill 20 to 30 s."""
         rng = self.rng
         limit = rng.randint(round(20.0 / FRAME_S), round(30.0 / FRAME_S))
         at = rng.randint(0, 20)

@@ -1,8 +1,4 @@
-"""The words the demo checkpoint knows, by their part in a sentence, each in one casing.
-
-Words that sound like another one stand in `PAIRED`: in free order they come with the neighbour that
-tells them apart.
-"""
+"""The words that the demo checkpoint knows, by their part in a sentence, each in one casing."""
 
 
 def _words(text: str) -> tuple[str, ...]:
@@ -93,7 +89,7 @@ OTHER = _words(
     "please same small some tell tells there thanks these they this those too very welcome well "
     "yes zero home"
 )
-# The small words that a sentence weaves its content from; speakers slur them together.
+# Words between the content words of `woven_sentence`.
 SMALL_WORDS = _words(
     "a the my your his her this that these those all some any more most less another every no not "
     "I he she we you they it me him us them someone everyone nobody is are was were can could must "
@@ -102,7 +98,7 @@ SMALL_WORDS = _words(
     "toward under until up with without what where why how who very too now never always "
     "again one two many small little same yes well please like wanted"
 )
-# A homophone and what must stand beside it where no sentence does: (before, after).
+# Homophones with their neighbours in free order: (before, after).
 PAIRED: dict[str, tuple[tuple[str, ...], tuple[str, ...]]] = {
     "our": ((), ("house", "garden", "school", "friend", "project", "village")),
     "hour": (("one", "every", "another", "this"), ()),
@@ -137,7 +133,6 @@ CLASSES = (
 
 
 def all_words() -> tuple[str, ...]:
-    """Every known word in its casing, sorted, without repetition."""
     words = {w for group in CLASSES for w in group} | set(PAIRED)
     for before, after in PAIRED.values():
         words.update(before, after)

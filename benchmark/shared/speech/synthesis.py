@@ -1,7 +1,6 @@
-"""Speech from espeak-ng and flite, in process, with the time of every word and sound.
+"""Synthesise speech by espeak-ng and flite, with the time of every word and sound.
 
-By ctypes: a process per utterance would cost more than the speech itself. Both libraries keep
-global state, so that one thread of a process may speak.
+Both libraries are called by ctypes and keep global state: one thread of a process may speak.
 """
 
 import ctypes
@@ -55,8 +54,8 @@ class Manner:
 
 @dataclass(frozen=True, slots=True)
 class Spoken:
-    """samples: int16 (n,) at 16 kHz. word_frames: int32 (n_words, 2), start and end in frames of 20
-    ms. sounds: per frame the sound's name, "" for silence.
+    """`samples` is int16 [n] at 16 kHz. `word_frames` is int32 [n_words, 2], starts and ends in
+    frames of 20 ms. `sounds` names the sound of each frame, "" for silence.
     """
 
     text: str
@@ -78,7 +77,7 @@ def draw_manner(rng: Random, voices: tuple[str, ...] = ESPEAK_VOICES + FLITE_VOI
 
 
 class SynthesisError(RuntimeError):
-    """A speech library is missing, or:"""
+    """A speech library is missing, or refused its input."""
 
 
 class RefusedError(SynthesisError):
@@ -117,7 +116,7 @@ def _load(name: str) -> ctypes.CDLL:
 
 @dataclass(frozen=True, slots=True)
 class _Raw:
-    """What a library gives, in seconds of its own clock."""
+    """A library's output, in seconds of its own clock."""
 
     samples: npt.NDArray[np.int16]
     sample_rate: int
@@ -200,7 +199,7 @@ class _Flite:
 
     @cache  # noqa: B019 - one instance per process
     def _voice(self, name: str) -> tuple[int, int]:
-        """The voice's address and that of its features, which cst_voice holds second."""
+        """Return the addresses of the voice and of its features, the second field of cst_voice."""
         register = getattr(_load(f"libflite_cmu_us_{name}.so.1"), f"register_cmu_us_{name}")
         register.restype, register.argtypes = ctypes.c_void_p, [ctypes.c_void_p]
         voice = register(None)
@@ -250,10 +249,8 @@ _espeak, _flite = cache(_Espeak), cache(_Flite)  # each starts on first use
 
 
 def speak(text: str, manner: Manner) -> Spoken:
-    """Cut to the first and last sound, `EDGE_FRAMES` kept on each side.
-
-    Commas and question marks are spoken; the text that comes back is as the model writes it.
-    Raises SynthesisError, and of its kinds RefusedError.
+    """Speak a text with its marks, and cut the sound to `EDGE_FRAMES` around its phones. Raises
+    SynthesisError, of which RefusedError is a kind.
     """
     library = _flite() if manner.voice in FLITE_VOICES else _espeak()
     return _finish(corpus.written(text), library.speak(text.lower(), manner), manner)
@@ -294,7 +291,7 @@ def _finish(text: str, raw: _Raw, manner: Manner) -> Spoken:
 def _word_frames(
     words: list[str], starts: list[tuple[int, float]], n_frames: int
 ) -> npt.NDArray[np.int32]:
-    """Start and end frame per word; a word without a time of its own shares by its letters."""
+    """Return each word's start and end frame; words without a time share by their letters."""
     known = dict(reversed(starts))  # the first time a word is named counts
     known[0] = EDGE_FRAMES
     known[len(words)] = n_frames - EDGE_FRAMES
