@@ -93,7 +93,6 @@ def chosen_context(checkpoint: Checkpoint, settings: EncoderSettings) -> Encoder
 
 
 def unused_settings(settings: EncoderSettings, rule: EncoderContext | None) -> tuple[str, ...]:
-    """Return the names of settings of trimmed windows that were given but have no effect."""
     if rule is not None or settings.context == "full":  # `full` takes them back on purpose
         return ()
     given = {"context_slack": settings.context_slack, "context_max_s": settings.context_max_s}

@@ -1,12 +1,10 @@
 """Scales by which cross-attention K and V are divided before they are stored in 8 bits.
 
 A scale for each layer's V and for each head of its K brings every possible value into the range of
-float8_e4m3fn, 2^-9 to 448. The scales follow from the weights alone: the projections read the
-encoder's last norm, whose rows have a length of at most sqrt(d) before its weight and bias.
-
-The scales are powers of two and go into the weights on both sides, which is exact: K and V are
-projected smaller, the queries and the output projection larger. Kernels know nothing of them. V has
-one scale a layer, so that the output projection keeps its proportions in int8.
+float8_e4m3fn, 2^-9 to 448. It follows from the weights alone: the projections read the encoder's
+last norm, whose rows have a length of at most sqrt(d) before its weight and bias. Scales are powers
+of two and go into the weights on both sides, which is exact, so that kernels know nothing of them.
+V has one scale a layer, so that the output projection keeps its proportions in int8.
 """
 
 from __future__ import annotations

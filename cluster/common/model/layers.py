@@ -146,10 +146,8 @@ class DynamicInt8:
         return out.view(*x.shape[:-1], -1)
 
     def unscaled(self, rows: Tensor, dtype: torch.dtype) -> Tensor:
-        """Multiply rows uint8 [n, n_in], whose zero is MIDDLE, by the scaled weights.
-
-        Returns [n, n_out] in `dtype`, without the bias and the rows' scales: oneDNN's call takes
-        one scale for all rows.
+        """Multiply rows uint8 [n, n_in], whose zero is MIDDLE, by the scaled weights: [n, n_out] in
+        `dtype`, without the bias and the rows' scales, which oneDNN's call does not take.
         """
         found: Tensor = torch.ops.onednn.qlinear_pointwise(
             *(rows, 1.0, MIDDLE, self.weight, self.scale, self.zeros, None),
@@ -194,9 +192,8 @@ LAYER_NORM_EPS = 1e-5
 def stream_dtype(device: torch.device | str, dtype: torch.dtype) -> torch.dtype:
     """Return the dtype of the residual stream in a model that computes in `dtype`.
 
-    On a CPU it is float32: sums cost little there, and rounding them makes most of bfloat16's
-    error. On a GPU it is `dtype`: float32 costs bandwidth in every layer and did not lower the word
-    error rate of 500 utterances.
+    Float32 sums cost little on a CPU and remove most of bfloat16's error. On a GPU they cost
+    bandwidth in every layer and did not lower the word error rate of 500 utterances.
     """
     return torch.float32 if torch.device(device).type == "cpu" else dtype
 

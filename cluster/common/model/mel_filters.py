@@ -1,7 +1,7 @@
 """Whisper's mel filters. No torch, so that the router can use them.
 
-Filters of the published numbers of bins are in a file beside this module, which `python -m
-cluster.common.model.mel_filters` writes: importing librosa takes a second and 77 MB.
+`python -m cluster.common.model.mel_filters` writes the file beside this module, which saves the
+second and the 77 MB that importing librosa takes.
 """
 
 from __future__ import annotations

@@ -1,8 +1,7 @@
-"""CUDA's streams, events and graphs of a role; on a CPU most functions do nothing.
+"""CUDA's streams, events and graphs, which a test can replace by a simulated GPU.
 
 Each role computes on a stream of its own, never on the default one, so that both can share a GPU
-within one process; the decoder's short kernels have priority. A test can replace CUDA by a
-simulated GPU (`replaced_by`), because all code gets streams, events and graphs here.
+within one process; the decoder's short kernels have priority.
 """
 
 from __future__ import annotations

@@ -1,7 +1,4 @@
-"""Find a checkpoint's files, and index the tensors in them.
-
-Only headers are read and, for the fingerprint, a few bytes of each tensor.
-"""
+"""Find a checkpoint's files, and index the tensors in them by their headers."""
 
 from __future__ import annotations
 
@@ -67,10 +64,7 @@ def weight_files(folder: Path) -> tuple[Path, ...]:
 
 
 def index_tensors(files: tuple[Path, ...]) -> dict[str, TensorEntry]:
-    """Index all tensors by name (without `model.`). Raises CheckpointError for a malformed file.
-
-    If the files have only the output projection of the tied pair, it gets both names.
-    """
+    """Index all tensors by name (without `model.`). Raises CheckpointError for a malformed file."""
     entries: dict[str, TensorEntry] = {}
     for file in files:
         for entry in _read_header(file):

@@ -61,10 +61,7 @@ def _check_tensors(checkpoint: Checkpoint, shapes: Mapping[str, Shape]) -> None:
 
 
 def output_projection(checkpoint: Checkpoint) -> str:
-    """Return the name of the tensor [n_vocab, n_text_state] that turns states into logits.
-
-    It is the token embedding, unless the configuration says that the two are not tied.
-    """
+    """Return the name of the tensor [n_vocab, n_text_state] that turns states into logits."""
     tied = checkpoint.config.get("tie_word_embeddings", True)
     return EMBED_TOKENS if tied or PROJ_OUT not in checkpoint.tensors else PROJ_OUT
 

@@ -37,10 +37,7 @@ SOURCES = (  # of both roles' kernels, and of constants and named tuples that th
 
 
 def ensure_jit_cache() -> Path:
-    """Set numba's cache folder, which can be written, and return it.
-
-    Call this before anything that imports numba is imported; it may be called again.
-    """
+    """Set numba's cache folder. Call this before anything that imports numba is imported."""
     name = PREFIX + _digest()
     folders = (base / name for base in _bases(name))
     folder = next((one for one in folders if _is_writable(one)), None) or _temporary(name)

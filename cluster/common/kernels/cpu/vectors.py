@@ -1,7 +1,4 @@
-"""Vectors of 16 float32 numbers for AVX-512, as LLVM for numba's intrinsics.
-
-Numba's own loops take vectors of half that width and convert in more steps.
-"""
+"""Vectors of 16 float32 numbers for AVX-512, twice as wide as numba's own loops take."""
 
 from __future__ import annotations
 
@@ -65,9 +62,7 @@ def bfloat16_halves(builder: Any, address: Any) -> tuple[Any, Any]:
 
 def float8_halves(builder: Any, address: Any) -> list[Any]:
     """Load 64 float8_e4m3fn, divided by 256, as four vectors: even and odd places of the first 32,
-    then of the last.
-
-    A shift makes float16 of them, which has the same bits behind one more of exponent.
+    then of the last. A shift makes float16 of them, which has one more bit of exponent.
     """
     words = builder.load(builder.inttoptr(address, _WORDS.as_pointer()))
     words.align = 1
@@ -151,9 +146,8 @@ def store_in_8_bits(builder: Any, whole: Any, address: Any) -> None:
 
 
 def bytes_of(builder: Any, parts: Sequence[Any]) -> Any:
-    """Truncate four vectors of float32, from 0 to below 256, to 64 bytes.
-
-    Lanes 4 n to 4 n + 3 of vector i begin at byte 16 n + 4 i.
+    """Truncate four vectors of float32, from 0 to below 256, to 64 bytes. Lanes 4 n to 4 n + 3 of
+    vector i begin at byte 16 n + 4 i.
     """
     whole = [builder.fptosi(part, INTS) for part in parts]
     narrow = []

@@ -63,10 +63,7 @@ def has_triton() -> bool:
 
 @cache
 def loads_triton() -> bool:
-    """Whether Triton can be imported and, with a GPU, compiles its launcher.
-
-    For that it needs a C compiler and Python's headers.
-    """
+    """Whether Triton can be imported and, with a GPU, compiles its launcher."""
     try:
         import triton.runtime
     except ImportError:

@@ -116,10 +116,8 @@ def page_table(pages: Sequence[Sequence[int]], device: torch.device) -> Tensor:
 
 
 def stored_as(kv: Tensor, dtype: torch.dtype) -> Tensor:
-    """Convert `kv` to a pool's dtype.
-
-    Beyond the range of float8_e4m3fn, which has no infinity, values become its largest number; a
-    conversion alone makes NaN of them on some devices.
+    """Convert `kv` to a pool's dtype. Beyond the range of float8_e4m3fn values become its largest
+    number; a conversion alone makes NaN of them on some devices.
     """
     if dtype is torch.float8_e4m3fn:
         most = torch.finfo(dtype).max  # 448

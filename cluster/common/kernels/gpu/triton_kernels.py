@@ -1,7 +1,4 @@
-"""Triton kernels of `operators`, and the scaling of rows to 8 bits. Imported only with Triton.
-
-Without a GPU, tests run them interpreted (TRITON_INTERPRET=1), and compile them.
-"""
+"""Triton kernels of `operators`, and the scaling of rows to 8 bits. Imported only with Triton."""
 
 from __future__ import annotations
 

@@ -1,9 +1,7 @@
 """Whisper's tokenizer: text to ids and back, and the ids that steer a decode. No torch.
 
 All ids come from the checkpoint's files, since vocabularies differ. A checkpoint without a list of
-tokens that are never sampled gets openai/whisper's (`tokenizer.py`): symbols of annotations, such
-as brackets, where they are one token, alone or after a space, and the first token of each musical
-note.
+suppressed tokens gets openai/whisper's (`tokenizer.py`): symbols of annotations, such as brackets.
 """
 
 from __future__ import annotations
@@ -45,8 +43,7 @@ class SpecialTokens:
 class WhisperTokenizer:
     """Encodes and decodes text, and builds start sequences.
 
-    `.en` checkpoints are not multilingual: their start sequences have neither language nor task. A
-    request may name one of `languages`. No step samples `suppress_tokens`, and the first step no
+    A request may name one of `languages`. No step samples `suppress_tokens`, and the first step no
     `begin_suppress_tokens`. `n_vocab` counts rows of the token embedding, padding included.
     """
 

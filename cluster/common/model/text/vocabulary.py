@@ -1,7 +1,4 @@
-"""Read a checkpoint's vocabulary: byte-level BPE pieces, and the tokens added to them.
-
-The files are tokenizer.json, or vocab.json and merges.txt in older repositories.
-"""
+"""Read a checkpoint's vocabulary: byte-level BPE pieces, and the tokens added to them."""
 
 from __future__ import annotations
 

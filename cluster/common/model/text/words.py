@@ -1,8 +1,7 @@
-"""Group text tokens into words (openai/whisper's `tokenizer.py`, `split_to_word_tokens`), and cut a
-window's tokens into segments at its timestamps (`transcribe.py`).
+"""Group text tokens into words, and cut a window's tokens into segments at its timestamps, by
+openai/whisper's rules (`tokenizer.py`, `split_to_word_tokens`; `transcribe.py`).
 
-The router makes segments of the pieces, and the decoder aligns their words. Times are counted in
-timestamp steps (20 ms) from the window's start.
+Times are counted in timestamp steps (20 ms) from the window's start.
 """
 
 from __future__ import annotations
@@ -83,10 +82,7 @@ def joined(groups: Sequence[WordTokens]) -> WordTokens:
 
 @dataclass(frozen=True, slots=True)
 class Piece:
-    """A segment: its tokens, timestamps included, and its bounds in steps.
-
-    `end` is None if no timestamp closes it: it lasts as long as the window's audio.
-    """
+    """A segment, with bounds in steps. `end` is None if no timestamp closes it."""
 
     start: int
     end: int | None
