@@ -1,14 +1,13 @@
-// What the page asks of the server, and the key that it sends. The key lives in this module's
-// memory only. Errors carry the API's own words.
+// Calls the server's API. The key is kept in this module's memory only.
 
-const HEALTH_MS = 10_000; // after which the server counts as gone
+const HEALTH_MS = 10_000; // timeout of /health
 
 const session = { key: "" };
 
-/** What the server takes, as far as it has told by now. */
+/** The server's limits, as far as they are known. */
 export const limits = { uploadBytes: Infinity };
 
-/** An answer that is not a success. `status` is 0 where no answer came at all. */
+/** An error of the API, with its message. `status` is 0 if no answer came. */
 export class ApiError extends Error {
   constructor(message, { status = 0, code = null, retryAfterS = null } = {}) {
     super(message);
@@ -18,7 +17,7 @@ export class ApiError extends Error {
   }
 }
 
-/** Send this key from now on. Returns the one before. */
+/** Set the key. Returns the previous one. */
 export function setKey(key) {
   const before = session.key;
   session.key = key;
@@ -28,13 +27,13 @@ export function setKey(key) {
 export const hasKey = () => session.key !== "";
 export const authorization = () => (session.key ? { authorization: `Bearer ${session.key}` } : {});
 
-/** A path of the API, wherever a proxy has put this page. */
+/** The URL of an API path, also when a proxy serves the page below a path. */
 export const place = (path) => new URL(path, document.baseURI);
 
-/** A JSON answer of the API. Throws ApiError. */
+/** Call the API and return its JSON. Throws ApiError. */
 export const call = async (path, options) => (await ask(path, options)).json();
 
-/** One of the recordings that come with the server. Throws ApiError. */
+/** Fetch one of the server's sample recordings. Throws ApiError. */
 export async function sample(name) {
   return new File([await (await ask(`page/${name}`)).blob()], name, { type: "audio/flac" });
 }
@@ -64,13 +63,11 @@ export async function health() {
 }
 
 /**
- * Send one file, and hear of its text while the rest is still being transcribed.
- *
- * By XMLHttpRequest, since `fetch` does not tell how much of an upload has been sent.
+ * Send one file, and stream its text. Uses XMLHttpRequest, as `fetch` reports no upload progress.
  *
  * @param form FormData with every field.
  * @param {{task: string, signal: AbortSignal, onUpload: function(number), onEvent: function(object)}} told
- *   onUpload gets the share that was sent, from 0 to 1; onEvent each event of the stream.
+ *   onUpload gets the uploaded share from 0 to 1, onEvent each event of the stream.
  * @returns the answer (the last event of a stream) and its `server-timing`. Throws ApiError.
  */
 export function transcribe(form, { task, signal, onUpload, onEvent }) {
@@ -121,7 +118,7 @@ export function transcribe(form, { task, signal, onUpload, onEvent }) {
   });
 }
 
-/** Takes whole events from a growing text of server-sent events. */
+/** Parses the complete events in a growing text of server-sent events. */
 class EventReader {
   #from = 0;
 
@@ -136,7 +133,7 @@ class EventReader {
   }
 }
 
-/** A message with its lists as people write them: `['flac', 'mp3']` is flac, mp3. */
+/** Write lists in a message without brackets: `['flac', 'mp3']` becomes flac, mp3. */
 const plain = (message) => message.replace(/\['(.*?)'\]/g, (_, list) => list.replaceAll("', '", ", "));
 
 function failure(status, body, retryAfter) {

@@ -1,5 +1,5 @@
-// Runs in the browser's audio thread: takes a microphone's samples, mixes them to one channel of
-// the rate that is wanted, and posts pieces of 50 ms as 16-bit PCM with their loudness.
+// Runs in the browser's audio thread: mixes a microphone's samples to one channel, resamples them,
+// and posts pieces of 50 ms as 16-bit PCM with their loudness.
 
 import { Resampler } from "./resample.js";
 
@@ -28,7 +28,7 @@ class Capture extends AudioWorkletProcessor {
     this.power += value * value;
     if (this.filled < this.length) return;
     this.port.postMessage({ pcm: this.piece.buffer, rms: Math.sqrt(this.power / this.filled) }, [this.piece.buffer]);
-    this.piece = new Int16Array(this.length); // the one that was posted is empty from now on
+    this.piece = new Int16Array(this.length); // posting has detached the old one
     [this.filled, this.power] = [0, 0];
   }
 }

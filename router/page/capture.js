@@ -1,10 +1,10 @@
-// The microphone: asks for it, says in words why it cannot be had, and hands on its samples.
+// Opens the microphone and delivers its samples.
 
 import { place } from "./api.js";
 
-const FLOOR_DB = -55; // an empty meter
+const FLOOR_DB = -55; // the meter's zero
 
-/** Why there is no microphone, and what to do about it. */
+/** Its message tells the user why there is no microphone, and what to do. */
 export class MicrophoneError extends Error {}
 
 export class Microphone {
@@ -47,7 +47,7 @@ export class Microphone {
   }
 }
 
-/** A context of the wanted rate, if the browser can convert to it; else one of its own. */
+/** A context of the given rate if the browser can resample to it, else one of its own rate. */
 function connect(stream, rate) {
   let context = null;
   try {
@@ -83,7 +83,7 @@ const REASONS = {
   NotReadableError: "The microphone is there but cannot be read. Another program may be using it; close that and try again.",
 };
 
-/** Loudness as a share of the meter, by decibels. */
+/** Loudness as a share of the meter, on a decibel scale. */
 function level(rms) {
   return Math.max(0, Math.min(1, 1 - (20 * Math.log10(rms + 1e-6)) / FLOOR_DB));
 }

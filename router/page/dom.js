@@ -1,5 +1,4 @@
-// Small helpers for the document. Text only ever becomes text: nothing here, or in any other module
-// of the page, makes markup of a string.
+// Helpers for the document. No module of the page parses a string as markup.
 
 export const byId = (id) => document.getElementById(id);
 
@@ -14,12 +13,12 @@ export function make(tag, attributes = {}, ...children) {
   return element;
 }
 
-/** Tell people who do not see the page what has happened. */
+/** Announce a message to screen readers. */
 export function announce(text) {
   byId("announce").textContent = text;
 }
 
-/** Put text onto the clipboard, also where the page is not on HTTPS. Returns whether it worked. */
+/** Copy text to the clipboard, also without HTTPS. Returns whether it worked. */
 export async function copyText(text) {
   try {
     await navigator.clipboard.writeText(text);
@@ -35,7 +34,7 @@ export async function copyText(text) {
   }
 }
 
-/** Save text as a file of the user's. */
+/** Let the user save text as a file. */
 export function download(name, text, type) {
   const url = URL.createObjectURL(new Blob([text], { type }));
   const link = make("a", { href: url, download: name });
@@ -43,12 +42,12 @@ export function download(name, text, type) {
   setTimeout(() => URL.revokeObjectURL(url), 10_000);
 }
 
-/** Say for two seconds on a button what it has done. */
+/** Show for two seconds on a button what it has done. */
 export function flash(button, text) {
   if (button.dataset.flashing) return;
   const label = button.textContent;
   button.dataset.flashing = "yes";
-  button.style.minWidth = `${button.offsetWidth}px`; // the neighbours stay where they are
+  button.style.minWidth = `${button.offsetWidth}px`; // keeps neighbours in place
   button.textContent = text;
   announce(text);
   setTimeout(() => {
@@ -66,19 +65,16 @@ export function clock(seconds) {
   return hours ? `${hours}:${String(minutes).padStart(2, "0")}:${rest}` : `${minutes}:${rest}`;
 }
 
-/** Bytes as a person reads them. */
 export function size(bytes) {
   if (bytes < 1000) return `${bytes} bytes`;
   if (bytes < 1_000_000) return `${Math.round(bytes / 1000)} kB`;
   return `${(bytes / 1_000_000).toFixed(1)} MB`;
 }
 
-/** Milliseconds as a person reads them. */
 export function duration(ms) {
-  if (!Number.isFinite(ms)) return "\u2013"; // not known yet
+  if (!Number.isFinite(ms)) return "\u2013"; // unknown
   if (ms < 10) return `${ms.toFixed(1)} ms`;
   return ms < 1000 ? `${Math.round(ms)} ms` : `${(ms / 1000).toFixed(ms < 10_000 ? 2 : 1)} s`;
 }
 
-/** One word for one, another for more. */
 export const plural = (n, one, more = `${one}s`) => `${n.toLocaleString("en")} ${n === 1 ? one : more}`;

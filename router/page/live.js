@@ -1,5 +1,5 @@
-// Live transcription: the microphone's samples go over OpenAI's realtime protocol to
-// `/v1/realtime`, and words come back while somebody speaks. What came stays; a pause ends a turn.
+// Live transcription: sends the microphone's samples to `/v1/realtime` by OpenAI's realtime
+// protocol, and shows the words as they come.
 
 import { authorization, call, hasKey, place } from "./api.js";
 import { Microphone } from "./capture.js";
@@ -7,8 +7,8 @@ import { announce, byId, clock, copyText, download, flash, make } from "./dom.js
 
 const RATE = 24_000; // of audio/pcm in the protocol
 const OPEN_MS = 15_000;
-const FINISH_MS = 20_000; // for the last words after the microphone has stopped
-const QUIET_MS = 800; // after them, in which a turn may still begin
+const FINISH_MS = 20_000; // longest wait for the last words after the microphone stops
+const QUIET_MS = 800; // wait after the last words, in case another turn begins
 const MOST_UNSENT_BYTES = 1_000_000; // about 15 s of audio
 const METER_MS = 100;
 
@@ -57,18 +57,18 @@ export class Live {
   }
 }
 
-/** One connection, from the press that starts it to its end. */
+/** One session, from the button press that starts it to its end. */
 class Session {
   #options;
   #turns;
   #microphone = new Microphone();
   #socket = null;
   #ending = false;
-  #configured = false; // the server has taken the settings
+  #configured = false; // the server has applied the settings
   #slow = false;
   #settling = false; // the last commit was sent
-  #settled = false; // and answered
-  #quiet = 0; // timer of QUIET_MS
+  #settled = false; // and was answered
+  #quiet = 0; // timer for QUIET_MS
   #metered = 0;
   #began = 0; // when the first samples came
   #end; // settles `run`
@@ -78,10 +78,10 @@ class Session {
     this.#options = options;
     this.#turns = turns;
     this.#over = new Promise((resolve, reject) => { this.#end = { resolve, reject }; });
-    this.#over.catch(() => {}); // `run` may have failed before it looks at it
+    this.#over.catch(() => {}); // avoids an unhandled rejection if `run` fails first
   }
 
-  /** Listen until it is over. Throws with what to tell the user. */
+  /** Run the session to its end. Throws errors with messages for the user. */
   async run() {
     await this.#microphone.open(RATE, (piece) => this.#send(piece), () => this.#fail("The microphone went away."));
     if (this.#ending) return;
@@ -94,7 +94,7 @@ class Session {
   /** Stop the microphone, and wait for the last words. */
   finish() {
     if (this.#ending) {
-      this.#end.resolve(); // pressed twice: at once
+      this.#end.resolve(); // pressed twice: stop at once
       return;
     }
     this.#ending = true;
@@ -107,7 +107,7 @@ class Session {
       return;
     }
     this.#socket.send(JSON.stringify({ type: "input_audio_buffer.commit" }));
-    // The server takes what it is sent in order: once this is answered, the commit was seen.
+    // The server handles events in order, so an answer to this means that it saw the commit.
     this.#socket.send(JSON.stringify({ type: "session.update", session: { type: "transcription" } }));
     this.#settling = true;
     setTimeout(() => this.#end.resolve(), FINISH_MS);
@@ -137,16 +137,16 @@ class Session {
     socket.onclose = (event) => this.#closed(event);
   }
 
-  /** A secret for this session: what goes into a WebSocket's header need not be the key itself. */
+  /** A client secret, so that the key itself is not in the WebSocket's headers. */
   async #secret() {
     const headers = { ...authorization(), "content-type": "application/json" };
     const body = JSON.stringify({ session: { type: "transcription" } });
     return (await call("v1/realtime/client_secrets", { method: "POST", headers, body })).value;
   }
 
-  /** A refused WebSocket tells a page nothing, so ask what can be told. */
+  /** A browser hides why a WebSocket was refused, so another call must find the reason. */
   async #explain() {
-    await call("v1/models"); // throws what is wrong with the key, or with the server
+    await call("v1/models"); // throws if the key or the server is the reason
     throw new Error(
       "The server did not open a live session. It may be full, it may not offer /v1/realtime, "
       + "or a proxy in front of it may not pass WebSockets on.",
@@ -215,14 +215,14 @@ class Session {
       case "error":
         this.#onError(event.error ?? {});
         break;
-      default: // what this page does not need
+      default: // not needed here
     }
     clearTimeout(this.#quiet);
     if (this.#settled && !turns.hasOpen) this.#quiet = setTimeout(this.#end.resolve, QUIET_MS);
   }
 
   #onError({ code, message = "The server reported an error." }) {
-    if (this.#ending && code === "input_audio_buffer_commit_empty") return; // nothing was left
+    if (this.#ending && code === "input_audio_buffer_commit_empty") return; // nothing was left to commit
     if (this.#configured) note(message);
     else this.#fail(message);
   }
@@ -238,10 +238,10 @@ class Session {
   }
 }
 
-/** What was said, turn by turn, in the order in which the turns began. */
+/** The turns, in the order in which they began. */
 class Turns {
   #turns = new Map(); // by item id: {item, text, done}
-  #finished = 0; // for ids of later sessions to be apart
+  #finished = 0; // ended sessions, to keep their ids apart
 
   get hasOpen() {
     return [...this.#turns.values()].some((turn) => !turn.done);
@@ -275,7 +275,7 @@ class Turns {
     turn.done = true;
     turn.item.classList.remove("open");
     const text = transcript.trim();
-    if (turn.text.textContent !== text) turn.text.textContent = text; // what is written anew is read out again
+    if (turn.text.textContent !== text) turn.text.textContent = text; // screen readers repeat text that is set again
     if (!text) this.#drop(id, turn);
     this.#draw();
   }
@@ -287,7 +287,7 @@ class Turns {
     turn.item.append(make("p", { class: "note failed" }, message));
   }
 
-  /** The session is over: what is still open stays as it is, or goes if nothing came of it. */
+  /** End all open turns; those without text are removed. */
   closeAll() {
     this.#finished += 1;
     for (const [id, turn] of [...this.#turns]) {
@@ -310,7 +310,7 @@ class Turns {
     this.#turns.delete(id);
   }
 
-  /** Follow what is said, and offer what can be done with it. */
+  /** Scroll to the newest text, and enable the buttons. */
   #draw() {
     byId("turns-empty").hidden = this.#turns.size > 0;
     const said = [...this.#turns.values()].some((turn) => turn.text.textContent.trim());

@@ -1,4 +1,4 @@
-// Puts the page together: tabs, options, key, drop zone; which part hears of what.
+// Connects the parts of the page: tabs, options, key, drop zone.
 
 import { call, sample, setKey } from "./api.js";
 import { announce, byId, flash, make } from "./dom.js";
@@ -9,8 +9,8 @@ import { Queue } from "./queue.js";
 import { Reader } from "./reader.js";
 import { Recorder } from "./record.js";
 
-const NARROW = "(max-width: 900px)"; // as style.css has it: the reader stands below the files
-const RETRY_MS = 3000; // until the server answers for the first time
+const NARROW = "(max-width: 900px)"; // as in style.css: the reader is below the files
+const RETRY_MS = 3000; // between tries until the server first answers
 
 const reader = new Reader();
 const queue = new Queue(onJob, askForKey);
@@ -27,8 +27,8 @@ function onJob(what, job) {
 
 // -------------------------------------------------------------------------------------- options
 
-const FORMS = [byId("options"), byId("live-options")]; // what is sent with files, and with live audio
-let about = new Map(); // what the server says of its models, by name
+const FORMS = [byId("options"), byId("live-options")]; // for files and for live audio
+let about = new Map(); // descriptions of the server's models, by name
 
 function options(form) {
   const fields = Object.fromEntries(new FormData(byId(form)));
@@ -36,7 +36,7 @@ function options(form) {
   return fields;
 }
 
-/** Ask which models there are. Throws ApiError. */
+/** List the models. Throws ApiError. */
 async function takeModels() {
   const { data } = await call("v1/models");
   about = new Map(data.map(({ id, description }) => [id, description ?? ""]));
@@ -88,7 +88,7 @@ function askForKey() {
   byId("key-dialog").showModal();
 }
 
-/** Say in the dialog why it stays open; nothing: it has not been used yet. */
+/** Show in the dialog why it stays open; without a message, clear it. */
 function refuse(why) {
   byId("key-error").textContent = why;
   byId("key").setAttribute("aria-invalid", String(why !== ""));
@@ -113,7 +113,7 @@ byId("key-form").addEventListener("submit", async (event) => {
   queue.retryRefused();
 });
 
-// ---------------------------------------------------------------------------- what is dropped
+// ------------------------------------------------------------------------------ drop and paste
 
 const input = byId("file-input");
 byId("choose").addEventListener("click", () => input.click());
@@ -123,7 +123,7 @@ input.addEventListener("change", () => {
 });
 
 const hasFiles = (event) => event.dataTransfer?.types.includes("Files");
-let depth = 0; // of the elements that a drag is over
+let depth = 0; // nesting of elements under the drag
 addEventListener("dragenter", (event) => {
   if (!hasFiles(event)) return;
   depth += 1;
@@ -144,7 +144,7 @@ addEventListener("drop", (event) => {
   queue.add(event.dataTransfer.files, options("options"));
 });
 addEventListener("paste", (event) => {
-  if (event.target.closest("input, textarea, [contenteditable]")) return; // cells of a table bring a picture
+  if (event.target.closest("input, textarea, [contenteditable]")) return; // table cells come with a picture
   if (event.clipboardData?.files.length) queue.add(event.clipboardData.files, options("options"));
 });
 addEventListener("beforeunload", (event) => {

@@ -1,5 +1,4 @@
-// The playback of one file, and its controls. Tells its listener the time while it plays and when
-// somebody seeks.
+// Plays one file. The listener gets the time while it plays and after a seek.
 
 import { byId, clock } from "./dom.js";
 
@@ -29,10 +28,10 @@ export class Player {
     return !this.#audio.paused && !this.#audio.ended;
   }
 
-  /** Play another file from its beginning; null: none. */
+  /** Load another file; null: none. */
   open(url) {
     this.#audio.pause();
-    this.#audio.ontimeupdate = null; // of a recording whose end is still being sought
+    this.#audio.ontimeupdate = null; // of a recording whose end is being sought
     this.note = "";
     if (url === null) this.#audio.removeAttribute("src");
     else this.#audio.src = url;
@@ -43,7 +42,7 @@ export class Player {
   }
 
   play() {
-    this.#audio.play().catch(() => {}); // an unknown format: `error` has told it
+    this.#audio.play().catch(() => {}); // an unknown format: the `error` event reports it
   }
 
   toggle() {
@@ -61,7 +60,7 @@ export class Player {
     if (this.playing) requestAnimationFrame(() => this.#run());
   }
 
-  /** A recording of this page's has no length in it: its end must be sought once. */
+  /** Recordings of this page have no length in them, so their end must be sought once. */
   #onDuration() {
     const { duration } = this.#audio;
     if (duration === Infinity) {

@@ -1,4 +1,4 @@
-// A small view of both pools, asked of `/health` every few seconds while the page is looked at.
+// Shows the state of both pools from `/health` while the page is visible.
 
 import { health } from "./api.js";
 import { byId, make, plural } from "./dom.js";

@@ -1,14 +1,13 @@
-// The files that were given: each is sent, watched and kept as a job, several at once. A server
-// that is busy is asked again when it says so. Tells its listener of every change; knows nothing of
-// how a transcript is read.
+// The queue of files: each is a job, and several are sent at once. A busy server is asked again after
+// the time that it names. The listener is told of every change.
 
 import { ApiError, limits, transcribe } from "./api.js";
 import { announce, byId, clock, make, plural, size } from "./dom.js";
 import { wordsIntoSegments } from "./text.js";
 
 const AT_ONCE = 4; // requests; the other files wait here
-const MOST_TRIES = 6; // of a file that the server has no room for
-const RETRY_S = 5; // where the server gives no time
+const MOST_TRIES = 6; // of a file while the server is overloaded
+const RETRY_S = 5; // if the server names no time
 
 /**
  * One file. `segments` grows while the server transcribes.
@@ -34,7 +33,7 @@ class Job {
     this.segments = [];
     this.edited = false;
     this.language = "";
-    this.duration = NaN; // seconds; the browser's guess until the server says
+    this.duration = NaN; // seconds; the browser's value until the server's is known
     this.timing = "";
     this.tries = 0;
     this.control = new AbortController();
@@ -47,13 +46,13 @@ class Job {
 
 export class Queue {
   #jobs = [];
-  #rows = new Map(); // of jobs to their elements
+  #rows = new Map(); // from jobs to their elements
   #running = 0;
   #selected = null;
   #listener;
   #needKey;
 
-  /** listener: gets ("select" | "text" | "state", job). needKey: called when a key is asked for. */
+  /** listener: gets ("select" | "text" | "state", job). needKey: called when the server wants a key. */
   constructor(listener, needKey) {
     this.#listener = listener;
     this.#needKey = needKey;
@@ -67,7 +66,7 @@ export class Queue {
     return this.#jobs.some((job) => job.edited);
   }
 
-  /** Take files, each with the fields that are set now. The first is shown, unless one is already. */
+  /** Add files with the current fields. The first is shown, unless another one is. */
   add(files, fields) {
     const jobs = [...files].map((file) => new Job(file, fields));
     for (const job of jobs) {
@@ -87,7 +86,7 @@ export class Queue {
     this.#listener("select", job);
   }
 
-  /** Try those again that had no key. */
+  /** Retry the jobs that failed for lack of a key. */
   retryRefused() {
     for (const job of this.#jobs) if (job.state === "failed" && job.status === 401) this.#again(job);
   }
@@ -157,7 +156,7 @@ export class Queue {
       this.#set(job, "stopped", "Stopped");
       return;
     }
-    const full = error.status === 429 && error.code !== "insufficient_quota";  // that lasts for hours
+    const full = error.status === 429 && error.code !== "insufficient_quota";  // a quota that lasts for hours
     const busy = error instanceof ApiError && (full || error.status === 503);
     if (busy && ++job.tries < MOST_TRIES && !job.segments.length) {
       this.#wait(job, error.retryAfterS ?? RETRY_S);
@@ -207,7 +206,7 @@ export class Queue {
     URL.revokeObjectURL(job.url);
   }
 
-  /** Ask the browser how long the audio is; formats that it cannot play have no progress bar. */
+  /** Ask the browser for the audio's length; formats that it cannot play have no progress bar. */
   #measure(job) {
     const probe = new Audio();
     probe.preload = "metadata";
@@ -226,7 +225,7 @@ export class Queue {
     this.#listener("state", job);
   }
 
-  /** Say how many files there are where they are out of sight. */
+  /** Show the number of files where the list is out of sight. */
   #count() {
     const failed = this.#jobs.filter((job) => job.state === "failed").length;
     byId("queue-empty").hidden = this.#jobs.length > 0;
@@ -269,14 +268,14 @@ export class Queue {
   }
 }
 
-/** Refuse at once what the server would refuse when all of it has been sent. */
+/** Refuse at once what the server would refuse after the upload. */
 function check(file) {
   if (file.size <= limits.uploadBytes) return;
   const [has, most] = [size(file.size), size(limits.uploadBytes)];
   throw new ApiError(`The file has ${has}, and this server takes at most ${most}.`, { status: 413 });
 }
 
-/** What cannot be read, the browser reports as a lost connection: say which of both it was. */
+/** The browser reports an unreadable file as a lost connection: find out which one it is. */
 async function explained(error, file) {
   if (error.status !== 0) return error;
   return file.slice(0, 1).arrayBuffer().then(() => error, () => new ApiError(
@@ -286,7 +285,7 @@ async function explained(error, file) {
 
 function formOf(job) {
   const form = new FormData();
-  const { task, save, speakers, ...fields } = job.fields; // what is not the API's
+  const { task, save, speakers, ...fields } = job.fields; // without those that the API does not have
   for (const [name, value] of Object.entries(fields)) if (value !== "") form.append(name, value);
   form.append("response_format", "verbose_json");
   if (speakers === "channels") form.append("channels", "separate");

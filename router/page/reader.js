@@ -1,7 +1,6 @@
-// Reads one transcript: segments with times, words that light up with the playback and are clicked
-// to hear them, edits in place. A transcript of 20,000 words is in the document as a whole, so that
-// the browser's own search finds everything; what is off the screen is neither laid out nor painted
-// (`content-visibility` in style.css).
+// Shows one transcript: words are highlighted with the playback, play on a click, and can be edited.
+// All words are in the document, so that the browser's search finds them; `content-visibility` in
+// style.css keeps long transcripts fast.
 
 import { announce, byId, clock, copyText, download, flash, make, plural } from "./dom.js";
 import { Player } from "./player.js";
@@ -13,12 +12,12 @@ const N_SPEAKER_COLOURS = 6;
 
 export class Reader {
   #job = null;
-  #rows = []; // of each segment: {item, time, text, spans}
+  #rows = []; // one per segment: {item, time, text, spans}
   #words = []; // of all segments, in order: {start, end, span, row}
   #lit = -1;
   #current = 0; // the segment that Tab reaches
-  #drawnDone = false; // the rows are those of the finished answer
-  #speakers = []; // by their first words; a place is a colour, also under another name
+  #drawnDone = false; // the rows show the finished answer
+  #speakers = []; // by their first words; an index is a colour, which renaming keeps
   #player;
 
   constructor() {
@@ -46,7 +45,7 @@ export class Reader {
     this.refresh(job);
   }
 
-  /** Take over what has changed of the job that is shown. */
+  /** Draw the changes of the job that is shown. */
   refresh(job) {
     if (job === null || job !== this.#job) return;
     const done = job.state === "done";
@@ -64,7 +63,7 @@ export class Reader {
     this.#drawSegments(done);
   }
 
-  /** Save a job's transcript as a file of the user's. */
+  /** Let the user save a job's transcript as a file. */
   save(job, format) {
     const { type, write } = FORMATS[format];
     const name = job.name.replace(/\.[^.]+$/, "") || "transcript";
@@ -121,7 +120,7 @@ export class Reader {
     return row;
   }
 
-  /** Write a segment's words; the space before a word stays outside of its span. */
+  /** Write a segment's words; the space before a word is outside of its span. */
   #fill(row, segment) {
     row.spans = [];
     if (!segment.words.length) {
@@ -143,7 +142,7 @@ export class Reader {
     row.text.replaceChildren(...parts);
   }
 
-  /** Everything that can be heard, in order of time: words, and segments that have none. */
+  /** Collect words, and segments without words, in order of time. */
   #index() {
     this.#words = [];
     for (const [r, segment] of this.#job.segments.entries()) {
@@ -155,13 +154,13 @@ export class Reader {
         this.#words.push({ start: segment.start, end: segment.end, span: row.text, row: r });
       }
     }
-    this.#words.sort((one, other) => one.start - other.start); // channels speak at once
+    this.#words.sort((one, other) => one.start - other.start); // channels overlap
     this.#lit = -1;
   }
 
   // ------------------------------------------------------------------------------- playback
 
-  /** Light the word at this time. */
+  /** Highlight the word at this time. */
   #light(seconds) {
     const index = this.#at(seconds);
     if (index === this.#lit) return;
@@ -186,11 +185,11 @@ export class Reader {
       else high = middle;
     }
     const found = low - 1;
-    const over = found >= 0 && seconds > this.#words[found].end + 1.5; // a long pause lights nothing
+    const over = found >= 0 && seconds > this.#words[found].end + 1.5; // nothing during a long pause
     return over ? -1 : found;
   }
 
-  /** Keep the segment that is heard on the screen, unless somebody is reading elsewhere. */
+  /** Keep the playing segment on the screen, unless the user is reading elsewhere. */
   #follow(index) {
     const { item } = this.#rows[index];
     const place = item.getBoundingClientRect();
@@ -256,7 +255,7 @@ export class Reader {
     move();
   }
 
-  /** Go one word on or back, and hear where that is. */
+  /** Move one word forward or back, and play from there. */
   #step(by) {
     const first = this.#words.findIndex((word) => word.row === this.#current);
     const here = this.#words[this.#lit]?.row === this.#current ? this.#lit : by > 0 ? first - 1 : first + 1;
@@ -298,7 +297,7 @@ export class Reader {
     });
   }
 
-  /** Let somebody name the speaker of a segment, everywhere. An empty name changes nothing. */
+  /** Let the user rename a segment's speaker everywhere. An empty name changes nothing. */
   #rename(index) {
     const label = this.#rows[index]?.item.querySelector(".speaker");
     if (!label || this.#job.state !== "done") return;
@@ -325,7 +324,7 @@ export class Reader {
     announce("Changed");
   }
 
-  /** Let somebody write into an element of a segment. `end` gets what is there at last. */
+  /** Let the user edit an element of a segment. `end` gets the final text. */
   #write(place, index, label, end) {
     const before = place.textContent;
     place.setAttribute("contenteditable", "plaintext-only");
@@ -341,7 +340,7 @@ export class Reader {
     place.onblur = () => over(true);
     place.onkeydown = (event) => {
       if (event.key !== "Enter" && event.key !== "Escape") return;
-      if (event.isComposing || event.keyCode === 229) return; // an input method's; Safari has the code alone
+      if (event.isComposing || event.keyCode === 229) return; // of an input method; Safari sets the code alone
       event.preventDefault();
       over(event.key === "Enter");
       this.#choose(index, true);

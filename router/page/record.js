@@ -1,9 +1,9 @@
-// Records the microphone into a file, which is then transcribed as any other.
+// Records the microphone into a file.
 
 import { Microphone } from "./capture.js";
 import { announce, byId, clock } from "./dom.js";
 
-const RATE = 16_000; // of the samples that the level is taken from
+const RATE = 16_000; // of the samples for the level meter
 const TYPES = ["audio/webm;codecs=opus", "audio/mp4", "audio/ogg;codecs=opus"];
 const BITS_PER_S = 48_000;
 

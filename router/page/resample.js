@@ -1,8 +1,7 @@
-// Another sample rate for a stream of samples, by a windowed sinc. Used where the browser does not
-// convert a microphone's rate itself.
+// Resamples a stream with a windowed sinc, for browsers that do not convert a microphone's rate.
 
 const ZERO_CROSSINGS = 16; // of the sinc on each side
-const PASS = 0.92; // of the lower rate's band
+const PASS = 0.92; // pass band, as a share of the lower rate's
 
 export class Resampler {
   #step; // input samples per output sample
@@ -18,7 +17,7 @@ export class Resampler {
     this.#reach = Math.ceil(ZERO_CROSSINGS / this.#cutoff);
   }
 
-  /** Take samples (Float32Array), and return those of the other rate that are complete now. */
+  /** Add samples (Float32Array). Returns the output samples that are complete now. */
   push(samples) {
     const input = new Float32Array(this.#input.length + samples.length);
     input.set(this.#input);

@@ -1,13 +1,11 @@
-// The text of a transcript: which word stands where, and the files that are made of it. Pure
-// functions; a test compares the files with those that the server writes.
+// Pure functions for a transcript's words and files. A test compares the files with the server's.
 //
 // A segment is {start, end, text, words, speaker}, where `speaker` may be missing; its words are {text, start, end, probability},
 // where `text` keeps the space before the word, so that the joined words are the segment's text.
 
 /**
- * Give each segment its words; the API lists those of the whole answer, in order.
- *
- * A segment whose text does not begin with the next words gets none.
+ * Give each segment its words from the API's list for the whole answer. A segment whose text does
+ * not begin with the next words gets none.
  */
 export function wordsIntoSegments(segments, words) {
   let next = 0;
@@ -29,9 +27,8 @@ export function wordsIntoSegments(segments, words) {
 }
 
 /**
- * A segment with another text, `said`, behind the space that it began with, if any. Words that
- * stayed keep their times; those between them share the time that is left, and are nobody's guess
- * any more, so their probability is 1.
+ * The segment with the edited text `said`, after its leading space if it has one. Unchanged words
+ * keep their times; new ones share the time between them, with probability 1.
  */
 export function withText(segment, said) {
   const spoken = segment.words;
@@ -82,7 +79,7 @@ export const vtt = (segments) => "WEBVTT\n\n" + segments
   .map((one) => `${stamp(one.start, ".", false)} --> ${stamp(one.end, ".", false)}\n${voice(one)}${cueText(one.text)}\n\n`)
   .join("");
 
-/** As `verbose_json` has it, with the text as it was edited. */
+/** The answer as `verbose_json`, with the edited text. */
 function json(transcript) {
   const { segments, language, duration, task } = transcript;
   const words = segments.flatMap(({ words, speaker }) => words.map((word) => ({ ...word, speaker })));

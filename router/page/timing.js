@@ -1,6 +1,5 @@
-// Where the time of one request went: the stages of `server-timing` as one stacked bar. Stages are
-// summed over a file's windows, which run side by side, so together they may be longer than the
-// request took; then that is said.
+// Shows the stages of `server-timing` as one stacked bar. Stages are summed over windows, which run
+// in parallel, so their sum may exceed the request's time; then a note says so.
 
 import { duration, make } from "./dom.js";
 
@@ -13,7 +12,7 @@ const STAGES = {
   decode: "Decode",
 };
 
-/** The header as [{name, ms, note}]. */
+/** Parse the header into [{name, ms, note}]. */
 export function stagesOf(header) {
   const entry = /([\w-]+);dur=([\d.]+)(?:;desc="([^"]*)")?/g;
   return [...header.matchAll(entry)].map(([, name, ms, note]) => ({ name, ms: Number(ms), note: note ?? "" }));
@@ -40,6 +39,6 @@ export function drawTiming(place, header) {
   place.replaceChildren(bar, legend, make("p", { class: "overlap" }, overlap));
 }
 
-/** How long a stage took. Nothing is encoded of audio that the server has encoded before. */
+/** The time of a stage. Audio that was encoded before needs no encoding. */
 const length = ({ name, ms, note }) =>
   name === "encode" && ms === 0 && !note.startsWith("0 ") ? "found" : duration(ms);
