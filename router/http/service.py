@@ -129,7 +129,7 @@ class TranscriptionService:
         owner = notes.owner
         stack.enter_context(self._shared.keys.request_of(owner))
         share = stack.enter_context(self.admission.admit(length or 0))
-        self._shared.usage.begin(owner)  # only now: requests that are refused do not count
+        self._shared.usage.begin(owner)  # counts requests that were admitted
 
         async def chunks() -> AsyncIterator[bytes]:
             async for chunk in request.stream():
@@ -198,9 +198,7 @@ class TranscriptionService:
     async def _run(self, checked: CheckedRequest, context: RequestContext) -> TranscriptionResult:
         work = checked.model.transcriber.transcribe(checked.upload, checked.params, context)
         result = await supervise(work, checked.request.receive, context)
-        if (
-            checked.model.progress.asleep_s < checked.started_s
-        ):  # else it waited for a worker to start
+        if checked.model.progress.asleep_s < checked.started_s:  # no wait for a worker to start
             checked.share.done(result.timings)
         duration_s = result.transcript.duration_s
         notes = notes_of(checked.request.scope)
