@@ -1,4 +1,4 @@
-"""OpenAI's whole audio surface behind Serve's proxy: streams, formats, several models and keys."""
+"""Several models and keys on one server."""
 
 from __future__ import annotations
 
@@ -60,13 +60,6 @@ def test_each_model_has_workers_of_its_own(several: Server) -> None:
         for name in ("org/first", "second")
     }
     assert len({worker["replica"] for worker in health["pools"]["decoder"]["workers"]}) == 2
-
-
-@pytest.mark.slow
-def test_either_key_opens_and_no_other(several: Server) -> None:
-    assert client_of(several, "another").models.list()
-    with pytest.raises(openai.AuthenticationError):
-        client_of(several, "nobody's").models.list()
 
 
 @pytest.mark.slow

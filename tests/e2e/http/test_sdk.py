@@ -55,37 +55,6 @@ def test_whatever_the_file_is_given_as_its_text_is_the_same(
     assert client.audio.transcriptions.create(model="whisper-1", file=UPLOADS[kind]()).text == said
 
 
-def deltas_of(events: list[Any]) -> str:
-    assert [event.type for event in events[:-1]] == ["transcript.text.delta"] * (len(events) - 1)
-    assert events[-1].type == "transcript.text.done"
-    text = "".join(event.delta for event in events[:-1])
-    assert text == events[-1].text
-    return text
-
-
-def test_a_stream_can_be_iterated(server: Server, said: str) -> None:
-    stream = server.client().audio.transcriptions.create(
-        model="whisper-1", file=SHORT, stream=True, include=["logprobs"]
-    )
-    events = list(stream)
-    assert deltas_of(events) == said
-    streamed = [one.logprob for event in events[:-1] for one in event.logprobs or ()]
-    assert streamed == [one.logprob for one in events[-1].logprobs]
-
-
-def test_raw_responses_have_an_id_and_the_time_of_each_stage(server: Server, said: str) -> None:
-    create = server.client().audio.transcriptions.with_raw_response.create
-    ids = set()
-    for _ in range(2):
-        raw = create(model="whisper-1", file=SHORT)
-        assert raw.parse().text == said
-        assert raw.headers["x-request-id"] == raw.request_id
-        ids.add(raw.request_id)
-        stages = [part.split(";")[0] for part in raw.headers["server-timing"].split(", ")]
-        assert stages == ["upload", "audio", "queue", "encode", "transfer", "decode", "total"]
-    assert len(ids) == 2
-
-
 def test_a_failure_in_mid_stream_is_an_error_and_no_short_text(server: Server, said: str) -> None:
     """The file turns to noise behind its first window, which nobody can know before."""
     damaged = bytearray(sample_path("long").read_bytes())

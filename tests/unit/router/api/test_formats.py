@@ -10,7 +10,6 @@ from typing import Any
 import pytest
 
 from router.api import formats
-from router.api.formats import subtitles
 from router.api.params import ResponseFormat, TranscriptionParams
 from router.api.responses import (
     TranscriptionResponse,
@@ -127,16 +126,6 @@ def test_subtitles_are_one_cue_per_segment_with_the_types_of_their_formats() -> 
     assert (answer.body.decode(), answer.media_type) == (vtt(bare), "text/vtt; charset=utf-8")
 
 
-@pytest.mark.parametrize("response_format", ["srt", "vtt"])
-def test_cues_in_pieces_are_the_whole_file(response_format: ResponseFormat) -> None:
-    segments = make_transcript(" a", " b", " c").segments
-    pieces = [
-        subtitles(segments[:1], response_format),
-        subtitles(segments[1:], response_format, first_number=2),
-    ]
-    assert "".join(pieces) == subtitles(segments, response_format)
-
-
 def test_a_translation_is_in_english_and_has_no_usage() -> None:
     translation = make_transcript(" Hello.", task="translate", language="de")
     plain = render(translation, "json")
@@ -147,12 +136,6 @@ def test_a_translation_is_in_english_and_has_no_usage() -> None:
     assert list(body) == ["task", "language", "duration", "text", "segments"]
     assert (body["task"], body["language"]) == ("translate", "english")
     VerboseTranslationResponse.model_validate_json(verbose.body)
-
-
-@pytest.mark.parametrize("duration_s", [8.0, 7.01])
-def test_usage_rounds_seconds_up(duration_s: float) -> None:
-    body = json.loads(render(make_transcript(" a", duration_s=duration_s), "json").body)
-    assert body["usage"]["seconds"] == 8
 
 
 def test_silence_is_empty_text() -> None:

@@ -110,13 +110,6 @@ def test_what_has_left_no_longer_counts() -> None:
     assert (admission.pending_audio_s, admission.requests) == (0.0, 0)
 
 
-def test_a_failure_leaves_too() -> None:
-    admission = Admission(100.0)
-    with pytest.raises(RuntimeError), admission.admit(bytes_of(10)):
-        raise RuntimeError
-    assert admission.requests == 0
-
-
 def test_a_request_counts_with_the_audio_that_it_finds() -> None:
     with Admission(1e6).admit(0) as share:
         context = RequestContext("r", share)

@@ -128,12 +128,6 @@ def test_nothing_else_opens(sent: bytes | None) -> None:
         KeyRing(("one", "two")).owner(sent)
 
 
-def test_without_keys_nobody_is_counted() -> None:
-    keys = KeyRing((), max_requests=0)
-    with keys.request_of(None), keys.request_of(None):
-        assert len(keys) == 0
-
-
 async def test_a_key_with_all_its_requests_running_is_told_429_and_others_are_served(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
