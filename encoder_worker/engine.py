@@ -79,7 +79,6 @@ class EncoderEngine(EncoderCore):
             kv_dtype=exporter.pool.tensor.dtype,
             int8=settings.dtype == "int8",
             contexts=() if rule is None else rule.lengths(checkpoint.dims.n_audio_ctx),
-            float8=settings.dtype == "float8",
         )
         self._threads = settings.threads
         max_batch = settings.max_batch or auto_batch(self.device)

@@ -19,7 +19,7 @@ import torch
 from numpy.typing import NDArray
 from torch import Tensor
 
-from cluster.common.kernels.gpu.kernels import has_triton, loads_triton
+from cluster.common.kernels.gpu.kernels import has_triton
 from cluster.common.kernels.gpu.operators import scatters
 from cluster.common.kv.cross_kv import (
     CrossKVProjection,
@@ -40,7 +40,7 @@ from cluster.common.model.streams import (
 )
 from cluster.common.model.weights import TORCH_DTYPES
 from encoder_worker.cpu.team import DTYPES, TeamEncoder, team_kernels
-from encoder_worker.gpu.encoder import Encoder, check_float8, fastest
+from encoder_worker.gpu.encoder import Encoder, fastest
 from encoder_worker.gpu.static_encoder import (
     StaticEncoder,
     Wait,
@@ -67,15 +67,8 @@ class WindowEncoder:
         int8: bool = False,  # hold the weights in 8 bits (CPU)
         contexts: Sequence[int] = (),  # shorter ones; on a GPU they get graphs
         kv_dtype: torch.dtype | None = None,  # of the pool for K/V
-        float8: bool = False,  # multiply in 8 bits (GPU)
     ) -> None:
-        """Load onto `device` ("cpu" or "cuda"); `dtype` is a key of TORCH_DTYPES.
-
-        Raises ConfigurationError where the device cannot multiply in float8.
-        """
-        if float8:
-            on_gpu = device == "cuda"
-            check_float8(torch.cuda.get_device_capability() if on_gpu else None, loads_triton())
+        """Load onto `device` ("cpu" or "cuda"); `dtype` is a key of TORCH_DTYPES."""
         torch_dtype = TORCH_DTYPES[dtype]
         self.device = device
         self.dtype = dtype
@@ -85,7 +78,7 @@ class WindowEncoder:
         self._plain = AudioEncoder(checkpoint, torch_dtype, device, int8=int8)
         self._encoder: Encoder = self._plain
         if device == "cuda":
-            self._encoder = fastest(self._plain, float8=float8)
+            self._encoder = fastest(self._plain)
         self._output: CrossKVProjection | Unprojected = Unprojected()
         if payload == "cross_kv":
             scales = None if kv_dtype is None else kv_scales(checkpoint, kv_dtype)

@@ -18,7 +18,7 @@ from cluster.common.model.checkpoint import Checkpoint
 from encoder_worker.forward import WindowEncoder
 
 KV_ERROR = 0.03  # of the KV's norm, bfloat16 against float32
-KV_ERROR_OF_8_BITS = 0.12  # where the encoder's products or the KV are of 8 bits
+KV_ERROR_OF_8_BITS = 0.12  # where the KV has 8 bits
 LOGPROB_ERROR = 0.15  # of a token, between kernels
 
 
@@ -28,8 +28,7 @@ def correct(rig: Rig, record: Record) -> None:
     checkpoint = rig.checkpoint("check")
     for way in WAYS:
         record("wrong", wrong)
-        if rig.device == "cuda" or not way.float8:
-            wrong = wrong + _check_encoder(rig, checkpoint, way, record)
+        wrong = wrong + _check_encoder(rig, checkpoint, way, record)
     record("wrong", wrong)
     if wrong:
         raise RuntimeError("; ".join(wrong))
@@ -40,7 +39,6 @@ class Way:
     """An encoder and its KV. `error` is the largest that passes, relative to the KV's norm."""
 
     name: str
-    float8: bool = False
     kv_dtype: str = ""  # of the pool; empty: the encoder's
     error: float = KV_ERROR
 
@@ -48,7 +46,6 @@ class Way:
 WAYS = (
     Way("encoder"),
     Way("KV in 8 bits", kv_dtype=FLOAT8, error=KV_ERROR_OF_8_BITS),
-    Way("encoder in 8 bits", float8=True, error=KV_ERROR_OF_8_BITS),
 )
 
 
@@ -58,7 +55,7 @@ def _check_encoder(rig: Rig, checkpoint: Checkpoint, way: Way, record: Record) -
     served = kv_layout(checkpoint, PAGE_FRAMES, way.kv_dtype or rig.dtype)
     exact = kv_layout(checkpoint, PAGE_FRAMES, "float32")
     kv_dtype: torch.dtype = getattr(torch, served.dtype)  # decides how KV is scaled in its pages
-    fast = WindowEncoder(checkpoint, rig.dtype, rig.device, kv_dtype=kv_dtype, float8=way.float8)
+    fast = WindowEncoder(checkpoint, rig.dtype, rig.device, kv_dtype=kv_dtype)
     plain = WindowEncoder(checkpoint, "float32", rig.device, kv_dtype=kv_dtype)
     wrong: list[str] = []
     largest = max(rig.sizes.encode_batches)

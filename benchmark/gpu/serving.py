@@ -21,9 +21,7 @@ LOADGEN_S = 30.0  # of a scenario: MLPerf wants ten minutes
 OTHERS = {"TensorRT-LLM, H200, Offline: windows/s": 67.9, "vLLM, H200, Offline: windows/s": 60.7}
 OPTIONS: dict[str, dict[str, Any]] = {
     "as served": {},
-    "encoder in 8 bits": {"encoder": {"dtype": "float8"}},
     "KV in 8 bits": {"kv_dtype": "float8"},
-    "encoder and KV in 8 bits": {"encoder": {"dtype": "float8"}, "kv_dtype": "float8"},
 }
 
 

@@ -7,12 +7,11 @@ import torch
 from torch import Tensor
 
 from cluster.common.kernels.gpu.operators import add_norm
-from cluster.common.model.layers import LayerNorm, Linear
+from cluster.common.model.layers import LayerNorm
 from decoder_worker.attention.operators import append_qkv
 from decoder_worker.gpu.greedy import GpuSampler
 from decoder_worker.sampling.logit_rules import LogitRules
 from decoder_worker.sampling.sampler import TorchSampler, gumbel, noise_key, random_bits
-from encoder_worker.gpu.encoder import LEAST_CAPABILITY, Float8Linear, Scaled
 from tests.support.workers.slot_states import N, filled_slots, make_tokenizer
 
 pytestmark = pytest.mark.gpu
@@ -59,21 +58,6 @@ def test_the_append(heads: int) -> None:
         found.append((pool, q))
     for expected, on_gpu in zip(*found, strict=True):
         assert torch.equal(on_gpu.cpu(), expected)
-
-
-@pytest.mark.parametrize("n_in", [384, 1280, 5120])
-def test_the_encoder_products_in_eight_bits(n_in: int) -> None:
-    if torch.cuda.get_device_capability() < LEAST_CAPABILITY:
-        pytest.skip("this GPU has no products in 8 bits")
-    x, weight = rand(1500, n_in), rand(1280, n_in, seed=1) * n_in**-0.5
-    found = []
-    for device in ("cpu", "cuda"):
-        product = Float8Linear.of(Linear(weight.to(device), rand(1280, seed=2).to(device)))
-        scaled = Scaled.of(x.to(device), gelu=True)
-        result = product.of_scaled(scaled, product.bias)
-        found.append((scaled.scale, product.weight.scale, result))
-    for expected, on_gpu in zip(*found, strict=True):
-        assert_near(on_gpu, expected)
 
 
 def test_the_choice_of_tokens() -> None:

@@ -6,7 +6,7 @@ import torch
 
 from cluster.common.cores import usable_cores
 from cluster.common.errors import ConfigurationError
-from cluster.common.settings import Device, EncoderDType
+from cluster.common.settings import Device, DType
 
 LEAST_BFLOAT16 = (8, 0)  # compute capability of the first GPUs that multiply it, Ampere
 MOST_STEP = 8  # so many threads reach the memory's full bandwidth
@@ -24,18 +24,15 @@ def resolve_device(device: Device) -> str:
     return device
 
 
-def resolve_dtype(dtype: EncoderDType, device: str) -> str:
+def resolve_dtype(dtype: DType, device: str) -> str:
     """Return the dtype that a role computes in, a key of `weights.TORCH_DTYPES`.
 
-    For "auto", "int8" and "float8" it is bfloat16 where the hardware multiplies that, otherwise
-    float16 on a GPU and float32 on a CPU. Raises ConfigurationError for "int8" on a GPU and for
-    "float8" on a CPU.
+    For "auto" and "int8" it is bfloat16 where the hardware multiplies that, otherwise float16 on a
+    GPU and float32 on a CPU. Raises ConfigurationError for "int8" on a GPU.
     """
     if dtype == "int8" and device != "cpu":
-        raise ConfigurationError("dtype int8 is for CPUs: on a GPU take bfloat16 or float8")
-    if dtype == "float8" and device == "cpu":
-        raise ConfigurationError("dtype float8 is for GPUs: on a CPU take int8 or bfloat16")
-    if dtype not in ("auto", "int8", "float8"):
+        raise ConfigurationError("dtype int8 is for CPUs: on a GPU take bfloat16")
+    if dtype not in ("auto", "int8"):
         return dtype
     if device == "cpu":
         return "bfloat16" if has_native_bfloat16() else "float32"

@@ -18,7 +18,6 @@ from cluster.common.settings.roles import (
     DecoderSettings,
     Device,
     DType,
-    EncoderDType,
     EncoderSettings,
     FrozenModel,
     Handoff,

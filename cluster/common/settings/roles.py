@@ -16,7 +16,6 @@ from pydantic import (
 
 Device = Literal["auto", "cpu", "cuda"]
 DType = Literal["auto", "float32", "bfloat16", "float16", "int8"]
-EncoderDType = Literal["auto", "float32", "bfloat16", "float16", "int8", "float8"]
 Handoff = Literal["cross_kv", "encoder_states"]
 KVDType = Literal["auto", "float32", "bfloat16", "float16", "float8"]
 Transport = Literal["auto", "nixl", "memory"]
@@ -197,10 +196,7 @@ class PoolSettings(FrozenModel):
 class EncoderSettings(PoolSettings):
     """The encoder workers."""
 
-    dtype: EncoderDType = Field(
-        "auto",
-        description="auto, float32, bfloat16, float16, int8 (CPU) or float8 (GPU of 8.9 or more)",
-    )
+    dtype: DType = Field("auto", description="auto, float32, bfloat16, float16 or int8 (CPU)")
     max_batch: int = Field(0, ge=0, description="most windows in one encoder batch; 0: by device")
     batch_wait_ms: float = Field(5.0, ge=0, description="longest wait for a batch to fill, in ms")
     export_windows: int = Field(
@@ -238,7 +234,7 @@ class EncoderSettings(PoolSettings):
 class DecoderSettings(PoolSettings):
     """The decoder workers."""
 
-    dtype: DType = Field("auto", description="auto, float32, bfloat16, float16 or int8")
+    dtype: DType = Field("auto", description="auto, float32, bfloat16, float16 or int8 (CPU)")
     max_batch: int = Field(
         0,
         ge=0,

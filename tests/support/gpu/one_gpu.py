@@ -158,7 +158,6 @@ def simulated_one_gpu(
             installed(flashinfer_on(gpu)),
             patch.dict(self_check.turned_off, clear=True),
             patch.object(kernels, "loads_triton", lambda: True),
-            patch("encoder_worker.forward.loads_triton", lambda: True),
             _nothing_is_found(values),
             patch.object(streams, "WARM_UPS", 1),
             patch.object(torch.cuda, "get_device_capability", lambda: (9, 0)),

@@ -9,7 +9,6 @@ from typing import Any
 
 import pytest
 import typer
-import yaml
 from typer.testing import CliRunner
 
 from cluster.cli.main import COMMANDS, app
@@ -67,12 +66,3 @@ def test_a_wrong_name_gets_the_nearest(line: str, near: str) -> None:
     refused = CliRunner().invoke(app, line.split())
     assert refused.exit_code == 2
     assert near in refused.output
-
-
-def test_float8_is_no_flag_but_a_setting_of_encoders() -> None:
-    asked = CliRunner().invoke(app, ["serve", "--dtype", "float8", "--print-config"])
-    assert asked.exit_code != 0
-    assert "'float8' is not one of 'auto'" in " ".join(asked.output.split())
-    variable = {"SPLITSCRIBE_ENCODER__DTYPE": "float8"}
-    shown = CliRunner().invoke(app, ["serve", "--print-config"], env=variable)
-    assert (shown.exit_code, yaml.safe_load(shown.output)["encoder"]["dtype"]) == (0, "float8")

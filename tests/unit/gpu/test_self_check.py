@@ -23,7 +23,6 @@ from cluster.common.kernels.gpu import operators
 from cluster.common.kernels.gpu.kernels import has_triton
 from cluster.common.kernels.gpu.self_check import (
     FLASHINFER,
-    FLOAT8,
     GRAPHS,
     KERNELS,
     TORCH,
@@ -88,36 +87,16 @@ def raising(*args: Any) -> None:
 # ---- The encoder's layers.
 
 
-def make_encoder(*, float8: bool = False) -> Any:
+def make_encoder() -> Any:
     checkpoint = open_checkpoint(str(cached_checkpoint()))
     encoder = AudioEncoder(checkpoint, torch.bfloat16)
     encoder.positions = encoder.positions[:200]  # a short window is as good
-    return gpu_encoder.fastest(encoder, float8=float8)
-
-
-def products_of(encoder: GpuEncoder) -> type:
-    return type(encoder._layers[0].fc1)
+    return gpu_encoder.fastest(encoder)
 
 
 def test_what_is_right_is_used() -> None:
-    made = make_encoder(float8=True)
-    assert products_of(made) is gpu_encoder.Float8Linear
+    assert isinstance(make_encoder(), GpuEncoder)
     assert not turned_off
-
-
-@pytest.mark.parametrize(
-    "product", [raising, off_by(0.92, gpu_encoder._scaled_product)], ids=["raises", "wrong"]
-)
-def test_wrong_products_in_8_bits_become_bfloat16(
-    product: Operator, caplog: pytest.LogCaptureFixture
-) -> None:
-    """As row-wise `_scaled_mm` of some builds on Ada and Blackwell."""
-    with patch.object(gpu_encoder, "_scaled_product", product):
-        made = make_encoder(float8=True)
-    assert products_of(made) is gpu_encoder._PlainLinear
-    assert list(turned_off) == [FLOAT8]
-    (warning,) = caplog.messages
-    assert warning.startswith("products in 8 bits: not used on this GPU, but bfloat16: ")
 
 
 def test_wrong_kernels_become_torchs_layers(caplog: pytest.LogCaptureFixture) -> None:
@@ -310,7 +289,7 @@ def test_the_command_check_says_what_is_turned_off(
     async def engines(settings: Any) -> AsyncIterator[None]:
         if not starts:
             raise RuntimeError("no kernel image is available")
-        is_right(FLOAT8, lambda: [torch.zeros(1)], lambda: [torch.ones(1)])
+        is_right(KERNELS, lambda: [torch.zeros(1)], lambda: [torch.ones(1)])
         yield
 
     monkeypatch.setattr(torch.cuda, "is_available", lambda: True)
@@ -318,7 +297,7 @@ def test_the_command_check_says_what_is_turned_off(
     ((what, finding, well),) = check._gpu()
     assert not well
     if starts:
-        expected = "bfloat16 instead: it differs by 1.000 of what torch computes"
-        assert (what, finding) == (FLOAT8, expected)
+        expected = "torch's layers instead: it differs by 1.000 of what torch computes"
+        assert (what, finding) == (KERNELS, expected)
     else:
         assert finding == "RuntimeError: no kernel image is available"

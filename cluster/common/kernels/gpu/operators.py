@@ -1,8 +1,7 @@
 """GPU kernels of both roles: residual adds with a norm, and the scatter of KV into pages.
 
-One kernel adds a product to the residual stream, computes the next norm and, for products in 8
-bits, the rows' scales. The scatter reads each projected KV once and writes each page once, in the
-page's order, without asking the host.
+One kernel adds a product to the residual stream and computes the next norm. The scatter reads each
+projected KV once and writes each page once, in the page's order, without asking the host.
 """
 
 from __future__ import annotations
@@ -20,7 +19,6 @@ from cluster.common.model.layers import LAYER_NORM_EPS, LayerNorm
 from cluster.common.model.streams import upload
 
 TRITON = "cluster.common.kernels.gpu.triton_kernels"
-LEAST_SCALE = 1e-12  # of a row of zeros
 NO_PAGE = -1  # in a table of pages: this window is padding, write nothing
 
 
@@ -30,19 +28,16 @@ def add_norm(
     bias: Tensor | None,
     norm: LayerNorm,
     out: Tensor,
-    scale: Tensor | None = None,
 ) -> None:
-    """x += delta + bias, rounded once; then out = norm(x). Mutates x, out and scale.
+    """x += delta + bias, rounded once; then out = norm(x). Mutates x and out.
 
     Args:
         x: [n, d], contiguous like all others: the residual stream, of any float dtype.
         delta: [n, d], what is added; None adds nothing.
         bias: [d], added with it.
-        out: [n, d], of any float dtype. float8_e4m3fn holds `norm(x) / scale`.
-        scale: float32 [n], written where `out` has 8 bits: a row's largest number becomes the
-            dtype's largest. None otherwise.
+        out: [n, d], of any float dtype.
     """
-    _add_norm(x, delta, bias, norm.weight, norm.bias, out, scale)
+    _add_norm(x, delta, bias, norm.weight, norm.bias, out)
 
 
 @dataclass(frozen=True, slots=True)
@@ -66,29 +61,16 @@ def _plain_add_norm(
     weight: Tensor,
     shift: Tensor,
     out: Tensor,
-    scale: Tensor | None,
 ) -> None:
     if delta is not None:
         added = delta.float() if bias is None else delta.float() + bias.float()
         x.copy_(x.float() + added)
-    normed = F.layer_norm(x.float(), weight.shape, weight.float(), shift.float(), LAYER_NORM_EPS)
-    if scale is None:
-        out.copy_(normed)
-    else:
-        store_scaled(normed, out, scale)
-
-
-def store_scaled(values: Tensor, out: Tensor, scale: Tensor) -> None:
-    """Store values float32 [n, d] in out float8_e4m3fn [n, d], and their rows' scales."""
-    most = torch.finfo(out.dtype).max
-    torch.clamp(values.abs().amax(-1) / most, min=LEAST_SCALE, out=scale)
-    # The quotient may round to just above the largest number, of which a cast makes NaN.
-    out.copy_((values / scale[:, None]).clamp_(-most, most))
+    out.copy_(F.layer_norm(x.float(), weight.shape, weight.float(), shift.float(), LAYER_NORM_EPS))
 
 
 _add_norm = define(
     "add_norm",
-    writes=("x", "out", "scale"),
+    writes=("x", "out"),
     cuda=launcher(TRITON, "launch_add_norm"),
     cpu=_plain_add_norm,
 )

@@ -1,4 +1,4 @@
-"""Triton kernels of `operators`, and the scaling of rows to 8 bits. Imported only with Triton."""
+"""Triton kernels of `operators`. Imported only with Triton."""
 
 from __future__ import annotations
 
@@ -9,10 +9,8 @@ import triton
 import triton.language as tl
 from torch import Tensor
 
-from cluster.common.kernels.gpu.operators import LEAST_SCALE
 from cluster.common.model.layers import LAYER_NORM_EPS
 
-WARPS_ABOVE = 4096  # row width above which a program takes eight warps
 BLOCK = 2048  # elements of a program: 4 KB in bfloat16, 16 bytes a thread with 4 warps, twice
 
 
@@ -24,12 +22,9 @@ def add_norm(  # type: ignore[no-untyped-def]  # Triton reads annotations, and k
     weight,
     shift,
     out,  # [n, width]
-    scale,  # float32 [n]
     width: tl.constexpr,
     has_delta: tl.constexpr,
     has_bias: tl.constexpr,
-    most: tl.constexpr,  # largest number of an `out` in 8 bits, 0 for others
-    least_scale: tl.constexpr,
     eps: tl.constexpr,
     block: tl.constexpr,  # a power of two, at least the width
 ):
@@ -52,18 +47,12 @@ def add_norm(  # type: ignore[no-untyped-def]  # Triton reads annotations, and k
     gain = tl.load(weight + column, mask=inside, other=0.0).to(tl.float32)
     offset = tl.load(shift + column, mask=inside, other=0.0).to(tl.float32)
     normed = centred * factor * gain + offset
-    if most > 0:
-        largest = tl.max(tl.abs(normed), 0)
-        size = tl.maximum(largest / most, least_scale)
-        tl.store(scale + row, size)
-        normed = normed / size
-        normed = tl.where(normed > most, most, tl.where(normed < -most, -most, normed))
     tl.store(out + place, normed.to(out.dtype.element_ty), mask=inside)
 
 
 def launch_add_norm(*given: Any) -> None:
     """Take the arguments of the operator `add_norm`, in order."""
-    x, delta, bias, _, _, out, scale = given
+    x, delta, bias, _, _, out = given
     n, width = x.shape
     for tensor in (x, out) if delta is None else (x, out, delta):
         assert tensor.is_contiguous()
@@ -73,52 +62,8 @@ def launch_add_norm(*given: Any) -> None:
         width,
         delta is not None,
         bias is not None,
-        0.0 if scale is None else torch.finfo(out.dtype).max,
-        LEAST_SCALE,
         LAYER_NORM_EPS,
         triton.next_power_of_2(width),
-    )
-
-
-@triton.jit  # type: ignore[untyped-decorator]
-def scale_rows(  # type: ignore[no-untyped-def]  # Triton reads annotations, and knows its own only
-    x,  # [n, width]
-    out,  # [n, width], of 8 bits
-    scale,  # float32 [n]
-    width: tl.constexpr,
-    gelu: tl.constexpr,
-    most: tl.constexpr,  # largest number of `out`
-    least_scale: tl.constexpr,
-    block: tl.constexpr,  # a power of two, at least the width
-):
-    row = tl.program_id(0).to(tl.int64)
-    column = tl.arange(0, block)
-    inside = column < width
-    values = tl.load(x + row * width + column, mask=inside, other=0.0).to(tl.float32)
-    if gelu:
-        values = 0.5 * values * (1.0 + tl.erf(values * 0.7071067811865476))
-    size = tl.maximum(tl.max(tl.abs(values), 0) / most, least_scale)
-    tl.store(scale + row, size)
-    values = values / size
-    values = tl.where(values > most, most, tl.where(values < -most, -most, values))
-    tl.store(out + row * width + column, values.to(out.dtype.element_ty), mask=inside)
-
-
-def launch_scale_rows(x: Tensor, gelu: bool, out: Tensor, scale: Tensor) -> None:
-    """Convert rows to 8 bits with their scales: see `encoder_worker.gpu.encoder.Scaled.of`."""
-    n, width = x.shape
-    assert x.is_contiguous()
-    assert out.is_contiguous()
-    scale_rows[(n,)](
-        x,
-        out,
-        scale,
-        width,
-        gelu,
-        torch.finfo(out.dtype).max,
-        LEAST_SCALE,
-        triton.next_power_of_2(width),
-        num_warps=4 if width <= WARPS_ABOVE else 8,
     )
 
 
