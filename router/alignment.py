@@ -1,9 +1,8 @@
-"""A text that is known, aligned with an upload: when each of its words is said.
+"""Aligns a known text with an upload: finds when each of its words is said.
 
-The upload is transcribed with words first, and by these the text is matched with the audio
-(`router.known_text`). Then its windows are read once more, and with each part of one the decoder
-aligns what is said in it, without sampling. Where KV is kept for reuse the second encode costs
-nothing.
+A first transcription has matched the text with the audio (`router.known_text`). Here the windows
+are encoded again, at no cost where KV is kept for reuse, and the decoder aligns the words of each
+part without sampling.
 """
 
 from __future__ import annotations
@@ -25,18 +24,16 @@ from router.words import add_words
 
 @dataclass(slots=True)
 class AlignmentRun:
-    """One upload, read for the second time."""
-
     pipeline: Pipeline
     run: RequestRun
-    options: DecodeOptions  # of the first time
+    options: DecodeOptions  # of the first transcription
     tokenizer: WhisperTokenizer
-    times: dict[int, Word] = field(default_factory=dict)  # of the text's words, by number
+    times: dict[int, Word] = field(default_factory=dict)  # by number of the text's word
 
     async def align_all(
         self, stream: AudioStream, parts: Iterable[SaidPart], max_in_flight: int
     ) -> None:
-        """The stream has the windows that it had the first time."""
+        """`stream` must yield the same windows as in the first transcription."""
         waiting: defaultdict[int, list[SaidPart]] = defaultdict(list)
         for part in parts:
             waiting[part.heard.window].append(part)

@@ -12,11 +12,10 @@ _FILE_MEL = struct.Struct("<qqd")
 
 
 def audio_key(pcm: Pcm, file_mel: FileMel | None, owner: bytes) -> bytes:
-    """What names a window's audio, so that encoders can tell when they have its KV already.
+    """Digest by which encoders recognise audio whose KV they already have. 1 ms for 30 s.
 
-    A digest of [n] samples and of what makes them a slice of their file, in 1 ms for 30 s. It is
-    keyed by `owner`, opaque and at most 64 bytes, so that nobody can learn that another sent the
-    same.
+    It is keyed by `owner`, opaque and at most 64 bytes, so that no client can find out that another
+    one sent the same audio.
     """
     digest = hashlib.blake2b(digest_size=KEY_BYTES, key=owner, person=b"window's audio")
     digest.update(b"alone" if file_mel is None else b"slice")

@@ -1,7 +1,7 @@
-"""Audio on which workers die: which windows are suspected, and which are refused for a while.
+"""Finds the windows on which workers die, and refuses their audio for a while.
 
-When a worker dies, each window that it had may be the cause. Most are not, and are tried again at
-once. Those whose workers died twice go one by one; when a worker dies of one alone, that is it.
+When a worker dies, each of its windows may be the cause, and all are tried again. Windows that lost
+two workers go one at a time, so that the next death shows which of them is the cause.
 """
 
 from __future__ import annotations
@@ -11,24 +11,24 @@ import asyncio
 from cluster.common.clock import Clock
 from cluster.common.errors import WindowRefusedError, WorkerDiedError
 
-MOST_ENDED = 2  # workers that a window may end; one that had company at them ends a third, alone
-REFUSED_S = 300.0  # for which its audio is refused
+MOST_ENDED = 2  # deaths before a refusal; one more, alone, if other windows may be the cause
+REFUSED_S = 300.0  # how long the audio is refused
 
 
 class DeadlyAudio:
-    """Of one model's requests in this process. Windows are named by what is theirs alone."""
+    """Serves all requests for one model in this process. Windows are named by their `id`."""
 
     def __init__(self, clock: Clock) -> None:
         self.one_by_one = asyncio.Lock()
         self._clock = clock
-        self._deaths: dict[int, int] = {}  # of workers, by window that is not done yet
-        self._refused: dict[bytes, tuple[float, str]] = {}  # until when and why, by audio
+        self._deaths: dict[int, int] = {}  # of workers, by window in progress
+        self._refused: dict[bytes, tuple[float, str]] = {}  # (until when, why) by audio key
 
     def __bool__(self) -> bool:
         return bool(self._refused)
 
     def check(self, audio_key: bytes) -> None:
-        """Raises WindowRefusedError where workers died of the same audio not long ago."""
+        """Raises WindowRefusedError while this audio is refused."""
         until_s, reason = self._refused.get(audio_key, (0.0, ""))
         if self._clock.monotonic() < until_s:
             raise WindowRefusedError(reason)
@@ -37,7 +37,7 @@ class DeadlyAudio:
         return self._deaths.get(window, 0) >= MOST_ENDED
 
     def note_death(self, window: int, audio_key: bytes, error: WorkerDiedError) -> None:
-        """Raises WindowRefusedError, unless another window may be what the workers died of."""
+        """Raises WindowRefusedError, unless another window may have caused the deaths."""
         has_company = bool(self._deaths.keys() - {window})
         n_ended = self._deaths[window] = self._deaths.get(window, 0) + 1
         if n_ended < MOST_ENDED or (n_ended == MOST_ENDED and has_company):

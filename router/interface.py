@@ -1,4 +1,4 @@
-"""How `router.http` and the command line run a request: the protocol, its options, its events."""
+"""The interface through which `router.http` and the command line run requests."""
 
 from __future__ import annotations
 
@@ -17,16 +17,16 @@ from router.api.params import TranscriptionParams
 from router.transcript import Segment, TokenLogprob, Transcript
 
 TIMEOUT_HEADER = "x-splitscribe-timeout"  # with the seconds that a client gives a request
-RECENT = 0.1  # what the newest window counts for in `Progress.pace_s`
+RECENT = 0.1  # weight of the newest window in `Progress.pace_s`
 
 
 @dataclass(slots=True)
 class StageTimings:
-    """Where a request's time went, so far. Seconds are summed over its windows, which overlap."""
+    """Seconds that a request spent in each stage, summed over its windows, which overlap."""
 
     audio_s: float = 0.0  # the upload's decoding and cutting
     queue_s: float = 0.0  # waiting in queues
-    first_queue_s: float = 0.0  # of it the first window's, which waits for none of its own request
+    first_queue_s: float = 0.0  # the first window's part, which waits for no other
     encode_s: float = 0.0  # encoder batches
     transfer_s: float = 0.0  # reading the KV
     decode_s: float = 0.0  # prefill and decode steps
@@ -40,11 +40,11 @@ class StageTimings:
 
     def waited(self, window: int, seconds: float) -> None:
         self.queue_s += seconds
-        if window == 0 and not self.windows:  # what was left of it may come again, behind others
+        if window == 0 and not self.windows:  # the rest of window 0 may wait behind others
             self.first_queue_s += seconds
 
     def add(self, part: StageTimings) -> None:
-        """Of a part of the request that ran beside other parts."""
+        """Add the timings of a part of the request that ran in parallel with others."""
         first_queue_s = max(self.first_queue_s, part.first_queue_s)
         for name, value in asdict(part).items():
             setattr(self, name, getattr(self, name) + value)
@@ -59,70 +59,67 @@ class TranscriptionResult:
 
 @dataclass(frozen=True, slots=True)
 class PoolHealth:
-    """One role's replicas."""
-
-    ready: bool  # one of them is healthy, or the pool may sleep
+    ready: bool  # a replica is healthy, or the pool may sleep
     replicas: int
-    workers: Sequence[WorkerStatus] = ()  # of a large pool some, chosen anew each time
+    workers: Sequence[WorkerStatus] = ()  # a random sample of a large pool
 
 
 @dataclass(frozen=True, slots=True)
 class Update:
-    """What a running request is now certain of, in time order; nothing of it changes later."""
+    """New results of a running request, in time order. They never change later."""
 
-    text: str = ""  # follows the text of all updates before; joined, they are the transcript's
-    segments: tuple[Segment, ...] = ()  # closed since, with final ids
-    logprobs: tuple[TokenLogprob, ...] = ()  # of the tokens behind `text`, where asked for
+    text: str = ""  # follows the text of earlier updates; together they are the transcript
+    segments: tuple[Segment, ...] = ()  # closed since the last update, with final ids
+    logprobs: tuple[TokenLogprob, ...] = ()  # of the tokens of `text`, if requested
 
 
 class AudioShare(Protocol):
     """A request's share of the audio-seconds that the router may hold at once."""
 
     def expect(self, audio_s: float) -> None:
-        """Correct the estimate before work began. Raises CrowdedError if it cannot stay."""
+        """Correct the estimate before work begins. Raises CrowdedError if it does not fit."""
 
     def found(self, audio_s: float) -> None:
-        """Count at least so much audio, found by now; never refuses."""
+        """Count at least this much audio. Never refuses."""
 
 
 @dataclass(slots=True)
 class Progress:
-    """What this router has seen of one model's pools; times are the clock's."""
+    """Progress of one model's pools as seen by this router, in the clock's time."""
 
-    ended_s: float = -math.inf  # when a window ended last, of any request
-    asleep_s: float = -math.inf  # when a pool had no worker last
-    pace_s: float = 0.0  # of a long file's window, as workers took of late and without waiting
+    ended_s: float = -math.inf  # when the last window of any request ended
+    asleep_s: float = -math.inf  # when a pool last had no worker
+    pace_s: float = 0.0  # recent working time of a long file's window, without waiting
 
 
 @dataclass(slots=True)
 class RequestContext:
-    """One request's identity and time.
+    """One request's identity, deadlines and callbacks.
 
-    A request lives while windows end, its own or others' before which it waits, and while its
-    voices are told apart: it is over when nothing has ended for `stall_s`, or `timeout_s` after
+    It is over when no window of any request has ended for `stall_s`, or `timeout_s` after
     `started_s` (the clock's, when the upload was complete), whichever comes first.
     """
 
     request_id: str
-    share: AudioShare | None  # None where nobody admits it
+    share: AudioShare | None  # None: not subject to admission
     stall_s: float = math.inf
     timeout_s: float = math.inf
     clock: Clock = SYSTEM_CLOCK
-    progress: Progress = field(default_factory=Progress)  # of those it may wait for, too
+    progress: Progress = field(default_factory=Progress)  # shared with other requests
     audio_s: float = 0.0
     started_s: float = field(init=False)
-    moved_s: float = field(init=False)  # when work beside its windows ended last
+    moved_s: float = field(init=False)  # when work beside its windows last ended
     finished_s: float = 0.0
     span: Span = NO_SPAN  # of the whole request
-    owner: bytes = field(default=b"", repr=False)  # of the KV: opaque, never an API key
-    client: bytes = field(default=b"", repr=False)  # who shares the workers fairly
+    owner: bytes = field(default=b"", repr=False)  # who may reuse its KV: opaque, never an API key
+    client: bytes = field(default=b"", repr=False)  # the unit of fair sharing
     priority: Priority = "interactive"  # of all its windows
     on_progress: Callable[[float, float], None] | None = None  # gets (finished_s, audio_s)
-    on_update: Callable[[Update], None] | None = None  # gets, in order, what is certain
+    on_update: Callable[[Update], None] | None = None  # gets new results in order
 
     @classmethod
     def unlimited(cls, request_id: str, time_s: float, clock: Clock = SYSTEM_CLOCK) -> Self:
-        """A request without a client: `time_s` from now, however much audio it holds."""
+        """A request without a client, which ends `time_s` from now."""
         return cls(request_id, None, timeout_s=time_s, clock=clock)
 
     def __post_init__(self) -> None:
@@ -130,7 +127,7 @@ class RequestContext:
 
     @contextmanager
     def beside_windows(self) -> Iterator[None]:
-        """Around work that may outlast all windows, and whose end is sure: as if one had ended."""
+        """Suspend `stall_s` during work that may outlast all windows and is sure to end."""
         self.moved_s = math.inf
         try:
             yield
@@ -138,7 +135,6 @@ class RequestContext:
             self.moved_s = self.clock.monotonic()
 
     def window_ended(self, pace_s: float) -> None:
-        """`pace_s`: as in `Progress`."""
         progress = self.progress
         progress.ended_s = self.clock.monotonic()
         progress.pace_s += (pace_s - progress.pace_s) * (RECENT if progress.pace_s else 1.0)
@@ -153,9 +149,8 @@ class RequestContext:
             self.on_progress(self.finished_s, self.audio_s)
 
     def expect_audio(self, audio_s: float) -> None:
-        """Call once when the container tells its length. Raises InvalidRequestError where
-        `timeout_s` does not suffice at the workers' pace, CrowdedError where so much audio does not
-        fit.
+        """Call once with the container's length. Raises CrowdedError if it does not fit, and
+        InvalidRequestError if it takes longer than `timeout_s` at the workers' pace.
         """
         needed_s = self.progress.pace_s * audio_s / WINDOW_S
         if needed_s > self.timeout_s:
@@ -171,13 +166,13 @@ class RequestContext:
         self.audio_s = audio_s
 
     def found_audio(self, audio_s: float) -> None:
-        """Call as windows are found, with the seconds of audio seen so far (a total)."""
+        """Call as windows are found, with the total seconds of audio seen so far."""
         if self.share is not None:
             self.share.found(audio_s)
         self.audio_s = max(self.audio_s, audio_s)
 
     def remaining_s(self) -> float:
-        """Seconds left; negative when over. Ask anew before each use: it grows as windows end."""
+        """Seconds left, negative when over. Ask before each use: it grows as windows end."""
         now_s = self.clock.monotonic()
         moved_s = min(now_s, max(self.moved_s, self.progress.ended_s))
         return min(self.started_s + self.timeout_s, moved_s + self.stall_s) - now_s
@@ -191,21 +186,21 @@ class RequestContext:
 
 
 class Transcriber(Protocol):
-    """Turns the upload of a request into a transcript, with one model."""
+    """Transcribes uploads with one model."""
 
     def check(self, params: TranscriptionParams) -> None:
-        """Raises UnsupportedValueError: they ask for what this server was given no network for."""
+        """Raises UnsupportedValueError if the server lacks the network that they need."""
 
     async def transcribe(
         self, upload: Path, params: TranscriptionParams, context: RequestContext
     ) -> TranscriptionResult:
-        """Transcribe the file at `upload`, which lives until this returns. Cancelling the call
-        cancels every window of the request everywhere. It raises DeadlineExceededError when
-        `context.remaining_s()` has run out; its caller cancels it a moment later if it does not.
+        """Transcribe the file at `upload`, which must exist until this returns. Cancelling the call
+        cancels all windows of the request. Raises DeadlineExceededError when
+        `context.remaining_s()` runs out; if it does not, the caller cancels it soon after.
         """
 
     async def detect_language(self, upload: Path, context: RequestContext) -> tuple[str, float]:
-        """Code and probability of the language of 30 s, from the first speech on."""
+        """Code and probability of the language of the first 30 s of speech."""
 
     async def health(self) -> dict[Role, PoolHealth]:
         """The state of both pools, within a second or two."""

@@ -1,11 +1,9 @@
-"""Compares a known text with what was heard: which word is said where, and which is not said.
+"""Compares a known text with a transcript of the same audio: which word is said where.
 
-The text's words are compared with those of a transcript of the same audio. Equal words tie the two
-together. Between two ties, about as many words on both sides are the same words, heard wrong or
-written otherwise (as digits); where one side has many more, they are taken as not said, or as not
-in the text. Each part of the audio is then aligned with what is said in it: the text's own words,
-and where there are none those that were heard, so that dynamic time warping, which spreads all
-tokens over all frames, does not spread words of the text over them.
+Equal words tie the two together. Between two ties, a similar number of words on both sides counts
+as the same words, heard wrong or written differently (as digits). Other words are only in the text
+or only in the audio. The latter are aligned, too, because dynamic time warping spreads all tokens
+over all frames.
 """
 
 from __future__ import annotations
@@ -28,14 +26,15 @@ from router.transcript import (
 )
 from router.word_diff import Step, compared
 
-DIGITS = 3  # of seconds in an answer
-LIKE = 2  # times as many words, and
-FEW = 3  # more, are still the same said otherwise
+DIGITS = 3  # decimals of seconds in an answer
+# Two runs of words count as the same up to this factor in length,
+LIKE = 2
+FEW = 3  # and so many words
 
 
 @dataclass(frozen=True, slots=True)
 class GivenWord:
-    """A word of the text with its punctuation, and with the space before it."""
+    """A word of the text with its punctuation and the space before it."""
 
     text: str
     tokens: tuple[int, ...]
@@ -46,13 +45,13 @@ class GivenWord:
 class Said:
     tokens: tuple[int, ...]
     text: str
-    given: int | None  # a word of the text by its number; None: it was only heard
+    given: int | None  # number of the text's word; None: it was only heard
 
 
 @dataclass(frozen=True, slots=True)
 class SaidPart:
     heard: HeardPart
-    said: tuple[tuple[Said, ...], ...]  # of each segment of the part
+    said: tuple[tuple[Said, ...], ...]  # by segment of the part
 
     @property
     def tokens(self) -> tuple[int, ...]:
@@ -62,12 +61,12 @@ class SaidPart:
 def given_words(
     lines: Sequence[str], tokenizer: WhisperTokenizer, language: str
 ) -> list[GivenWord]:
-    """The words of all lines; a mark belongs to the word before it, or else behind it."""
+    """Split lines into words. A mark joins the word before it, or else the one behind it."""
     words: list[GivenWord] = []
     for number, line in enumerate(lines):
         tokens = tokenizer.encode(f" {line.strip()}") if line.strip() else []
         own: list[list[WordTokens]] = []
-        is_heard = True  # whether the last one has a letter yet
+        is_heard = True  # whether the last word has a letter yet
         for word in split_words(tokens, tokenizer, language):
             has_sound = bool(_sound(word.text))
             if own and not (has_sound and is_heard):
@@ -88,10 +87,10 @@ def said_parts(
     tokenizer: WhisperTokenizer,
     most_tokens: int,
 ) -> tuple[list[SaidPart], tuple[HeardAlone, ...]]:
-    """What is said in each part that some of the text is said in, and what the text has not. Raises
-    InvalidRequestError: text and transcript differ too much in length.
+    """Find the parts that have words of the text, and the words that only the audio has.
 
-    most_tokens: that fit into a window; words beyond them are left out.
+    Words beyond `most_tokens` of a part are left out. Raises InvalidRequestError if the text and
+    the transcript differ too much in length.
     """
     heard = _heard_words(parts)
     places = _places(given, [word for _, _, word in heard])
@@ -120,7 +119,6 @@ def said_parts(
 
 
 def segments_to_align(part: SaidPart) -> list[Segment]:
-    """The part's segments with the tokens that are aligned."""
     raw = part.heard.part.segments
     return [
         replace(segment, tokens=tuple(token for one in said for token in one.tokens), words=())
@@ -129,7 +127,7 @@ def segments_to_align(part: SaidPart) -> list[Segment]:
 
 
 def words_said(part: SaidPart, aligned: Sequence[Segment]) -> dict[int, Word]:
-    """The times of the text's words in a part, by number. aligned: its segments with words."""
+    """Times of the text's words in a part, by number. `aligned`: its segments with words."""
     found = {}
     for said, segment in zip(part.said, aligned, strict=True):
         words = iter(segment.words)
@@ -154,7 +152,7 @@ def aligned_transcript(
     times: Mapping[int, Word],
     alone: Sequence[HeardAlone],
 ) -> Transcript:
-    """`heard` with the text in place of its own, and a segment for each line that has times."""
+    """`heard` with the known text, and with one segment for each line that has times."""
     words = [AlignedWord(word.text, word.line, times.get(i)) for i, word in enumerate(given)]
     timed: list[list[Word]] = [[] for _ in lines]
     for word in words:
@@ -176,7 +174,6 @@ def aligned_transcript(
 
 
 def _heard_words(parts: Sequence[HeardPart]) -> list[tuple[int, int, Word]]:
-    """Each with its part's and its segment's number."""
     return [
         (i, j, word)
         for i, part in enumerate(parts)
@@ -187,14 +184,14 @@ def _heard_words(parts: Sequence[HeardPart]) -> list[tuple[int, int, Word]]:
 
 
 def _left_out(segment: Segment, tokenizer: WhisperTokenizer) -> Said:
-    """Doubted text that the transcript does not have, as it was aligned with the rest."""
+    """Doubted text that the transcript leaves out, but that was aligned with the rest."""
     tokens = tuple(token for token in segment.tokens if token < tokenizer.special.eot)
     return Said(tokens, tokenizer.decode(tokens), None)
 
 
 @dataclass(frozen=True, slots=True)
 class _Places:
-    said: list[tuple[int | None, int]]  # in order: number in the text, heard word
+    said: list[tuple[int | None, int]]  # in order: numbers of the text's word and of the heard one
     alone: list[int]  # heard words that the text does not have
 
 
@@ -208,7 +205,7 @@ def _places(given: Sequence[GivenWord], heard: Sequence[Word]) -> _Places:
     last = 0
     for i, step in enumerate(steps):
         if step.right is not None and step.is_equal and (equal[i] or equal[i + 2]):
-            _place(stretch, last, places)  # one equal word alone may be so by chance
+            _place(stretch, last, places)  # a single equal word may be chance
             stretch.clear()
             last = step.right
             places.said.append((step.left, last))
@@ -219,7 +216,7 @@ def _places(given: Sequence[GivenWord], heard: Sequence[Word]) -> _Places:
 
 
 def _place(stretch: Sequence[Step], last: int, places: _Places) -> None:
-    """last: the heard word of the first of two ties, between which the stretch lies."""
+    """Place the words between two ties. `last`: the heard word of the first tie."""
     n_given = sum(step.left is not None for step in stretch)
     n_heard = sum(step.right is not None for step in stretch)
     is_said = n_given <= LIKE * n_heard + FEW and n_heard <= LIKE * n_given + FEW
@@ -246,7 +243,7 @@ def _place(stretch: Sequence[Step], last: int, places: _Places) -> None:
 
 
 def _heard_alone(parts: Sequence[HeardPart], alone: Sequence[int]) -> tuple[HeardAlone, ...]:
-    """Runs of heard words, as one each."""
+    """Join each run of consecutive words."""
     words = [word for _, _, word in _heard_words(parts)]
     runs: list[list[int]] = []
     for at in alone:
@@ -263,6 +260,6 @@ def _heard_alone(parts: Sequence[HeardPart], alone: Sequence[int]) -> tuple[Hear
 
 
 def _sound(word: str) -> str:
-    """What makes two words equal: their letters and digits."""
+    """The letters and digits of a word, by which words are compared."""
     folded = unicodedata.normalize("NFKC", word).casefold()
     return "".join(letter for letter in folded if letter.isalnum())

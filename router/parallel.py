@@ -1,10 +1,8 @@
-"""Parallel mode: windows cut at pauses, decoded side by side, each by itself.
+"""Parallel mode: windows cut at pauses are decoded side by side, independently of each other.
 
-While the language is unknown, windows go one after another, until one with speech shows it. Where a
-decoder stopped before a window's end or before speech in it, the rest is decoded as a window of its
-own, so that nothing said is lost (unless the client limits the tokens). Text behind the last closed
-segment is decoded again with the rest. Text that the decoder doubts needs the support of the voice
-detector, so that music between two sentences gets no words; clear speech is never left out.
+While the language is unknown they go one by one, until one with speech shows it. Where a decoder
+stops before a window's end or misses speech, the rest is decoded like a window of its own (unless
+the client limits the tokens). Doubted text without detected speech is dropped.
 """
 
 from __future__ import annotations
@@ -24,24 +22,22 @@ from router.transcript import Segment, WindowTranscript
 from router.transcript_builder import TranscriptBuilder, gather_window, token_logprobs
 
 MIN_TAIL_S = 0.1  # less than this cannot hold a word
-MIN_QUIET_TAIL_S = 2.0  # the same without text from the decoder: likely the pause before a cut
-MAX_TAILS = 16  # of one window
+MIN_QUIET_TAIL_S = 2.0  # a shorter one without text is likely the pause before a cut
+MAX_TAILS = 16  # per window
 
 
 @dataclass(slots=True)
 class ParallelRun:
-    """One request in parallel mode."""
-
     pipeline: Pipeline
     run: RequestRun
-    options: DecodeOptions  # their language is set once it is known
+    options: DecodeOptions  # `language` is set once it is known
     tokenizer: WhisperTokenizer
     builder: TranscriptBuilder
-    logprobs: bool = False  # send those of the tokens as well
+    logprobs: bool = False  # send the tokens' log probabilities
     context_for: Callable[[int], int] | None = None
 
     async def decode_all(self, stream: AudioStream, slots: asyncio.Semaphore) -> None:
-        """slots: of the request's windows at once."""
+        """`slots` limits the request's windows in flight."""
         async with asyncio.TaskGroup() as group:
             async for window in stream:
                 self.run.context.found_audio(window.end_s)
@@ -72,11 +68,11 @@ class ParallelRun:
     async def _decode_part(
         self, window: Window, start_s: float, n_before: int, max_new_tokens: int | None
     ) -> tuple[WindowTranscript, int]:
-        """Also returns how many tokens were sampled for it."""
+        """Also returns the number of sampled tokens."""
         pcm = window.pcm[round(start_s * SAMPLE_RATE) - window.start_sample :]
         gates = gates_for(window, self.options.gates)
         options = self.options
-        if n_before or gates is not options.gates:  # most windows are one part, of sure speech
+        if n_before or gates is not options.gates:  # most windows are one part with sure speech
             options = replace(
                 options,
                 seed=options.seed + n_before,
@@ -105,14 +101,14 @@ def _rest(part: WindowTranscript, window: Window) -> float | None:
     return part.undecoded_s if window.end_s - part.undecoded_s >= least_s else None
 
 
-FAINT_DOUBT = 0.5  # share of the doubt that is allowed in a window with sure speech
+FAINT_DOUBT = 0.5  # factor on the log probability that a window without sure speech needs
 MIN_UNHEARD_S = 1.0  # a decoder's timestamps are less exact than the detector
 LEAD_S = 0.3  # kept before speech that is decoded again
 LEAST_SPEECH = 0.5  # share of a doubted segment that must be speech
 
 
 def gates_for(window: Window, gates: QualityGates) -> QualityGates:
-    """Stricter gates where the detector is not sure of speech: then the decoder has to be."""
+    """Apply stricter gates where the detector is not sure of speech."""
     if not window.is_faint or gates.no_speech_prob is None or gates.avg_logprob is None:
         return gates
     return replace(gates, no_speech_prob=0.0, avg_logprob=FAINT_DOUBT * gates.avg_logprob)
@@ -121,7 +117,7 @@ def gates_for(window: Window, gates: QualityGates) -> QualityGates:
 def without_hallucinations(
     part: WindowTranscript, window: Window, gates: QualityGates
 ) -> WindowTranscript:
-    """Take the text from doubted segments without speech; words are aligned beside them."""
+    """Empty doubted segments without speech. They stay, since words are aligned with them."""
     if window.speech is None or gates.avg_logprob is None:
         return part
     limit, speech = gates.avg_logprob, window.speech
@@ -136,8 +132,8 @@ def without_hallucinations(
 
 
 def unheard_from(part: WindowTranscript, window: Window) -> float | None:
-    """Where speech that the last text of a part leaves out begins, in seconds of the upload. None
-    where there is less than `MIN_UNHEARD_S` of it, or where it is the whole part.
+    """Start of the speech behind a part's last text, in seconds of the upload. None if there is
+    less than `MIN_UNHEARD_S` of it, or if it is the whole part.
     """
     if window.speech is None or not part.segments:
         return None
@@ -148,7 +144,7 @@ def unheard_from(part: WindowTranscript, window: Window) -> float | None:
         (max(end_s, first / SAMPLE_RATE), min(limit_s, last / SAMPLE_RATE))
         for first, last in window.speech
     ]
-    left = [span for span in spans if span[1] - span[0] >= LEAD_S]  # else it is the text's own end
+    left = [span for span in spans if span[1] - span[0] >= LEAD_S]  # else the text's own end
     if sum(last_s - first_s for first_s, last_s in left) < MIN_UNHEARD_S:
         return None
     start_s = max(end_s, left[0][0] - LEAD_S)

@@ -1,10 +1,8 @@
-"""The one place that knows how a window is encoded, handed over, decoded, and tried again.
+"""Encodes, hands over, decodes and retries windows. No other module knows these steps.
 
-One policy for all classes of work: lost KV is encoded again, and another worker is asked in place
-of one that died or failed, up to `max_attempts` times for each window; full and draining workers do
-not count, and are asked until the request's deadline. A window that ends workers is refused, and
-for a while its audio is, too. A window whose encoder context was trimmed, and whose decoder doubts
-its text, is encoded once more in full.
+Lost KV is encoded again, and another worker replaces one that died or failed, up to `max_attempts`
+times per window. Full and draining workers are asked until the request's deadline. A window with a
+trimmed encoder context whose text the decoder doubts is encoded again in full.
 """
 
 from __future__ import annotations
@@ -57,33 +55,31 @@ from router.window_queue import Turn, WindowQueue
 logger = logging.getLogger(__name__)
 
 FIRST_PAUSE_S, LAST_PAUSE_S = 0.05, 2.0  # between two tries
-PAUSE_SHARE = 1 / 60  # of the time that is left, after failures: bulk work outwaits replacements
-KEPT_S = 5.0  # KV is leased for longer; after a longer pause a window is encoded again
-PATIENCE_S = 120.0  # with the first worker that does not answer;
-BULK_PATIENCE_S = 3600.0  # the same for bulk work, which may stand still while others work;
-PATIENCE = 4.0  # or so many times as long as the longest of late
-OF_LATE = 0.99  # what is left of the longest, after each answer
-# What another try, on another worker, may do better.
+PAUSE_SHARE = 1 / 60  # of the time left, after failures: bulk work waits for replacements
+KEPT_S = 5.0  # after a longer pause a window is encoded again; KV is leased for longer
+PATIENCE_S = 120.0  # least time limit of a call,
+BULK_PATIENCE_S = 3600.0  # and for bulk work, which may stand still while others work
+PATIENCE = 4.0  # time limit of a call, as a multiple of the longest recent one
+OF_LATE = 0.99  # decay of the longest call with each answer
+# Errors after which another worker may succeed.
 RETRIED = (KVLostError, LayoutMismatchError, SequenceFailedError)
 WAITED_FOR = (OverloadedError, WorkerDrainingError)  # these tries do not count
 
 
 @dataclass(frozen=True, slots=True)
 class WindowAudio:
-    """What an encoder gets of one window."""
-
     index: int  # within the request: orders it in queues and seeds its sampling
     pcm: Pcm  # int16 [n], as in `EncodeRequest`
     content_frames: int  # mel frames of audio; the rest of the window is padding
     file_mel: FileMel | None = None
-    context: int = FULL  # encoder positions to begin with
+    context: int = FULL  # encoder positions of the first encode
 
     @classmethod
     def of_samples(
         cls, index: int, pcm: Pcm, context_for: Callable[[int], int] | None = None
     ) -> WindowAudio:
-        """A window that stands for itself. context_for: from mel frames that are begun to the
-        context, which must hold every sample; None: full.
+        """A window that is not a slice of a file. `context_for` maps its mel frames, rounded up, to
+        the encoder context; None: full.
         """
         frames = max(1, round(pcm.shape[0] * FRAMES_PER_S / SAMPLE_RATE))
         begun = -(-pcm.shape[0] // HOP_LENGTH)
@@ -92,10 +88,7 @@ class WindowAudio:
 
 @dataclass(slots=True)
 class RequestRun:
-    """One request on its way, and where its time has gone so far.
-
-    key: as in `EncodeRequest`: two clients, or one twice, may have given the same id.
-    """
+    """A running request. Its `key` is unique, unlike the id, which clients choose."""
 
     context: RequestContext
     timings: StageTimings = field(default_factory=StageTimings)
@@ -110,21 +103,19 @@ class RequestRun:
 
 @dataclass(slots=True)
 class WindowRun:
-    """One window on its way through all of its tries."""
-
     request: RequestRun
     audio: WindowAudio
     options: DecodeOptions
     span: Span
-    context: int  # encoder positions that it gets; from a doubt on all
+    context: int  # encoder positions: all of them after a doubt
     turn: Turn
-    attempt: int = 0  # its last encode's number among all of the request's
+    attempt: int = 0  # number of its last encode among the request's
     encoded: EncodeReply | None = None  # while its KV may still be there
     failures: int = 0
-    limit: asyncio.Timeout = field(init=False)  # of its try
-    is_late: bool = False  # one try was given up since no answer came
-    audio_key: bytes = b""  # made with the first encode
-    is_lost: bool = False  # its KV could not be decoded: it is encoded anew, kept or not
+    limit: asyncio.Timeout = field(init=False)  # deadline of the current try
+    is_late: bool = False  # a call without an answer was given up
+    audio_key: bytes = b""  # set with the first encode
+    is_lost: bool = False  # its KV could not be decoded, so it is encoded again even if it is kept
 
     @property
     def tries(self) -> int:
@@ -132,7 +123,7 @@ class WindowRun:
 
 
 class Pipeline:
-    """Takes windows through both pools, for all requests for one model."""
+    """Encodes and decodes the windows of all requests for one model."""
 
     def __init__(
         self,
@@ -145,7 +136,7 @@ class Pipeline:
         *,
         reuses_kv: bool = True,
     ) -> None:
-        """reuses_kv: tell encoders which windows have the same audio: they encode it once."""
+        """reuses_kv: tell encoders which windows have the same audio, to encode it once."""
         self._reuses_kv = reuses_kv
         self._queue = WindowQueue(encoders, decoders, clock)
         self._encoders = encoders
@@ -156,14 +147,13 @@ class Pipeline:
         self._recorder = recorder
         self._tracer = tracer
         self._clock = clock
-        self._longest_s: dict[Role, float] = {}  # of the calls of late that were answered
+        self._longest_s: dict[Role, float] = {}  # longest recent call that was answered
 
     async def decode(
         self, run: RequestRun, audio: WindowAudio, options: DecodeOptions
     ) -> DecodeResult:
-        """Encode and decode one window. Raises DeadlineExceededError, OverloadedError after as many
-        tries as it has, WindowRefusedError where workers died of it, and what no other worker would
-        do better.
+        """Encode and decode one window. Raises DeadlineExceededError, OverloadedError after
+        `max_attempts`, WindowRefusedError if workers died of it, and errors not worth a retry.
         """
         with self._tracer.span("window", run.context.span.traceparent, window=audio.index) as span:
             context = run.context
@@ -248,7 +238,7 @@ class Pipeline:
         turn.work = work_of(window.context)
         turn.kv_key = b"" if window.is_lost else kept_key(window.audio_key, window.context)
         timings.waited(audio.index, await self._queue.wait(turn, request.remaining_s()))
-        # While it waited, others ended: the request's time has grown.
+        # The request's time has grown if windows ended during the wait.
         window.limit.reschedule(asyncio.get_running_loop().time() + request.remaining_s())
         called_s = self._clock.monotonic()
         try:
@@ -328,7 +318,7 @@ class Pipeline:
         return self._tracer.span(f"call {role}", parent, "client", attempt=window.tries)
 
     def _answered_in_time(self, role: Role, window: WindowRun) -> asyncio.Timeout:
-        """Around a worker's call: it may be lost while its worker is well, and nobody is told."""
+        """Limit a worker's call, since it may get lost without notice while the worker lives."""
         longest_s = self._longest_s.get(role)
         if longest_s is None or window.is_late:
             return asyncio.timeout(None)

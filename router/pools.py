@@ -1,4 +1,4 @@
-"""How the pipeline reaches the two pools: the protocols, and engines in the same process."""
+"""Protocols by which the pipeline reaches both pools, and engines in the same process."""
 
 from __future__ import annotations
 
@@ -19,14 +19,14 @@ from cluster.common.messages import (
 
 
 class Room(NamedTuple):
-    """How much work one process may have at a pool's workers at a time, in `WorkerLoad.work`."""
+    """Limit on the work that one process has at a pool at once, in `WorkerLoad.work`."""
 
-    workers: int = 1  # as far as this process knows
-    each: float = math.inf  # for each of them
+    workers: int = 1  # known to this process
+    each: float = math.inf  # work per worker
 
     @property
     def total(self) -> float:
-        """0 without workers: then one window is sent all the same, and starts one."""
+        """0 without workers. One window is sent even then, which starts a worker."""
         return self.workers * self.each if self.workers else 0.0
 
 
@@ -36,7 +36,7 @@ class Pool(Protocol):
     def room(self) -> Room: ...
 
     def has(self, kv_key: bytes) -> bool:
-        """Whether a worker keeps this KV, or makes it, as far as this process knows."""
+        """Whether this process knows of a worker that keeps or computes this KV."""
 
 
 class EncoderClient(Pool, Protocol):
@@ -48,7 +48,7 @@ class DecoderClient(Pool, Protocol):
 
 
 class Unbounded:
-    """A pool that takes all at once, and orders it itself."""
+    """A pool without a limit, which orders its work itself."""
 
     def room(self) -> Room:
         return Room()
@@ -58,10 +58,7 @@ class Unbounded:
 
 
 class EnginePool(Unbounded):
-    """One engine in this process; implements both protocols through its `submit`.
-
-    Once it takes nothing more, WorkerError says why: no other engine will come in its place.
-    """
+    """One engine in this process. Draining becomes a WorkerError, since nothing replaces it."""
 
     def __init__(
         self, submit: Callable[[Any], Future[Any]], status: Callable[[], WorkerStatus]

@@ -1,9 +1,8 @@
-"""Sequential mode as a state machine: which window is next, and what becomes of its tokens.
+"""Sequential mode as a state machine: plans windows and turns their tokens into segments.
 
-openai/whisper's long-form algorithm (`transcribe.py`), to the letter: each window begins where the
-timestamps, or the words, of the one before ended, and sees its text. Text that a model makes up
-over silence is found by its words: very short, very long or improbable words make a segment
-anomalous, and an anomalous one amid silence, or amid others, is made up.
+Follows openai/whisper's long-form algorithm (`transcribe.py`) exactly. Each window begins where the
+timestamps or words of the one before ended, and sees its text. A segment of very short, very long
+or improbable words amid silence, or amid others like it, is a hallucination.
 """
 
 from __future__ import annotations
@@ -42,9 +41,9 @@ class PlannedWindow:
 
 
 class Seeker:
-    """Goes through a file of `content_frames` mel frames, by alternate `next_window` and `take`.
+    """Plans the windows of a file by alternate `next_window` and `take`.
 
-    aligned: results come with their words' alignment, which then decides where windows begin.
+    aligned: results have their words' alignment, which then decides where windows begin.
     """
 
     def __init__(
@@ -75,7 +74,6 @@ class Seeker:
         return min(self._seek, self._content_frames)
 
     def next_window(self) -> PlannedWindow | None:
-        """The window to decode now; None when all is done."""
         while self._clips:
             start, end = self._clips[0]
             self._seek = max(self._seek, start)
@@ -93,7 +91,7 @@ class Seeker:
         return None
 
     def take(self, result: DecodeResult) -> tuple[Segment, ...]:
-        """The segments that the window's tokens close, with their final ids; none is empty."""
+        """The non-empty segments that the window's tokens close, with their final ids."""
         window = self._window
         self._seek = window.seek + window.n_frames
         if is_silence(self._gates, result.avg_logprob, result.no_speech_prob):
@@ -140,7 +138,7 @@ class Seeker:
     def _settle_by_words(
         self, window: PlannedWindow, split: Split, segments: Sequence[Segment]
     ) -> Sequence[Segment] | None:
-        """Seek by the window's words; None when it is to be decoded again further on."""
+        """Seek by the window's words. None: decode again from a later frame."""
         end_s = end_of_speech(segments)
         goes_on = not split.ends_single and end_s is not None and end_s > window.start_s
         if goes_on and end_s is not None:
@@ -170,7 +168,7 @@ class Seeker:
     def _without_hallucination(
         self, segments: Sequence[Segment], around: Surroundings
     ) -> Sequence[Segment]:
-        """Leave out what seems made up and all behind it, to be decoded again without the pause."""
+        """Drop the first hallucination and all behind it, to decode again behind the pause."""
         first = first_hallucination(segments, around)
         if first is None:
             return segments
@@ -181,7 +179,7 @@ class Seeker:
         return segments[:first]
 
     def _insist_on_progress(self, window: PlannedWindow) -> None:
-        """Never decode from the same frame again, for which openai/whisper has no guard."""
+        """Never decode from the same frame twice. openai/whisper has no such guard."""
         if self._seek <= window.seek:
             self._seek = window.seek + window.n_frames
 
@@ -196,7 +194,7 @@ class Seeker:
 
 
 def clips_of(timestamps: Sequence[float], content_frames: int) -> list[tuple[int, int]]:
-    """Of each stretch to transcribe, in mel frames; clips end with the file."""
+    """(start, end) of each clip in mel frames, cut at the end of the file."""
     points = [round(seconds * FRAMES_PER_S) for seconds in timestamps] or [0]
     if len(points) % 2:
         points.append(content_frames)
@@ -204,11 +202,11 @@ def clips_of(timestamps: Sequence[float], content_frames: int) -> list[tuple[int
     return [(start, min(end, content_frames)) for start, end in pairs]
 
 
-MIN_PROBABILITY = 0.15  # of a word that counts as spoken
+MIN_PROBABILITY = 0.15  # below it a word is improbable
 MIN_WORD_S, MAX_WORD_S = 0.133, 2.0
-SHORTNESS_WEIGHT = 15  # for a second that a word is too short by
-FIRST_WORDS = 8  # of a segment, which are looked at
-ANOMALOUS = 3.0  # sum of scores
+SHORTNESS_WEIGHT = 15  # score per second below MIN_WORD_S
+FIRST_WORDS = 8  # of a segment that are scored
+ANOMALOUS = 3.0  # least sum of scores of an anomalous segment
 EVERY_WORD_SLACK = 0.01  # a segment whose words score 1 each is anomalous, however few they are
 EDGE_S = 2.0  # a segment so near to the window's edge counts as beside silence
 PUNCTUATION = PREPENDED + APPENDED
@@ -216,13 +214,13 @@ PUNCTUATION = PREPENDED + APPENDED
 
 @dataclass(frozen=True, slots=True)
 class Surroundings:
-    """Where a window stands in its file; seconds of the upload."""
+    """A window's place in its file, in seconds of the upload."""
 
     start_s: float
     end_s: float  # where its audio ends
     limit_s: float  # 30 s after its start
     last_speech_s: float  # end of the speech in the windows before
-    silence_s: float  # how much of it a made-up text has around it
+    silence_s: float  # least silence around a hallucination
 
 
 def silence_before_hallucination(segments: Sequence[Segment], around: Surroundings) -> float | None:
@@ -234,7 +232,7 @@ def silence_before_hallucination(segments: Sequence[Segment], around: Surroundin
 
 
 def first_hallucination(segments: Sequence[Segment], around: Surroundings) -> int | None:
-    """Index of the first segment that seems made up and has silence on both sides."""
+    """Index of the first anomalous segment with silence on both sides."""
     speech_end_s = around.last_speech_s
     for index, segment in enumerate(segments):
         if not segment.words:
@@ -286,10 +284,10 @@ def _first_spoken(segments: Sequence[Segment]) -> Segment | None:
 
 
 class TextContext:
-    """All text tokens of a request so far, and how many of them a window may see.
+    """Text tokens of a request so far, of which a window sees the last ones.
 
-    openai/whisper's rules; hotwords stand in front, as faster-whisper has it. carried: the initial
-    prompt is in front of every window's context and not of the first's alone.
+    Follows openai/whisper, with hotwords in front as in faster-whisper. carried: the initial prompt
+    precedes every window's context, not only the first's.
     """
 
     def __init__(
@@ -313,8 +311,7 @@ class TextContext:
         context = self._tokens[self._seen_from :]
         if self._carried:
             later = self._tokens[max(len(self._initial), self._seen_from) :]
-            # As in openai/whisper: a prompt that takes all the room leaves it, from its start on,
-            # to what was said since.
+            # As in openai/whisper: later text displaces the start of a prompt that fills the room.
             context = self._initial + later[-(self._n_room - len(self._initial)) :]
         return (*self._hotwords, *(context[-self._n_room :] if self._n_room else ()))
 
@@ -322,7 +319,7 @@ class TextContext:
         self._tokens += tokens
 
     def forget(self) -> None:
-        """Let no window see what was added so far, but for what is carried."""
+        """Hide all text so far from later windows, except a carried prompt."""
         self._seen_from = len(self._tokens)
 
 

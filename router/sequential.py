@@ -1,7 +1,6 @@
-"""Sequential mode: one window after another, each where the one before ended.
+"""Sequential mode: decodes the windows that `router.seeking` plans, one after another.
 
-Takes the windows that `router.seeking` plans through the pools, with the samples and the file's
-maximum that make a window's features those of openai/whisper.
+The samples around a window and the file's maximum make its features equal openai/whisper's.
 """
 
 from __future__ import annotations
@@ -28,11 +27,9 @@ from router.transcript_builder import CertainText, token_logprobs
 
 @dataclass(slots=True)
 class SequentialRun:
-    """One request in sequential mode."""
-
     pipeline: Pipeline
     run: RequestRun
-    options: DecodeOptions  # their language is set once it is known
+    options: DecodeOptions  # `language` is set once it is known
     tokenizer: WhisperTokenizer
     audio: WholeAudio
     seeker: Seeker
@@ -41,7 +38,7 @@ class SequentialRun:
     _text: CertainText = field(default_factory=CertainText)
 
     async def decode_all(self) -> None:
-        """The file must be loaded."""
+        """`audio` must be loaded."""
         if self.options.language is None:
             self.options = replace(self.options, language=await self._detect_language())
         while (window := self.seeker.next_window()) is not None:

@@ -1,8 +1,4 @@
-"""Takes a request from its upload to its transcript.
-
-It turns the request's parameters into decode options, opens the upload in an audio worker, and runs
-the mode that was asked for: `router.parallel` or `router.sequential`.
-"""
+"""Runs requests from upload to transcript, in parallel or sequential mode."""
 
 from __future__ import annotations
 
@@ -69,8 +65,8 @@ class RequestTranscriber:
         may_sleep: Collection[Role] = (),
         reuses_kv: bool = True,
     ) -> None:
-        """context_for: as of `WindowAudio.of_samples`. reuses_kv: as in `Pipeline`. may_sleep:
-        pools that are healthy without a worker, since a request starts one.
+        """may_sleep: pools that are healthy without a worker, since a request starts one.
+        context_for: see `WindowAudio.of_samples`. reuses_kv: see `Pipeline`.
         """
         self._may_sleep = may_sleep
         self._audio = audio
@@ -151,7 +147,7 @@ class RequestTranscriber:
             self.tokenizer,
             builder,
             logprobs=params.logprobs,
-            # What is aligned twice is to have the same KV both times.
+            # Both passes of an alignment must have the same KV.
             context_for=None if params.known_lines else self._context_for,
         )
         async with self._audio.open(
@@ -177,7 +173,7 @@ class RequestTranscriber:
         heard: Transcript,
         parts: Sequence[HeardPart],
     ) -> Transcript:
-        """The known text with its times; `heard`, in `parts`, is the audio's."""
+        """Align the known text. `heard` is the transcript of the audio, made of `parts`."""
         lines, language = params.known_lines, heard.language
         most = self._dims.n_text_ctx - AROUND_TEXT
         given = await asyncio.to_thread(given_words, lines, self.tokenizer, language)
@@ -288,7 +284,7 @@ class RequestTranscriber:
 
 
 async def _first_speech(stream: AudioStream) -> Pcm:
-    """int16 [at most WINDOW_SAMPLES] from the first speech on; without any, a second of silence."""
+    """int16 [at most WINDOW_SAMPLES] from the first speech on, or a second of silence."""
     pcm = np.zeros(WINDOW_SAMPLES, np.int16)
     first, n_samples = None, 0
     async for window in stream:
@@ -305,6 +301,6 @@ async def _first_speech(stream: AudioStream) -> Pcm:
 
 
 def _first(group: BaseExceptionGroup[BaseException]) -> BaseException:
-    """The error that ended a group of any depth; the others are what it cancelled."""
+    """The error that ended a nested group and cancelled its other tasks."""
     first = group.exceptions[0]
     return _first(first) if isinstance(first, BaseExceptionGroup) else first

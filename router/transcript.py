@@ -1,4 +1,4 @@
-"""What a transcript is made of. Frozen values; times are seconds from the start of the upload."""
+"""The parts of a transcript. Times are seconds from the start of the upload."""
 
 from __future__ import annotations
 
@@ -13,7 +13,7 @@ class Word:
     end: float
     word: str  # with its leading space and its punctuation
     probability: float
-    speaker: str | None = None  # None: not told apart, or nobody found
+    speaker: str | None = None  # None: not requested, or nobody found
 
 
 @dataclass(frozen=True, slots=True)
@@ -44,12 +44,10 @@ class Segment:
 
 @dataclass(frozen=True, slots=True)
 class WindowTranscript:
-    """One window's segments, and what its decoder took the language for."""
-
     offset_s: float
     duration_s: float
     language: str
-    segments: tuple[Segment, ...]  # none for silence; all pieces, with unrounded times
+    segments: tuple[Segment, ...]  # all pieces, with unrounded times; none for silence
     alignment: TokenAlignment | None = None
     undecoded_s: float | None = None  # where the decoder stopped before the window's end
     has_tail: bool = False  # text stands behind the last closed segment
@@ -57,26 +55,26 @@ class WindowTranscript:
 
 @dataclass(frozen=True, slots=True)
 class HeardPart:
-    """A part of a window as it was transcribed, for who looks at its audio again."""
+    """A transcribed part of a window, kept to look at its audio again."""
 
     window: int  # its index
     part: WindowTranscript
-    segments: tuple[Segment, ...]  # of `part`, with their words, and bounds set by them
+    segments: tuple[Segment, ...]  # of `part`, with words, which set their bounds
     last_speech_s: float  # where the speech before it ended
 
 
 @dataclass(frozen=True, slots=True)
 class AlignedWord:
-    """A word of a text that was known."""
+    """A word of a known text."""
 
     text: str
-    line: int  # its number
+    line: int  # line number
     time: Word | None  # None where there is no audio
 
 
 @dataclass(frozen=True, slots=True)
 class HeardAlone:
-    """What was heard where the text that was known has nothing."""
+    """Speech that the known text does not have."""
 
     start: float
     end: float
@@ -92,7 +90,7 @@ class Alignment:
 
 @dataclass(frozen=True, slots=True)
 class Channel:
-    """A channel of a file; one without `speaker` and `same_as` is silent."""
+    """A channel of a file. Without `speaker` and `same_as` it is silent."""
 
     channel: int
     speaker: str | None = None  # None where it was not transcribed
@@ -101,19 +99,17 @@ class Channel:
 
 @dataclass(frozen=True, slots=True)
 class Transcript:
-    """A whole upload as text."""
-
     task: Task
     language: str  # a code such as "en"
     duration_s: float
     text: str
     segments: tuple[Segment, ...]
-    alignment: Alignment | None = None  # of a known text, whose lines are then the segments
-    channels: tuple[Channel, ...] = ()  # where each was transcribed by itself
+    alignment: Alignment | None = None  # with a known text, whose lines are the segments
+    channels: tuple[Channel, ...] = ()  # if each was transcribed separately
 
     @property
     def transcribed_s(self) -> float:
-        """Seconds of audio that the work was: of all channels that were transcribed."""
+        """Seconds of transcribed audio, summed over its channels."""
         n_heard = sum(channel.speaker is not None for channel in self.channels)
         return self.duration_s * max(1, n_heard)
 

@@ -1,7 +1,7 @@
-"""Decoded windows become segments with true offsets, and segments become one transcript.
+"""Turns decoded windows into segments, and these into one transcript.
 
-The splitting rule and the silence rule are openai/whisper's (`common.model.text.words`,
-`common.model.text.quality`). Times are in seconds from the start of the upload.
+The rules for splitting and silence are openai/whisper's (`common.model.text`). Times are seconds
+from the start of the upload.
 """
 
 from __future__ import annotations
@@ -17,7 +17,7 @@ from cluster.common.model.text.words import Piece, split_tokens
 from router.transcript import HeardPart, Segment, TokenLogprob, Transcript, WindowTranscript
 from router.words import add_words
 
-DIGITS = 3  # of seconds in an answer
+DIGITS = 3  # decimals of seconds in an answer
 
 
 def gather_window(
@@ -31,8 +31,8 @@ def gather_window(
 ) -> WindowTranscript:
     """Split one window's tokens into segments. offset_s: where its audio begins in the upload.
 
-    trust_start: a window that is one segment begins with its first timestamp; openai/whisper lets
-        it begin with the window.
+    trust_start: a window's only segment begins at its first timestamp. In openai/whisper it begins
+    with the window.
     """
     window = WindowTranscript(offset_s, duration_s, result.language, ())
     if not result.tokens or is_silence(gates, result.avg_logprob, result.no_speech_prob):
@@ -73,7 +73,7 @@ def gather_window(
 
 
 def _from_first_step(piece: Piece, tokenizer: WhisperTokenizer) -> Piece:
-    """A window's only piece, from its first timestamp on, which is never its end as well."""
+    """Begin a window's only piece at its first timestamp, which then is not its end."""
     if not tokenizer.is_timestamp(piece.tokens[0]):
         return piece
     start = piece.tokens[0] - tokenizer.special.timestamp_begin
@@ -82,9 +82,7 @@ def _from_first_step(piece: Piece, tokenizer: WhisperTokenizer) -> Piece:
 
 
 class CertainText:
-    """A transcript's text as it becomes certain: it begins without a space, and one at the end
-    waits.
-    """
+    """Final text of a transcript so far. A trailing space waits for the next segment."""
 
     def __init__(self) -> None:
         self._closed = ""
@@ -94,19 +92,17 @@ class CertainText:
         return self._closed.strip()
 
     def add(self, segments: Iterable[Segment]) -> str:
-        """Returns the text that these segments make certain."""
+        """Returns the new text."""
         n_told = len(self.whole)
         self._closed += "".join(segment.text for segment in segments)
         return self.whole[n_told:]
 
 
 class TranscriptBuilder:
-    """Puts windows together that come in any order. Joined, the texts of `add` are the
-    transcript's.
-    """
+    """Joins windows that come in any order."""
 
     def __init__(self, tokenizer: WhisperTokenizer) -> None:
-        self.parts: list[HeardPart] = []  # that have words
+        self.parts: list[HeardPart] = []  # those with words
         self._tokenizer = tokenizer
         self._windows: dict[int, tuple[WindowTranscript, ...]] = {}  # arrived, not yet in order
         self._next = 0
@@ -116,12 +112,12 @@ class TranscriptBuilder:
         self._text = CertainText()
 
     def add(self, index: int, parts: Sequence[WindowTranscript]) -> tuple[str, tuple[Segment, ...]]:
-        """Window `index`, in parts. Returns the text and the segments that it makes certain."""
+        """Add the parts of a window. Returns the text and the segments that became final."""
         self._windows[index] = tuple(parts)
         first = len(self._segments)
         while (ready := self._windows.pop(self._next, None)) is not None:
             self._next += 1
-            # A part's last words may seem to be said where the next part has its first.
+            # The last words of a part may overlap the first ones of the next part.
             ends_s = [*(part.offset_s for part in ready[1:]), math.inf]
             for part, end_s in zip(ready, ends_s, strict=True):
                 self._settle(part, self._next - 1, end_s)
@@ -131,7 +127,7 @@ class TranscriptBuilder:
     def finish(
         self, *, duration_s: float, task: Task = "transcribe", language: str | None = None
     ) -> Transcript:
-        """The transcript, once every window was added. language: None: the one with most speech."""
+        """All windows must have been added. language: None: the one with most speech."""
         assert not self._windows
         spoken = max(self._spoken_s, key=lambda code: self._spoken_s[code], default="en")
         return Transcript(
@@ -168,7 +164,7 @@ class TranscriptBuilder:
 
 
 def end_of_speech(segments: Sequence[Segment]) -> float | None:
-    """When the last word of segments ends; the last segment, where none has words."""
+    """End of the last word, or of the last segment if none has words."""
     ends = [segment.words[-1].end for segment in segments if segment.words]
     return ends[-1] if ends else segments[-1].end if segments else None
 

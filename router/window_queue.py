@@ -1,12 +1,9 @@
-"""The windows of this process that wait for one model's workers, before anything is sent.
+"""The queue of this process's windows that wait for one model's workers.
 
-A window's audio stays with its request until its turn comes in the one order of work
-(`common.fair_order`) and the pools have room: so the order is decided where it can still be
-changed, and no window waits in a queue that knows none. Room is a bound on this process's own work
-in flight, of a window's class and more urgent ones, since workers let these pass: of the encoders
-until the window is encoded, of the decoders from before that until its text is there, since KV that
-no decoder has accepted does not last. Live windows do not wait, nor do windows whose KV is there
-or being made. Where no worker is known one window is sent, which starts one.
+Windows are sent in the order of `common.fair_order` once both pools have room for them: a limit on
+this process's work in flight of the same and more urgent classes. A window takes room at the
+decoders before it is encoded, since KV that no decoder has accepted does not last. Live windows do
+not wait, nor do windows whose KV exists or is being computed.
 """
 
 from __future__ import annotations
@@ -28,18 +25,18 @@ from router.pools import DecoderClient, EncoderClient, Room
 
 @dataclass(slots=True, eq=False)
 class Turn:
-    """One window on its way through both pools; `common.fair_order.Waiting` while it waits."""
+    """One window's place in both pools. Implements `common.fair_order.Waiting`."""
 
     priority: Priority
-    owner: bytes  # who shares the workers
+    owner: bytes  # the unit of fair sharing
     rank: int
-    work: float  # as of `EncodeRequest`
+    work: float  # see `EncodeRequest`
     rows: float  # hypotheses in a decoder
-    kv_key: bytes = b""  # as of `Pool.has`
+    kv_key: bytes = b""  # see `Pool.has`
     arrived_s: float = 0.0
     deadline_s: float = 0.0
-    encoding: float = 0.0  # what it counts for in the encoders now
-    decoding: float = 0.0  # and in the decoders
+    encoding: float = 0.0  # its work at the encoders now
+    decoding: float = 0.0  # its rows at the decoders now
     granted: asyncio.Future[None] | None = None
 
 
@@ -51,15 +48,15 @@ class WindowQueue:
         self._clock = clock
         self._order = FairOrder()
         self._waiting: dict[tuple[Priority, bytes], list[Turn]] = {}  # by class and owner, in order
-        self._came: dict[Priority, dict[Turn, None]] = {one: {} for one in URGENCY}  # in order
-        self._work: Counter[Priority] = Counter()  # of those that wait
+        self._came: dict[Priority, dict[Turn, None]] = {one: {} for one in URGENCY}  # by age
+        self._work: Counter[Priority] = Counter()  # of waiting windows
         self._encoding = dict.fromkeys(URGENCY, 0.0)  # in flight, by class
         self._decoding = dict.fromkeys(URGENCY, 0.0)
-        self._full: set[Role] = set()  # why those that wait do
+        self._full: set[Role] = set()  # pools without room for waiting windows
 
     @contextmanager
     def holding(self, turn: Turn) -> Iterator[None]:
-        """What `wait` gives inside is held until the end."""
+        """Keep the room that `wait` or `skip` takes until the end of the block."""
         try:
             yield
         finally:
@@ -69,7 +66,7 @@ class WindowQueue:
             self._grant()
 
     async def wait(self, turn: Turn, remaining_s: float) -> float:
-        """Wait until the window may be encoded. Returns the seconds that it took."""
+        """Wait until the window may be encoded. Returns the seconds waited."""
         turn.arrived_s = self._clock.monotonic()
         turn.deadline_s = turn.arrived_s + remaining_s
         if turn.priority == "live" or (turn.kv_key and self._encoders.has(turn.kv_key)):
@@ -90,19 +87,19 @@ class WindowQueue:
         return self._clock.monotonic() - turn.arrived_s
 
     def skip(self, turn: Turn) -> None:
-        """Count at the decoders what needs no encode."""
+        """Take room at the decoders for a window that needs no encode."""
         self._decoding[turn.priority] += turn.rows - turn.decoding
         turn.decoding = turn.rows
 
     def encoded(self, turn: Turn) -> None:
-        """The encoders are done with it, whatever came of it; idempotent."""
+        """Free the window's room at the encoders. Idempotent."""
         if turn.encoding:
             self._encoding[turn.priority] -= turn.encoding
             turn.encoding = 0.0
             self._grant()
 
     def backlog(self, role: Role, priority: Priority) -> float:
-        """Windows of a class that wait for a pool, for each of its workers."""
+        """Work of a class that waits for a pool, for each of its workers."""
         if role not in self._full:
             return 0.0
         pool = self._encoders if role == "encoder" else self._decoders
@@ -116,7 +113,7 @@ class WindowQueue:
             self._full = {"encoder"} if classes - may_encode else set()
             self._full |= {"decoder"} if classes - may_decode else set()
             able = [one for one in self._firsts(may_encode) if one.priority in may_decode]
-            if not able:  # but those that have their room at a decoder
+            if not able:  # then windows that already have room at a decoder
                 able = [one for name in may_encode for one in self._came[name] if one.decoding]
             if not able:
                 return
@@ -125,13 +122,13 @@ class WindowQueue:
             self._order.went(turn, {one for one, came in self._came.items() if came})
             turn.encoding = turn.work
             self._encoding[turn.priority] += turn.work
-            if turn.kv_key:  # whoever has the same audio needs no encode of its own
+            if turn.kv_key:  # windows of the same audio need no encode of their own
                 same = [one for came in self._came.values() for one in came]
                 for duplicate in (one for one in same if one.kv_key == turn.kv_key):
                     self._let_go(duplicate)
 
     def _firsts(self, classes: Collection[Priority]) -> Iterator[Turn]:
-        """Whoever may be next: of each owner the first in order, and of each class the oldest."""
+        """The first window of each owner, and the oldest of each class."""
         for (priority, _), waiting in self._waiting.items():
             if priority in classes:
                 yield waiting[0]
@@ -155,6 +152,6 @@ class WindowQueue:
 
 
 def _fits(priority: Priority, taken: dict[Priority, float], room: Room) -> bool:
-    """Whether one more may go: one always may where nothing is there, but what rounding left."""
+    """Whether one more may go. One may if none is in flight, up to rounding."""
     in_its_way = sum(work for one, work in taken.items() if URGENCY[one] <= URGENCY[priority])
     return in_its_way < max(room.total, 1e-6)

@@ -1,4 +1,4 @@
-"""Compares two lists of words: ten thousand with nine thousand take a second."""
+"""Compares two lists of words. A second for ten thousand with nine thousand."""
 
 from __future__ import annotations
 
@@ -14,7 +14,7 @@ MOST_CELLS = 100_000_000  # of a comparison, a byte each
 
 
 class Step(NamedTuple):
-    """A pair, or what one of the two has alone."""
+    """Numbers of a pair of words, or of a word that only one side has."""
 
     left: int | None
     right: int | None
@@ -22,10 +22,10 @@ class Step(NamedTuple):
 
 
 def compared(left: Sequence[str], right: Sequence[str]) -> list[Step]:
-    """The cheapest way from one list of words to the other.
+    """The cheapest edit from one list of words to the other.
 
-    Left out or put in costs 2, taken for another 3, so that a pair that is equal is worth a detour.
-    Raises InvalidRequestError where there are too many cells within `BAND` of the diagonals.
+    Insertion and deletion cost 2 and substitution 3, which favours equal pairs. Raises
+    InvalidRequestError if more than `MOST_CELLS` lie within `BAND` of the diagonals.
     """
     numbers: dict[str, int] = {}
     a, b = (

@@ -1,8 +1,7 @@
-"""Words with times, from the tokens' alignment: openai/whisper's rules (`timing.py`).
+"""Word times from the tokens' alignment, by openai/whisper's rules (`timing.py`).
 
-Alignment puts no pauses anywhere, so words at the edges of sentences and segments come out too
-long; they are shortened by what the window's words last in the median. Then words and segments
-settle on common edges. Knows one window at a time.
+Alignment knows no pauses, so words at the edges of sentences and segments come out too long. They
+are shortened by the window's median word length. Then words and segments get common edges.
 """
 
 from __future__ import annotations
@@ -20,9 +19,9 @@ from router.transcript import Segment, Word
 if TYPE_CHECKING:
     from cluster.common.model.text.tokenizer import WhisperTokenizer
 
-MEDIAN_LIMIT_S = 0.7  # no word is thought to be longer than that as a rule
-EDGE_S = 0.5  # by which a word may reach over its segment's edge before it gives way
-DIGITS = 2  # of seconds: the alignment counts in 20 ms
+MEDIAN_LIMIT_S = 0.7  # upper limit of the median word length
+EDGE_S = 0.5  # that a word may reach beyond its segment's edge
+DIGITS = 2  # decimals of seconds: alignment has steps of 20 ms
 SENTENCE_ENDS = ".。!！?？"
 ENDS = (*SENTENCE_ENDS, *"…।۔؟")  # in all scripts
 PREPENDED = "\"'“¿([{-"  # belongs to the word behind it
@@ -32,7 +31,7 @@ CLOSING = "\"'”’)]}»』」 "  # may follow the end of a sentence
 
 @dataclass(slots=True)
 class _Timing:
-    """A word while it is worked on; `text` and `n_tokens` are empty once it joined another."""
+    """A word in progress. `text` and `n_tokens` are empty once it is joined to another."""
 
     text: str
     n_tokens: int
@@ -58,10 +57,9 @@ def add_words(
     offset_s: float,
     last_speech_s: float,
 ) -> list[Segment]:
-    """The window's segments with their words, and with their bounds set by them.
+    """The window's segments with their words, which set the segments' bounds.
 
-    offset_s: where the window begins in the upload. last_speech_s: where the speech before it
-        ended.
+    offset_s: where the window begins in the upload. last_speech_s: end of the speech before it.
     """
     timings = _timings(alignment, tokenizer, language)
     median_s = _median_s(timings)
@@ -104,7 +102,7 @@ def _median_s(timings: Sequence[_Timing]) -> float:
 
 
 def _shorten_at_sentence_ends(timings: Sequence[_Timing], median_s: float) -> None:
-    """The pause after a sentence belongs neither to its mark nor to the next one's first word."""
+    """Take the pause after a sentence from its mark and the next sentence's first word."""
     longest_s = 2 * median_s
     if not longest_s:
         return
@@ -118,7 +116,7 @@ def _shorten_at_sentence_ends(timings: Sequence[_Timing], median_s: float) -> No
 
 
 def _join_prepended(timings: Sequence[_Timing]) -> None:
-    """Opening marks go to the word behind them, which keeps its times."""
+    """Join opening marks to the word behind them, which keeps its times."""
     behind = len(timings) - 1
     for i in range(len(timings) - 2, -1, -1):
         mark = timings[i]
@@ -131,7 +129,7 @@ def _join_prepended(timings: Sequence[_Timing]) -> None:
 
 
 def _join_appended(timings: Sequence[_Timing]) -> None:
-    """Closing marks go to the word before them, which keeps its times."""
+    """Join closing marks to the word before them, which keeps its times."""
     before = 0
     for i in range(1, len(timings)):
         mark = timings[i]
@@ -144,7 +142,7 @@ def _join_appended(timings: Sequence[_Timing]) -> None:
 
 
 def _end_of(timings: Sequence[_Timing], first: int, n_tokens: int) -> int:
-    """The word behind those that hold the next `n_tokens` tokens from word `first` on."""
+    """Index behind the words from `first` on that hold `n_tokens` tokens."""
     end = first
     while end < len(timings) and n_tokens > 0:
         n_tokens -= timings[end].n_tokens
@@ -158,7 +156,7 @@ def _placed(timing: _Timing, offset_s: float) -> _Timing:
 
 
 def _shorten_after_pause(words: Sequence[_Timing], median_s: float, last_speech_s: float) -> None:
-    """A pause in front of a segment does not belong to its first or second word."""
+    """Take the pause before a segment from its first and second word."""
     first, second = words[0], words[1] if len(words) > 1 else None
     if first.end - last_speech_s <= 4 * median_s:
         return
@@ -171,7 +169,7 @@ def _shorten_after_pause(words: Sequence[_Timing], median_s: float, last_speech_
 
 
 def _settle(segment: Segment, words: Sequence[_Timing], median_s: float) -> Segment:
-    """The segment takes its words' edges, unless they are far outside its own: then they do."""
+    """Give the segment its words' edges, or the words its own if theirs are far outside."""
     first, last = words[0], words[-1]
     start, end = segment.start, segment.end
     if first.start < start - EDGE_S and start < first.end:
