@@ -141,7 +141,6 @@ class Outcome:
 
 
 def recovery_s(sent: Sequence[Sent], fault_s: float, until_s: float, before: float) -> float | None:
-    """See `Outcome`. Times are monotonic; `until_s` is how far the answers are known."""
     enough = SHARE * before - EDGE / SPAN_S
     fell = False
     n_steps = int((until_s - SPAN_S - fault_s) / STEP_S) + 1

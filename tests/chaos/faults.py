@@ -37,7 +37,6 @@ class Fault:
         return self.title.format(**vars(self))
 
     def possible(self, target: Target) -> str:
-        """Why it cannot be had here; empty: it can."""
         return ""
 
     def inject(self, target: Target, load: Load) -> None:
@@ -47,7 +46,6 @@ class Fault:
         return
 
     def lasts(self) -> bool:
-        """Whether what is broken is still there, though the cluster says that it is whole."""
         return False
 
 
@@ -217,7 +215,6 @@ def random_pairs(n: int, seed: int) -> list[Fault]:
 
 
 def random_fault(seed: int, number: int) -> Fault:
-    """A soak's fault of that number; every fifth or so is a pair."""
     rng = random.Random(f"{seed}:{number}")
     single = [
         *PAIRED[: 2 * len(KINDS)],
@@ -235,7 +232,6 @@ PART_BYTES = 2**26  # that are searched at once
 
 
 def overwrite_norm(process: psutil.Process, role: str) -> int:
-    """Make a worker's last layer norm of the bundled model NaN, in float32; the copies of it."""
     checkpoint = open_checkpoint(BUNDLED_MODEL)
     name = f"{role}.layer_norm.weight"
     weight = load_tensors(checkpoint, {name: checkpoint.tensors[name].shape})[name]

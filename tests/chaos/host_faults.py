@@ -21,8 +21,6 @@ Act = Callable[[HostTarget], object]
 
 @dataclass
 class HostFault(Fault):
-    """begin, end: what is done when it is injected, and when it is undone."""
-
     title = "{what}"
     what: str = ""
     begin: Act = lambda _: None
@@ -68,14 +66,12 @@ def restart_ray(hosts: HostTarget) -> None:
 
 
 def kill_gcs(hosts: HostTarget) -> None:
-    """What supervises it starts it again, from its disk."""
     (gcs,) = hosts.marked("head", MARKS["gcs"])
     hosts.gcs_command = shlex.join(gcs.cmdline())
     gcs.kill()
 
 
 def proxy_fault(how: str, act: Callable[[psutil.Process], object]) -> HostFault:
-    """To Serve's proxy on a host; clients have the others."""
     return HostFault(
         what=f"{how} the spare host's proxy",
         begin=lambda hosts: [act(one) for one in hosts.marked("spare", MARKS["proxy"])],

@@ -85,7 +85,6 @@ class Load:
         clips: Sequence[str] = CLIPS,
         audio_of: Callable[[Sent], bytes] | None = None,
     ) -> None:
-        """texts: of each clip, by a cluster without faults. audio_of: the upload of a request."""
         self.rate = rate
         self._clips = clips
         self._audio_of = audio_of or upload_of
@@ -228,7 +227,6 @@ def pieces() -> dict[str, bytes]:
 
 
 def texts_alone(url: str) -> dict[str, str]:
-    """What each piece says, asked for alone; of pieces that say the same, the first."""
     texts: dict[str, str] = {}
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
         for name, pcm in pieces().items():
@@ -262,12 +260,10 @@ def kept_load(url: str, texts: Mapping[str, str], rate: float) -> Load:
 
 
 def steady_load(url: str, rate: float, *, kept: bool = False) -> Load:
-    """Not begun yet."""
     if kept:
         return kept_load(url, texts_alone(url), rate)
     return Load(url, reference_texts(url), rate)
 
 
 def _wav(pcm: bytes, n_samples: int = 0) -> bytes:
-    """As a file, with so many samples of silence at its end."""
     return wav_bytes(np.frombuffer(pcm + bytes(2 * n_samples), np.int16))

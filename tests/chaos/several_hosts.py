@@ -47,7 +47,6 @@ class HostTarget:
     gcs_command: str = ""
 
     def processes(self, name: str) -> list[psutil.Process]:
-        """Those of a host, its first one not among them."""
         first = psutil.Process(self.by_name[name].process.pid)
         return [one for one in first.children(recursive=True) if one.ppid() != first.pid]
 
@@ -55,7 +54,6 @@ class HostTarget:
         return [one for one in self.processes(name) if mark in " ".join(one.cmdline())]
 
     def lose_packets(self, percent: int) -> None:
-        """Of those between the encoder's and the decoder's host; 100: the link is cut."""
         share = f"numgen random mod 100 '<' {percent}" if percent < 100 else ""
         one, other = self.by_name["encoder"], self.by_name["decoder"]
         for here, there in ((one, other), (other, one)):
@@ -76,7 +74,6 @@ class HostTarget:
         )
 
     def deploy(self, **settings: Any) -> None:
-        """As an operator: `serve deploy`, which returns before anything has happened."""
         head = self.by_name["head"]
         (head.home / "serve.yaml").write_text(yaml.safe_dump(serve_config(settings, self.per_node)))
         self.deployed_s = time.time()

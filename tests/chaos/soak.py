@@ -41,8 +41,6 @@ def growth_per_hour(samples: Sequence[Mapping[str, Any]], what: str) -> float | 
 
 @dataclass
 class Soak:
-    """samples: of the idle, whole cluster after each fault."""
-
     n_faults: int = 0
     totals: dict[str, int] = field(default_factory=lambda: dict.fromkeys(COUNTED, 0))
     bad: list[dict[str, Any]] = field(default_factory=list)
@@ -77,7 +75,6 @@ class Soak:
 
 
 def soak(seconds: float, *, seed: int, rate: float) -> Soak:
-    """For so long, or until something bad has happened."""
     run = Soak()
     with local_target() as target, steady_load(target.url, rate) as load:
         began_s = time.monotonic()
@@ -95,7 +92,6 @@ def soak(seconds: float, *, seed: int, rate: float) -> Soak:
 
 
 def live_soak(seconds: float) -> dict[str, Any]:
-    """Live sessions, one after another, without faults; growth leaves out the first quarter."""
     samples: list[Sample] = []
     with local_target() as target:
         with LiveLoad(target.url, live_texts(target.url), LIVE_RATE) as load:

@@ -81,7 +81,6 @@ class Target:
         return {one["replica"]: int(one["extra"]["cache_evictions"]) for one in workers}
 
     def missing(self) -> str:
-        """What keeps the cluster from being whole; empty: nothing."""
         try:
             health = self.health()
         except (httpx.HTTPError, ValueError) as error:
@@ -156,7 +155,6 @@ class Target:
         return counts
 
     def memory_bytes(self) -> dict[str, int]:
-        """Resident memory of each role's processes, what they share counted to each."""
         counts: dict[str, int] = {}
         for kind, found in self.by_kind().items():
             with suppress(psutil.Error):

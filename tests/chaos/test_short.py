@@ -50,7 +50,6 @@ def test_no_request_is_lost_and_nothing_left_over(target: Target, load: Load, fa
 @pytest.mark.slow
 @pytest.mark.timeout(300)
 def test_routers_that_all_die_leave_nothing_behind(target: Target, load: Load) -> None:
-    """What they held is free 15 s later: no lease outlives its reader for longer."""
     load.burst(40)
     wait_until(lambda: any(one["running"] for one in target.workers("decoder")), 30, "work")
     for router in target.processes("router"):

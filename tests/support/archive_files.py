@@ -30,7 +30,6 @@ class ArchiveFiles:
 
 
 def make_files(folder: Path, n_files: int, n_broken: int) -> ArchiveFiles:
-    """Write `n_files` in all, of which the broken ones are a part."""
     talks = tuple(_talk(folder, i) for i in range(n_files - n_broken))
     return ArchiveFiles(folder, talks, tuple(_broken(folder, i) for i in range(n_broken)))
 

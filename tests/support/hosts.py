@@ -77,7 +77,6 @@ class Host:
     def run(
         self, command: str, timeout_s: float = 60.0, check: bool = True
     ) -> subprocess.CompletedProcess[str]:
-        """Run in a login shell of this host, in its home."""
         entered = ["nsenter", "--target", str(self.first_pid()), "--all"]
         try:
             run = subprocess.run(
@@ -129,7 +128,6 @@ def hosts(folder: Path, *names: str) -> Iterator[list[Host]]:
 
 @contextmanager
 def networks(number: int) -> Iterator[tuple[str, list[tuple[str, str]]]]:
-    """A bridge, and network namespaces that it joins, each with its address: NETWORK.10 and on."""
     mark = f"{os.getpid() % 100000}"
     bridge = f"ssb{mark}"
     with ExitStack() as stack:
@@ -165,7 +163,6 @@ def _start(
     *,
     is_operator: bool,
 ) -> Host:
-    """network: the host's namespace and the bridge that it is joined to."""
     space, bridge = network
     home, tmp = folder / "home", folder / "tmp"
     (home / ".ssh").mkdir(parents=True)

@@ -25,7 +25,6 @@ from router.http.routes import create_app
 
 
 def translating_model(folder: Path) -> str:
-    """A copy of the bundled model in `folder`, which says nothing of having one language."""
     copy = folder / "demo"
     shutil.copytree(BUNDLED_FOLDER, copy)
     file = copy / "generation_config.json"

@@ -37,8 +37,6 @@ Fault = Callable[[int, int], Exception | None]  # (window, nth call for it) -> w
 
 
 class PlayedAudio:
-    """Gives `n` windows of 2 s, then perhaps fails."""
-
     def __init__(self, n: int, error: Exception | None = None) -> None:
         self.n, self.error = n, error
         self.closed = False
@@ -165,7 +163,6 @@ async def transcribe(
     chance: int = 0,
     **options: Any,
 ) -> TranscriptionResult:
-    """Of `n` windows. `chance` seeds all that the transcriber draws at random."""
     audio: Any = PlayedAudio(n) if isinstance(n, int) else n
     parts = (audio, pools, pools, pools.tokenizer, SETTINGS)
     transcriber = RequestTranscriber(*parts, dims=DIMS, clock=virtual_clock(chance), **options)

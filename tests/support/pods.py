@@ -172,7 +172,6 @@ def _mounted(
 
 
 def image_cache(folder: Path) -> Path:
-    """What `splitscribe check --compile` leaves in the image: its kernels."""
     if not folder.exists():
         kernels = ensure_jit_cache()
         shutil.copytree(kernels, folder / "numba" / kernels.name)
@@ -230,7 +229,6 @@ def of_group(service: dict[str, Any], group: dict[str, Any], head: str) -> Conta
 
 
 def _instructions(dockerfile: Path) -> list[tuple[str, str]]:
-    """Each instruction with its arguments, its continued lines in one."""
     text = "\n".join(
         line for line in dockerfile.read_text().splitlines() if not line.startswith("#")
     )
@@ -239,7 +237,6 @@ def _instructions(dockerfile: Path) -> list[tuple[str, str]]:
 
 
 def _environ(spec: dict[str, Any], container: dict[str, Any]) -> dict[str, str]:
-    """The variables of the image, of kubelet and of the manifest; an absent secret sets none."""
     path = f"{Path(sys.prefix) / 'bin'}:/usr/local/bin:/usr/sbin:/usr/bin:/sbin:/bin"
     environ = {"PATH": path, "HOME": "/home/ray"}
     for word, rest in _instructions(package_root() / "configs/docker/cpu.Dockerfile"):

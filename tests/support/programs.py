@@ -39,7 +39,6 @@ def path_of(program: str) -> str | None:
 
 
 def missing(*programs: str) -> str | None:
-    """Why a test that calls these programs cannot run here; None: it can."""
     absent = [program for program in programs if path_of(program) is None]
     return f"needs {', '.join(absent)} (`make tools` installs it)" if absent else None
 
@@ -50,7 +49,6 @@ def needs(*programs: str) -> pytest.MarkDecorator:
 
 
 def require(program: str) -> str:
-    """Where the program is; skips the running test without it."""
     if reason := missing(program):
         pytest.skip(reason)
     return str(path_of(program))

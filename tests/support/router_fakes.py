@@ -81,7 +81,6 @@ def make_transcript(
 
 
 def make_updates(transcript: Transcript) -> list[Update]:
-    """One per segment, as the transcriber gives them: joined texts are the transcript's."""
     updates = []
     for i, segment in enumerate(transcript.segments):
         text = segment.text if i else segment.text.lstrip()
@@ -177,7 +176,6 @@ class FakeTranscriber:
 
 
 def open_files(folder: Path) -> list[str]:
-    """Of this process, those of `folder`, also without a name, and what else lies there."""
     found = [str(path) for path in folder.iterdir()]
     for descriptor in Path("/proc/self/fd").iterdir():
         with suppress(FileNotFoundError):

@@ -21,7 +21,6 @@ EXTRAS = ("bulk", "gpu")  # of the images; where one is not installed, its packa
 
 
 def installed(name: str, extras: tuple[str, ...] = ()) -> dict[str, Distribution]:
-    """A package and all that it needs and that is here, by their normal names."""
     found: dict[str, Distribution] = {}
     seen: set[tuple[str, tuple[str, ...]]] = set()
     waiting = [(name, extras)]

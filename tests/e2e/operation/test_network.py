@@ -57,7 +57,6 @@ class Networks:
         wait_until(self._is_ready, READY_S, "ready")
 
     def deploy(self) -> None:
-        """Start Ray on the cluster's network of this host, and the application in it."""
         config = {
             "http_options": {"host": self.host.address, "port": 8000},
             "applications": [

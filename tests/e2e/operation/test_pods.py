@@ -150,7 +150,6 @@ class Cluster:
         new.replace(self.folder / "endpoints")
 
     def start_all(self, *names: str) -> None:
-        """One after another, on the few cores of one machine, and then the application."""
         for name in names:
             self.start(name, "" if name == "head" else name.partition("-")[0])
         try:
@@ -167,7 +166,6 @@ class Cluster:
 
     @contextmanager
     def load(self) -> Iterator[Path]:
-        """Two clients; afterwards each request must have been answered with the whole text."""
         stop = self.folder / "stop"
         stop.unlink(missing_ok=True)
         audio = str(sample_path("short"))

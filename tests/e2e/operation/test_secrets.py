@@ -18,7 +18,6 @@ REQUEST_ID = f"seen-{secrets.token_hex(4)}"
 
 
 def session_folder(server: Server) -> Path:
-    """Ray's folder of this cluster; the machine may run others."""
     found: list[Path] = []
 
     def named() -> bool:

@@ -9,9 +9,7 @@ import time
 from collections.abc import Iterator
 from contextlib import ExitStack, contextmanager
 from dataclasses import dataclass
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
-from threading import Thread
 
 import httpx
 import openai
@@ -20,6 +18,7 @@ import pytest
 from cluster.common.kv.wire import LEASE_S
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import Server, wait_until
+from tests.support.http_host import Answer, http_host
 from tests.support.programs import needs
 from tests.support.proxies import proxy_in_front
 
@@ -112,21 +111,8 @@ def test_who_hangs_up_leaves_nothing_behind(server: Server, proxy: Proxy) -> Non
     wait_until(server.is_idle, 2 * LEASE_S, "every page is free")
 
 
-class Answering(BaseHTTPRequestHandler):
-    def do_GET(self) -> None:
-        self.rfile.read(int(self.headers.get("content-length", 0)))
-        self.send_response(200)
-        self.end_headers()
-
-    do_POST = do_GET  # noqa: N815
-
-    def log_message(self, format: str, *args: object) -> None:
-        """Say nothing."""
-
-
 @contextmanager
 def silent_machine() -> Iterator[int]:
-    """A port that takes no connection and refuses none, as of a machine that vanished."""
     with ExitStack() as opened:
         listener = opened.enter_context(socket.create_server(("127.0.0.1", 0), backlog=0))
         for _ in range(4):  # more than wait in its queue
@@ -150,15 +136,16 @@ def test_nginx_asks_another_router_where_a_machine_has_vanished(
     certificate: Path, tmp_path: Path
 ) -> None:
     """`max_fails=0` has it ask the silent one for every second request."""
-    answering = ThreadingHTTPServer(("127.0.0.1", 0), Answering)
-    Thread(target=answering.serve_forever, daemon=True).start()
-    with silent_machine() as silent, few_open_files():
-        backends = f"127.0.0.1:{silent} max_fails=0; server 127.0.0.1:{answering.server_port}"
+    with (
+        http_host(lambda *_: Answer()) as answering,
+        silent_machine() as silent,
+        few_open_files(),
+    ):
+        backends = f"127.0.0.1:{silent} max_fails=0; server {answering.name}"
         with proxy_in_front("nginx", backends, tmp_path, certificate) as port:
             proxy = Proxy(f"https://localhost:{port}", certificate)
             with proxy.client() as client:
                 said = [client.post("/", content=b"audio").status_code for _ in range(2)]
-    answering.shutdown()
     assert said == [200, 200]
     log = (tmp_path / "error.log").read_text()
     assert "timed out" in log, "the silent one was not asked"

@@ -42,7 +42,6 @@ def attributes(owner: Any) -> dict[str, Any]:
 
 
 def received(collector: Host) -> list[tuple[str, Any]]:
-    """The role and the span of all that came."""
     found = []
     for came in collector.came:
         assert came.path == "/v1/traces"

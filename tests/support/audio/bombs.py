@@ -25,19 +25,16 @@ from tests.support.audio.bombs_of_frames import (
 
 
 def box(name: bytes, *bodies: bytes, length: int | None = None) -> bytes:
-    """Of MP4, whose numbers are big-endian."""
     body = b"".join(bodies)
     return struct.pack(">I", len(body) + 8 if length is None else length) + name + body
 
 
 def element(name: int, *bodies: bytes) -> bytes:
-    """Of EBML."""
     body = b"".join(bodies)
     return _ebml_id(name) + struct.pack(">Q", len(body) | 1 << 56) + body
 
 
 def endless(name: int) -> bytes:
-    """The head of an EBML element of unknown length."""
     return _ebml_id(name) + b"\xff"
 
 
@@ -229,7 +226,6 @@ def playlists() -> Bombs:
 
 
 def untaken(good: Mapping[str, bytes], n_bytes: int) -> Bombs:
-    """Heads of what is not taken, and much behind them."""
     filled = filler(n_bytes)
     for name, head in {
         "amr": b"#!AMR\n",

@@ -14,7 +14,6 @@ MOST = 0xFFFF_FFFF
 
 
 def chunk(name: bytes, body: bytes = b"", length: int | None = None) -> bytes:
-    """Of RIFF, whose numbers are little-endian."""
     return name + struct.pack("<I", len(body) if length is None else length) + body
 
 
@@ -43,7 +42,6 @@ _CRC = [_crc_of(byte) for byte in range(256)]
 
 
 def synchsafe(number: int) -> bytes:
-    """Four bytes of seven bits, of ID3."""
     return bytes(number >> shift & 0x7F for shift in (21, 14, 7, 0))
 
 
@@ -60,12 +58,10 @@ Bombs = Iterator[tuple[str, bytes]]
 
 
 def numbered(name: bytes, n_bytes: int) -> list[bytes]:
-    """Texts with names of their own, as many as fit."""
     return [b"%b%07d=b" % (name, n) for n in range(n_bytes // (len(name) + 24))]
 
 
 def many_texts(n_bytes: int) -> bytes:
-    """An ID3 tag of texts with names of their own."""
     texts = (b"\0" + one.replace(b"=", b"\0") for one in numbered(b"a", n_bytes))
     return id3(*(id3_frame(b"TXXX", text) for text in texts))
 
@@ -171,7 +167,6 @@ def ogg(good: Mapping[str, bytes], n_bytes: int) -> Bombs:
 
 
 def of_comments(opus: bytes, n_bytes: int) -> bytes:
-    """An Ogg file whose comments have names of their own, as many as fit."""
     second = opus.find(b"OggS", 4)
     texts = numbered(b"a", n_bytes)
     comments = b"".join(struct.pack("<I", len(one)) + one for one in texts)

@@ -116,7 +116,6 @@ def resampled(pcm: Pcm, rate: int, to_rate: int) -> Pcm:
 
 
 def _frame(pcm: Pcm, rate: int) -> av.AudioFrame:
-    """Of int16 [n_samples], or [2, n_samples] for stereo."""
     planes = np.ascontiguousarray(np.atleast_2d(pcm))
     layout = "mono" if pcm.ndim == 1 else "stereo"
     frame = av.AudioFrame.from_ndarray(planes, format="s16p", layout=layout)

@@ -23,7 +23,6 @@ class Sentence:
 
 @functools.cache
 def pcm_of(name: str) -> Pcm:
-    """A recording, int16 [n], 16 kHz."""
     with av.open(str(sample_path(name))) as file:
         return joined(*(frame.to_ndarray().reshape(-1) for frame in file.decode(audio=0)))
 

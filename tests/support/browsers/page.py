@@ -113,5 +113,4 @@ def webp(png: bytes) -> bytes:
 
 
 def text_of(place: Locator) -> str:
-    """The texts of all elements, joined by one space each."""
     return " ".join(" ".join(text.split()) for text in place.all_inner_texts())

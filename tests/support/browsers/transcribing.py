@@ -23,7 +23,6 @@ FORM = {
 
 
 def ask(server: Server, name: str) -> dict[str, Any]:
-    """What the API itself says of a sample, streamed, as the page asks for it."""
     files = {"file": (f"{name}.flac", sample_path(name).read_bytes())}
     url = f"{server.url}/v1/audio/transcriptions"
     stream = httpx.post(url, data={**FORM, "stream": "true"}, files=files, timeout=120).text
@@ -47,7 +46,6 @@ def downloaded(page: Page, press: Callable[[], None]) -> str:
 def answered_with(
     text: str, n_segments: int = 1, speakers: tuple[str, ...] = (), timing: str | None = None
 ) -> Callable[[Route], None]:
-    """An answer as the server streams it, with this text in each segment."""
     n_words = len(text.split())
     step = 2.9 / n_words
     segments = [

@@ -40,8 +40,6 @@ class CaptureError(AssertionError):
 
 
 class Recorded:
-    """What a captured function did: its operations, and the memory that it found there."""
-
     def __init__(self, steps: list[Step], found: dict[int, Memory]) -> None:
         self.steps = steps
         self._found = found
@@ -89,7 +87,6 @@ class Capture:
         raise CaptureError(f"{where}: {why}{what}, which a graph's capture refuses")
 
     def finish(self) -> Recorded:
-        """The function has returned."""
         left = [memory for memory in self._own.values() if memory.storage() is not None]
         if left:
             gc.collect(1)

@@ -64,13 +64,11 @@ _TAKES_HOST_INDICES = {aten.index.Tensor, aten.index_put_.default, aten.index_pu
 
 
 class MixedDevicesError(AssertionError):
-    """What CUDA refuses as well."""
+    pass
 
 
 @dataclass(eq=False)
 class Memory:
-    """One allocation."""
-
     number: int
     where: str
     n_rows: int  # of the tensor that it was made for: what is told apart in it
@@ -97,7 +95,6 @@ class SimulatedGpu:
     # What a tensor's memory is.
 
     def memory_of(self, tensor: Tensor) -> Memory:
-        """Of a tensor of the device or of pinned memory; made up where it was not seen before."""
         storage = plain_of(tensor).untyped_storage()
         found = self._memory.get(id(storage))
         return self._add(tensor, "memory that was there before") if found is None else found
@@ -107,7 +104,6 @@ class SimulatedGpu:
         return found is not None and found.pinned
 
     def rows_of(self, tensor: Tensor) -> range:
-        """Which of its memory's rows a tensor lies in."""
         memory, plain = self.memory_of(tensor), plain_of(tensor)
         if memory.n_rows == 1 or not plain.numel():
             return range(memory.n_rows if plain.numel() else 0)
@@ -189,7 +185,6 @@ class SimulatedGpu:
                 watcher(operation)
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any:
-        """One call of torch's."""
         tensors = list(tensors_in((args, kwargs)))
         on_device = any(isinstance(x, DeviceTensor) for x in tensors)
         if self.is_in_kernel:
@@ -290,7 +285,6 @@ class SimulatedGpu:
         return tensor
 
     def _convert(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Tensor:
-        """`to` and its kin, between dtypes or between device and host."""
         given = named_arguments(func, args, kwargs)
         tensor, other = given["self"], given.get("other")
         device = device_of(tensor)

@@ -184,7 +184,6 @@ def append_paged_kv_cache(
     kv_indptr: Tensor,
     kv_last_page_len: Tensor,
 ) -> None:
-    """Where a token goes follows from its position and the page table alone."""
     assert batch_indices.dtype == positions.dtype == torch.int32
     assert len(kv_last_page_len) == len(kv_indptr) - 1
     page_size = paged_kv_cache[0].shape[1]

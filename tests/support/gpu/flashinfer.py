@@ -21,11 +21,7 @@ PLAN_BYTES = 64
 
 
 def flashinfer_on(gpu: SimulatedGpu) -> ModuleType:
-    """A module with all that the product takes of flashinfer's."""
-
     def on_gpu(wrapper: Any) -> Any:
-        """The wrapper's class with traffic."""
-
         class OnGpu(wrapper):  # type: ignore[misc]
             def __init__(self, *args: Any, **kwargs: Any) -> None:
                 super().__init__(*args, **kwargs)

@@ -75,7 +75,6 @@ class OnCpu:
 
 
 def our_imports() -> dict[str, set[str]]:
-    """What our packages import from flashinfer: names by module."""
     found: dict[str, set[str]] = {}
     for package in PACKAGES:
         for file in (ROOT / package).rglob("*.py"):
@@ -134,7 +133,6 @@ def _restore(before: dict[str, ModuleType]) -> None:
 
 
 def _without_cuda() -> list[Any]:
-    """What of CUDA flashinfer's Python and the backend use, which does nothing here."""
     empty = torch.empty
 
     @functools.wraps(empty)

@@ -82,7 +82,6 @@ class Outcome:
 
 @cache
 def checkpoint_folder() -> Path:
-    """A small model whose heads are of a size that flashinfer has kernels for."""
     SHAPES.setdefault("micro-64", replace(SHAPES["micro"], d_model=128))
     return cached_checkpoint("micro-64")
 
@@ -93,7 +92,6 @@ def run_one_gpu(
     windows: Sequence[dict[str, Any]] = WINDOWS,
     page_frames: int = PAGE_FRAMES,
 ) -> Outcome:
-    """Transcribe windows that are sent at once."""
     checkpoint = open_checkpoint(str(checkpoint_folder()))
     role: dict[str, Any] = {"device": "cuda", "dtype": "bfloat16", "threads": 1, "max_batch": 2}
     with ExitStack() as stack:
@@ -149,7 +147,6 @@ def run_one_gpu(
 def simulated_one_gpu(
     values: str = "cpu",
 ) -> Iterator[tuple[SimulatedGpu, SimulatedRuntime]]:
-    """A simulated GPU for which flashinfer and Triton are installed."""
     threads = torch.get_num_threads()
     torch.set_num_threads(1)
     try:
@@ -169,7 +166,6 @@ def simulated_one_gpu(
 
 
 def _nothing_is_found(values: str) -> AbstractContextManager[Any]:
-    """Shapes alone cannot be compared."""
     if values == "cpu":
         return nullcontext()
 

@@ -23,8 +23,6 @@ aten = torch.ops.aten
 
 @dataclass(frozen=True, slots=True)
 class Access:
-    """By a stream's `position`-th operation, or the host's."""
-
     stream: int
     position: int
     what: str
@@ -37,15 +35,11 @@ class Access:
 
 @dataclass(slots=True)
 class _Row:
-    """Of memory: who wrote it last, and who has read it since."""
-
     write: Access | None = None
     reads: dict[int, Access] = field(default_factory=dict)
 
 
 class RaceDetector:
-    """races: what was found, each once."""
-
     def __init__(self, gpu: SimulatedGpu, runtime: SimulatedRuntime) -> None:
         self.races: dict[str, None] = {}
         self._gpu = gpu

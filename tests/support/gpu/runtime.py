@@ -85,7 +85,6 @@ class SimulatedRuntime(CudaRuntime):
 
     @contextmanager
     def fence(self) -> Iterator[None]:
-        """Around what a fence does."""
         if (capture := self.capturing) is not None:
             capture.refuse("waits for work of another stream or of the device", where_now())
         with self.gpu.lock:
@@ -99,7 +98,6 @@ class SimulatedRuntime(CudaRuntime):
         return stream, stream.clock[stream.number]
 
     def host_waits(self) -> None:
-        """A copy that blocks has come to its end."""
         join(self.host, self.current_stream(None).clock)
 
     @property
@@ -183,7 +181,6 @@ class SimulatedRuntime(CudaRuntime):
 
 @contextmanager
 def simulated_gpu(values: str = "cpu") -> Iterator[tuple[SimulatedGpu, SimulatedRuntime]]:
-    """A GPU on which the product runs while this is open."""
     gpu = SimulatedGpu(values)
     runtime = SimulatedRuntime(gpu)
     with gpu.opened(), streams.replaced_by(runtime):

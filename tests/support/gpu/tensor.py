@@ -23,8 +23,6 @@ aten = torch.ops.aten
 
 
 class Device(Protocol):
-    """The simulated GPU, as tensors know it."""
-
     is_in_kernel: bool
 
     def dispatch(self, func: Any, args: tuple[Any, ...], kwargs: dict[str, Any]) -> Any: ...

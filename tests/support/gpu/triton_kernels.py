@@ -46,7 +46,6 @@ def load_kernel(monkeypatch: pytest.MonkeyPatch, name: str, *, interpreted: bool
 
 @functools.cache
 def _tritons(interpreted: bool) -> dict[str, ModuleType]:
-    """The modules of one of the two; TRITON_INTERPRET is set as it wants it."""
     importlib.import_module("triton.language")
     importlib.import_module("triton.compiler")
     importlib.import_module("triton.backends.compiler")
@@ -60,8 +59,6 @@ def _is_triton(name: str) -> bool:
 
 
 class _Recorded:
-    """Stands for a kernel, and keeps what it would have been launched with."""
-
     def __init__(self, function: Any) -> None:
         self.function = function
 

@@ -111,7 +111,6 @@ class ExporterService:
         self.exporter = KVExporter(layout, n_windows * self._window, config, self.wire)
 
     def publish(self, seed: int, key: bytes = b"", frames: int = 1500) -> CrossKVHandle:
-        """Publish the KV of `seed`; under `key`, to be kept. Pages beyond `frames` go back."""
         pages = self.exporter.reserve(self._window, timeout_s=10.0)
         assert pages is not None, f"no pages: {self.exporter.pool!r}"
         n_pages = self._layout.pages_for(frames)
@@ -167,7 +166,6 @@ class ExporterService:
         self.exporter.pool.check_integrity()
 
     def check_integrity(self) -> None:
-        """Nothing is leased or reserved, and every page is free or kept."""
         self.exporter.check_integrity()
 
 
@@ -234,8 +232,6 @@ class WorkerProcess:
 
 
 class ProcessHost:
-    """A service of `kind` in `process`, with the part of the environment that UCX reads."""
-
     def __init__(
         self, process: WorkerProcess, kind: str, environment: dict[str, str], *args: Any
     ) -> None:

@@ -29,7 +29,6 @@ BAD = 666  # a second of this sample makes its turn fail
 
 
 def spoken(*words: int, rate: int = SAMPLE_RATE) -> bytes:
-    """Audio that says each of `words` for a second; 0 is a second of silence."""
     return b"".join(np.full(rate, word, "<i2").tobytes() for word in words)
 
 

@@ -82,7 +82,6 @@ async def until(socket: ClientConnection, *types: str) -> list[dict[str, Any]]:
 async def read_nothing(
     socket: ClientConnection, is_closed: Callable[[], Awaitable[bool]], most_s: float
 ) -> None:
-    """Ask for more answers than all that is between holds, and read none, until it is closed."""
     try:
         socket.transport.pause_reading()
         update = {"audio": {"input": {"transcription": {"prompt": "word " * 1900}}}}

@@ -132,7 +132,6 @@ class Told:
         return next(at for at, e in self.events if isinstance(e, kind) and e.turn == turn)  # type: ignore[attr-defined]
 
     def check_ends(self) -> None:
-        """Every turn ends once, as the last thing told of it, and its text is its deltas."""
         ends = [event for _, event in self.events if isinstance(event, TurnCompleted | TurnFailed)]
         numbers = [event.turn for event in ends]
         assert len(set(numbers)) == len(numbers), f"a turn ended twice: {numbers}"

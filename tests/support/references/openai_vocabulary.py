@@ -17,7 +17,6 @@ from tests.support.checkpoints import SHAPES, make_checkpoint, tokenizer_definit
 
 @functools.cache
 def with_openai_vocabulary(multilingual: bool = True) -> WhisperTokenizer:
-    """Ours over one of openai/whisper's vocabularies; it can decode only."""
     shape = "tiny" if multilingual else "tiny.en"
     character = {byte: character for character, byte in _BYTE.items()}
     vocab = {

@@ -55,8 +55,6 @@ LAST_NORM = {"encoder": "ln_post", "decoder": "ln"}
 
 
 class SmallWhisper(whisper.model.Whisper):
-    """Knows its languages from the checkpoint and not from the size of its vocabulary."""
-
     languages: tuple[str, ...] = ()
     multilingual = True
 
@@ -71,7 +69,6 @@ class SmallWhisper(whisper.model.Whisper):
 
 @functools.lru_cache(maxsize=2)
 def openai_model(folder: Path) -> SmallWhisper:
-    """The folder's weights in openai-whisper's model, float32, with its alignment heads."""
     checkpoint = open_checkpoint(str(folder))
     tokenizer = tokenizer_of(folder)
     dimensions = whisper.model.ModelDimensions

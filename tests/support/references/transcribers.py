@@ -48,7 +48,6 @@ async def float32_transcriber(
 async def ours(
     transcriber: RequestTranscriber, params: TranscriptionParams, pcm: Pcm, folder: Path
 ) -> TranscriptionResult:
-    """Send int16 [n_samples] at 16 kHz as a file, which is written into `folder`."""
     file = folder / f"{uuid.uuid4()}.wav"
     file.write_bytes(wav_bytes(pcm))
     try:
@@ -58,7 +57,6 @@ async def ours(
 
 
 def answer_of(checkpoint: Path, pcm: Pcm, **options: Any) -> dict[str, Any]:
-    """openai-whisper's `transcribe` of the samples."""
     options = reference_options(checkpoint) | options
     with openai_vocabulary(checkpoint):
         answer: dict[str, Any] = whisper.transcribe(

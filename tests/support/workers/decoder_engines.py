@@ -90,7 +90,6 @@ class Stand:
         handle: CrossKVHandle | None = None,
         **options: Any,
     ) -> DecodeRequest:
-        """A request for window `seed`, published now; `options` as in DecodeOptions."""
         return DecodeRequest(
             request_id="test",
             window=seed,
@@ -158,7 +157,6 @@ def wait_until(condition: Callable[[], bool], otherwise: str) -> None:
 
 
 def random_states(checkpoint: Checkpoint, seed: int) -> torch.Tensor:
-    """Of an encoder: [n_audio_ctx, n_audio_state]."""
     shape = (checkpoint.dims.n_audio_ctx, checkpoint.dims.n_audio_state)
     return torch.randn(shape, generator=torch.Generator().manual_seed(seed))
 
@@ -177,8 +175,6 @@ def write_window(pool: torch.Tensor, pages: tuple[int, ...], kv: torch.Tensor) -
 
 
 def bucketed_attention(own: torch.Tensor, cross: torch.Tensor, *, packed: bool) -> Attentions:
-    """By torch, at fixed sizes too, as a GPU has it."""
-
     def fixed(n_rows: int, n_tokens: int, n_sharing: int = 1) -> TorchAttention:
         return TorchAttention(own, cross, packed=packed)
 

@@ -45,8 +45,6 @@ class Replaced:
 
 
 class Bench:
-    """An engine over an in-memory exporter; its forward pass can be held, broken and counted."""
-
     def __init__(
         self,
         checkpoint: Checkpoint,

@@ -29,8 +29,6 @@ N_NEW_MAX = 64
 
 
 class RunnerBench:
-    """`n_slots` slots, each with a random window of its own, in pages in no order."""
-
     def __init__(
         self,
         folder: Path,
@@ -108,7 +106,6 @@ class AlignerBench(RunnerBench):
     def item(
         self, window: int, tokens: int | tuple[int, ...], content_frames: int = 3000
     ) -> KnownText:
-        """`tokens` themselves, or how many random ones."""
         if isinstance(tokens, int):
             rng = np.random.default_rng(window)
             tokens = tuple(rng.integers(0, self.tokenizer.special.eot, tokens).tolist())

@@ -66,7 +66,6 @@ def test_devices_are_found_by_model_and_only_together_where_they_fit() -> None:
 
 
 def test_uploads_are_decoded_by_as_many_routers_as_have_the_processes() -> None:
-    """Talks of ten minutes take a hundred times the processor time of clips."""
     order = make_order(load=Load(rate_per_s=200.0, lengths=NAMED_LENGTHS["long"]))
     (kind,) = order.kinds
     least = Design.least(order, "split", kind, kind)

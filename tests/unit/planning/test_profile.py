@@ -60,8 +60,6 @@ def test_seconds_lie_on_the_lines_between_points_and_never_below_the_least() -> 
 
 
 def test_windows_of_a_round_may_take_a_minute_each() -> None:
-    """As those of a large model do on a few cores, one after another."""
-
     def submit(request: EncodeRequest) -> None:
         raise DeadlineExceededError(f"{request.remaining_s}")
 
@@ -72,8 +70,6 @@ def test_windows_of_a_round_may_take_a_minute_each() -> None:
 
 
 def test_what_the_host_does_between_steps_is_a_part_of_them() -> None:
-    """Twenty steps of a second and a half, of whatever forwards took of it."""
-
     def done(**result: Any) -> Any:
         future: Future[Any] = Future()
         future.set_result(SimpleNamespace(**result))
@@ -116,7 +112,6 @@ def test_of_several_models_none_is_measured_in_the_place_of_all(tmp_path: Path) 
 async def test_a_measurement_that_is_cancelled_ends_behind_its_round(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """As Ctrl-C does it; all rounds take a minute or more."""
     rounds = []
 
     @asynccontextmanager

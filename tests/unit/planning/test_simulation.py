@@ -125,7 +125,6 @@ def test_clips_go_before_the_tails_of_files(routers: int) -> None:
 
 
 def test_a_gpu_s_encoder_is_never_idle_under_a_backlog() -> None:
-    """The bound on what a router has in flight starves no batch."""
     rows: list[Arrival] = [(0.01 * n, 600.0, "bulk") for n in range(24)]
     fields = {
         "load": {"seconds": 10.0},
@@ -137,7 +136,6 @@ def test_a_gpu_s_encoder_is_never_idle_under_a_backlog() -> None:
 
 
 def test_bulk_work_takes_no_place_of_those_whom_a_router_admits() -> None:
-    """Two hours of it wait: as in the server, where batches and archives come past the routers."""
     rows: list[Arrival] = [(0.1, 600.0, "bulk")] * 12
     rows += [(1.0 + n, 5.0, "interactive") for n in range(10)]
     limit = {"router": {"max_pending_audio_s": 700.0}}
@@ -161,7 +159,6 @@ def test_nothing_is_encoded_twice_where_decoders_are_slow() -> None:
 
 
 def test_a_router_s_backlog_wakes_pools_and_makes_them_grow() -> None:
-    """From none to one by the first window, and further by what waits behind it."""
     rows: list[Arrival] = [(5.0 + 0.01 * n, 300.0, "interactive") for n in range(12)]
     sizes = {"min_replicas": 0, "max_replicas": 6}
     outcome, figures = run(
@@ -179,7 +176,6 @@ def test_a_router_s_backlog_wakes_pools_and_makes_them_grow() -> None:
 
 
 def test_a_pool_that_shrinks_gives_up_workers_that_are_starting_first() -> None:
-    """As Serve does. A burst is over before those are there that it has called for."""
     sizes = {"min_replicas": 1, "max_replicas": 4}
     rows: list[Arrival] = [(0.5, 5.0, "interactive")] * 100  # ten seconds of work
     rows += [(40.0, 5.0, "interactive")]

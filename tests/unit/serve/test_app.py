@@ -24,16 +24,22 @@ from cluster.serve.placement import Placement
 HOW = DeploymentStatusTrigger.CONFIG_UPDATE_COMPLETED
 
 
+@pytest.fixture
+def options(monkeypatch: pytest.MonkeyPatch) -> dict[str, Any]:
+    """What each deployment is asked to be, by name."""
+    found: dict[str, Any] = {}
+    monkeypatch.setattr("ray.serve.deployment", lambda *_, **asked: Deployment(found, asked))
+    return found
+
+
+def build_app(kind: Any = "split", **flags: Any) -> None:
+    app.build_app(load_settings(None, flags, environ={}), "build", Placement(kind, "a test"))
+
+
 def test_routers_and_the_batch_owner_may_be_busy_for_15_s_and_workers_may_not(
-    monkeypatch: pytest.MonkeyPatch, tmp_path: Path
+    options: dict[str, Any], tmp_path: Path
 ) -> None:
-    """What clients send keeps an event loop busy; who is killed for it loses all that it holds."""
-    options: dict[str, Any] = {}
-    monkeypatch.setattr("ray.serve.deployment", lambda *_, **asked: Deployment(options, asked))
-    settings = load_settings(
-        None, {"model": "demo", "batches": {"folder": str(tmp_path)}}, environ={}
-    )
-    app.build_app(settings, "build", Placement("split", "a test"))
+    build_app(batches={"folder": str(tmp_path)})
     failed = REPLICA_HEALTH_CHECK_UNHEALTHY_THRESHOLD
     patience_s = {name: failed * asked["health_check_timeout_s"] for name, asked in options.items()}
     assert patience_s.keys() == {"router", "batches", "encoder", "decoder"}
@@ -45,23 +51,15 @@ def test_routers_and_the_batch_owner_may_be_busy_for_15_s_and_workers_may_not(
     ("kind", "pools"), [("split", {"encoder", "decoder"}), ("colocated", {"worker"})]
 )
 def test_whoever_sends_windows_knows_how_many_workers_each_pool_has(
-    kind: Any, pools: set[str], monkeypatch: pytest.MonkeyPatch
+    kind: Any, pools: set[str], options: dict[str, Any]
 ) -> None:
-    """By our choice of workers; without it a pool seems empty, and gets one window at a time."""
-    options: dict[str, Any] = {}
-    monkeypatch.setattr("ray.serve.deployment", lambda *_, **asked: Deployment(options, asked))
-    settings = load_settings(None, {"model": "demo"}, environ={})
-    app.build_app(settings, "build", Placement(kind, "a test"))
+    build_app(kind)
     ours = {name for name, asked in options.items() if "request_router_config" in asked}
     assert ours == pools
 
 
-def test_a_worker_on_cpus_reserves_what_it_is_told(monkeypatch: pytest.MonkeyPatch) -> None:
-    """Without a claim every worker fits the nodes that are there, so a cloud never adds one."""
-    options: dict[str, Any] = {}
-    monkeypatch.setattr("ray.serve.deployment", lambda *_, **asked: Deployment(options, asked))
-    settings = load_settings(None, {"encoder": {"cpus": 7, "gpus": 0}}, environ={})
-    app.build_app(settings, "build", Placement("split", "a test"))
+def test_a_worker_on_cpus_reserves_what_it_is_told(options: dict[str, Any]) -> None:
+    build_app(encoder={"cpus": 7, "gpus": 0})
     claims = {name: asked["ray_actor_options"]["num_cpus"] for name, asked in options.items()}
     assert claims == {"router": 0, "encoder": 7, "decoder": 0}
     assert options["encoder"]["max_surge_percent"] == 0, "a new one may fit when an old one ends"
@@ -69,11 +67,8 @@ def test_a_worker_on_cpus_reserves_what_it_is_told(monkeypatch: pytest.MonkeyPat
 
 @pytest.mark.parametrize(("running", "begins"), [(0, 2), (6, 6), (12, 8)])
 def test_a_new_version_begins_with_as_many_workers_as_run(
-    running: int, begins: int, monkeypatch: pytest.MonkeyPatch
+    running: int, begins: int, options: dict[str, Any], monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Serve would end the others at once, however great the load is."""
-    options: dict[str, Any] = {}
-    monkeypatch.setattr("ray.serve.deployment", lambda *_, **asked: Deployment(options, asked))
     monkeypatch.setattr("ray.cluster_resources", dict)
     monkeypatch.setattr("cluster.serve.from_file.shared_value", lambda *_: b"k" * 32)
     encoders = DeploymentStatusOverview(DeploymentStatus.HEALTHY, HOW, {"RUNNING": running}, "")
@@ -86,8 +81,6 @@ def test_a_new_version_begins_with_as_many_workers_as_run(
 
 
 class Deployment:
-    """Notes what a deployment is asked to be."""
-
     def __init__(self, into: dict[str, Any], asked: dict[str, Any]) -> None:
         into[asked["name"]] = asked
 

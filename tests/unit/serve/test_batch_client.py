@@ -21,8 +21,6 @@ from tests.support.batches import desk
 
 
 class Handle:
-    """Serve's handle of an owner, which is gone for the next `absent` calls."""
-
     def __init__(self, service: BatchService, absent: int = 0) -> None:
         self._owner: Any = SimpleNamespace(_service=service)
         self.absent = absent

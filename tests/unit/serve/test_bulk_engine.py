@@ -56,8 +56,6 @@ def make_settings(**router: Any) -> Settings:
 
 @dataclass
 class Watched(Unbounded):
-    """A pool that notes what comes, and raises what it was given first."""
-
     pool: EnginePool
     errors: list[Exception] = field(default_factory=list)
     seen: list[EncodeRequest | DecodeRequest] = field(default_factory=list)
@@ -117,7 +115,6 @@ async def endpoints_answer(engines: LocalEngines, fields: Any) -> bytes:
 
 
 async def test_a_file_gets_the_endpoints_answer() -> None:
-    """As a path and as bytes, with words and with log probabilities."""
     async with opened() as it:
         for fields, upload in (
             (VERBOSE, sample_path("long")),
@@ -140,7 +137,6 @@ async def test_a_file_gets_the_endpoints_answer() -> None:
 async def without_workers(
     settings: Settings | None = None, **router: Any
 ) -> AsyncIterator[BulkEngine]:
-    """An engine for what is refused before any worker is asked."""
     settings = settings or make_settings()
     nobody: Any = None
     pools = dict.fromkeys(settings.by_model(), (nobody, nobody))
@@ -149,7 +145,6 @@ async def without_workers(
 
 
 async def test_what_the_endpoint_refuses_is_refused() -> None:
-    """Its fields, and what is over the limits of the application."""
     async with without_workers(max_audio_s=1.0) as engine:
         with pytest.raises(InvalidAudioError, match="longer"):
             await engine.transcribe(sample_path("short"), engine.params(MODEL))
@@ -168,7 +163,6 @@ async def test_what_the_endpoint_refuses_is_refused() -> None:
 
 
 async def test_without_a_network_voices_are_refused_before_any_file() -> None:
-    """Only the bundled model brings one along."""
     diarize = ("diarize", "true")
     async with without_workers() as engine:
         assert engine.params([*MODEL, diarize]).speakers.by == "voice"
@@ -179,7 +173,6 @@ async def test_without_a_network_voices_are_refused_before_any_file() -> None:
 
 
 def make_hasty_clock() -> tuple[Clock, list[float]]:
-    """A clock that does not wait, and what it was asked to wait for."""
     from cluster.common.clock import SYSTEM_CLOCK
 
     waits: list[float] = []
@@ -191,7 +184,6 @@ def make_hasty_clock() -> tuple[Clock, list[float]]:
 
 
 async def test_full_pools_are_outwaited_and_lost_workers_survived() -> None:
-    """Full pools do not count as failures; where a worker failed, its window alone waits long."""
     clock, waits = make_hasty_clock()
     async with opened(clock) as it:
         it.encoders.errors[:] = [
@@ -208,7 +200,6 @@ async def test_full_pools_are_outwaited_and_lost_workers_survived() -> None:
 
 
 async def test_a_window_that_kills_workers_is_tried_only_so_often() -> None:
-    """By the engine, in all: nothing around it begins again."""
     clock, _ = make_hasty_clock()
     async with opened(clock) as it:
         it.encoders.errors[:] = [WorkerGoneError("gone") for _ in range(100)]

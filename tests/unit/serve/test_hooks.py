@@ -32,8 +32,6 @@ DEPLOYMENT = DeploymentID("encoder", "hooks")
 
 
 class Replica:
-    """As Serve's `RunningReplica`."""
-
     max_ongoing_requests = 64
     routing_stats: dict[str, Any] = {}  # noqa: RUF012
 
@@ -53,7 +51,6 @@ def make_pending(*args: Any) -> Any:
 
 
 def make_router(replicas: list[Any], calls: OwnCalls | None = None) -> LoadAwareRouter:
-    """Serve's own, whole, of these workers."""
     router = LoadAwareRouter(DEPLOYMENT, DeploymentHandleSource.REPLICA, None, None, True)
     router.initialize_state(calls=calls or OwnCalls(), chance=random.Random(0))
     router.update_replicas(replicas)
@@ -65,7 +62,6 @@ def request(window: int) -> EncodeRequest:
 
 
 async def test_windows_that_come_together_are_spread() -> None:
-    """Serve gives all calls of one HTTP request the same id: each is counted all the same."""
     calls, replicas = OwnCalls(), make_replicas(3)
     router = make_router(replicas, calls)
     firsts = []
@@ -92,25 +88,7 @@ async def test_a_full_pool_costs_few_questions(count: int) -> None:
     assert [len(rank) for rank in order] == [1, 1, 1]
 
 
-async def test_the_same_audio_in_flight_goes_to_one_encoder_and_counts_once() -> None:
-    calls, replicas = OwnCalls(), make_replicas(3)
-    router = make_router(replicas, calls)
-    firsts = []
-    for window in range(4):
-        same = replace(request(window), audio_key=b"k")
-        calls.begin(key_of(same))
-        order = await router.choose_replicas(replicas, make_pending(same))
-        firsts.append(order[0][0])
-    assert len(set(firsts)) == 1
-    assert calls.load(firsts[0].replica_id).work == 1.0
-    others = [one for one in replicas if one is not firsts[0]]
-    router.update_replicas(others)
-    order = await router.choose_replicas(others, make_pending(same))
-    assert order[0][0] is not firsts[0], "that one is gone"
-
-
 async def assigned(router: LoadAwareRouter, request: EncodeRequest) -> Any:
-    """The replica that Serve's router gives to a call of this."""
     metadata = RequestMetadata("http", "internal")  # the same for all calls of one HTTP request
     pending = PendingRequest(args=[request], kwargs={}, metadata=metadata)
     replica = await router._choose_replica_for_request(pending)
@@ -119,7 +97,6 @@ async def assigned(router: LoadAwareRouter, request: EncodeRequest) -> Any:
 
 
 async def test_calls_that_come_together_keep_to_the_worker_chosen_for_each() -> None:
-    """The same audio goes to its owner, though many calls of one HTTP request come together."""
     calls, replicas = OwnCalls(), make_replicas(60)
     router = make_router(replicas, calls)
     audio = [replace(request(n), audio_key=bytes([n]) * 32) for n in range(100)]
@@ -187,7 +164,6 @@ def make_policy(**rules: Any) -> PoolPolicy:
 
 
 def test_a_policy_reads_what_workers_tell_although_the_clock_was_set_back() -> None:
-    """Two work all the time, and 15 s of work are to be done in 5 s."""
     policy, busy = make_policy(), {"a": 1.0, "b": 1.0}
     assert policy(make_context(app_name="clock")) == (2, {})
     told = {"busy": busy, "queue_s": {"a": 8.0, "b": 7.0}, "slack_s": {"a": 100.0, "b": 100.0}}

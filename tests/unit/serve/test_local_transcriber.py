@@ -30,7 +30,6 @@ def make_settings(encoder: str, decoder: str) -> Settings:
 
 
 def running() -> set[threading.Thread]:
-    """The threads of parts that live."""
     return {thread for thread in threading.enumerate() if thread.name.startswith(THREADS)}
 
 
@@ -65,7 +64,6 @@ async def test_a_failed_start_leaves_no_part_running(
 async def test_a_start_that_is_cancelled_leaves_no_part_running(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """While weights are read, which keeps nobody else of the loop waiting."""
     before, begun, go_on = running(), asyncio.Event(), threading.Event()
     loop, real = asyncio.get_running_loop(), in_process.DecoderEngine
 
@@ -109,7 +107,6 @@ def test_two_devices_in_one_process_are_refused() -> None:
 async def test_workers_are_ready_once_their_kernels_are_built(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
-    """However long that takes: else the first answers would be torch's, which rounds otherwise."""
     role = {"device": "cpu", "dtype": "float32"}
     with caplog.at_level(logging.INFO):
         async with local_engines(load_settings(None, {"encoder": role, "decoder": role}, {})):

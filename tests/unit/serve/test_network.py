@@ -62,7 +62,6 @@ def test_what_the_operator_says_to_ucx_stays(monkeypatch: pytest.MonkeyPatch) ->
 async def test_replicas_are_called_past_a_proxy_of_the_environment(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Machines have one for downloads, which takes nobody to a port of another node."""
     for name, value in (ENVIRONMENT | {"http_proxy": "http://127.0.0.1:1"}).items():
         monkeypatch.setenv(name, value)
     server = grpc.aio.server()

@@ -13,18 +13,10 @@ from cluster.serve.ray_environment import ONE_MACHINE_ENVIRONMENT
 pytest.importorskip("pandas")
 
 
-def told(program: str) -> dict[str, bool]:
-    """What a fresh process prints as JSON."""
-    out = subprocess.check_output([sys.executable, "-c", program], text=True, timeout=100)
-    found: dict[str, bool] = json.loads(out.splitlines()[-1])
-    return found
-
-
 @pytest.mark.parametrize("before", ["", "import pandas"])
 def test_serve_comes_without_pandas_unless_somebody_had_it(before: str) -> None:
     module = ONE_MACHINE_ENVIRONMENT["RAY_preload_python_modules"]
-    found = told(
-        f"""
+    program = f"""
 {before}
 import json, sys
 import {module}
@@ -34,5 +26,9 @@ print(json.dumps({{
     "serve": "ray.serve" in sys.modules, "pandas": after, "frame": len(pandas.DataFrame([1])) == 1,
 }}))
 """
-    )
-    assert found == {"serve": True, "pandas": bool(before), "frame": True}
+    out = subprocess.check_output([sys.executable, "-c", program], text=True, timeout=100)
+    assert json.loads(out.splitlines()[-1]) == {
+        "serve": True,
+        "pandas": bool(before),
+        "frame": True,
+    }

@@ -26,19 +26,11 @@ from cluster.serve.ray_internals import (
 
 HERE = Path("cluster/serve/ray_internals.py")
 NAMES = (
-    "ray._private.ray_constants.ENABLE_RAY_CLUSTER",
-    "ray._private.ray_constants.PROCESS_TYPE_DASHBOARD",
-    "ray._private.services.start_ray_process",
-    "ray._private.services.start_raylet",
-    "ray._private.services.start_monitor",
-    "ray.serve._private.replica.add_port_to_grpc_server",
     "ray.autoscaler._private.util.prepare_config",
     "ray.autoscaler._private.util.validate_config",
     "ray.experimental.internal_kv._internal_kv_get",
     "ray.experimental.internal_kv._internal_kv_put",
     "ray._private.worker.global_worker",
-    "ray._private.ray_logging.global_worker_stdstream_dispatcher",
-    "ray.serve._private.cluster_node_info_cache.ClusterNodeInfoCache",
 )
 READERS = {  # of the variables that the process of each node does not read itself
     "RAY_SERVE_": "serve/_private/constants.py",
@@ -133,7 +125,6 @@ def test_a_small_head_is_told_its_parts_and_adds_no_machines(
 def test_serve_s_port_between_replicas_has_the_node_s_address(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """By the very helper that a replica calls; what is refused at the node's address alone."""
     import grpc
     import ray.serve._private.replica as replica
 
@@ -152,7 +143,6 @@ def test_serve_s_port_between_replicas_has_the_node_s_address(
 
 
 def test_serves_controller_asks_for_nodes_at_the_interval(monkeypatch: pytest.MonkeyPatch) -> None:
-    """One that fails is no answer: it asks again in the next loop."""
     from ray.serve._private.cluster_node_info_cache import ClusterNodeInfoCache
 
     asked: list[str] = []

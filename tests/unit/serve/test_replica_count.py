@@ -8,6 +8,10 @@ from __future__ import annotations
 
 import json
 import random
+from collections import deque
+from collections.abc import Sequence
+from dataclasses import dataclass, field
+from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -21,14 +25,126 @@ from cluster.serve.replica_count import (
     Role,
     ScalingRules,
 )
-from tests.support.pool_model import ROWS, STEP_S, WINDOW_S, PoolModel
 
 TRACE = Path(__file__).parents[2] / "data" / "scaling_trace.json"
 BOTH: tuple[Role, Role] = ("encoder", "decoder")
+STEP_S = 0.1
+WINDOW_S = 0.1  # encoder seconds for a window
+ROWS = 16  # of a decoder
+BUSY_STEPS = 50  # over which a worker tells its busy share
+EXPORT_WINDOWS = 16  # published and not yet read, of one encoder
+
+
+@dataclass
+class Workers:
+    start_s: float
+    running: int
+    starting: list[float] = field(default_factory=list)  # when each is ready
+
+    @property
+    def target(self) -> int:
+        return self.running + len(self.starting)
+
+    def resize(self, wanted: int, now_s: float) -> None:
+        while self.target < wanted:
+            self.starting.append(now_s + self.start_s)
+        while self.target > wanted:
+            if self.starting:
+                self.starting.pop()
+            else:
+                self.running -= 1
+
+    def tick(self, now_s: float) -> None:
+        ready = [at_s for at_s in self.starting if at_s <= now_s]
+        self.starting = [at_s for at_s in self.starting if at_s > now_s]
+        self.running += len(ready)
+
+
+@dataclass
+class PoolModel:
+    rules: dict[Role, ScalingRules]
+    start_s: float  # of a worker
+    decode_s: float  # that a window holds a row
+    now_s: float = 0.0
+    queue: float = 0.0  # windows that wait for an encoder
+    unread: float = 0.0  # published, waiting for rows
+    worked: deque[float] = field(default_factory=deque)  # encoder seconds in each of the last steps
+    rows: deque[tuple[float, float]] = field(default_factory=deque)  # (until, windows)
+    history: list[tuple[float, Role, int, int]] = field(default_factory=list)
+
+    def __post_init__(self) -> None:
+        self.balancer = Balancer()
+        self.pools: dict[Role, Workers] = {
+            role: Workers(self.start_s, rules.min_workers) for role, rules in self.rules.items()
+        }
+
+    @property
+    def used(self) -> float:
+        return sum(windows for _, windows in self.rows)
+
+    def run(self, windows_per_step: Sequence[float]) -> None:
+        for windows in windows_per_step:
+            self.step(windows)
+
+    def step(self, windows: float) -> None:
+        self.now_s += STEP_S
+        for workers in self.pools.values():
+            workers.tick(self.now_s)
+        while self.rows and self.rows[0][0] <= self.now_s:
+            self.rows.popleft()
+        self.queue += windows
+        encoders, decoders = self.pools["encoder"].running, self.pools["decoder"].running
+        room = encoders * EXPORT_WINDOWS - self.unread
+        done = min(self.queue, encoders * STEP_S / WINDOW_S, max(0.0, room))
+        self.queue -= done
+        self.unread += done
+        self.worked.append(done * WINDOW_S)
+        if len(self.worked) > BUSY_STEPS:
+            self.worked.popleft()
+        read = min(self.unread, max(0.0, decoders * ROWS - self.used))
+        self.unread -= read
+        if read:
+            self.rows.append((self.now_s + self.decode_s, read))
+        self._decide()
+
+    def _decide(self) -> None:
+        for role in BOTH:
+            view = self._encoder_view() if role == "encoder" else self._decoder_view()
+            wanted = self.balancer.decide(role, self.rules[role], view, self.now_s).workers
+            if wanted != view.target:
+                self.history.append((round(self.now_s, 1), role, view.target, wanted))
+                self.pools[role].resize(wanted, self.now_s)
+
+    def _encoder_view(self) -> PoolView:
+        workers = self.pools["encoder"]
+        if not workers.running:
+            return PoolView(workers.target, self.queue * WINDOW_S, len(workers.starting))
+        n = workers.running
+        busy = sum(self.worked) / (len(self.worked) * STEP_S * n)
+        one = EncoderSignals(
+            min(1.0, busy),
+            self.queue * WINDOW_S / n,
+            unread=self.unread / (n * EXPORT_WINDOWS),
+        )
+        return PoolView(workers.target, 0.0, len(workers.starting), encoders=(one,) * n)
+
+    def _decoder_view(self) -> PoolView:
+        workers = self.pools["decoder"]
+        if not workers.running:
+            return PoolView(workers.target, self.unread / ROWS, len(workers.starting))
+        n = workers.running
+        one = DecoderSignals(self.used / (n * ROWS), self.unread / (n * ROWS))
+        return PoolView(workers.target, 0.0, len(workers.starting), decoders=(one,) * n)
+
+    def changes(self, role: Role) -> list[tuple[float, int, int]]:
+        return [(at, before, after) for at, who, before, after in self.history if who == role]
+
+    def turns(self, role: Role) -> int:
+        signs = [after > before for _, before, after in self.changes(role)]
+        return sum(a != b for a, b in pairwise(signs))
 
 
 def replay(rules: ScalingRules) -> tuple[float, list[tuple[float, Role, int, int]]]:
-    """When the load began, and the decisions for what the recorded workers told."""
     trace: dict[str, Any] = json.loads(TRACE.read_text())
     balancer, targets = Balancer(), dict.fromkeys(BOTH, 1)
     changes: list[tuple[float, Role, int, int]] = []
@@ -52,7 +168,6 @@ def make_model(start_s: float = 2.0, decode_s: float = 1.0, **rules: Any) -> Poo
 
 
 def poisson(per_s: float, seconds: float, seed: int = 0) -> list[float]:
-    """Windows in each step."""
     chance, steps = random.Random(seed), []
     for _ in range(round(seconds / STEP_S)):
         n, at = 0, chance.expovariate(per_s)
@@ -77,7 +192,6 @@ def test_a_step_of_load_is_answered_within_five_seconds() -> None:
 
 
 def test_what_a_real_cluster_told_is_answered_in_time_and_without_flapping() -> None:
-    """Twenty seconds of load, then three bursts, then one client, then none."""
     began_s, changes = replay(ScalingRules(max_workers=3))
     for role in BOTH:
         own = [change for change in changes if change[1] == role]
@@ -89,7 +203,6 @@ def test_what_a_real_cluster_told_is_answered_in_time_and_without_flapping() -> 
 
 
 def test_machines_that_come_late_are_not_ordered_twice() -> None:
-    """A queue grows for a minute while they start; what is ordered follows what comes."""
     model = make_model(start_s=60.0, max_workers=50)
     model.run(poisson(3, 30) + poisson(30, 55))
     assert 30 * WINDOW_S / 0.8 <= model.pools["encoder"].target <= 2 * 30 * WINDOW_S / 0.8
@@ -105,7 +218,6 @@ def test_bursts_do_not_make_it_flap(quiet_s: float) -> None:
 
 
 def test_one_window_more_or_less_changes_nothing() -> None:
-    """Demand about a bound: up and down have different ones."""
     model = make_model()
     for seed in range(10):
         model.run(poisson(15, 10, seed) + poisson(17, 10, seed))
@@ -219,7 +331,6 @@ def test_new_rules_hold_at_once() -> None:
 
 @pytest.mark.parametrize("for_bulk", [False, True])
 def test_bulk_work_makes_no_pool_grow_unless_it_is_asked_for(for_bulk: bool) -> None:
-    """61 windows of an archive, and a busy encoder: nobody waits for them."""
     rules = ScalingRules(max_workers=8, upscale_delay_s=0.0, for_bulk=for_bulk)
     balancer = Balancer()
     encoder = EncoderSignals(bulk_busy=1.0, bulk_queue_s=12.0)

@@ -30,8 +30,6 @@ from tests.support.workers.decoder_engines import assert_follow
 
 
 class Handle:
-    """As much of Serve's handle as making a `ServePool` and its `status` take."""
-
     deployment_id = "worker"
 
     def __init__(self, worker: ColocatedWorker) -> None:
@@ -49,7 +47,6 @@ class Handle:
 
 
 def cpu_settings(windows: int) -> Settings:
-    """Of the smallest checkpoint, with pools of so many windows."""
     role = {"threads": 1, "device": "cpu"}
     flags = {
         "model": str(cached_checkpoint()),
@@ -93,7 +90,6 @@ async def test_one_worker_encodes_decodes_and_drains(
 
 
 async def test_what_goes_wrong_is_counted(as_replica: dict[tuple[str, ...], float]) -> None:
-    """A forged handle, a stray notification, a window too late, a lease that ran out, by name."""
     settings = cpu_settings(2)
     worker = ColocatedWorker(settings, "build")
     encode, decode = worker._encoder, worker._decoder
@@ -132,7 +128,6 @@ async def test_what_goes_wrong_is_counted(as_replica: dict[tuple[str, ...], floa
 
 
 async def transcribed(device: str, dtype: str, shape: str, n: int) -> list[DecodeResult]:
-    """`n` windows through one worker, all at once."""
     role = {"device": device, "dtype": dtype}
     settings = load_settings(
         None,
@@ -173,7 +168,6 @@ async def test_python_changes_hands_within_a_decode_step() -> None:
 @pytest.mark.gpu
 @pytest.mark.usefixtures("as_replica")
 async def test_both_roles_on_one_gpu_overlap_without_harm(monkeypatch: pytest.MonkeyPatch) -> None:
-    """While each other runs, in any batch: the same tokens as on the CPU, in float32."""
     monkeypatch.setattr(torch.backends.cudnn, "allow_tf32", False)  # torch's default for convs
     expected = await transcribed("cpu", "float32", "micro", 24)
     found = await transcribed("cuda", "float32", "micro", 24)
@@ -185,7 +179,6 @@ async def test_both_roles_on_one_gpu_overlap_without_harm(monkeypatch: pytest.Mo
 @pytest.mark.usefixtures("as_replica")
 @pytest.mark.parametrize("shape", ["base", "large-v3"])
 async def test_both_roles_on_one_gpu_in_bfloat16_follow_the_cpu(shape: str) -> None:
-    """Heads of 64: flashinfer, decode graphs and the encoder's fused attention, all at once."""
     expected = await transcribed("cpu", "float32", shape, 8)
     found = await transcribed("cuda", "bfloat16", shape, 8)
     assert_follow(found, expected, tolerance=0.1, share=0.7)

@@ -26,8 +26,6 @@ REQUEST = EncodeRequest("clients", 0, 1, np.zeros(16, np.int16), 30.0)
 
 
 class Handle:
-    """Serve's handle of workers that never answer, or all fail."""
-
     def __init__(self, error: Exception | None = None) -> None:
         self.called, self.error = asyncio.Event(), error
         self.on_call: Callable[[], None] = lambda: None
@@ -45,7 +43,6 @@ class Handle:
 
 
 async def test_a_cancelled_call_counts_nowhere_though_serve_chooses_a_worker_later() -> None:
-    """Serve chooses in a thread of its own, which hears of the cancellation last."""
     calls, handle = OwnCalls(), Handle()
     call = asyncio.create_task(ServePool(handle, "encoder", calls).encode(REQUEST))
     await handle.called.wait()
@@ -71,7 +68,6 @@ async def test_a_cancelled_call_counts_nowhere_though_serve_chooses_a_worker_lat
 async def test_how_a_call_fails_is_noted_of_its_worker(
     error: Exception, is_worker_s_fault: bool | None
 ) -> None:
-    """None: it is no failure, and the worker may be asked again."""
     calls, handle = OwnCalls(), Handle(error)
     key = key_of(REQUEST)
     handle.on_call = lambda: calls.send("a", key, 1.0)
@@ -93,7 +89,6 @@ async def test_how_a_call_fails_is_noted_of_its_worker(
 async def test_a_worker_that_died_is_told_from_one_out_of_reach(
     error: Exception, ours: type[Exception]
 ) -> None:
-    """A window that was there may be what the first one died of."""
     with pytest.raises(WorkerGoneError) as failure:
         await ServePool(Handle(error), "encoder", OwnCalls()).encode(REQUEST)
     assert type(failure.value) is ours
@@ -122,7 +117,6 @@ STATUS = WorkerStatus("encoder-0", "encoder", True, "m", "memory", "cpu", 1, 1, 
 
 
 async def test_of_a_large_pool_some_say_how_they_are() -> None:
-    """Every router is asked for its health every few seconds, and would ask every worker."""
     calls = OwnCalls()
     calls.sizes["large"] = 1000
     handle = LargePool()

@@ -4,10 +4,8 @@ from __future__ import annotations
 
 import os
 import socket
-import threading
 from collections.abc import Iterator
 from contextlib import contextmanager
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 
 import pytest
 
@@ -19,6 +17,7 @@ from cluster.serve.replicas import workers
 from cluster.serve.start.launch import _client_host
 from cluster.serve.start.readiness import health_line
 from cluster.serve.start.resolve import resolve_settings
+from tests.support.http_host import Answer, http_host
 
 
 def at(host: str, port: int) -> Settings:
@@ -27,18 +26,8 @@ def at(host: str, port: int) -> Settings:
 
 @contextmanager
 def answering(body: bytes = b'{"pools": {}}') -> Iterator[str]:
-    """The URL of a server that answers everything by 200 and this."""
-
-    class Handler(BaseHTTPRequestHandler):
-        def do_GET(self) -> None:
-            self.send_response(200)
-            self.end_headers()
-            self.wfile.write(body)
-
-    with ThreadingHTTPServer(("127.0.0.1", 0), Handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
+    with http_host(lambda *_: Answer(body=body)) as host:
+        yield host.url
 
 
 @pytest.mark.parametrize("host", ["127.0.0.1", "::1", "::"])
@@ -75,7 +64,6 @@ def test_check_tells_where_the_roles_would_run_by_the_settings(
 def test_a_container_s_limit_on_cores_is_that_of_its_workers_too(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """A machine's cores may be many more: so many threads would wait for one another's time."""
     monkeypatch.setattr(os, "sched_getaffinity", lambda process: {0})
     monkeypatch.setattr(os, "cpu_count", lambda: 64)
     monkeypatch.setenv("OMP_NUM_THREADS", "1")  # as Ray has it, and so that it is put back
