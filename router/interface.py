@@ -186,8 +186,6 @@ class RequestContext:
 
 
 class Transcriber(Protocol):
-    """Transcribes uploads with one model."""
-
     def check(self, params: TranscriptionParams) -> None:
         """Raises UnsupportedValueError if the server lacks the network that they need."""
 

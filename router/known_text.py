@@ -243,7 +243,6 @@ def _place(stretch: Sequence[Step], last: int, places: _Places) -> None:
 
 
 def _heard_alone(parts: Sequence[HeardPart], alone: Sequence[int]) -> tuple[HeardAlone, ...]:
-    """Join each run of consecutive words."""
     words = [word for _, _, word in _heard_words(parts)]
     runs: list[list[int]] = []
     for at in alone:

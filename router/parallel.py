@@ -37,7 +37,6 @@ class ParallelRun:
     context_for: Callable[[int], int] | None = None
 
     async def decode_all(self, stream: AudioStream, slots: asyncio.Semaphore) -> None:
-        """`slots` limits the request's windows in flight."""
         async with asyncio.TaskGroup() as group:
             async for window in stream:
                 self.run.context.found_audio(window.end_s)

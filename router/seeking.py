@@ -41,10 +41,7 @@ class PlannedWindow:
 
 
 class Seeker:
-    """Plans the windows of a file by alternate `next_window` and `take`.
-
-    aligned: results have their words' alignment, which then decides where windows begin.
-    """
+    """Plans a file's windows. If `aligned`, results have word times, which place the windows."""
 
     def __init__(
         self,
@@ -232,7 +229,6 @@ def silence_before_hallucination(segments: Sequence[Segment], around: Surroundin
 
 
 def first_hallucination(segments: Sequence[Segment], around: Surroundings) -> int | None:
-    """Index of the first anomalous segment with silence on both sides."""
     speech_end_s = around.last_speech_s
     for index, segment in enumerate(segments):
         if not segment.words:
@@ -284,10 +280,8 @@ def _first_spoken(segments: Sequence[Segment]) -> Segment | None:
 
 
 class TextContext:
-    """Text tokens of a request so far, of which a window sees the last ones.
-
-    Follows openai/whisper, with hotwords in front as in faster-whisper. carried: the initial prompt
-    precedes every window's context, not only the first's.
+    """Text so far, whose last tokens a window sees, as in openai/whisper, behind hotwords, as in
+    faster-whisper. carried: the initial prompt precedes every window's context.
     """
 
     def __init__(

@@ -47,8 +47,6 @@ AROUND_TEXT = 5  # tokens of a window's text context beside a known text
 
 
 class RequestTranscriber:
-    """Transcribes all requests for one model."""
-
     def __init__(
         self,
         audio: AudioPool,
@@ -65,9 +63,7 @@ class RequestTranscriber:
         may_sleep: Collection[Role] = (),
         reuses_kv: bool = True,
     ) -> None:
-        """may_sleep: pools that are healthy without a worker, since a request starts one.
-        context_for: see `WindowAudio.of_samples`. reuses_kv: see `Pipeline`.
-        """
+        """may_sleep: pools that are healthy without a worker, since a request starts one."""
         self._may_sleep = may_sleep
         self._audio = audio
         self._encoders = encoders

@@ -65,8 +65,6 @@ class HeardPart:
 
 @dataclass(frozen=True, slots=True)
 class AlignedWord:
-    """A word of a known text."""
-
     text: str
     line: int  # line number
     time: Word | None  # None where there is no audio

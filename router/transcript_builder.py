@@ -29,10 +29,8 @@ def gather_window(
     tokenizer: WhisperTokenizer,
     trust_start: bool = False,
 ) -> WindowTranscript:
-    """Split one window's tokens into segments. offset_s: where its audio begins in the upload.
-
-    trust_start: a window's only segment begins at its first timestamp. In openai/whisper it begins
-    with the window.
+    """Split the tokens of a window at `offset_s` of the upload into segments. trust_start: begin
+    its only segment at its first timestamp. openai/whisper begins it with the window.
     """
     window = WindowTranscript(offset_s, duration_s, result.language, ())
     if not result.tokens or is_silence(gates, result.avg_logprob, result.no_speech_prob):
@@ -92,7 +90,6 @@ class CertainText:
         return self._closed.strip()
 
     def add(self, segments: Iterable[Segment]) -> str:
-        """Returns the new text."""
         n_told = len(self.whole)
         self._closed += "".join(segment.text for segment in segments)
         return self.whole[n_told:]

@@ -22,10 +22,8 @@ class Step(NamedTuple):
 
 
 def compared(left: Sequence[str], right: Sequence[str]) -> list[Step]:
-    """The cheapest edit from one list of words to the other.
-
-    Insertion and deletion cost 2 and substitution 3, which favours equal pairs. Raises
-    InvalidRequestError if more than `MOST_CELLS` lie within `BAND` of the diagonals.
+    """The cheapest edit: insertion and deletion cost 2 and substitution 3, for more equal pairs.
+    Raises InvalidRequestError if more than `MOST_CELLS` lie within `BAND` of the diagonals.
     """
     numbers: dict[str, int] = {}
     a, b = (

@@ -57,9 +57,8 @@ def add_words(
     offset_s: float,
     last_speech_s: float,
 ) -> list[Segment]:
-    """The window's segments with their words, which set the segments' bounds.
-
-    offset_s: where the window begins in the upload. last_speech_s: end of the speech before it.
+    """The segments with their words, which set the segments' bounds. In seconds of the upload the
+    window begins at `offset_s`, and the speech before it ends at `last_speech_s`.
     """
     timings = _timings(alignment, tokenizer, language)
     median_s = _median_s(timings)
@@ -102,7 +101,6 @@ def _median_s(timings: Sequence[_Timing]) -> float:
 
 
 def _shorten_at_sentence_ends(timings: Sequence[_Timing], median_s: float) -> None:
-    """Take the pause after a sentence from its mark and the next sentence's first word."""
     longest_s = 2 * median_s
     if not longest_s:
         return
@@ -116,7 +114,6 @@ def _shorten_at_sentence_ends(timings: Sequence[_Timing], median_s: float) -> No
 
 
 def _join_prepended(timings: Sequence[_Timing]) -> None:
-    """Join opening marks to the word behind them, which keeps its times."""
     behind = len(timings) - 1
     for i in range(len(timings) - 2, -1, -1):
         mark = timings[i]
@@ -129,7 +126,6 @@ def _join_prepended(timings: Sequence[_Timing]) -> None:
 
 
 def _join_appended(timings: Sequence[_Timing]) -> None:
-    """Join closing marks to the word before them, which keeps its times."""
     before = 0
     for i in range(1, len(timings)):
         mark = timings[i]
@@ -156,7 +152,6 @@ def _placed(timing: _Timing, offset_s: float) -> _Timing:
 
 
 def _shorten_after_pause(words: Sequence[_Timing], median_s: float, last_speech_s: float) -> None:
-    """Take the pause before a segment from its first and second word."""
     first, second = words[0], words[1] if len(words) > 1 else None
     if first.end - last_speech_s <= 4 * median_s:
         return

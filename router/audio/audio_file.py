@@ -1,8 +1,7 @@
 """Reads an uploaded file as 16 kHz mono int16 PCM, block by block, with PyAV.
 
-Every upload is taken for hostile: the demuxer is the one that the content names, only audio
-decoders may open, no protocol is reachable from inside a file, and the limits on seconds and bytes
-hold while decoding, so that 25 MB which unfold to gigabytes are stopped early.
+Uploads may be hostile: only the demuxer that the content names and audio decoders may open, a file
+can reach no protocol, and the limits on seconds and bytes hold while decoding.
 """
 
 from __future__ import annotations
@@ -39,7 +38,7 @@ DECODERS = frozenset(
         *(f"pcm_{form}" for form in PCM_FORMATS),
     )
 )
-FALLBACK_DEMUXERS = "mp3,aac"  # may begin anywhere, so that no signature is at byte 0
+FALLBACK_DEMUXERS = "mp3,aac"  # these may begin anywhere, not only at byte 0
 COUNTED = frozenset((Container.FLAC, Container.MOV))  # whose whole files hold what they declare
 SIZED = frozenset((Container.FLAC, Container.MOV, Container.MATROSKA, Container.WAV))
 
@@ -56,7 +55,7 @@ PACKET_BYTES = 32_768
 
 
 class AudioFile:
-    """`declared_s` is the length that the container states, if it states one; it may lie."""
+    """`declared_s` is the length in seconds that the container states, if any. It may lie."""
 
     def __init__(self, path: Path, limits: AudioLimits) -> None:
         """Raises AudioTooShortError, PayloadTooLargeError or InvalidAudioError."""
@@ -84,8 +83,8 @@ class AudioFile:
         self._file.close()
 
     def blocks(self, channel: int | None = None) -> Iterator[Pcm]:
-        """Yield int16 [n_samples] pieces of about half a second at 16 kHz. Raises as `frames`.
-        channel: None: their mix.
+        """Yield int16 [n_samples] pieces of about half a second. Raises as `frames`.
+        channel: None: the mix of all.
         """
         converter = Converter(channel)
         for frame in self.frames():
@@ -93,10 +92,7 @@ class AudioFile:
         yield from converter.flush()
 
     def frames(self) -> Iterator[AudioFrame]:
-        """Decode, without damaged packets, as players do.
-
-        Raises InvalidAudioError, and what a limit on seconds says.
-        """
+        """Decode, skipping damaged packets. Raises InvalidAudioError or AudioTooShortError."""
         packets = bad = values = 0
         decoded_s, end_s, limits = 0.0, 0.0, self._limits
         for packet in self._packets():
@@ -158,8 +154,7 @@ class AudioFile:
 
 
 class _Content:
-    """What libav reads from: bytes without a name, so that it cannot go by an extension, and
-    without the tags that come before byte `start`."""
+    """The bytes from `start` on, for libav. It gets no file name, and so no extension."""
 
     def __init__(self, file: BinaryIO, start: int) -> None:
         self.read = file.read
@@ -184,8 +179,8 @@ def _open_container(file: _Content, kind: Container | None) -> InputContainer:
         "probesize": "1000000",
     }
     if kind is Container.WAV:
-        options["probesize"] = "32"  # its header says it all; guessing costs 20 ms
-        options["max_size"] = str(PACKET_BYTES)  # its own are of 1,024 samples
+        options["probesize"] = "32"  # the header is enough; guessing costs 20 ms
+        options["max_size"] = str(PACKET_BYTES)  # by default 1,024 samples
     try:
         return av.open(
             file,
@@ -205,7 +200,7 @@ def _audio_stream(container: InputContainer) -> AudioStream:
     if not isinstance(stream, AudioStream):
         raise InvalidAudioError("The file holds no sound.", param="file")
     context = stream.codec_context
-    if context is None:  # libav has no decoder for it, and so no name either
+    if context is None:  # libav has no decoder for it, and so no name
         raise InvalidAudioError("The audio codec is not supported.", param="file")
     if context.name not in DECODERS:
         raise InvalidAudioError(f"The audio codec {context.name} is not supported.", param="file")
@@ -238,13 +233,11 @@ def _truncated(how: str) -> InvalidAudioError:
     )
 
 
-BLOCK_S = 0.5  # what is resampled, and handed on, at a time: it fits the cache
+BLOCK_S = 0.5  # resampled and yielded at a time: fits the cache
 
 
 class Converter:
-    """Of one file. Frames are joined to blocks: the resampler costs more per call than per
-    sample.
-    """
+    """Resamples one file's frames, in blocks: a call costs more than a sample."""
 
     def __init__(self, channel: int | None = None) -> None:
         self._channel = channel
@@ -271,7 +264,6 @@ class Converter:
             yield from self._resample(self._fifo.read())
 
     def flush(self) -> Iterator[Pcm]:
-        """What is still queued, and the tail inside the resampler."""
         if self._format is None:
             return
         if self._fifo.samples:
@@ -297,7 +289,7 @@ class Converter:
 
 
 def _averaged(frame: AudioFrame) -> AudioFrame:
-    """Mix channels of unknown places, which libav cannot: float mono, their mean."""
+    """The mean of channels without a layout, as float mono. libav cannot mix these."""
     planes = planes_of(frame)
     mono = scaled(planes.mean(axis=0, dtype=np.float32), planes.dtype)
     mixed = AudioFrame.from_ndarray(mono[None], format="flt", layout="mono")
@@ -306,6 +298,5 @@ def _averaged(frame: AudioFrame) -> AudioFrame:
 
 
 def raise_if_out_of_memory(error: BaseException) -> None:
-    """Raise MemoryError where that is what libav's error means."""
     if getattr(error, "errno", None) == errno.ENOMEM:
         raise MemoryError from error

@@ -1,9 +1,8 @@
-"""The channels of a file: one of them as a mono frame, and which of them are worth transcribing.
+"""Extracts single channels of a file, and finds those that are silent or equal to another.
 
-Runs inside the audio workers. Two channels are equal where one is the other with a constant gain,
-apart from what a lossy codec adds: in every half second that is loud enough to tell, what is left
-of one when the other is taken from it must be far below both. Whatever else is in one of them,
-however short, keeps both. A channel that never rises above the noise of G.711's zero is silent.
+Two channels are equal if one is the other with a constant gain, apart from the noise of a lossy
+codec: in every half second that is loud enough, their difference must be far below both. A channel
+that never rises above the noise of G.711's zero is silent.
 """
 
 from __future__ import annotations
@@ -19,13 +18,13 @@ from cluster.common.errors import InvalidAudioError, InvalidRequestError
 CHANNELS_FIELD = "channels"
 BLOCK_S = 0.5
 SILENT_PEAK = 16 / 32_768  # G.711's smallest steps are 8
-# Mean square from which on a block tells: 30 dB below the channel's loudest, within -69 and -54 dB.
+# Least mean square of a block that counts: 30 dB below the loudest, within -69 and -54 dB.
 LOUD_SHARE, LEAST_LOUD, MOST_LOUD = 1e-3, (12 / 32_768) ** 2, (64 / 32_768) ** 2
-LEFT = 0.05  # of the energy may be left of equal channels: -13 dB, as of mp3 with few bits
+LEFT = 0.05  # energy by which equal channels may differ: -13 dB, as of mp3 with few bits
 
 
 def planes_of(frame: AudioFrame) -> NDArray[Any]:
-    """The frame's samples as they are, [n_channels, n]."""
+    """The frame's unscaled samples, [n_channels, n]."""
     samples = frame.to_ndarray()
     if not frame.format.is_planar:
         samples = samples.reshape(-1, frame.layout.nb_channels).T
@@ -33,7 +32,7 @@ def planes_of(frame: AudioFrame) -> NDArray[Any]:
 
 
 def scaled(samples: NDArray[Any], kind: np.dtype[Any]) -> NDArray[np.float32]:
-    """Samples, or means of samples, of type `kind` as numbers from -1 to 1."""
+    """Scale samples of type `kind`, or their means, to the range from -1 to 1."""
     if kind == np.uint8:
         return ((samples - np.float32(128)) / np.float32(128)).astype(np.float32)
     full = float(1 << 8 * kind.itemsize - 1) if kind.kind == "i" else 1.0
@@ -41,7 +40,7 @@ def scaled(samples: NDArray[Any], kind: np.dtype[Any]) -> NDArray[np.float32]:
 
 
 def one_channel(frame: AudioFrame, channel: int) -> AudioFrame:
-    """The mono frame of a channel, in the frame's own number type. Raises InvalidAudioError."""
+    """The channel as a mono frame of the same number type. Raises InvalidAudioError."""
     planes = planes_of(frame)
     if channel >= planes.shape[0]:
         raise changed()
@@ -57,26 +56,23 @@ def changed() -> InvalidAudioError:
 
 
 class ChannelSurvey:
-    """Hears a whole file, frame by frame, and tells its channels apart."""
+    """Compares the channels of a whole file, fed frame by frame."""
 
     def __init__(self) -> None:
         self.seconds = 0.0
         self._n_channels = 0
         self._block: list[NDArray[np.float32]] = []
         self._block_s = 0.0
-        # The first block makes these as large as the channels are many.
+        # The first block broadcasts these to the number of channels.
         self._peaks: NDArray[np.float32] = np.zeros(1, np.float32)
         self._loudest: NDArray[np.float64] = np.zeros(1)  # mean squares of blocks
-        # Of blocks in which channel j is not channel i: the loudest of j, [j, i].
+        # [j, i]: mean square of the loudest block of channel j that differs from channel i.
         self._unlike: NDArray[np.float64] = np.zeros((1, 1))
         self._products: NDArray[np.float64] = np.zeros((1, 1))  # summed over blocks
 
     def feed(self, frame: AudioFrame) -> bool:
-        """Take the next frame. Returns whether a block is complete.
-
-        Raises:
-            InvalidAudioError: it has another number of channels.
-            InvalidRequestError: it has one.
+        """Returns whether a block is complete. Raises InvalidAudioError if the number of channels
+        changes, and InvalidRequestError if it is one.
         """
         planes = planes_of(frame)
         n_channels = planes.shape[0]
@@ -97,7 +93,7 @@ class ChannelSurvey:
         return True
 
     def finish(self) -> tuple[int | None, ...]:
-        """For each channel the first one that sounds like it, or its own number; None: silence."""
+        """For each channel the first one equal to it, maybe itself; None: silent."""
         if self._block:
             self._close()
         heard = self._peaks > SILENT_PEAK
@@ -110,7 +106,6 @@ class ChannelSurvey:
         )
 
     def _close(self) -> None:
-        """Compare the channels in a block that is complete."""
         block = np.concatenate(self._block, axis=1)
         self._block.clear()
         self.seconds += self._block_s
@@ -123,9 +118,9 @@ class ChannelSurvey:
         self._products = self._products + products
         totals = self._products.diagonal()
         gains = self._products / np.maximum(totals, 1e-12)  # [j, i]: from i to j
-        of_others = gains**2 * powers  # energy that channel j would have by i
+        of_others = gains**2 * powers  # energy of channel j as predicted from i
         left = powers[:, None] - 2 * gains * products + of_others
         limit = LEFT * np.maximum(powers[:, None], of_others)
         unlike = left > limit
-        unlike |= unlike.T  # from whichever side
+        unlike |= unlike.T  # in either direction
         self._unlike = np.maximum(self._unlike, unlike * squares[:, None])

@@ -1,10 +1,9 @@
-"""Which windows of speech are of one voice: clusters of vectors, and who speaks at each moment.
+"""Clusters the vectors of speech windows into voices, and finds who speaks when.
 
-Agglomerative, by Ward's distance, in two levels: at most `MOST_AT_ONCE` vectors at once, then what
-was found. The tree is parted from its root while its two sides are two voices: their cosine,
-without what noise in the windows adds, is below a bound that is lower where they have few windows.
-A second pass gives every window to the nearest voice, with its neighbours' help, and moves the
-borders between them. Knows vectors and samples, nothing of audio or of names.
+Ward's agglomerative clustering runs on at most `MOST_AT_ONCE` vectors, then on the clusters found.
+A node of the tree is split while the cosine of its two sides, corrected for noise within them, is
+below a bound, which is lower for few windows. A second pass assigns every window, with its
+neighbours, to the nearest voice.
 """
 
 from __future__ import annotations
@@ -22,10 +21,10 @@ from scipy.optimize import linear_sum_assignment
 from router.audio.embedding import Vectors, directions
 from router.audio.protocol import SpeakerSearch
 
-MOST_AT_ONCE = 800  # of which a linkage takes 20 ms; all of 10 hours would need 9 GB
-LEAST_WINDOWS = 2  # of a voice: fewer are noise, or two at once
+MOST_AT_ONCE = 800  # 20 ms for a linkage; all vectors of 10 hours would need 9 GB
+LEAST_WINDOWS = 2  # of a voice: fewer are noise, or two voices at once
 LEAST_WITHIN = 0.05  # mean cosine of a voice's windows
-UNSURE = 0.7  # by which, times the root of the sum of 1 / windows of both sides, a bound is lower
+UNSURE = 0.7  # lowers the bound, times the root of the sum of 1 / windows of both sides
 ROUNDS = 3  # of the second pass
 NEIGHBOUR = 0.5  # weight of a window's neighbours in its own stretch of speech
 
@@ -34,7 +33,7 @@ Sizes = NDArray[np.float64]
 
 @dataclass(frozen=True, slots=True)
 class Stretch:
-    """Speech without a pause, in samples, and the middles of its windows; it may have none."""
+    """Speech without a pause, and the middles of its windows, if any; all in samples."""
 
     start: int
     end: int
@@ -42,7 +41,7 @@ class Stretch:
 
 
 def find_voices(vectors: Vectors, search: SpeakerSearch) -> Generator[None, None, Vectors]:
-    """The directions of the voices, [k, size]: yields between steps."""
+    """Returns the voices' directions [k, size]. Yields between steps."""
     sums, sizes = vectors, np.ones(vectors.shape[0])
     pieces = -(-vectors.shape[0] // MOST_AT_ONCE)
     if pieces > 1:
@@ -55,10 +54,7 @@ def find_voices(vectors: Vectors, search: SpeakerSearch) -> Generator[None, None
 
 
 def _part(sums: Vectors, sizes: Sizes, search: SpeakerSearch) -> tuple[Vectors, Sizes]:
-    """The sums [k, size] and sizes [k] of the voices in at most a few thousand items.
-
-    sums, sizes: of each item's vectors, and how many they are.
-    """
+    """Join at most a few thousand clusters, each the sum of so many vectors, to k voices."""
     n = sums.shape[0]
     if n < 2:
         return sums, sizes
@@ -72,7 +68,7 @@ def _part(sums: Vectors, sizes: Sizes, search: SpeakerSearch) -> tuple[Vectors, 
     within = np.maximum(LEAST_WITHIN, ((sums**2).sum(axis=1) - sizes) / n_pairs)  # mean cosines
 
     def parts(node: int, fewest: int) -> tuple[float, int]:
-        """How clearly a node is two voices, and its part without crumbs."""
+        """Margin by which a node is two voices, and the node without its too small sides."""
         while node >= n:
             small, large = sorted(sides[node - n], key=lambda side: sizes[side])
             if sizes[small] >= fewest:
@@ -99,7 +95,7 @@ def _part(sums: Vectors, sizes: Sizes, search: SpeakerSearch) -> tuple[Vectors, 
     return sums[nodes], sizes[nodes]
 
 
-Turn = tuple[int, int, int]  # first sample, end, number of the speaker
+Turn = tuple[int, int, int]  # first sample, end, speaker number
 
 
 def find_turns(
@@ -108,16 +104,16 @@ def find_turns(
     search: SpeakerSearch,
     known: Sequence[Vectors] = (),
 ) -> Generator[None, None, list[Turn]]:
-    """Who speaks when, in time order; yields between steps.
+    """Returns who speaks when, in time order. Yields between steps.
 
-    vectors: [n, size], one for each of the stretches' windows. known: voices, [size] each, which
-    are the speakers 0, 1, ...; others follow in the order in which they appear.
+    vectors: [n, size], one for each window of the stretches. known: voices, [size] each, which are
+    the speakers 0, 1, ...; others follow in order of appearance.
     """
     if not vectors.shape[0]:
         return [(stretch.start, stretch.end, len(known)) for stretch in stretches]
     n_windows = [len(stretch.middles) for stretch in stretches]
     owners = np.repeat(np.arange(len(stretches)), n_windows)
-    begins = np.diff(owners, prepend=-1) > 0  # of a stretch: what is before is no neighbour
+    begins = np.diff(owners, prepend=-1) > 0  # of stretches: no neighbour before
     smoothed = _with_neighbours(vectors, begins)
     first = yield from find_voices(directions(smoothed), search)
     scores, voices = settle(vectors, first, begins, search)
@@ -134,10 +130,7 @@ def find_turns(
 
 
 def _parts(stretch: Stretch, scores: NDArray[np.float32], before: int) -> Iterator[Turn]:
-    """The stretch, parted where one voice becomes less near than the next, by voice.
-
-    A stretch without windows goes on with the voice before it.
-    """
+    """Split a stretch where two voices are equally near. Without windows it is `before`'s."""
     start = stretch.start
     nearest = scores.argmax(axis=1).tolist() if stretch.middles else [before]
     for i, (voice, following) in enumerate(pairwise(nearest)):
@@ -152,7 +145,6 @@ def _parts(stretch: Stretch, scores: NDArray[np.float32], before: int) -> Iterat
 
 
 def _recognised(voices: Vectors, known: Sequence[Vectors], least_cosine: float) -> dict[int, int]:
-    """From a voice to the known one that it is: one to one, the nearest pairs of all."""
     if not known:
         return {}
     cosines = voices @ np.stack(known).T
@@ -163,16 +155,13 @@ def _recognised(voices: Vectors, known: Sequence[Vectors], least_cosine: float) 
 def settle(
     vectors: Vectors, first: Vectors, begins: NDArray[np.bool_], search: SpeakerSearch
 ) -> tuple[NDArray[np.float32], Vectors]:
-    """The second pass. Returns how near each window is to each voice [n, k], and the voices [k].
-
-    A voice with hardly any windows goes to the others, unless there may be no fewer.
-    """
+    """The second pass. Returns the windows' scores for the voices [n, k], and the voices."""
     voices = first
     for _ in range(ROUNDS):
         nearest = _with_neighbours(vectors @ voices.T, begins).argmax(axis=1)
         sizes = np.bincount(nearest)
         kept = np.flatnonzero(sizes >= min(LEAST_WINDOWS, sizes.max()))
-        if kept.shape[0] < min(first.shape[0], search.least):  # so many there must be
+        if kept.shape[0] < min(first.shape[0], search.least):  # fewer voices than asked for
             return vectors @ first.T, first
         sums = np.zeros((sizes.shape[0], vectors.shape[1]), np.float32)
         np.add.at(sums, nearest, vectors)

@@ -12,7 +12,7 @@ from typing import BinaryIO
 
 from cluster.common.messages import SAMPLE_RATE
 
-HEAD_BYTES = 64  # what `sniff` needs when no ID3 tag comes first
+HEAD_BYTES = 64  # enough to tell a container
 
 MOV_BOXES = frozenset(
     (b"ftyp", b"moov", b"mdat", b"free", b"skip", b"wide", b"moof", b"styp", b"sidx", b"pnot")
@@ -35,10 +35,9 @@ class Container(StrEnum):
 
 
 def sniff(file: BinaryIO) -> tuple[Container | None, int]:
-    """The container by its first bytes, or None where they match none, and where it begins.
+    """The container that the first bytes name, if any, and the byte at which it begins.
 
-    ID3 tags before it are left out: libav compares each text in them with all before it, for hours
-    where there are many. Moves the position.
+    Skips ID3 tags, whose texts libav compares with one another for hours. Moves the position.
     """
     start = 0
     for _ in range(MAX_TAGS):
@@ -77,7 +76,7 @@ def _mpeg_audio(head: bytes) -> Container | None:
 
 
 def _id3_bytes(head: bytes) -> int:
-    """Length of the ID3v2 tag at the start; its size is 4 bytes of 7 bits each."""
+    """Length of the ID3v2 tag at the start, 0 without one. It is stored in 7 bits a byte."""
     if head[:3] != b"ID3" or len(head) < 10:
         return 0
     size = 0
@@ -88,7 +87,7 @@ def _id3_bytes(head: bytes) -> int:
 
 SAMPLE_BYTES = 2
 BYTES_PER_S = SAMPLE_RATE * SAMPLE_BYTES
-UNKNOWN_BYTES = 0xFFFF_FFFF  # as writers to a pipe say it
+UNKNOWN_BYTES = 0xFFFF_FFFF  # as written to a pipe
 
 
 def wav_head() -> bytes:

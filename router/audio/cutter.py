@@ -1,12 +1,9 @@
-"""Cuts a stream of 16 kHz PCM into windows of at most 30 s, at pauses. Every window is one stretch
-of the original audio, so its offset is true: speech is never joined across removed silence.
+"""Cuts a stream of 16 kHz PCM at pauses into windows of at most 30 s of contiguous audio.
 
-- A window ends where the next 30 s would be full, in the best pause of its last 10 s: a pause
-  counts by its length up to 1 s, and by up to 0.3 s more the later it is. Where there is none of
-  0.2 s, the window ends at the quietest spot.
-- A silence of 3 s ends a window that is half full, one of 8 s ends any: the model drifts over long
-  silence. A half-full minimum keeps a file of short remarks from costing an encoder pass for each.
-- Silence around a cut is left out only from 1.6 s on; a shorter pause is shared by both sides.
+- A full window ends in the best pause of its last 10 s: the longest up to 1 s, with up to 0.3 s
+  more the later it is. Without a pause of 0.2 s it ends at the quietest spot.
+- A silence of 3 s ends a window that is half full, and one of 8 s ends any, since the model drifts
+  over long silence. Silence from 1.6 s on is left out.
 - Audio that fits one window is one window. Without speech there is none.
 """
 
@@ -35,7 +32,7 @@ from router.audio.windows import CutOptions, Window, samples
 
 
 class WindowCutter:
-    """`feed` and `finish` are to be run to their end; they yield None where others may go on."""
+    """`feed` and `finish` must be exhausted. They yield None between steps."""
 
     def __init__(
         self,
@@ -44,13 +41,13 @@ class WindowCutter:
         vad: VadOptions | None = None,
         shared: SharedStream | None = None,
     ) -> None:
-        """shared: the detector's pass, where others hear this audio too."""
+        """shared: the detector's pass, if others use it for this audio."""
         self._detector = detector
         self._vad = vad or detector.options
         self._shared = shared or SharedStream(detector)
         self._audio = HeardAudio(self._shared.reader())
         self._options = options or CutOptions()
-        self._start = 0  # sample at which the next window begins, within the first frames
+        self._start = 0  # first sample of the next window, within the first frames
         self._index = 0
 
     @property
@@ -83,13 +80,12 @@ class WindowCutter:
         )
 
     def _mask(self) -> NDArray[np.bool_]:
-        """By frame of the buffer; frames before `_start` belong to the last window."""
         mask = speech_mask(self._audio.probabilities, self._vad)
         mask[: -(-(self._start - self._audio.base) // FRAME_SAMPLES)] = False
         return mask
 
     def _complete_windows(self) -> Iterator[Window]:
-        """Yield every window whose end is certain, and drop the silence before the next."""
+        """Yield every window with a final end, and drop the silence before the next."""
         while True:
             mask = self._mask()
             self._skip_lead(mask)
@@ -107,7 +103,7 @@ class WindowCutter:
         speech = np.flatnonzero(mask)
         if speech.size:
             first, lead_s = self._audio.sample(int(speech[0])), options.max_lead_s
-        else:  # the last second or so stays: its soft sounds may turn out to begin a word
+        else:  # keep the last second or so: its soft sounds may begin a word
             first, lead_s = min(self._audio.known_end, self._audio.end), options.drop_s
         if first - self._start > samples(lead_s):
             keep_s = options.pad_before_s if speech.size else options.drop_s
@@ -160,7 +156,7 @@ class WindowCutter:
         return self._cut(self._quietest(earliest, limit))
 
     def _quietest(self, start: int, end: int) -> int:
-        """The middle of the 0.2 s with the least energy and speech between two samples."""
+        """Middle of the 0.2 s with the least energy and speech between two samples."""
         hop, hops = SAMPLE_RATE // 100, 20  # 10 ms; 0.2 s
         span = (end - start) // hop * hop
         pcm = self._audio.pcm[start - self._audio.base :][:span].astype(np.float32)
@@ -188,18 +184,17 @@ class WindowCutter:
         return window
 
     def _move_start(self, start: int) -> None:
-        """Forget the whole frames before it, too."""
         self._audio.drop(max(0, start - self._audio.base) // FRAME_SAMPLES)
         self._start = start
 
 
-PROBE_SAMPLES = 8 * FRAME_SAMPLES  # 0.256 s: a step of the look for the first speech
+PROBE_SAMPLES = 8 * FRAME_SAMPLES  # 0.256 s: a step of the search for the first speech
 
 
 def clip_window(
     pcm: Pcm, detector: SpeechDetector, vad: VadOptions, options: CutOptions, shared: SharedStream
 ) -> Iterator[Window | None]:
-    """Looks for speech beyond doubt, and then only whether the last seconds hold any."""
+    """The window of audio that fits one. Of short audio only start and end are searched."""
     if not pcm.shape[0]:
         return
     peak = max(int(pcm.max()), -int(pcm.min()))
@@ -223,7 +218,7 @@ def clip_window(
             yield None
         known, speech = end, runs(speech_mask(probabilities, vad)) or speech
     spans = None
-    if known >= end:  # all speech is known, the last as well
+    if known >= end:  # all speech is known
         spans = tuple((first * FRAME_SAMPLES, last * FRAME_SAMPLES) for first, last in speech)
         end = min(end, options.tail_end(spans[-1][1], end))
     start = first - samples(options.pad_before_s) if first > samples(options.max_lead_s) else 0
@@ -231,7 +226,7 @@ def clip_window(
 
 
 def _scan(pcm: Pcm, step: int, feed: Feed) -> Iterator[tuple[int, Probabilities]]:
-    """Run the detector from the start, and yield how far it has been and what it found."""
+    """Run the detector from the start. Yields (end of what was heard, probabilities)."""
     probabilities = np.empty(0, np.float32)
     for at in range(0, pcm.shape[0], step):
         probabilities = np.concatenate((probabilities, feed(pcm[at : at + step])))

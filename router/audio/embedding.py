@@ -1,8 +1,7 @@
-"""A voice as a vector: the features of 1.5 s of speech, and a network from a file over them.
+"""Speaker embedding: vectors of 1.5 s of speech, by an ONNX network over log-mel features.
 
-Takes any ONNX network of the form in which WeSpeaker's ResNet34 and 3D-Speaker's CAM++ come:
-80 log-mel energies [batch, frames, 80] in, vectors [batch, size] out. Runs inside the audio
-workers, on one thread. Knows samples and vectors, nothing of files with speech or of who speaks.
+The network maps 80 log-mel energies [batch, frames, 80] to vectors [batch, size], as WeSpeaker's
+ResNet34 and 3D-Speaker's CAM++ do. Runs on one thread of an audio worker.
 """
 
 from __future__ import annotations
@@ -29,15 +28,15 @@ WINDOW_SAMPLES = 24_000  # 1.5 s
 HOP_SAMPLES = 12_000  # 0.75 s
 FRAME_SAMPLES, FRAME_HOP = 400, 160  # 25 ms every 10 ms
 N_FFT, EMPHASIS = 512, 0.97
-FRAMES = 148  # whole ones in a window
+FRAMES = 148  # in a window
 HOP_FRAMES = HOP_SAMPLES // FRAME_HOP  # 75
-BATCH = 8  # windows at a time: a step stays short with large networks too
-SHORTEST_SAMPLES = 4_800  # 0.3 s: less tells nothing of a voice
-PROBES = 3  # windows of noise that a network is tried on
+BATCH = 8  # windows at a time: keeps a step short with large networks
+SHORTEST_SAMPLES = 4_800  # 0.3 s: less does not identify a voice
+PROBES = 3  # windows of noise to test a network with
 
 
 def mel_weights() -> NDArray[np.float32]:
-    """[N_FFT // 2 + 1, 80]: Kaldi's triangles between 20 Hz and 8 kHz, even on its mel scale."""
+    """[N_FFT // 2 + 1, 80]: Kaldi's triangular filters from 20 Hz to 8 kHz."""
     hz = np.arange(N_FFT // 2 + 1) * (SAMPLE_RATE / N_FFT)
     lowest, highest = (1127 * np.log1p(edge / 700) for edge in (20, SAMPLE_RATE / 2))
     edges = np.linspace(lowest, highest, N_MELS + 2)
@@ -52,14 +51,11 @@ MEL_WEIGHTS = mel_weights()
 HAMMING = np.hamming(FRAME_SAMPLES).astype(np.float32)
 
 
-FRAMES_AT_ONCE = 256  # as many as fit the cache
+FRAMES_AT_ONCE = 256  # fit the cache
 
 
 def fbank(pcm: Pcm | NDArray[np.float32]) -> Features:
-    """pcm: (n,) at 16 kHz, in the range of int16, n >= 400.
-
-    Returns log-mel energies [(n - 400) // 160 + 1, 80], as Kaldi has them without dither.
-    """
+    """Kaldi's log-mel energies [(n - 400) // 160 + 1, 80] of samples [n >= 400] like int16."""
     frames = sliding_window_view(pcm.astype(np.float32), FRAME_SAMPLES)[::FRAME_HOP]
     starts = range(0, frames.shape[0], FRAMES_AT_ONCE)
     return np.concatenate([_log_mels(frames[at : at + FRAMES_AT_ONCE]) for at in starts])
@@ -81,10 +77,7 @@ def _log_mels(frames: NDArray[np.float32]) -> Features:
 
 
 def windows_of(pcm: Pcm) -> list[tuple[int, Features]]:
-    """The windows of one stretch of speech: each one's middle, in samples, and its features.
-
-    The last one ends where the speech does. Shorter speech than a window is repeated to its length.
-    """
+    """(middle in samples, features) of each window. Short speech is repeated to its length."""
     if pcm.shape[0] < SHORTEST_SAMPLES:
         return []
     features = fbank(pcm)
@@ -97,17 +90,12 @@ def windows_of(pcm: Pcm) -> list[tuple[int, Features]]:
 
 
 def directions(sums: NDArray[Any]) -> Vectors:
-    """Of vectors, or of their sums, [n, size]."""
     found: Vectors = sums / np.maximum(1e-9, np.linalg.norm(sums, axis=1, keepdims=True))
     return found
 
 
 def fingerprint(file: Path) -> str:
-    """The first 12 digits of the file's SHA-256.
-
-    Raises:
-        ConfigurationError: it cannot be read.
-    """
+    """The first 12 digits of the file's SHA-256. Raises ConfigurationError."""
     try:
         return hashlib.sha256(file.read_bytes()).hexdigest()[:12]
     except OSError as error:
@@ -115,14 +103,8 @@ def fingerprint(file: Path) -> str:
 
 
 class SpeakerNetwork:
-    """The network, loaded once in each audio worker."""
-
     def __init__(self, file: Path) -> None:
-        """Load and try the network.
-
-        Raises:
-            ConfigurationError: the file is none, or no network of this form.
-        """
+        """Load and test the network. Raises ConfigurationError if it is unusable."""
         try:
             self._session = open_network(file)
             self._check(self._session.get_inputs(), self._session.get_outputs())
@@ -134,11 +116,11 @@ class SpeakerNetwork:
     def _check(inputs: Sequence[Any], outputs: Sequence[Any]) -> None:
         shapes = [list(one.shape) for one in (*inputs, *outputs)]
         n_mels = shapes[0][-1] if [len(shape) for shape in shapes] == [3, 2] else 0
-        if n_mels != N_MELS and isinstance(n_mels, int):  # a name stands for any length
+        if n_mels != N_MELS and isinstance(n_mels, int):  # a name stands for any size
             raise ValueError(f"it is not [batch, frames, {N_MELS}] -> [batch, size]: {shapes}")
 
     def _probe(self) -> None:
-        """One window alone gives what it gives among others, and two give two vectors."""
+        """A window's vector must not depend on its batch, and two windows must differ."""
         noise = np.random.default_rng(0).standard_normal((PROBES, FRAMES, N_MELS))
         windows = list(noise.astype(np.float32))
         together, alone = self.embed(windows), self.embed(windows[:1])
@@ -148,7 +130,7 @@ class SpeakerNetwork:
             raise ValueError("every window has the same vector")
 
     def embed(self, windows: Sequence[Features]) -> Vectors:
-        """windows: at most `BATCH`, each [FRAMES, 80]; their means over the frames do not count."""
+        """windows: at most `BATCH`, each [FRAMES, 80]. Their means over frames are removed."""
         features = np.stack(windows)
         features -= features.mean(axis=1, keepdims=True)
         (name,) = (one.name for one in self._session.get_inputs())

@@ -1,8 +1,8 @@
-"""The router's way from an upload to windows: a pool of audio workers.
+"""The router's pool of audio workers, which decode uploads and cut them into windows.
 
-Each worker is a process of its own (`router.audio.worker`), because decoding hostile files may
-crash, hang or eat memory: one that does is replaced alone, the upload it was on gets the error, and
-its other uploads go on in another worker, after the windows already sent.
+Workers are processes (`router.audio.worker`), because hostile files may crash, hang or bloat their
+decoder. A dead worker is replaced, its current upload fails, and its other uploads continue in
+another worker behind the windows already sent.
 """
 
 from __future__ import annotations
@@ -42,15 +42,15 @@ from router.interface import RequestContext
 
 logger = logging.getLogger(__name__)
 
-MAX_UPLOADS = 64  # in one worker; more wait in the router
-MAX_LONG = 48  # of them, so that clips need not wait for the end of long files
+MAX_UPLOADS = 64  # per worker; more wait in the router
+MAX_LONG = 48  # of these: leaves room for clips beside long files
 LONG_BYTES = 1_000_000  # 30 s of WAV
-LOOK_S = 1.0  # between two looks after the workers
-STALLED_LOOKS = 5  # in a row at which a worker with work does none
-MOST_ENDED, ENDED_S = 10, 300.0  # workers that a client's uploads may end within so long
-MAX_MOVES = 3  # times an upload may lose its worker where nobody is known to be at fault
+LOOK_S = 1.0  # between two checks of the workers
+STALLED_LOOKS = 5  # in a row without progress before a worker is killed
+MOST_ENDED, ENDED_S = 10, 300.0  # workers that a client's uploads may end in this time
+MAX_MOVES = 3  # times an upload may lose its worker while the culprit is unknown
 READY_TIMEOUT_S = 60.0
-FIRST_RESTART_S, LAST_RESTART_S = 0.1, 10.0  # waits between failed starts of a worker
+FIRST_RESTART_S, LAST_RESTART_S = 0.1, 10.0  # between failed starts of a worker
 EXIT_TIMEOUT_S = 2.0
 CRASHES = frozenset(
     (signal.SIGSEGV, signal.SIGABRT, signal.SIGBUS, signal.SIGFPE, signal.SIGILL, signal.SIGTRAP)
@@ -58,10 +58,7 @@ CRASHES = frozenset(
 
 
 class AudioPool:
-    """Belongs to one event loop. One worker is there from the start. Each of the others is started
-    when there are more uploads than workers for the first time, and is then kept: most servers at
-    rest need one, and each takes 60 MB.
-    """
+    """Belongs to one event loop. Adds a worker (60 MB) when there are more uploads than workers."""
 
     def __init__(
         self,
@@ -70,7 +67,6 @@ class AudioPool:
         speakers: SpeakerSettings | None = None,
         when_idle: bool = False,
     ) -> None:
-        """when_idle: as in `AudioLimits`. speakers: as of `Settings.speaker_network`."""
         self._limits = AudioLimits(
             max_upload_bytes=settings.max_upload_bytes,
             max_audio_s=settings.max_audio_s,
@@ -87,12 +83,12 @@ class AudioPool:
         self._waiting: deque[AudioStream] = deque()
         self._tasks: list[asyncio.Task[None]] = []
         self._n_workers = audio_workers_of(settings.audio_workers)
-        self._n_reserve = self._n_workers - 1  # workers that were not needed yet
+        self._n_reserve = self._n_workers - 1  # workers not started yet
         self._closed = False
-        self._ended_s: dict[bytes, list[float]] = {}  # when clients' uploads ended workers
+        self._ended_s: dict[bytes, list[float]] = {}  # when uploads ended workers, by client
 
     async def start(self) -> None:
-        """Wait until the first worker is ready. Raises ConfigurationError: it does not start."""
+        """Wait until the first worker is ready. Raises ConfigurationError."""
         self._tasks = [asyncio.create_task(task) for task in (self._keep_worker(), self._watch())]
         try:
             async with asyncio.timeout(READY_TIMEOUT_S):
@@ -107,7 +103,7 @@ class AudioPool:
             raise
 
     async def close(self) -> None:
-        """End all workers; uploads still open fail. Cancelled, it ends them all the same."""
+        """End all workers, even if cancelled. Open uploads fail."""
         self._closed = True
         for task in self._tasks:
             task.cancel()
@@ -130,13 +126,8 @@ class AudioPool:
         chunking: Chunking | None = None,
         channel: int | None = None,
     ) -> AsyncIterator[AudioStream]:
-        """Begin to decode the file at `path`, which must stay there. Leaving the block ends the
-        work on it.
-
-        Raises:
-            RateLimitError: the client's uploads have ended too many workers.
-            SplitscribeError: of the 4xx kind if it is not audio; WorkerError if its worker died on
-            it; DeadlineExceededError if it could not be opened in time.
+        """Decode the file at `path`, which must exist until the block is left. Raises WorkerError
+        if its worker died on it, InvalidRequestError, RateLimitError or DeadlineExceededError.
         """
         upload = OpenUpload(next(self._upload_ids), str(path), chunking=chunking, channel=channel)
         async with self._opened(AudioStream(upload, context)) as stream:
@@ -149,9 +140,8 @@ class AudioPool:
     async def survey(
         self, path: Path, context: RequestContext, speakers: SpeakerSearch | None = None
     ) -> AudioStream:
-        """Hear a file once for its length, and its channels or `speakers`: the `result` has them.
-        Raises as `open`, InvalidRequestError where it has one channel, and InvalidAudioError for
-        the recording of a known voice.
+        """Decode a file for its length and its channels, or `speakers`, found in `result`. Raises
+        as `open`, InvalidRequestError for a single channel, and InvalidAudioError for a reference.
         """
         survey = speakers is None
         upload = OpenUpload(next(self._upload_ids), str(path), survey=survey, speakers=speakers)
@@ -164,7 +154,7 @@ class AudioPool:
     async def open_whole(
         self, path: Path, context: RequestContext, *, n_mels: int, channel: int | None = None
     ) -> AsyncIterator[WholeAudio]:
-        """As `open`, to read the audio in any order. n_mels: bins of the mel power to find."""
+        """As `open`, to read the audio in any order. n_mels: mel bins of the peak to find."""
         upload = OpenUpload(next(self._upload_ids), str(path), n_mels=n_mels, channel=channel)
         with contextlib.closing(WholeAudio(upload, context)) as audio:
             async with self._opened(audio):
@@ -172,11 +162,10 @@ class AudioPool:
 
     @contextlib.asynccontextmanager
     async def _opened(self, stream: AudioStream) -> AsyncIterator[AudioStream]:
-        """A stream that a worker has opened; taken from it when the block is left."""
         if self._closed:
             raise WorkerDrainingError("the server is shutting down")
         self._check_budget(stream.context.client)
-        with contextlib.suppress(OSError):  # the worker tells
+        with contextlib.suppress(OSError):  # the worker reports it
             stream.is_long = stream.path.stat().st_size > LONG_BYTES
         self._waiting.append(stream)
         self._assign()
@@ -187,8 +176,8 @@ class AudioPool:
             self._release(stream)
 
     def _assign(self) -> None:
-        """Give waiting uploads to the least busy workers, and start one more where that helps: in
-        the order in which they came, but where workers have enough long ones, clips pass those.
+        """Give waiting uploads, in order, to the least busy workers, and start another if needed.
+        Clips pass long files that wait for `MAX_LONG`.
         """
         takes_long = True
         for stream in tuple(self._waiting):
@@ -211,7 +200,6 @@ class AudioPool:
             self._tasks.append(asyncio.create_task(self._keep_worker(ever_ready=True)))
 
     def _check_budget(self, client: bytes) -> None:
-        """Raises RateLimitError."""
         now_s = SYSTEM_CLOCK.monotonic()
         recent = [at_s for at_s in self._ended_s.pop(client, ()) if now_s - at_s < ENDED_S]
         if recent:
@@ -234,7 +222,7 @@ class AudioPool:
     # ------------------------------------------------------------------------- the workers
 
     async def _keep_worker(self, *, ever_ready: bool = False) -> None:
-        """Raises ConfigurationError: the worker was never ready, and does not start."""
+        """Raises ConfigurationError if the worker does not start and never was ready."""
         pause_s = FIRST_RESTART_S
         while True:
             problem = await self._run_worker()
@@ -248,7 +236,7 @@ class AudioPool:
             pause_s = min(2 * pause_s, LAST_RESTART_S)
 
     async def _run_worker(self) -> str | None:
-        """Start a worker and serve it until it ends. Returns what kept it from getting ready."""
+        """Run a worker until it ends. Returns why it never got ready, if so."""
         try:
             worker = AudioProcess(self._limits)
             await worker.connect()
@@ -256,7 +244,7 @@ class AudioPool:
             return str(error)
         self._workers.append(worker)
         await self._listen(worker)
-        await worker.end(EXIT_TIMEOUT_S)  # where this is cancelled, `close` ends the worker
+        await worker.end(EXIT_TIMEOUT_S)  # if this is cancelled, `close` ends the worker
         self._workers.remove(worker)
         self._reassign(worker)
         if worker.ready.is_set():
@@ -270,7 +258,7 @@ class AudioPool:
             except EOFError:
                 return
             except ValueError as error:
-                # A worker that an upload has taken over may send anything; only that worker ends.
+                # A worker taken over by an upload may send anything. Only that worker ends.
                 logger.warning("an audio worker sent an invalid message (%s)", type(error).__name__)
                 return
 
@@ -286,7 +274,7 @@ class AudioPool:
                     self._release(stream)
 
     def _reassign(self, worker: AudioProcess) -> None:
-        """Blame the upload that a dead worker was on, and let others do its other uploads."""
+        """Fail the upload that a dead worker was on, and give its others to other workers."""
         code = worker.process.returncode
         blamed = worker.slot.get()
         worker.slot.close()
@@ -320,9 +308,7 @@ class AudioPool:
         return WorkerError(f"the audio worker died on this upload (exit code {code})")
 
     async def _watch(self) -> None:
-        """Kill a worker that stands still, which is the fault of none of its uploads. One that does
-        not come back from a step ends by the step's own timer.
-        """
+        """Kill workers that stand still. A step that takes too long is ended by its own timer."""
         while True:
             await SYSTEM_CLOCK.sleep(LOOK_S)
             for worker in self._workers:

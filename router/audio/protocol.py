@@ -1,10 +1,8 @@
-"""The messages between the router and an audio worker, and the limits of an upload.
+"""Messages between the router and audio workers, and the limits of an upload.
 
-Each message over their socket pair is one of the dataclasses below, as a JSON object, and for a
-window followed by its PCM, framed as `multiprocessing.connection` does it. What arrives is checked
-against the types of its fields. There is no pickle, so a worker that a hostile upload has taken
-over can send nothing but text and samples, with numbers inside the bounds declared here. Imports no
-codec and no model, so that the router stays light.
+A message is one of the dataclasses below as JSON, for a window followed by its PCM, framed as by
+`multiprocessing.connection`. Fields are validated and nothing is pickled, so a worker that an
+upload has taken over can only send bounded numbers, text and samples.
 """
 
 from __future__ import annotations
@@ -32,21 +30,20 @@ from cluster.common.errors import (
 from cluster.common.messages import WINDOW_SAMPLES
 from router.api.params import Chunking
 
-MAX_MESSAGE_BYTES = 2**24  # turns of a week, where most others have a hundred bytes
+MAX_MESSAGE_BYTES = 2**24  # turns of a week; other messages have a hundred bytes
 MAX_PCM_BYTES = 2 * WINDOW_SAMPLES
-MAX_VECTOR = 2_048  # components; what is known has at most 512
-_LARGEST = 2**40  # no count and no length comes near to it, and sums stay exact
+MAX_VECTOR = 2_048  # components; known networks have at most 512
+_LARGEST = 2**40  # far above real counts and lengths; sums stay exact
 
 Count = Annotated[int, Field(ge=0, le=_LARGEST)]
 Component = Annotated[float, Field(ge=-1.01, le=1.01, allow_inf_nan=False)]
-# A vector of length 1, and of how many samples of speech it is.
+# A vector of length 1, and its number of samples of speech.
 Voice = tuple[Annotated[tuple[Component, ...], Field(max_length=MAX_VECTOR)], Count]
 Seconds = Annotated[float, Field(ge=0, le=_LARGEST, allow_inf_nan=False)]
 
 
-# Processor time of a worker in one step, in which its other uploads wait; its own timer ends it.
-# To open an honest file takes less than a second; one of a million texts, which libav compares with
-# one another, hours.
+# Processor time limit of one step, in which a worker's other uploads wait. Opening an honest file
+# takes less than a second, and a million tags, which libav compares with one another, hours.
 MAX_STEP_S = 10.0
 
 
@@ -56,9 +53,9 @@ class AudioLimits:
     max_audio_s: float
     min_audio_s: float
     max_busy_s: float  # processor time for decoding and finding windows
-    memory_bytes: int  # that a worker may allocate beyond what it takes when idle
-    when_idle: bool = False  # computes only while nobody else on the machine wants its core
-    speaker_model: str | None = None  # file of the network that tells voices apart
+    memory_bytes: int  # that a worker may allocate beyond its idle size
+    when_idle: bool = False  # only uses cores that nothing else wants
+    speaker_model: str | None = None  # file of the speaker network
 
     def too_short(self) -> AudioTooShortError:
         least = f"Minimum audio length is {self.min_audio_s:g} seconds."
@@ -87,16 +84,13 @@ class AudioLimits:
 
 
 def path_of(descriptor: int) -> Path:
-    """By which a worker opens a file that has no name, as long as it is open here."""
+    """Path by which a worker opens a file without a name while it is open here."""
     return Path(f"/proc/{os.getpid()}/fd/{descriptor}")
 
 
 @asynccontextmanager
 async def as_file(content: bytes) -> AsyncIterator[Path]:
-    """For a worker, a file without a name: nothing is left behind where this process is killed.
-
-    Raises OSError.
-    """
+    """A temporary file without a name, which is gone when this process dies. Raises OSError."""
     with tempfile.TemporaryFile() as file:
         await asyncio.to_thread(file.write, content)
         await asyncio.to_thread(file.flush)
@@ -104,7 +98,6 @@ async def as_file(content: bytes) -> AsyncIterator[Path]:
 
 
 def too_large(limit_bytes: int, read_bytes: int) -> PayloadTooLargeError:
-    """In OpenAI's words."""
     return PayloadTooLargeError(
         f"Maximum content size limit ({limit_bytes}) exceeded ({read_bytes} bytes read)"
     )
@@ -115,44 +108,40 @@ def too_large(limit_bytes: int, read_bytes: int) -> PayloadTooLargeError:
 
 @dataclass(frozen=True, slots=True)
 class SpeakerSearch:
-    """Whose voices an upload is searched for, and how many there may be."""
+    """Known voices, and how many voices an upload may have."""
 
     references: tuple[tuple[str, str], ...] = ()  # name, file
     least: int = 1
     most: int | None = None
-    threshold: float = 0.15  # cosine distance that parts two of which much was heard
-    is_one: bool = False  # a piece of a live session: its voice is wanted, and no turns
+    threshold: float = 0.15  # cosine distance between two voices of which much was heard
+    is_one: bool = False  # a piece of a live session: find its voice and no turns
 
     @property
     def least_cosine(self) -> float:
-        """Of a voice that is known and what was heard of it: both are noisy."""
+        """Bound between a known voice and what was heard, both of which are noisy."""
         return (1 - self.threshold) / 2
 
 
 @dataclass(frozen=True, slots=True)
 class OpenUpload:
-    """Decode the file at `path`.
-
-    n_mels: None asks for windows cut at pauses; a number, for the whole audio in pieces of 30 s and
-        for the largest log10 mel power in so many bins.
+    """Decode the file at `path` into windows cut at pauses or, with `n_mels`, into pieces of 30 s,
+    with the largest log10 mel power in so many bins.
     """
 
     upload_id: int
     path: str
     n_mels: int | None = None
-    chunking: Chunking | None = None  # the client's wish
-    channel: int | None = None  # None: their mix
-    survey: bool = False  # no windows, but what the channels are
-    credit: int = 0  # windows that the router will take
-    skip: int = 0  # windows that it has already
-    speakers: SpeakerSearch | None = None  # asks for turns in place of windows
+    chunking: Chunking | None = None  # as the client asked
+    channel: int | None = None  # None: the mix of all
+    survey: bool = False  # compare the channels, no windows
+    credit: int = 0  # windows that the router accepts
+    skip: int = 0  # windows that it already has
+    speakers: SpeakerSearch | None = None  # turns instead of windows
     kind: Literal["open"] = "open"
 
 
 @dataclass(frozen=True, slots=True)
 class Order:
-    """What follows for an upload."""
-
     kind: Literal["credit", "cancel"]
     upload_id: int
 
@@ -165,9 +154,7 @@ Command = OpenUpload | Order
 
 @dataclass(frozen=True, slots=True)
 class Opened:
-    """The upload is audio."""
-
-    expected_s: Seconds | None  # as its container states; it may be wrong
+    expected_s: Seconds | None  # length that its container states; may be wrong
     kind: Literal["opened"] = "opened"
 
 
@@ -186,9 +173,8 @@ class WindowFound:
 class Finished:
     """The upload is decoded to its end.
 
-    log_max: of a whole one. channels: as of `ChannelSurvey.finish`. turns: first sample, end, and
-    number of the speaker, the references' first, then as they appear. voice: of the one who is
-    heard.
+    log_max: for `n_mels`. channels: see `ChannelSurvey.finish`. turns: (first sample, end, speaker
+    number), with the references first and others in order of appearance.
     """
 
     n_samples: Count
@@ -201,8 +187,6 @@ class Finished:
 
 @dataclass(frozen=True, slots=True)
 class Failed:
-    """The upload cannot be decoded: a `SplitscribeError`."""
-
     error_class: str
     message: str
     param: str | None
@@ -233,8 +217,6 @@ class UploadReport:
 
 @dataclass(frozen=True, slots=True)
 class Ready:
-    """The worker has started, and takes uploads."""
-
     kind: Literal["ready"] = "ready"
 
 
@@ -253,16 +235,16 @@ def unpack_command(content: bytes) -> Command:
 
 
 def unpack_report(content: bytes) -> Report:
-    """Raises ValueError: it is no message of a worker."""
+    """Raises ValueError if it is not a valid message."""
     return _REPORTS.validate_json(content, strict=True)
 
 
 class UploadSlot:
-    """Which upload a worker is on, in shared bytes: after a death the router blames that one."""
+    """The upload that a worker is on, in shared memory, for the router to blame on a death."""
 
     def __init__(self, fd: int) -> None:
         self._map = mmap.mmap(fd, mmap.PAGESIZE)
-        # A word is written at once, so that the other process never sees half of it.
+        # Writes of a word are atomic for the other process.
         self._upload = memoryview(self._map).cast("Q")
 
     @staticmethod
@@ -272,7 +254,7 @@ class UploadSlot:
             return os.dup(file.fileno())
 
     def set(self, upload_id: int) -> None:
-        """0 is none."""
+        """0: none."""
         self._upload[0] = upload_id
 
     def get(self) -> int:

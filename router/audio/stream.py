@@ -1,4 +1,4 @@
-"""One upload as the router reads it: window by window, or whole and in any order."""
+"""The router's view of an upload: window by window, or whole and in any order."""
 
 from __future__ import annotations
 
@@ -33,24 +33,19 @@ SAMPLE_BYTES = 2
 
 
 class AudioStream:
-    """One upload's windows, in order, as they are found. The methods below `__anext__` are called
-    by the pool and its workers.
-
-    decode_s: the processor time that it took so far. result: what else was found, when the
-        iteration has ended.
-    """
+    """Iterates over an upload's windows, after which `result` is complete."""
 
     def __init__(self, upload: OpenUpload, context: RequestContext) -> None:
         self.upload_id = upload.upload_id
         self.context = context
         self.expected_s: float | None = None
-        self.decode_s = 0.0
+        self.decode_s = 0.0  # processor time so far
         self.result = Finished(0)
         self.n_received = 0  # windows
         self.path = Path(upload.path)
         self.audio = upload.path, upload.channel
         self.is_long = False  # set by the pool
-        self.moves = 0  # from workers that it may have ended
+        self.moves = 0  # away from workers that it may have ended
         self.add_credit: Callable[[], None] | None = None  # set by the worker that has the upload
         self.finished = False
         self._upload = upload
@@ -63,7 +58,7 @@ class AudioStream:
         return self
 
     async def __anext__(self) -> Window:
-        """Raises SplitscribeError: it cannot be decoded, or its worker died on it."""
+        """Raises SplitscribeError if it cannot be decoded, or if its worker died on it."""
         while True:
             if self._error is not None:
                 raise self._error
@@ -82,7 +77,7 @@ class AudioStream:
         await self._changed.wait()
 
     async def until_open(self) -> None:
-        """Raises as `__anext__`, and DeadlineExceededError: no worker has opened it in time."""
+        """Raises as `__anext__`, and DeadlineExceededError if no worker opened it in time."""
         while not self._opened and self._error is None:
             try:
                 async with asyncio.timeout(self.context.remaining_s()):
@@ -103,8 +98,7 @@ class AudioStream:
 
     @property
     def is_search(self) -> bool:
-        """For speakers, beside the transcription of the same file: whatever ended its worker, the
-        file is not known to."""
+        """Whether it is a search for speakers, which is not blamed for the death of its worker."""
         return self._upload.speakers is not None
 
     @property
@@ -112,7 +106,6 @@ class AudioStream:
         return not self.ended and len(self._waiting) < CREDIT
 
     def opening(self) -> OpenUpload:
-        """What a worker is asked for: the windows that have not come yet."""
         credit = CREDIT - len(self._waiting)
         return replace(self._upload, credit=credit, skip=self.n_received)
 
@@ -139,12 +132,10 @@ class AudioStream:
 
 
 class WholeAudio(AudioStream):
-    """One upload's samples, to be read in any order once `load` has ended.
+    """One upload's samples, to be read in any order after `load`.
 
-    They are in a temporary file without a name, so that hours of audio take no memory, and nothing
-    is left behind by whatever ends the process. A cancelled request does not wait for its threads.
-    Closing does: else the descriptor's number could be given to another file while a thread uses
-    it.
+    They are in a temporary file without a name, which takes no memory and is gone when the process
+    ends. `close` waits for threads that use the file, since its descriptor may be reused.
     """
 
     def __init__(self, upload: OpenUpload, context: RequestContext) -> None:
@@ -154,10 +145,8 @@ class WholeAudio(AudioStream):
         self._lock = threading.Lock()
 
     async def load(self, on_found: Callable[[float], None]) -> None:
-        """Decode to the end; the audio worker is free for others then.
-
-        on_found: gets the seconds of audio decoded so far; what it raises ends the load. Raises as
-            `AudioStream.__anext__`, and OverloadedError: the disk is full.
+        """Decode to the end. `on_found` gets the seconds of audio so far, and may raise. Raises as
+        `__anext__`, and OverloadedError if the disk is full.
         """
         async for piece in self:
             try:
@@ -171,7 +160,6 @@ class WholeAudio(AudioStream):
             on_found(self.n_samples / SAMPLE_RATE)
 
     async def read(self, start: int, stop: int) -> Pcm:
-        """Samples from `start` up to `stop`, or to the end where that comes first."""
         return await asyncio.to_thread(self._read, start, stop)
 
     def close(self) -> None:

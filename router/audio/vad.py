@@ -1,8 +1,7 @@
-"""Voice activity: how likely each 32 ms of audio holds speech, by Silero's ONNX model.
+"""Voice activity detection: the probability of speech in each 32 ms, by Silero's ONNX model.
 
-The model's sequence form takes any number of frames in one call and hands its LSTM state on, so a
-stream is fed in blocks; one thread, because the pool has one process per core. The model file comes
-with the package `silero-vad`, which is located but never imported: that would load torch.
+The model takes any number of frames per call and returns its LSTM state, so streams are fed in
+blocks. The package `silero-vad` is located but not imported, since that would load torch.
 """
 
 from __future__ import annotations
@@ -21,50 +20,48 @@ from cluster.common.errors import ConfigurationError
 from cluster.common.messages import Pcm
 
 FRAME_SAMPLES = 512  # 32 ms at 16 kHz, what the model was trained on
-BLOCK_SAMPLES = 64 * FRAME_SAMPLES  # 2.048 s: what the cutter gives the model in one call
-CONTEXT_SAMPLES = 64  # of the frame before, in front of each frame
+BLOCK_SAMPLES = 64 * FRAME_SAMPLES  # 2.048 s: one call of the model
+CONTEXT_SAMPLES = 64  # of the previous frame, put before each frame
 STATE_SHAPE = (1, 1, 128)
 MODEL_FILE = "silero_vad_16k_sequence.onnx"
 PCM_SCALE = 1 / 32768  # int16 to [-1, 1)
-PEAK_DECAY = 0.8 ** (1 / 64)  # per frame: a loud moment holds the gain down for seconds
+PEAK_DECAY = 0.8 ** (1 / 64)  # per frame: after a loud moment the gain stays low for seconds
 
 Probabilities = NDArray[np.float32]  # [n_frames]
-Feed = Callable[[Pcm], Probabilities]  # as `SpeechStream.feed`
+Feed = Callable[[Pcm], Probabilities]  # see `SpeechStream.feed`
 
 
 @dataclass(frozen=True, slots=True)
 class VadOptions:
-    """When a frame counts as speech. The defaults lose silence rather than words.
-
-    target_peak, max_gain: quiet audio is amplified for the model (never for the transcript) until
-        its recent peak stands at the target; the model misses the first words of quiet speech.
+    """When a frame counts as speech. The defaults favour false speech over lost words, and amplify
+    quiet audio for the detector, which otherwise misses its first words.
     """
 
     threshold: float = 0.3  # a frame at or above it is speech
-    release: float = 0.1  # and one at or above this if it touches speech
+    release: float = 0.1  # so is one at or above this that touches speech
     min_speech_frames: int = 2  # a shorter run is a click
-    sure: float = 0.5  # so many frames at or above it, and it is speech beyond doubt
+    sure: float = 0.5  # speech is sure with `min_sure_frames` at or above this
     min_sure_frames: int = 4
-    silence_peak: int = 8  # a block whose samples never exceed it skips the model
+    silence_peak: int = 8  # blocks within it are not given to the model
     target_peak: float = 0.4
     max_gain: float = 32.0
 
 
 class SpeechDetector:
-    """The model, loaded once in each process and shared by its streams."""
+    """The model, loaded once per process and shared by all streams."""
 
     def __init__(self) -> None:
         self.options = VadOptions()
         self._session = open_network(model_path())
 
     def stream(self, peak: int = 0) -> SpeechStream:
-        """peak: the loudest sample of what is to come, where it is known."""
+        """peak: loudest sample of the coming audio, if known."""
         return SpeechStream(self, peak)
 
     def run(
         self, frames: NDArray[np.float32], h: NDArray[np.float32], c: NDArray[np.float32]
     ) -> tuple[NDArray[np.float32], NDArray[np.float32], NDArray[np.float32]]:
-        """float32 [n, CONTEXT_SAMPLES + FRAME_SAMPLES] to probabilities [n]; h, c: [1, 1, 128]."""
+        """float32 [n, CONTEXT_SAMPLES + FRAME_SAMPLES] to probabilities [n]; h, c: STATE_SHAPE."""
         probabilities, h, c = self._session.run(None, {"input": frames, "h": h, "c": c})
         return probabilities, h, c
 
@@ -80,9 +77,7 @@ class SpeechStream:
         self._context = np.zeros(CONTEXT_SAMPLES, np.int16)
 
     def feed(self, pcm: Pcm) -> Probabilities:
-        """int16 [n_samples] to float32 [ceil(n_samples / FRAME_SAMPLES)]; the last frame is
-        padded.
-        """
+        """int16 [n] to float32 [ceil(n / FRAME_SAMPLES)]. The last frame is padded."""
         n_frames = -(-pcm.shape[0] // FRAME_SAMPLES)
         padded = np.zeros(CONTEXT_SAMPLES + n_frames * FRAME_SAMPLES, np.int16)
         padded[:CONTEXT_SAMPLES] = self._context
@@ -105,17 +100,16 @@ class SpeechStream:
 
 
 class SharedStream:
-    """One pass through the model for all who hear the same audio, whoever is ahead."""
+    """One pass of the model, shared by all readers of the same audio."""
 
     def __init__(self, detector: SpeechDetector, peak: int = 0) -> None:
-        """peak: as of `SpeechDetector.stream`."""
-        self.found: list[Probabilities] = []  # of each block
+        self.found: list[Probabilities] = []  # by block
         self._detector = detector
         self._stream = detector.stream(peak)
         self._of_clip: SharedStream | None = None
 
     def reader(self) -> Feed:
-        """For one of them, as of a stream of its own; all feed the same blocks."""
+        """Like `feed` of an own stream. All readers must feed the same blocks."""
         places = count()
 
         def feed(pcm: Pcm) -> Probabilities:
@@ -127,21 +121,21 @@ class SharedStream:
         return feed
 
     def of_clip(self, peak: int) -> Feed:
-        """Of a second pass, for those who have all of it and so know its loudest sample."""
+        """A reader of a second pass, with the peak of the whole clip."""
         self._of_clip = self._of_clip or SharedStream(self._detector, peak)
         return self._of_clip.reader()
 
 
 class HeardAudio:
-    """Audio as it comes, and what the model found in the first frames of it."""
+    """A growing buffer of audio, with the probabilities of its first frames."""
 
     def __init__(self, feed: Feed) -> None:
         self.feed = feed
         self.pcm: Pcm = np.empty(0, np.int16)
         self.probabilities: Probabilities = np.empty(0, np.float32)  # of the first frames of `pcm`
         self.base = 0  # sample at which `pcm` begins; a multiple of FRAME_SAMPLES
-        self.end = 0  # of all samples that came
-        self._incoming: list[Pcm] = []  # not yet in `pcm`
+        self.end = 0  # of all samples so far
+        self._incoming: list[Pcm] = []  # not in `pcm` yet
 
     def add(self, pcm: Pcm) -> None:
         self._incoming.append(pcm)
@@ -149,21 +143,20 @@ class HeardAudio:
 
     @property
     def known_end(self) -> int:
-        """Up to where the model has been; past the end by a frame at most."""
+        """End of the frames with probabilities, at most a frame past the end."""
         return self.sample(self.probabilities.shape[0])
 
     def sample(self, frame: int) -> int:
         return self.base + frame * FRAME_SAMPLES
 
     def join(self) -> Pcm:
-        """Take in what came. Returns `pcm`."""
         if self._incoming:
             self.pcm = np.concatenate((self.pcm, *self._incoming))
             self._incoming.clear()
         return self.pcm
 
     def hear(self, least: int) -> Iterator[None]:
-        """Run the model, block by block, while so many samples wait; yields behind each block."""
+        """Run the model while at least `least` samples wait. Yields after each block."""
         while self.end - self.known_end >= least:
             start = self.known_end - self.base
             block = self.join()[start : start + BLOCK_SAMPLES]
@@ -171,15 +164,14 @@ class HeardAudio:
             yield
 
     def drop(self, n_frames: int) -> None:
-        """Forget the first frames."""
         self.pcm = self.pcm[n_frames * FRAME_SAMPLES :]
         self.probabilities = self.probabilities[n_frames:]
         self.base += n_frames * FRAME_SAMPLES
 
 
 def speech_mask(probabilities: Probabilities, options: VadOptions) -> NDArray[np.bool_]:
-    """bool [n_frames]. Runs at or above `release` count, if they reach `threshold` and are long
-    enough: the soft start and end of a word belong to it.
+    """bool [n_frames]: runs at or above `release` that reach `threshold` and are long enough, so
+    that words keep their soft starts and ends.
     """
     candidate = probabilities >= options.release
     mask = np.zeros(candidate.shape, np.bool_)
@@ -191,24 +183,23 @@ def speech_mask(probabilities: Probabilities, options: VadOptions) -> NDArray[np
 
 
 def is_sure(probabilities: Probabilities, options: VadOptions) -> bool:
-    """Whether it is speech beyond doubt, and no hum that sounds like it for a moment."""
     n_frames = np.count_nonzero(probabilities >= options.sure)
     return bool(n_frames >= options.min_sure_frames)
 
 
 def runs(mask: NDArray[np.bool_]) -> list[tuple[int, int]]:
-    """The maximal runs of True as (start, end), end excluded."""
+    """Maximal runs of True as (start, end), end excluded."""
     edges = np.flatnonzero(np.diff(mask, prepend=False, append=False))
     return list(zip(edges[::2].tolist(), edges[1::2].tolist(), strict=True))
 
 
 def open_network(file: Path) -> Any:
-    """The file's session of onnxruntime, on one thread."""
-    import onnxruntime  # not at the top: the router imports this module's names only
+    """An onnxruntime session on one thread: the pool has a process per core."""
+    import onnxruntime  # not at the top, since the router imports this module, too
 
     options = onnxruntime.SessionOptions()
     options.intra_op_num_threads = options.inter_op_num_threads = 1
-    options.log_severity_level = 3  # errors: exports leave warnings
+    options.log_severity_level = 3  # errors only: exports leave warnings
     options.add_session_config_entry("session.intra_op.allow_spinning", "0")
     return onnxruntime.InferenceSession(str(file), options, providers=["CPUExecutionProvider"])
 

@@ -1,7 +1,7 @@
-"""The speakers of an upload, found step by step in an audio worker beside the voice detector.
+"""Finds the speakers of an upload, step by step, in an audio worker.
 
-The detector gives stretches of speech, the network a vector for each 1.5 s of them, and
-`router.audio.clustering` the turns. No vector leaves this process but those of a live session.
+The detector finds stretches of speech, the network makes a vector of each 1.5 s, and
+`router.audio.clustering` finds the turns. Only vectors of live sessions leave this process.
 """
 
 from __future__ import annotations
@@ -38,19 +38,15 @@ from router.audio.vad import (
 )
 
 MAX_STRETCH_FRAMES = 20 * HOP_SAMPLES // FRAME_SAMPLES  # 15 s: a longer one is cut
-# Of speech that has a speaker: stricter than where no word may be lost, so that pauses part turns.
+# For turns. Stricter than for words, so that pauses separate turns.
 THRESHOLD, RELEASE = 0.5, 0.35
-REFERENCE_S = (1.2, 10.0)  # length of a known voice's recording, as OpenAI has it
+REFERENCE_S = (1.2, 10.0)  # length of a known voice's recording, as at OpenAI
 
 Event = Opened | Finished | None
 
 
 class Heard:
-    """The stretches of speech in what was fed, each as soon as its end is certain, and the vectors
-    of their windows.
-
-    Yields where others may go on. What fits one window is heard at its end, as by the cutter.
-    """
+    """Finds stretches of speech and the vectors of their windows. Yields between steps."""
 
     def __init__(
         self,
@@ -58,7 +54,6 @@ class Heard:
         network: SpeakerNetwork,
         shared: SharedStream | None = None,
     ) -> None:
-        """shared: the detector's pass, where others hear this audio too."""
         self.stretches: list[Stretch] = []
         self._shared = shared or SharedStream(detector)
         self._audio = HeardAudio(self._shared.reader())
@@ -77,7 +72,7 @@ class Heard:
             yield from self._hear(BLOCK_SAMPLES)
 
     def finish(self) -> Generator[None, None, Vectors]:
-        """Return the vectors, in the stretches' order, [n, size]."""
+        """Return the vectors [n, size] in the order of the stretches."""
         if 0 < self.n_samples <= WINDOW_SAMPLES and not self._shared.found:
             pcm = self._audio.join()
             self._audio.feed = self._shared.of_clip(max(int(pcm.max()), -int(pcm.min())))
@@ -95,7 +90,7 @@ class Heard:
     def _complete(self, *, is_end: bool) -> Iterator[None]:
         audio = self._audio
         n_frames = done = audio.probabilities.shape[0]
-        if not is_end:  # what follows may belong to speech that may go on
+        if not is_end:  # unfinished speech waits for what follows
             quiet = np.flatnonzero(audio.probabilities < self._vad.release)
             done = int(quiet[-1]) + 1 if quiet.size else 0
             if n_frames - done > MAX_STRETCH_FRAMES:
@@ -124,8 +119,6 @@ class Heard:
 
 @dataclass(frozen=True, slots=True)
 class Voices:
-    """Finds the speakers of uploads. Belongs to one audio worker."""
-
     detector: SpeechDetector
     network: SpeakerNetwork
     limits: AudioLimits
@@ -133,11 +126,8 @@ class Voices:
     def turns_of(
         self, path: Path, search: SpeakerSearch, shared: SharedStream | None = None
     ) -> Generator[Event]:
-        """Work on one upload, step by step: `Opened`, `Finished` with its turns or, of a piece of a
-        live session, its voice; None between them.
-
-        Raises:
-            SplitscribeError: what `AudioFile` raises; InvalidAudioError for a reference.
+        """Yield `Opened`, then None between steps, then `Finished` with turns or a voice. Raises
+        as `AudioFile`, and InvalidAudioError for a reference.
         """
         known = []
         for name, reference in search.references:
@@ -156,21 +146,17 @@ class Voices:
         yield Finished(heard.n_samples, turns=tuple(turns))
 
     def _reference(self, name: str, path: Path) -> Generator[None, None, Vectors]:
-        """The vector of a known voice, [size].
-
-        Raises:
-            InvalidAudioError: no audio, of a wrong length, or nobody speaks.
-        """
+        """The vector of a known voice, [size]. Raises InvalidAudioError."""
         heard = Heard(self.detector, self.network)
         longest = round(REFERENCE_S[1] * SAMPLE_RATE)
         try:
             with closing(AudioFile(path, self.limits)) as file:
                 for pcm in file.blocks():
                     yield from heard.feed(pcm)
-                    if heard.n_samples > longest:  # told below; the rest is not decoded
+                    if heard.n_samples > longest:  # refused below; the rest is not decoded
                         break
         except AudioTooShortError:
-            pass  # told below
+            pass  # refused below
         except InvalidRequestError as error:
             raise _refused(name, f"cannot be read: {error.message}") from error
         if not REFERENCE_S[0] * SAMPLE_RATE <= heard.n_samples <= longest:
@@ -190,7 +176,7 @@ def _voice_of(vectors: Vectors, stretches: Iterable[Stretch]) -> Voice | None:
 
 
 def _direction(vectors: Vectors) -> Vectors:
-    """Of all together, [size], of length 1."""
+    """Mean direction [size], of length 1."""
     voice: Vectors = directions(vectors.sum(axis=0, keepdims=True))[0]
     return voice
 

@@ -1,4 +1,4 @@
-"""The type of a window, and the figures by which audio is cut into windows or pieces of 30 s."""
+"""Windows, the options by which they are cut, and plain pieces of 30 s."""
 
 from __future__ import annotations
 
@@ -12,13 +12,13 @@ from cluster.common.messages import SAMPLE_RATE, WINDOW_SAMPLES, Pcm
 
 @dataclass(frozen=True, slots=True)
 class Window:
-    """A stretch of the original audio, so that its offset is true."""
+    """A contiguous stretch of the upload."""
 
     index: int  # in time order
     start_sample: int  # in the decoded upload
     pcm: Pcm  # int16 [1 to WINDOW_SAMPLES]; read-only in the router
-    is_faint: bool = False  # the detector found something like speech and was not sure
-    speech: tuple[tuple[int, int], ...] | None = None  # samples of the upload; None: not all heard
+    is_faint: bool = False  # the detector found speech, but was not sure
+    speech: tuple[tuple[int, int], ...] | None = None  # samples of the upload; None: not all known
 
     @property
     def n_samples(self) -> int:
@@ -35,21 +35,19 @@ class Window:
 
 @dataclass(frozen=True, slots=True)
 class CutOptions:
-    """Where windows begin and end, in seconds."""
-
     max_lead_s: float = 0.8  # before speech: Whisper's first timestamp is at most 1.0 s
-    pad_before_s: float = 0.5  # around speech, where a longer silence is left out
+    pad_before_s: float = 0.5  # kept around speech where silence is left out
     pad_after_s: float = 1.0  # the end of a sentence may be too soft for the detector
     min_pause_s: float = 0.19  # six frames: 0.2 s, less the frame grid
-    search_s: float = 10.0  # how far before its limit a window may end in a pause
-    drop_s: float = 1.6  # silence from here on belongs to no window
+    search_s: float = 10.0  # from a window's limit back to the earliest pause that may end it
+    drop_s: float = 1.6  # shortest silence that is left out
     half_full_s: float = 15.0
-    short_s: float = 10.0  # a clip that its start and its end tell enough of
+    short_s: float = 10.0  # a clip of which only start and end are searched for speech
     long_silence_s: float = 3.0  # ends a window of at least `half_full_s`
-    skip_silence_s: float = 8.0  # ends any
+    skip_silence_s: float = 8.0  # ends any window
 
     def tail_end(self, speech_end: int, pcm_end: int) -> int:
-        """Where audio ends whose last speech ends there: silence is cut to the pad."""
+        """End of audio behind its last speech: a long silence is cut to the pad."""
         if pcm_end - speech_end < samples(self.drop_s):
             return pcm_end
         return speech_end + samples(self.pad_after_s)
@@ -60,10 +58,10 @@ def samples(seconds: float) -> int:
 
 
 class Pieces:
-    """All PCM, for uploads that the router wants whole."""
+    """Cuts all audio into pieces, for uploads that the router reads whole."""
 
     def __init__(self, max_samples: int = WINDOW_SAMPLES) -> None:
-        self.n_samples = 0  # taken so far
+        self.n_samples = 0  # fed so far
         self._max_samples = max_samples
         self._waiting: list[Pcm] = []
         self._index = 0

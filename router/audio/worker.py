@@ -1,9 +1,7 @@
 """The audio worker: a process that decodes uploads and cuts them into windows.
 
-It holds many uploads at once and works on them in steps of a few milliseconds, mostly on the one
-that has had the least processor time, so that a two-second clip never waits for a two-hour file. An
-upload whose consumer is behind (no credit left) is not worked on, and holds a few megabytes.
-Anything may happen to this process while it reads hostile bytes.
+It works on many uploads in steps of a few milliseconds, mostly on the one with the least processor
+time, so that clips do not wait for long files. An upload without credit waits for its consumer.
 """
 
 from __future__ import annotations
@@ -58,8 +56,8 @@ from router.audio.voices import Voices
 from router.audio.windows import CutOptions, Pieces, Window
 
 MAX_MESSAGE_CHARS = 500
-FRAME_GRID_S = 0.01  # by which a pause may look shorter on the detector's grid
-OLDEST_EVERY = 4  # steps; the share that short uploads cannot take from long ones
+FRAME_GRID_S = 0.01  # error of a pause on the detector's grid
+OLDEST_EVERY = 4  # steps: every so many go to the upload that waits longest
 MEL_FLOOR = 1e-10  # power below which the logarithm is cut
 HALF_FFT = N_FFT // 2
 
@@ -68,12 +66,10 @@ Steps = Generator[Opened | Window | Finished | None]
 
 @dataclass(slots=True)
 class Upload:
-    """One upload in work."""
-
     id: int
     steps: Steps
-    credit: int  # windows that the router will still take
-    skip: int = 0  # windows that it has from a worker that died
+    credit: int  # windows that the router still accepts
+    skip: int = 0  # windows that it has from a dead worker
     max_busy_s: float = math.inf
     max_step_s: float = MAX_STEP_S
     busy_s: float = 0.0  # processor time so far
@@ -89,13 +85,13 @@ class AudioWorker:
         model = limits.speaker_model
         self._network = None if model is None else SpeakerNetwork(Path(model))
         self._uploads: dict[int, Upload] = {}
-        # By file and channel; not by path, which is another file's once this one is closed.
+        # By file and channel. A path may be reused for another file.
         self._heard: WeakValueDictionary[tuple[int, int, int | None], SharedStream]
         self._heard = WeakValueDictionary()
         self._step_count = 0
 
     def warm_up(self) -> None:
-        """Pay for first uses before the first upload."""
+        """Run everything once, since first uses are slow."""
         cutter = WindowCutter(self._detector)
         noise = np.random.default_rng(0).normal(0, 1000, 16_000).astype(np.int16)
         for _ in (*cutter.feed(noise), *cutter.finish()):
@@ -115,7 +111,6 @@ class AudioWorker:
                 self._step(upload)
 
     def _next_upload(self) -> Upload | None:
-        """The upload that had the least time; now and then the one that waits longest."""
         ready = [upload for upload in self._uploads.values() if upload.credit > 0]
         if self._step_count % OLDEST_EVERY == 0:
             return min(ready, key=lambda upload: upload.last_step, default=None)
@@ -127,7 +122,7 @@ class AudioWorker:
                 upload = Upload(upload_id, self._steps_of(command), command.credit, command.skip)
                 self._uploads[upload_id] = upload
                 upload.max_step_s = self._limits.max_busy_s
-                # Only the request's own deadline ends a search: a large network may take hours.
+                # A search with a large network may take hours. The request's deadline ends it.
                 if command.speakers is None:
                     upload.max_busy_s = self._limits.max_busy_s
                     upload.max_step_s = min(MAX_STEP_S, upload.max_busy_s)
@@ -151,10 +146,10 @@ class AudioWorker:
         return transcode(path, limits, cutter, channel=command.channel)
 
     def _shared(self, path: Path, channel: int | None) -> SharedStream:
-        """The detector's pass over this audio, with whoever hears it already."""
+        """The detector's pass over this audio, shared with other uploads of the file."""
         try:
             file = path.stat()
-        except OSError:  # it is told when the file is opened
+        except OSError:  # reported when the file is opened
             return SharedStream(self._detector)
         audio = file.st_dev, file.st_ino, channel
         if (shared := self._heard.get(audio)) is None:
@@ -165,7 +160,7 @@ class AudioWorker:
         self._step_count += 1
         upload.last_step = self._step_count
         self._slot.set(upload.id)
-        # By which the system ends this process, and names the signal.
+        # The system ends this process by SIGPROF when the time is over.
         signal.setitimer(signal.ITIMER_PROF, upload.max_step_s)
         began_s = time.thread_time()
         result: Opened | Window | Finished | Failed | None
@@ -174,7 +169,7 @@ class AudioWorker:
         except SplitscribeError as error:
             result = Failed.of(error)
         except MemoryError:
-            # Memory that the allocator keeps would fail other uploads, so this process ends.
+            # The allocator keeps the memory, which would fail other uploads, so exit.
             self._report(upload, Failed.of(self._limits.too_big()))
             sys.exit(0)
         except Exception as error:
@@ -217,7 +212,7 @@ def transcode(
     peak: MelPeak | None = None,
     channel: int | None = None,
 ) -> Steps:
-    """`Opened`, an upload's windows, `Finished`; None after a step that completes no window."""
+    """Yield `Opened`, the windows, `Finished`, and None after steps without a window."""
     with closing(AudioFile(path, limits)) as file:
         yield Opened(file.declared_s)
         for pcm in file.blocks(channel):
@@ -230,7 +225,7 @@ def transcode(
 
 
 def survey(path: Path, limits: AudioLimits) -> Steps:
-    """Find one upload's channels, step by step: `Opened`, `Finished`. Raises as `transcode`."""
+    """Compare an upload's channels. Yields `Opened`, None between steps, `Finished`."""
     with closing(AudioFile(path, limits)) as file:
         yield Opened(file.declared_s)
         found = ChannelSurvey()
@@ -246,7 +241,7 @@ def make_cutter(
     chunking: Chunking | None,
     shared: SharedStream | None = None,
 ) -> WindowCutter:
-    """A pause must last `silence_duration_ms`; `prefix_padding_ms` of a longer one are kept."""
+    """A pause lasts `silence_duration_ms` at least. `prefix_padding_ms` of it are kept."""
     if chunking is None:
         return WindowCutter(detector, shared=shared)
     usual, threshold = CutOptions(), chunking.threshold
@@ -265,9 +260,7 @@ def make_cutter(
 class MelPeak:
     """The largest log10 mel power of a whole recording, found while it is decoded.
 
-    openai/whisper cuts a file's log-mel at 8 decades below the file's maximum, so windows that
-    shall have its features need that number first. Frames are those of a centred STFT of the whole.
-    In numpy: the router runs without torch.
+    openai/whisper clips a file's log-mel 8 decades below it. Frames are of a centred STFT.
     """
 
     def __init__(self, n_mels: int) -> None:
@@ -275,7 +268,7 @@ class MelPeak:
         self._filters = mel_filters(n_mels).T  # [201, n_mels]
         turn = 2 * np.pi * np.arange(N_FFT) / N_FFT
         self._hann = (0.5 - 0.5 * np.cos(turn)).astype(np.float32)
-        self._pending: NDArray[np.float32] = np.empty(0, np.float32)  # what later frames still see
+        self._pending: NDArray[np.float32] = np.empty(0, np.float32)  # needed by later frames
         self._has_begun = False
         self._power = 0.0
 
@@ -283,7 +276,6 @@ class MelPeak:
         self._take(pcm.astype(np.float32) / np.float32(32_768))
 
     def finish(self) -> float:
-        """Zeros follow the recording."""
         self._take(np.zeros(N_FFT, np.float32))
         return math.log10(max(self._power, MEL_FLOOR))
 
@@ -292,7 +284,7 @@ class MelPeak:
         if not self._has_begun:
             if self._pending.shape[0] <= HALF_FFT:
                 return
-            reflected = self._pending[HALF_FFT:0:-1]  # what an STFT's first frames see before it
+            reflected = self._pending[HALF_FFT:0:-1]  # padding of a centred STFT
             self._pending = np.concatenate((reflected, self._pending))
             self._has_begun = True
         if self._pending.shape[0] >= N_FFT:
@@ -307,22 +299,22 @@ class MelPeak:
 
 
 def limit_memory(extra_bytes: int) -> None:
-    """Let this process allocate so much beyond what it holds now; no core dumps."""
+    """Let this process allocate `extra_bytes` more than now. Turns core dumps off."""
     resource.setrlimit(resource.RLIMIT_CORE, (0, 0))
     if sys.platform == "linux":
-        pages = int(Path("/proc/self/statm").read_text().split()[5])  # data and stack
+        pages = int(Path("/proc/self/statm").read_text().split()[5])  # data and stack pages
         limit = pages * resource.getpagesize() + extra_bytes
         resource.setrlimit(resource.RLIMIT_DATA, (limit, limit))
 
 
 def main() -> None:
-    """Arguments: the socket's descriptor, the upload slot's, the limits as JSON."""
+    """Arguments: descriptors of the socket and the upload slot, and the limits as JSON."""
     socket_fd, slot_fd, limits_json = int(sys.argv[1]), int(sys.argv[2]), sys.argv[3]
     signal.signal(signal.SIGINT, signal.SIG_IGN)  # the router closes the socket instead
     limits = AudioLimits(**json.loads(limits_json))
     worker = AudioWorker(Connection(socket_fd), UploadSlot(slot_fd), limits)
     worker.warm_up()
-    if limits.when_idle:  # not before: on a busy machine it would take long to come up
+    if limits.when_idle:  # only now: on a busy machine the start would take long
         run_when_idle()
     else:
         let_encoder_go_first()

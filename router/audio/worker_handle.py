@@ -1,4 +1,4 @@
-"""The router's end of one audio worker: starts the process, talks to it, and ends it."""
+"""The router's handle of an audio worker: starts the process, talks to it and ends it."""
 
 from __future__ import annotations
 
@@ -29,7 +29,7 @@ from router.audio.protocol import (
 )
 from router.audio.stream import AudioStream
 
-# The child finds modules exactly where its parent does, whatever folder it starts in.
+# The child has the same module path as its parent, whatever folder it starts in.
 BOOT = (
     "import json, os, sys; sys.path[:] = json.loads(sys.argv.pop(1)); "
     "os.environ.update(OMP_NUM_THREADS='1', OPENBLAS_NUM_THREADS='1'); "
@@ -39,13 +39,13 @@ BOOT = (
 
 class AudioProcess:
     def __init__(self, limits: AudioLimits) -> None:
-        """Start the process; `connect` follows. Raises OSError."""
+        """Start the process. `connect` must follow. Raises OSError."""
         self.streams: dict[int, AudioStream] = {}
-        self.left: AudioStream | None = None  # the last one that was taken away in a step on it
+        self.left: AudioStream | None = None  # the last one removed during a step on it
         self.ready = asyncio.Event()
         self.alive = True
         self.stalled = False
-        self._n_still = 0  # looks in a row at which it had work and had not worked
+        self._n_still = 0  # checks in a row without progress
         self._cpu_s = (0.0, 0.0)
         self._reader: asyncio.StreamReader
         self._writer: asyncio.StreamWriter
@@ -60,12 +60,12 @@ class AudioProcess:
                 [*command, *map(str, passed), json.dumps(dataclasses.asdict(limits))],
                 pass_fds=passed,
                 stdin=subprocess.DEVNULL,
-                process_group=0,  # a terminal's Ctrl-C is for whoever holds the other end
+                process_group=0,  # a terminal's Ctrl-C must not reach it
             )
             undo.pop_all()
 
     async def connect(self) -> None:
-        """Begin to talk to the process. Cancelled, it leaves no process and no socket."""
+        """Open the connection. If cancelled, process and socket are closed."""
         try:
             self._reader, self._writer = await asyncio.open_unix_connection(
                 sock=self._ours, limit=MAX_PCM_BYTES
@@ -85,7 +85,7 @@ class AudioProcess:
         return sum(s.wants_work for s in self.streams.values()), len(self.streams)
 
     def hears(self, stream: AudioStream) -> bool:
-        """Whether it works on this audio already: the voice detector need not hear it twice."""
+        """Whether it works on this audio already, whose voice detection can be shared."""
         return any(stream.audio == one.audio for one in self.streams.values())
 
     @property
@@ -98,9 +98,7 @@ class AudioProcess:
             self._writer.write(len(content).to_bytes(4) + content)
 
     async def receive(self) -> tuple[Report, bytes]:
-        """The next message and its PCM. Raises EOFError or, for what no worker sends,
-        ValueError.
-        """
+        """The next message and its PCM. Raises EOFError, or ValueError if it is invalid."""
         try:
             report = unpack_report(await self._frame(MAX_MESSAGE_BYTES))
             has_pcm = isinstance(report, UploadReport) and isinstance(report.event, WindowFound)
@@ -115,13 +113,13 @@ class AudioProcess:
         return await self._reader.readexactly(n_bytes)
 
     def n_still(self) -> int:
-        """At how many looks in a row, with this one, it has work, and neither takes processor time
-        nor waits for a core.
+        """Number of checks in a row, with this one, at which it has work, but neither takes
+        processor time nor waits for a core.
         """
         try:
             process = psutil.Process(self.process.pid)
             cpu_s, is_ready = process.cpu_times()[:2], process.status() == psutil.STATUS_RUNNING
-        except psutil.Error:  # it has ended, as its socket tells
+        except psutil.Error:  # it has ended, which its socket reports
             return 0
         has_work = any(stream.wants_work for stream in self.streams.values())
         stands = has_work and cpu_s == self._cpu_s and not is_ready
@@ -144,9 +142,7 @@ class AudioProcess:
             self.send(Order("cancel", stream.upload_id))
 
     def end(self, patience_s: float) -> asyncio.Future[None]:
-        """Close the socket; kill the process if it does not end in time, which a thread waits
-        for.
-        """
+        """Close the socket. A thread waits for the end of the process, and kills it if late."""
         self.alive = False
         self._writer.close()
         loop = asyncio.get_running_loop()

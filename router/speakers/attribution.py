@@ -1,8 +1,8 @@
-"""Gives the words and segments of a transcript, and its text, their speakers.
+"""Assigns speakers to the words and segments of a transcript.
 
-A word gets the speaker whose turns overlap it most. One that no turn overlaps gets the nearest
-within 1 s; where two are equal, it gets the speaker of the word before. A sentence has one speaker,
-unless another has two words and half a second in it. Knows nothing of how turns are found.
+A word gets the speaker whose turns overlap it most, or else the nearest within 1 s; on a tie the
+speaker of the word before. A sentence has one speaker, unless another one has at least two words
+and half a second of it.
 """
 
 from __future__ import annotations
@@ -16,15 +16,15 @@ from operator import attrgetter
 from router.transcript import Segment, Word
 from router.words import ends_sentence
 
-NEAREST_S = 1.0  # from a word to the turn that it may still belong to
-PAUSE_S = 1.0  # between two words: ends a sentence
-LEAST_WORDS, LEAST_S = 2, 0.5  # of another speaker inside a sentence
-DIGITS = 6  # of seconds that are compared
+NEAREST_S = 1.0  # largest distance from a word to its turn
+PAUSE_S = 1.0  # between two words, which ends a sentence
+LEAST_WORDS, LEAST_S = 2, 0.5  # of a second speaker in a sentence
+DIGITS = 6  # decimals of compared seconds
 
 
 @dataclass(frozen=True, slots=True)
 class SpeakerTurn:
-    """Speech of one speaker, in seconds of the file. A file's turns are sorted and apart."""
+    """One speaker's speech, in seconds of the file. Turns are sorted and do not overlap."""
 
     start: float
     end: float
@@ -32,19 +32,17 @@ class SpeakerTurn:
 
 
 class Attribution:
-    """Brings the turns of a file to its segments, as they come; sentences end where these do."""
+    """Assigns a file's turns to its segments as they come. Sentences end with segments."""
 
     def __init__(self, turns: Sequence[SpeakerTurn]) -> None:
         self._turns = turns
         self._ends = [turn.end for turn in turns]
-        self._before: str | None = None  # the speaker of the word before
+        self._before: str | None = None  # speaker of the previous word
         self._n_segments = 0
 
     def add(self, segments: Sequence[Segment]) -> tuple[Segment, ...]:
-        """The next segments and their words with speakers, cut where these change, and numbered.
-
-        A speaker is None where no turn is near. A segment without words has one speaker. Of one
-        that is cut, the first piece has the tokens.
+        """Split the next segments where the speaker changes, and number them. Without a turn nearby
+        the speaker is None. A split segment's first piece has its tokens.
         """
         spans: list[Segment | Word] = []
         for segment in segments:
@@ -84,7 +82,7 @@ class Attribution:
 
 
 def _sentences(spans: Sequence[Segment | Word]) -> Iterator[tuple[int, int]]:
-    """From and to which word each sentence is; a segment without words is one of its own."""
+    """(first, end) of each sentence. A segment without words is a sentence."""
     first = 0
     for i, (span, following) in enumerate(pairwise(spans), start=1):
         text = span.word if isinstance(span, Word) else ""
@@ -97,7 +95,7 @@ def _sentences(spans: Sequence[Segment | Word]) -> Iterator[tuple[int, int]]:
 
 
 def _smoothed(spans: Sequence[Segment | Word], speakers: Sequence[str | None]) -> list[str | None]:
-    """The speakers of one sentence's words, without those that have too little of it."""
+    """Replace speakers with too little of a sentence by its main speaker."""
     seconds: dict[str | None, float] = {}
     for span, speaker in zip(spans, speakers, strict=True):
         seconds[speaker] = seconds.get(speaker, 0.0) + span.end - span.start
@@ -111,7 +109,6 @@ def _smoothed(spans: Sequence[Segment | Word], speakers: Sequence[str | None]) -
 
 
 def _cut(segment: Segment, words: Sequence[Word]) -> list[Segment]:
-    """One segment for each run of words of one speaker; the outer bounds stay."""
     runs = [tuple(run) for _, run in groupby(words, key=lambda word: word.speaker)]
     if len(runs) == 1:
         return [replace(segment, words=runs[0], speaker=runs[0][0].speaker)]
@@ -130,14 +127,13 @@ def _cut(segment: Segment, words: Sequence[Word]) -> list[Segment]:
 
 
 class SpokenText:
-    """The text of segments, in which each turn is a line that begins with the speaker's name."""
+    """Text with a line for each turn, which begins with the speaker's name."""
 
     def __init__(self) -> None:
         self.whole = ""
         self._speaker: str | None = None
 
     def add(self, segments: Iterable[Segment]) -> str:
-        """Take the next segments. Returns what follows the text before."""
         first = len(self.whole)
         for segment in segments:
             if not (text := segment.text.strip()):

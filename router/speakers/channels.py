@@ -1,8 +1,4 @@
-"""A request whose speakers have a channel of the file each.
-
-Each channel is transcribed as if it were a file of its own, with a context of its own, and the
-segments are merged by time.
-"""
+"""Transcribes each channel of a file as one speaker, and merges the segments by time."""
 
 from __future__ import annotations
 
@@ -21,14 +17,8 @@ TranscribeChannel = Callable[[int, RequestRun], Awaitable[Transcript]]
 
 
 def channels_of(sources: Sequence[int | None], names: Sequence[str]) -> tuple[Channel, ...]:
-    """What becomes of a file's channels.
-
-    Args:
-        sources: as `router.audio.channels.ChannelSurvey.finish` returns.
-        names: of the first channels' speakers; the others are called by their numbers.
-
-    Raises:
-        InvalidRequestError: there are more names than channels.
+    """Name the first channels by `names`, and others by number. `sources`: see
+    `ChannelSurvey.finish`. Raises InvalidRequestError for more names than channels.
     """
     if len(names) > len(sources):
         raise InvalidRequestError(
@@ -53,12 +43,8 @@ async def transcribe_channels(
     max_audio_s: float,
     at_once: int,
 ) -> Transcript:
-    """The transcript of all channels that have a speaker. at_once: channels in work.
-
-    Raises:
-        InvalidAudioError: together they are longer than `max_audio_s`.
-        CrowdedError: they do not fit beside what is pending.
-        SplitscribeError: what `transcribe` raises.
+    """The transcript of all channels with a speaker, of which `at_once` are in work. Raises
+    InvalidAudioError if they are too long together, CrowdedError, and as `transcribe`.
     """
     heard = [channel for channel in channels if channel.speaker is not None]
     total_s = duration_s * len(heard)
@@ -105,7 +91,7 @@ async def transcribe_channels(
 
 
 def _part_of(whole: RequestContext) -> RequestContext:
-    """The context of a part of a request: its time and progress, and nobody who listens."""
+    """A context that shares the request's time and progress, without a listener."""
     told_s = 0.0
 
     def finished(finished_s: float, _: float) -> None:
@@ -123,24 +109,18 @@ def _spoken_s(transcript: Transcript) -> float:
 
 
 class ChannelMerge:
-    """Merges the segments of channels by their start, whenever they come.
-
-    What it returns is final: each channel's segments come in their own order, so one may go when
-    every channel that has not ended has shown its next.
+    """Merges the segments of channels by start time. The earliest is final once every channel
+    that has not ended has a next one.
     """
 
     def __init__(self, names: Sequence[str]) -> None:
-        """names: of the channels' speakers."""
-        self.segments: list[Segment] = []  # all that were returned
+        self.segments: list[Segment] = []  # all returned so far
         self._names = names
         self._waiting: list[deque[Segment]] = [deque() for _ in names]
         self._open = set(range(len(names)))
 
     def add(self, place: int, segments: Iterable[Segment], *, ends: bool = False) -> list[Segment]:
-        """Take the next segments of the channel at `place`. Returns what can go, with its speaker.
-
-        ends: none follow.
-        """
+        """Add the channel's next segments (`ends`: its last). Returns final ones with speakers."""
         self._waiting[place].extend(segments)
         if ends:
             self._open.discard(place)

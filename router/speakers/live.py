@@ -1,7 +1,7 @@
-"""Who speaks in a live session: its voices so far, and whose the next piece of speech is.
+"""Finds the speaker of each piece of speech in a live session.
 
-An audio worker hears each piece and gives its vector; what the session knows stays with it in the
-router, so that any worker may hear the next one. A name that was given is never taken back.
+An audio worker computes the vector of a piece. The session's voices stay in the router, so that any
+worker can take the next piece. Given names are never taken back.
 """
 
 from __future__ import annotations
@@ -23,35 +23,32 @@ from router.speakers.voices import name_of
 
 logger = logging.getLogger(__name__)
 
-LEAST_S = 1.5  # of speech, from which on a voice that is not known yet is a new one
-HEAR_TIME_S = 5.0  # after which a piece has no speaker
+LEAST_S = 1.5  # of speech in a piece that may introduce a new voice
+HEAR_TIME_S = 5.0  # time limit, after which a piece has no speaker
 
 Hear = Callable[[Pcm], Awaitable[Voice | None]]
 
 
 async def hear(audio: AudioPool, pcm: Pcm) -> Voice | None:
-    """The voice of a piece of speech; None where nobody is heard, or no worker has time."""
+    """The voice of a piece of speech. None if it has none, or if workers fail or are busy."""
     try:
         async with asyncio.timeout(HEAR_TIME_S), as_file(wav_head() + pcm.tobytes()) as path:
             context = RequestContext.unlimited("live", HEAR_TIME_S)
             heard = await audio.survey(path, context, SpeakerSearch(is_one=True))
             return heard.result.voice
-    except (SplitscribeError, OSError) as error:  # TimeoutError, and a full disk's, too
+    except (SplitscribeError, OSError) as error:  # TimeoutError and a full disk are OSErrors
         logger.warning("a piece of a live session has no speaker: %s", error)
         return None
 
 
 class SessionVoices:
-    """The voices of one session."""
-
     def __init__(self, hear: Hear, threshold: float) -> None:
-        """threshold: as of `SpeakerSearch`."""
         self._hear = hear
         self._least_cosine = SpeakerSearch(threshold=threshold).least_cosine
-        self._sums: list[NDArray[np.float32]] = []  # of each voice's vectors, by their seconds
+        self._sums: list[NDArray[np.float32]] = []  # of each voice's vectors, weighted by seconds
 
     async def speakers_of(self, pieces: Iterable[Pcm]) -> list[str | None]:
-        """A, B, C and so on, as they appear; None where it is not certain yet."""
+        """A, B, C and so on, in order of appearance. None: not certain yet."""
         return [self._named(voice) for voice in await asyncio.gather(*map(self._hear, pieces))]
 
     def _named(self, voice: Voice | None) -> str | None:

@@ -1,7 +1,7 @@
-"""A request whose speakers are told apart by their voices.
+"""Tells the speakers of a request apart by their voices.
 
-An audio worker finds their turns while the whole is transcribed, and then each word gets its
-speaker. Recordings of known voices are in files while the search lasts.
+An audio worker finds their turns during the transcription, then each word gets its speaker.
+Recordings of known voices are in temporary files during the search.
 """
 
 from __future__ import annotations
@@ -38,10 +38,7 @@ async def transcribe_voices(
     *,
     words: bool,
 ) -> Transcript:
-    """The transcript with the speakers of `turns`. words: keep those.
-
-    Segments are held until the turns are there, and go on as they come from then on.
-    """
+    """The transcript with speakers. Segments are held until `turns` are known."""
     context, text = run.context, SpokenText()
     waiting: list[Segment] = []
     done: list[Segment] = []
@@ -64,7 +61,7 @@ async def transcribe_voices(
     async def label() -> None:
         nonlocal attribution
         attribution = Attribution(await turns)
-        take(Update())  # what waits
+        take(Update())  # the held segments
 
     context.on_update = take
     try:
@@ -79,12 +76,8 @@ async def transcribe_voices(
 async def find_turns(
     audio: AudioPool, upload: Path, options: SpeakerOptions, context: RequestContext
 ) -> list[SpeakerTurn]:
-    """Who speaks when in the upload, by voice; those that are not known are A, B, C and so on.
-
-    Raises:
-        InvalidRequestError: more voices are known than `speakers.known_limit`.
-        InvalidAudioError: the upload, or a known voice's recording, by its name.
-        WorkerError: audio workers died on the upload, one after another.
+    """Find who speaks when in the upload. Raises InvalidRequestError for too many known voices,
+    InvalidAudioError for the upload or a known voice's recording, and WorkerError.
     """
     if len(options.names) > audio.known_limit:
         raise InvalidRequestError(
@@ -102,7 +95,7 @@ async def find_turns(
         search = SpeakerSearch(
             tuple(zip(options.names, paths, strict=True)), least, most, audio.threshold
         )
-        with context.beside_windows():  # the pool sees when its worker is dead or stands
+        with context.beside_windows():  # the pool notices if its worker dies or stands still
             heard = await audio.survey(upload, context, search)
     return [
         SpeakerTurn(start / SAMPLE_RATE, end / SAMPLE_RATE, name_of(number, options.names))
@@ -111,7 +104,7 @@ async def find_turns(
 
 
 def name_of(number: int, known: Sequence[str]) -> str:
-    """The known voices' names, then A to Z, AA to ZZ and so on, without those that are taken."""
+    """The known names, then A to Z, AA to ZZ and so on, without names that are taken."""
     if number < len(known):
         return known[number]
     letters = ("".join(one) for n in count(1) for one in product(ascii_uppercase, repeat=n))
