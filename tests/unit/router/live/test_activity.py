@@ -110,27 +110,3 @@ def test_a_broken_network_loses_no_speech() -> None:
         return found
 
     assert run_virtually(run()) == [1.0, 1.0, 1.0]
-
-
-def test_a_session_that_fails_to_listen_does_not_end_the_hearing_of_others() -> None:
-    async def run() -> tuple[list[int], list[int]]:
-        activity = VoiceActivity(LoudIsSpeech, asyncio.sleep, at_once)
-        calls: list[int] = []
-        heard: list[int] = []
-
-        def fail(probabilities: NDArray[np.float32]) -> None:
-            calls.append(len(probabilities))
-            raise RuntimeError("a mistake")
-
-        broken = activity.open_stream(fail)
-        whole = activity.open_stream(lambda probabilities: heard.append(len(probabilities)))
-        for _ in range(4):
-            for stream in (broken, whole):
-                activity.feed(stream, np.ones(FRAME_SAMPLES, np.int16))
-            await asyncio.sleep(1.0)
-        await activity.close()
-        return calls, heard
-
-    calls, heard = run_virtually(run())
-    assert calls == [1]
-    assert heard == [1, 1, 1, 1]
