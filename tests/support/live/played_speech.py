@@ -98,7 +98,6 @@ class PlayedListeners(AnyPool):
         self.decoded: list[DecodeRequest] = []
         self.cancelled = 0
         self.language = "en"
-        self.no_speech_prob = 0.0
         self.ratio: Callable[[str], float] = lambda text: 1.0  # of compression, by the text
         self._pcm: dict[str, Pcm] = {}
 
@@ -126,7 +125,7 @@ class PlayedListeners(AnyPool):
         tokens, peaks = heard[:limit], peaks[:limit]
         return DecodeResult(
             request.request_id, request.window, tuple(tokens), (-0.1,) * len(tokens), -0.1,
-            self.no_speech_prob, request.options.language or self.language, 0.0,
+            0.0, request.options.language or self.language, 0.0,
             "stop" if tokens == heard else "length",
             DecodeTimings(0.0, 0.0, 100, "memory", 0.0, 0.01, 3),
             compression_ratio=self.ratio(self.tokenizer.decode((*prefix, *tokens))),

@@ -28,7 +28,6 @@ RATE = 24_000
 class Door:
     def __init__(self, engine: FakeLiveEngine, listener: HttpListener, app: Any) -> None:
         self.engine, self.app, self.port = engine, app, listener.port
-        self.listener = listener
 
     def url(self, query: str = "?intent=transcription") -> str:
         return f"ws://127.0.0.1:{self.port}/v1/realtime{query}"
@@ -43,9 +42,7 @@ class Door:
 
     async def none_left(self) -> None:
         realtime, sessions = self.app.state.realtime, self.engine.sessions
-        await eventually(
-            lambda: not realtime.sessions and all(session.closed for session in sessions)
-        )
+        await eventually(lambda: not realtime.sessions and all(one.closed for one in sessions))
 
 
 @asynccontextmanager
@@ -77,6 +74,13 @@ async def until(socket: ClientConnection, *types: str) -> list[dict[str, Any]]:
             events.append(json.loads(await socket.recv()))
             if events[-1]["type"].endswith(types):
                 return events
+
+
+async def closed(socket: ClientConnection) -> int | None:
+    """Read until the server closes the connection, and return its code."""
+    with pytest.raises(ConnectionClosed):
+        await until(socket, "never")
+    return socket.close_code
 
 
 async def read_nothing(

@@ -150,8 +150,8 @@ async def listen(session: LiveSession, clock: Clock) -> Told:
     return told
 
 
-async def speak(session: LiveSession, pcm: Pcm, clock: Clock, piece_s: float = PIECE_S) -> None:
-    step = round(piece_s * SAMPLE_RATE)
+async def speak(session: LiveSession, pcm: Pcm, clock: Clock) -> None:
+    step = round(PIECE_S * SAMPLE_RATE)
     began_s = clock.monotonic()
     for first in range(0, pcm.shape[0], step):
         due_s = began_s + min(first + step, pcm.shape[0]) / SAMPLE_RATE

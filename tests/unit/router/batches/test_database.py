@@ -5,6 +5,7 @@ from __future__ import annotations
 import errno
 import os
 import sqlite3
+import time
 from contextlib import closing
 from pathlib import Path
 from types import SimpleNamespace
@@ -153,20 +154,7 @@ def test_an_upload_that_no_disk_has_room_for_in_the_end_is_told_so(
         blobs.keep("file-a", 2)
 
 
-def test_an_upload_may_come_twice_and_ends_whole(tmp_path: Path) -> None:
-    blobs = Blobs(tmp_path)
-    for _ in range(2):
-        blobs.append("file-a", 0, b"01")
-        blobs.append("file-a", 2, b"23")
-        blobs.append("file-a", 2, b"23")
-    for _ in range(2):
-        blobs.keep("file-a", 4)
-    assert blobs.path("file-a").read_bytes() == b"0123"
-
-
 def test_what_was_given_up_is_swept(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> None:
-    import time
-
     blobs = Blobs(tmp_path)
     blobs.append("file-a", 0, b"0")
     blobs.write("file-b", [b"1"])

@@ -72,19 +72,11 @@ async def test_a_redirect_to_elsewhere_is_refused(
         assert len(host.came) == 1
 
 
-@pytest.mark.parametrize(
-    ("url", "code"),
-    [
-        *(("https://x\0y:{port}/", "invalid_url"), ("http://x\0y:{port}/", "invalid_url")),
-        ("{host}/\0", "download_failed"),
-    ],
-)
-async def test_a_zero_byte_in_a_url_is_refused(tmp_path: Path, url: str, code: str) -> None:
+async def test_a_zero_byte_in_a_url_is_refused(tmp_path: Path) -> None:
     with http_host(lambda came, host: Answer(body=b"audio")) as host:
-        hosts = (f"x\0y:{host.port}", host.name)
         with pytest.raises(InvalidRequestError) as refused:
-            await fetch(tmp_path, url.format(port=host.port, host=host.url), *hosts)
-        assert (refused.value.code, refused.value.param) == (code, "url")
+            await fetch(tmp_path, f"{host.url}/\0", host.name)
+        assert (refused.value.code, refused.value.param) == ("download_failed", "url")
         assert host.came == []
 
 

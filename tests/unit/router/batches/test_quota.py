@@ -2,9 +2,7 @@
 
 from __future__ import annotations
 
-import asyncio
 from pathlib import Path
-from typing import Any
 
 import openai
 import pytest
@@ -12,8 +10,7 @@ import pytest
 from cluster.common.errors import InsufficientStorageError
 from router.api.batch_bodies import UploadFields
 from router.batches.blobs import ABANDONED_S
-from router.batches.database import Database
-from tests.support.batches import Hands, desk, eventually, served
+from tests.support.batches import Hands, desk, served
 
 
 async def test_a_keys_quota_is_kept(tmp_path: Path) -> None:
@@ -50,32 +47,3 @@ async def test_uploads_on_their_way_count(tmp_path: Path) -> None:
         hands.pass_s(ABANDONED_S + 1)
         await service.clean()
         await service.begin_upload("aa", "file-c", 500)
-
-
-async def test_an_upload_that_becomes_a_file_meanwhile_counts(
-    tmp_path: Path, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    """However late the database's answers are heard."""
-    real, may_hear, asked = Database.call, asyncio.Event(), list[Any]()
-
-    async def call(self: Database, work: Any, *values: Any) -> Any:
-        task = asyncio.current_task()
-        is_late = task is not None and task.get_name() == "second"
-        asked.extend([work] * is_late)
-        found = await real(self, work, *values)
-        if is_late:
-            await may_hear.wait()
-        return found
-
-    monkeypatch.setattr(Database, "call", call)
-    async with desk(tmp_path, quota_bytes=1000) as at:
-        await at.service.begin_upload("", "file-a", 600)
-        await at.service.append("", "file-a", 0, b"x" * 600)
-        begun = at.service.begin_upload("", "file-b", 600)
-        second = asyncio.create_task(begun, name="second")
-        await eventually(lambda: bool(asked))
-        fields = UploadFields(purpose="user_data")
-        await at.service.finish_upload("", "file-a", "a", 600, fields)
-        may_hear.set()
-        with pytest.raises(InsufficientStorageError):
-            await second

@@ -321,12 +321,17 @@ async def test_what_was_cancelled_while_it_was_checked_counts_as_cancelled_alone
 async def test_repeated_calls_do_no_harm(tmp_path: Path) -> None:
     """A router that got no answer asks again."""
     async with desk(tmp_path) as at:
-        file_id = await at.upload(line("a", **AUDIO))
-        file, fields = await at.service.file("", file_id), UploadFields(purpose="batch")
-        again = await at.service.finish_upload("", file.id, file.filename, file.bytes, fields)
-        assert again == file
+        content, fields = line("a", **AUDIO), UploadFields(purpose="batch")
+        for offset, piece in ((0, content[:9]), (9, content[9:]), (9, content[9:])) * 2:
+            await at.service.append("", "file-a", offset, piece)
+        first, again = [
+            await at.service.finish_upload("", "file-a", "a", len(content), fields)
+            for _ in range(2)
+        ]
+        assert first == again
+        assert await at.service.read("file-a", 0) == content
         for _ in range(2):
-            await at.create(file_id, batch_id="batch_1")
+            await at.create("file-a", batch_id="batch_1")
         assert len((await at.service.list_batches("", None, 10)).data) == 1
         with pytest.raises(OverloadedError):
             await at.service.finish_upload("", "file-none", "a", 5, fields)

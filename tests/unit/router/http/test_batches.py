@@ -18,9 +18,17 @@ from openai.types import Batch
 
 from router.batches.service import PIECE_BYTES
 from router.http.keys import KeyRing
+from router.http.routes import create_app
 from router.transcript import Channel
 from tests.support.batches import DEADLINE_S, ENDPOINT, Counter, Desk, Hands, desk, line, served
-from tests.support.router_fakes import make_settings
+from tests.support.router_fakes import (
+    FakeTranscriber,
+    client_of,
+    error_of,
+    make_registry,
+    make_settings,
+)
+from tests.support.waiting import eventually
 
 WAV = {"url": "data:audio/wav;base64,AAAA"}
 AUDIO = os.urandom(2 * PIECE_BYTES + 12_345)
@@ -229,9 +237,8 @@ async def test_what_is_asked_for_wrongly_is_refused(client: openai.AsyncOpenAI) 
     with pytest.raises(openai.BadRequestError) as refused:
         await client.files.create(file=("a", b""), purpose="batch")
     assert refused.value.code == "empty_file"
-    for missing in ("batch_none", "../files"):
-        with pytest.raises(openai.NotFoundError):
-            await client.batches.retrieve(missing)
+    with pytest.raises(openai.NotFoundError):
+        await client.batches.retrieve("batch_none")
 
 
 async def test_cancelled_in_the_middle_it_keeps_what_was_done(
@@ -277,15 +284,8 @@ async def test_another_key_sees_nothing(at: Desk) -> None:
         assert (await other.batches.list()).data == []
         with pytest.raises(openai.AuthenticationError):
             await server.client("three").files.list()
-
-
-async def test_a_line_cannot_read_another_keys_file(at: Desk) -> None:
-    async with served(at, make_settings(api_key=("one", "two"))) as server:
-        mine, other = server.client("one"), server.client("two")
-        audio = await mine.files.create(file=("a.wav", b"RIFF"), purpose="user_data")
-        lines = line("a", file_id=audio.id)
-        file = await other.files.create(file=("in.jsonl", lines), purpose="batch")
-        batch = await ended(other, (await create(other, file.id)).id)
+        reads = await other.files.create(file=("b", line("a", file_id=file.id)), purpose="batch")
+        batch = await ended(other, (await create(other, reads.id)).id)
         [error] = (await results(other, batch.error_file_id)).values()
         assert error["response"]["status_code"] == 404
 
@@ -327,9 +327,6 @@ async def test_an_upload_over_the_limit_is_cut_off(at: Desk, tmp_path: Path) -> 
 
 
 async def test_where_it_is_off_it_says_which_setting_turns_it_on() -> None:
-    from router.http.routes import create_app
-    from tests.support.router_fakes import FakeTranscriber, client_of, error_of, make_registry
-
     app = create_app(make_registry(FakeTranscriber()), make_settings())
     assert not [path for path in app.openapi()["paths"] if "files" in path or "batch" in path]
     async with client_of(app) as client:
@@ -345,8 +342,7 @@ async def test_a_client_that_leaves_in_mid_upload_leaves_nothing(
     async def half() -> AsyncIterator[bytes]:
         yield b'--b\r\ncontent-disposition: form-data; name="file"; filename="a"\r\n\r\n'
         yield b"x" * (2 * PIECE_BYTES)
-        while not list((tmp_path / "uploads").iterdir()):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+        await eventually(lambda: any((tmp_path / "uploads").iterdir()))
         raise ConnectionError("gone")
 
     async with httpx.AsyncClient() as client:
@@ -356,7 +352,5 @@ async def test_a_client_that_leaves_in_mid_upload_leaves_nothing(
                 content=half(),
                 headers={"content-type": "multipart/form-data; boundary=b"},
             )
-    async with asyncio.timeout(DEADLINE_S):
-        while list((tmp_path / "uploads").iterdir()):  # noqa: ASYNC110
-            await asyncio.sleep(0.01)
+    await eventually(lambda: not any((tmp_path / "uploads").iterdir()))
     assert list((tmp_path / "files").iterdir()) == []

@@ -6,10 +6,7 @@ from collections.abc import AsyncIterator
 
 import pytest
 
-from tests.support.live.realtime_door import (
-    Door,
-    opened,
-)
+from tests.support.live.realtime_door import Door, opened
 
 
 @pytest.fixture

@@ -52,12 +52,6 @@ def test_g711_s_codes_are_the_standard_s() -> None:
     assert abs(int(np.median(loudest)) - 32_256) <= 2
 
 
-def test_a_sample_may_be_split_between_two_events() -> None:
-    form = AudioFormat("pcm", 16_000)
-    audio = np.arange(-500, 500).astype("<i2").tobytes()
-    assert np.array_equal(decoded(form, [audio[:7], audio[7:]]), decoded(form, [audio]))
-
-
 @pytest.mark.parametrize("form", FORMATS)
 def test_a_sample_that_a_commit_splits_is_the_first_of_what_follows(form: AudioFormat) -> None:
     audio = np.random.default_rng(1).integers(-9000, 9000, 10_000).astype("<i2").tobytes()
