@@ -4,9 +4,8 @@
     python -m tests.gpu_kit --python 3.12 --arch 8.9        # for another
 
 It holds wheels: flashinfer with our kernels compiled in it, and what such a machine lacks besides
-(`tests.gpu_kit.bare`), in the versions that are installed here. Its README.md says what the machine
-must have. The folder is checked: its size, its wheels' names and tags, and that every kernel that
-our backend asks for is there, and no other.
+(`tests.gpu_kit.bare`), in the versions that are installed here. The folder is checked: its size,
+its wheels' names and tags, and that it has exactly the kernels that our backend asks for.
 """
 
 from __future__ import annotations
@@ -61,10 +60,8 @@ NIXL and Ray are not among them: tests that need them are skipped.
 
 
 def build(target: Path, python: str, arch: str) -> None:
-    """Fill `target`, which is made anew.
-
-    Raises:
-        subprocess.CalledProcessError: pip has no wheel of a package for that Python.
+    """Fill `target`, which is made anew. Raises subprocess.CalledProcessError if pip has no wheel
+    of a package for that Python.
     """
     shutil.rmtree(target, ignore_errors=True)
     target.mkdir(parents=True)
@@ -86,7 +83,6 @@ def _download(pinned: Sequence[str], target: Path, python: str) -> None:
 
 
 def readme(kit: Path, python: str, arch: str) -> str:
-    """Of a kit whose wheels are in `kit`."""
     git = ["git", "-C", str(ROOT), "rev-parse", "--short", "HEAD"]
     commit = subprocess.run(git, capture_output=True, text=True).stdout.strip() or "unknown"
     wheels = sorted(kit.glob("*.whl"))
@@ -107,9 +103,9 @@ def mebibytes(target: Path) -> float:
 
 
 def faults(target: Path, python: str, asked: Sequence[str]) -> list[str]:
-    """What is wrong with a kit's wheels: names, tags, what is missing, and kernels.
+    """Describe what is wrong with a kit's wheels: names, tags, and what is missing or too much.
 
-    asked: of flashinfer by our backend; each must be there, compiled for x86-64 or this machine.
+    `asked` are the kernels that our backend asks flashinfer for; each must be there, compiled.
     """
     found, names = [], set()
     for file in sorted(target.glob("*.whl")):

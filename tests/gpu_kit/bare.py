@@ -1,8 +1,7 @@
-"""A GPU machine as it is before anybody installs something, played in this virtual environment.
+"""Play a GPU machine before anybody has installed something, in this virtual environment.
 
-What such a machine has is `MACHINE` with what that needs; the GPU's tests and benchmark want
-`WANTED` besides, which the kit brings along. `bare_environment` makes every process that is started
-with it, and their children too, see no other package: no Ray, no NIXL, no tools of development.
+Such a machine has `MACHINE` with its requirements. The GPU's tests and benchmark also need
+`WANTED`, which the kit brings. Processes in a `bare_environment` see no other package.
 """
 
 from __future__ import annotations
@@ -61,10 +60,7 @@ sys.meta_path.insert(0, Hide)
 
 
 def needed_by(names: Iterable[str], python: str = "") -> set[str]:
-    """The distributions, in their canonical spelling, with all that they need as installed here.
-
-    python: whose needs; empty: this one's.
-    """
+    """Return the distributions with all that they need, in their canonical spelling."""
     environment = environment_of(python)
     found: set[str] = set()
     waiting = list(names)
@@ -85,26 +81,23 @@ def needed_by(names: Iterable[str], python: str = "") -> set[str]:
 
 
 def environment_of(python: str) -> dict[str, str]:
-    """For markers of requirements."""
     versions = {"python_version": python, "python_full_version": f"{python}.0"} if python else {}
     return {"extra": ""} | versions
 
 
 def brought_along(python: str = PYTHON) -> list[str]:
-    """What the kit has to bring besides flashinfer, in order.
+    """Return what the kit brings besides flashinfer, sorted.
 
-    What transformers needs is brought too: its versions differ in that.
+    What transformers needs is brought too, because its versions differ in that.
     """
     there = needed_by(set(THERE) - {"transformers"}, python)
     return sorted(needed_by(WANTED, python) - there)
 
 
 def bare_environment(folder: Path, wanted: Iterable[str] = WANTED) -> dict[str, str]:
-    """Environment variables of a process on a bare machine with the kit's packages.
+    """Return the environment of a process on a bare machine that sees `wanted` besides `THERE`.
 
-    Args:
-        folder: an empty one, which must stay while processes run.
-        wanted: what it sees besides `THERE`.
+    `folder` is an empty one, which must stay while processes run.
     """
     seen = needed_by((*THERE, *wanted))
     hidden = [

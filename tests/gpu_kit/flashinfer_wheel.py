@@ -1,9 +1,7 @@
-"""flashinfer as one wheel with our kernels compiled in it, small enough to carry.
+"""Make one small wheel of flashinfer with our kernels compiled in it.
 
-Its Python stays whole, and so do the headers that our kernels are compiled from, so that one that
-is missing after all is compiled where there is a compiler. What goes are sources of kernels for
-other models, which are most of it, and what only these include. flashinfer finds compiled kernels
-under `data/aot` and compiles nothing then.
+It has all of flashinfer's Python and the headers of our kernels, but not the sources of kernels for
+other models, which are most of it. flashinfer finds compiled kernels under `data/aot`.
 """
 
 from __future__ import annotations
@@ -26,13 +24,10 @@ UNUSED = (DATA / "cutlass", DATA / "spdlog")  # headers that ours do not include
 def make_wheel(
     kernels: Mapping[str, Path], label: str, target: Path, folder: Path = FOLDER
 ) -> Path:
-    """Write the wheel.
+    """Write the wheel into `target`, from flashinfer as it is installed in `folder`.
 
-    Args:
-        kernels: libraries by name, as `tests.gpu_kit.kernels` compiles them.
-        label: of the build, such as "sm90a": what tells it from flashinfer's own wheel.
-        target: the folder that the wheel goes to.
-        folder: where flashinfer is installed.
+    `kernels` are libraries by name, as `tests.gpu_kit.kernels` compiles them. `label` is the build,
+    such as "sm90a", which tells the wheel from flashinfer's own.
     """
     (info,) = folder.glob("flashinfer_python-*.dist-info")
     name, version = info.stem.split("-")
@@ -62,7 +57,6 @@ def make_wheel(
 
 
 def _kept(folder: Path) -> Iterator[Path]:
-    """Files of the package, from `folder` on."""
     for path in sorted((folder / PACKAGE).rglob("*")):
         file = path.relative_to(folder)
         of_others = file.is_relative_to(SOURCES) and file.parent != SOURCES

@@ -3,11 +3,9 @@
     make gpu-kernels                              # for sm_80, sm_89 and sm_90a
     python -m tests.gpu_kit.kernels --arch 9.0a   # for Hopper only, after the above has fetched all
 
-Nobody writes a list of the kernels: our backend runs on the CPU over pools of every kind that it
-serves (`tests.support.gpu.flashinfer_on_cpu`), and each kernel that it asks the installed
-flashinfer for is compiled, by CUDA's compiler from PyPI. Each architecture has its folder in
-`.gpu-check/kernels`; what is there already is not compiled again, so that a run that was stopped
-goes on where it was.
+Our backend runs on the CPU over pools of every kind that it serves
+(`tests.support.gpu.flashinfer_on_cpu`), and each kernel that it asks flashinfer for is compiled by
+CUDA's compiler from PyPI. What is in `.gpu-check/kernels` already is not compiled again.
 """
 
 from __future__ import annotations
@@ -38,7 +36,7 @@ def kernels_folder(arch: str, folder: Path = FOLDER) -> Path:
 
 
 def ask_for_kernels(asked: OnCpu) -> None:
-    """Let the backend ask for all that it uses on a GPU, over every pair of dtypes it serves."""
+    """Let the backend ask for all that it uses on a GPU, for every pair of dtypes."""
     backend = import_module(BACKEND)
     for dtype in FLASHINFER_DTYPES:
         for kv_dtype in (dtype, torch.float8_e4m3fn):
@@ -55,7 +53,6 @@ def ask_for_kernels(asked: OnCpu) -> None:
 
 
 def _run_once(attention: Any, n_tokens: int, page: int, dtype: torch.dtype) -> None:
-    """One row, or one prompt, through both attentions of one layer."""
     self_kv = PagedKV.make([n_tokens], [[page]], [n_tokens], 16)
     attention.plan(AttentionBatch(self_kv, PagedKV.make([n_tokens], [[page]], [9], 16)))
     attention.begin(torch.arange(n_tokens))
@@ -65,18 +62,11 @@ def _run_once(attention: Any, n_tokens: int, page: int, dtype: torch.dtype) -> N
 
 
 def compile_kernels(arch: str, folder: Path = FOLDER, jobs: int | None = None) -> dict[str, Path]:
-    """Compile what is not there yet, and say what comes.
+    """Compile kernels that are not there yet, and return all libraries by name.
 
-    Args:
-        arch: as flashinfer names it, such as "9.0a".
-        folder: with the extras gpu-check and gpu-kernels.
-        jobs: compilers at once; None: one for each core.
-
-    Returns:
-        The libraries by the kernels' names.
-
-    Raises:
-        RuntimeError: a kernel does not compile.
+    `arch` is as flashinfer names it, such as "9.0a"; `folder` holds the extras gpu-check and
+    gpu-kernels. `jobs` compilers run at once, by default one for each core. Raises RuntimeError if
+    a kernel does not compile.
     """
     libraries: dict[str, Path] = {}
     cache = kernels_folder(arch, folder)
@@ -95,7 +85,7 @@ def compile_kernels(arch: str, folder: Path = FOLDER, jobs: int | None = None) -
 
 
 def toolchain(folder: Path) -> dict[str, str]:
-    """The environment in which flashinfer finds the compiler of the extra gpu-kernels."""
+    """Return the environment in which flashinfer finds the compiler of the extra gpu-kernels."""
     home = folder / "nvidia" / "cu13"
     for link, target in (
         (home / "lib64", "lib"),  # as a toolkit that is not from PyPI has them

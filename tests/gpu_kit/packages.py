@@ -3,10 +3,9 @@
     python -m tests.gpu_kit.packages gpu-check               # flashinfer, to call its Python
     python -m tests.gpu_kit.packages gpu-check gpu-kernels   # and CUDA's compiler
 
-The names are extras of pyproject.toml, the versions those of constraints.txt. They are installed
-without their dependencies: flashinfer's come to gigabytes, of which the calls that we make need
-two small packages, which the extra names. They are installed outside of the virtual environment,
-so that no server takes a flashinfer without its dependencies for a whole one.
+The names are extras of pyproject.toml, the versions those of constraints.txt. Packages are
+installed without their dependencies, of which flashinfer's come to gigabytes, and outside of the
+virtual environment, so that no server takes such a flashinfer for a whole one.
 """
 
 from __future__ import annotations
@@ -35,7 +34,7 @@ def installed(extra: str, folder: Path = FOLDER) -> bool:
 
 
 def requirements(extras: list[str]) -> list[str]:
-    """Of pyproject.toml's extras, a line each, pinned where constraints.txt has a version."""
+    """Return the extras' requirements, pinned where constraints.txt has a version."""
     project = tomllib.loads((ROOT / "pyproject.toml").read_text())["project"]
     lines = [line for extra in extras for line in project["optional-dependencies"][extra]]
     pins = dict(
@@ -52,13 +51,9 @@ def requirements(extras: list[str]) -> list[str]:
 
 
 def install(extras: list[str], folder: Path, pip_args: list[str]) -> bool:
-    """Bring the extras into the folder, which is made anew.
+    """Install the extras into the folder; return False if they were there already.
 
-    Returns:
-        False where they were there already.
-
-    Raises:
-        subprocess.CalledProcessError: pip could not; it has said why.
+    Raises subprocess.CalledProcessError if pip fails, which has said why.
     """
     wanted = requirements(extras)
     stamp = folder / INSTALLED
