@@ -23,11 +23,8 @@ from tests.support.references.hugging_face import (
     FAMILIES,
     assert_close,
     cross_kv,
-    hf_features,
     hf_model,
-    make_pcm,
 )
-from tests.support.workers.decoder_engines import ANSWER_S, make_stand
 from tests.support.workers.model_runners import RunnerBench
 
 N_TOKENS = 64
@@ -153,30 +150,3 @@ def test_the_language_is_the_one_that_the_reference_detects(shape: str) -> None:
         model.detect_language(encoder_outputs=BaseModelOutput(own)).item() for own in states
     ]
     assert found == expected
-
-
-@pytest.mark.parametrize("timestamps", [False, True])
-@torch.no_grad()
-def test_the_engine_gives_the_text_that_the_reference_generates(timestamps: bool) -> None:
-    folder = cached_checkpoint("tiny")
-    model = hf_model(folder)
-    mel = hf_features(folder, [make_pcm(5.0)])
-    generated = model.generate(
-        mel,
-        language="en",
-        task="transcribe",
-        return_timestamps=timestamps,
-        max_new_tokens=N_TOKENS,
-        do_sample=False,
-        num_beams=1,
-        return_dict_in_generate=True,
-        force_unique_generate_call=True,
-    ).sequences[0]
-    kv = cross_kv(model, model.model.encoder(mel).last_hidden_state)
-    with make_stand(folder, max_batch=1, kv_windows=1, export_windows=1) as stand:
-        request = stand.request(
-            handle=stand.publish(0, kv), timestamps=timestamps, max_new_tokens=N_TOKENS
-        )
-        result = stand.engine.submit(request).result(ANSWER_S)
-    assert len(result.tokens) == N_TOKENS
-    assert list(result.tokens) == generated[-N_TOKENS:].tolist()

@@ -57,16 +57,6 @@ def test_a_trimmed_context_equals_the_reference_on_the_same_shortened_mel(n_posi
 
 
 @torch.inference_mode()
-def test_a_batch_equals_its_windows_alone() -> None:
-    folder = cached_checkpoint("tiny")
-    encoder = AudioEncoder(open_checkpoint(str(folder)))
-    mel = hf_features(folder, [make_pcm(seconds, seed) for seed, seconds in enumerate((2, 9, 30))])
-    batch = encoder(mel)
-    for row, features in enumerate(mel):
-        assert_close(f"row {row}", batch[row], encoder(features[None])[0], share=1e-5)
-
-
-@torch.inference_mode()
 def test_bfloat16_stays_near_float32() -> None:
     folder = cached_checkpoint("tiny")
     checkpoint = open_checkpoint(str(folder))

@@ -222,10 +222,8 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], Pcm]]] = {
     "ten seconds from inside a recording": ({}, lambda: pcm_of("long")[333_333:493_333]),
     "0.1 s": ({}, lambda: pcm_of("short")[8_000:9_600]),
     "a long talk": ({}, talk),
-    "a long talk, unconditioned": (mode(condition_on_previous_text=False), talk),
     "a prompt that is carried": ({**PROMPT, **mode(carry_initial_prompt=True)}, chat),
     "a prompt": (PROMPT, chat),
-    "a clip": (clips(5.0, 20.5), lambda: pcm_of("medium")),
     "two clips": (clips(3.0, 9.99, 20.0, 23.0), lambda: pcm_of("medium")),
     "backwards": (clips(20.0, 23.5, 10.0), lambda: pcm_of("medium")),
     "the language of the first window": ({"language": None}, lambda: pcm_of("long")),
@@ -244,14 +242,12 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], Pcm]]] = {
         {**LADDER_OF_TWO, "gates": QualityGates(1.3, -0.3)},
         lambda: pcm_of("short"),
     ),
-    "the ladder of candidates": ({**LADDER_OF_TWO, "best_of": 3}, lambda: pcm_of("short")),
     "the ladder of both": (
         {**LADDER_OF_TWO, "beam_size": 3, "best_of": 2},
         lambda: pcm_of("short"),
     ),
     "words": (WORDS, chat),
     "words and short silences": ({**WORDS, **mode(hallucination_silence_threshold=0.2)}, chat),
-    "words and silences": ({**WORDS, **mode(hallucination_silence_threshold=2.0)}, chat),
     "two minutes up the ladder": ({**CANDIDATES, "gates": NEVER}, talk),
     "two minutes of beams and candidates": (
         {**CANDIDATES, "gates": QualityGates(1.3, -0.3), "beam_size": 5},
@@ -263,11 +259,7 @@ CASES: dict[str, tuple[dict[str, Any], Callable[[], Pcm]]] = {
 
 MORE_OF_THE_SAME = {name for name in CASES if name.startswith("two minutes")} | {
     "a prompt",
-    "a clip",
-    "a long talk, unconditioned",
-    "the ladder of candidates",
     "the ladder of both",
-    "words and silences",
     "what is unsure is silence",
     "nothing is silence",
     "long beams",

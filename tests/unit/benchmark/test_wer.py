@@ -3,9 +3,7 @@
 from __future__ import annotations
 
 import json
-import threading
 from collections.abc import Iterator
-from http.server import BaseHTTPRequestHandler, ThreadingHTTPServer
 from pathlib import Path
 
 import numpy as np
@@ -22,31 +20,19 @@ from benchmark.shared.word_errors import (
     normaliser,
     total,
 )
+from tests.support.http_host import Answer, http_host
 
 TEXT = "a line that is always the same"
 HALF = "a line that is nothing of the kind"
 
 
-class SameText(BaseHTTPRequestHandler):
-    def do_POST(self) -> None:
-        self.rfile.read(int(self.headers["Content-Length"]))
-        body = json.dumps({"text": TEXT}).encode()
-        self.send_response(200)
-        self.send_header("Content-Type", "application/json")
-        self.send_header("Content-Length", str(len(body)))
-        self.end_headers()
-        self.wfile.write(body)
-
-    def log_message(self, *_: object) -> None: ...
-
-
 @pytest.fixture(scope="module")
 def url() -> Iterator[str]:
-    server = ThreadingHTTPServer(("127.0.0.1", 0), SameText)
-    threading.Thread(target=server.serve_forever, daemon=True).start()
-    yield f"http://127.0.0.1:{server.server_port}"
-    server.shutdown()
-    server.server_close()
+    body = json.dumps({"text": TEXT}).encode()
+    with http_host(
+        lambda *_: Answer(body=body, headers={"Content-Type": "application/json"})
+    ) as host:
+        yield host.url
 
 
 def test_speakers_words_are_held_against_those_that_fit_best() -> None:

@@ -38,43 +38,29 @@ def test_a_build_that_takes_long_is_told(
     assert "late kernels are ready after" in caplog.text
 
 
-def test_numbers_go_to_bfloat16_and_back_as_torch_has_them() -> None:
+def test_numbers_and_functions_are_torch_s() -> None:
     from numba import njit
 
-    from cluster.common.kernels.cpu.arithmetic import bfloat16_bits, exp2, number
+    from cluster.common.kernels.cpu.arithmetic import bfloat16_bits, erf, exp2, number
 
     @njit
-    def through(x, bits, back, power):
+    def through(x, wholes, bits, back, power, errors, whole_back):
         for i in range(len(x)):
             bits[i] = bfloat16_bits(x[i])
             back[i] = number(bits[i])
             power[i] = exp2(-abs(x[i]))
+            errors[i] = erf(x[i] * np.float32(0.0625))
+            whole_back[i] = number(wholes[i])
 
     x = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 40
     x[:4] = torch.tensor([0.0, -1.0, 2.0, -126.0])
+    wholes = x.clamp(-128, 127).to(torch.int8)
     bits = torch.zeros(1000, dtype=torch.bfloat16)
-    back, power = np.zeros(1000, np.float32), np.zeros(1000, np.float32)
-    through(x.numpy(), as_array(bits), back, power)
+    back, power, errors, whole_back = (np.zeros(1000, np.float32) for _ in range(4))
+    through(x.numpy(), wholes.numpy(), as_array(bits), back, power, errors, whole_back)
     assert torch.equal(bits, x.bfloat16())
     assert np.array_equal(back, x.bfloat16().float().numpy())
     expected = np.exp2(-np.abs(x.numpy().astype(np.float64)))
     assert np.allclose(power, expected, rtol=2e-7, atol=3e-38)
-
-
-def test_the_error_function_and_narrow_numbers_are_torch_s() -> None:
-    from numba import njit
-
-    from cluster.common.kernels.cpu.arithmetic import erf, number
-
-    @njit
-    def through(x, wholes, errors, whole_back):
-        for i in range(len(x)):
-            errors[i] = erf(x[i])
-            whole_back[i] = number(wholes[i])
-
-    x = torch.randn(1000, generator=torch.Generator().manual_seed(0)) * 2
-    wholes = (x * 16).to(torch.int8)
-    errors, whole_back = (np.zeros(1000, np.float32) for _ in range(2))
-    through(x.numpy(), wholes.numpy(), errors, whole_back)
-    assert np.abs(errors - torch.erf(x.double()).numpy()).max() < 6e-7
+    assert np.abs(errors - torch.erf(x.double() / 16).numpy()).max() < 6e-7
     assert np.array_equal(whole_back, wholes.float().numpy())
