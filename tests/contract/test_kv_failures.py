@@ -23,8 +23,8 @@ from tests.support.kv.host import (
     over_sockets_too,
     pages_of,
     take,
-    wait_for,
 )
+from tests.support.waiting import wait_until
 
 
 def test_a_killed_peer_is_lost_within_10_s_and_a_new_one_works(
@@ -84,7 +84,7 @@ def test_an_exporter_outlives_a_killed_reader(make_host: MakeHost, make_reader: 
     reader.begin(handle)
     reader.kill()
     host.thaw()
-    wait_for(lambda: host.state().n_windows_free == 4, "the dead reader's lease expired")
+    wait_until(lambda: host.state().n_windows_free == 4)
     importer = make_reader()
     assert torch.equal(take(importer, host.publish(3)), kv_of(3, importer.layout))
 
@@ -109,23 +109,14 @@ def test_pages_of_an_overdue_read_are_quarantined_until_it_ends(
     assert "overdue" in importer.healthy()
     with pytest.raises(PeerLostError, match="does not answer"):
         importer.accept(handle)
-    assert torch.equal(take_beside(importer, healthy_host.publish(4)), kv_of(4, importer.layout))
+    assert torch.equal(take(importer, healthy_host.publish(4)), kv_of(4, importer.layout))
 
     host.thaw()
-    wait_for(lambda: importer.pool.n_quarantined == 0, "the pages came back")
+    wait_until(lambda: importer.pool.n_quarantined == 0)
     importer.pool.check_integrity()
     assert importer.healthy() is None
-    wait_for(lambda: accepts(importer, host.publish(6)), "the peer is trusted again")
+    wait_until(lambda: accepts(importer, host.publish(6)))
     assert torch.equal(take(importer, host.publish(5)), kv_of(5, importer.layout))
-
-
-def take_beside(importer: Any, handle: CrossKVHandle) -> torch.Tensor:
-    importer.accept(handle)
-    pages = allocate(importer)
-    importer.fetch(handle, pages).result(DEADLINE_S)
-    copied = pages_of(importer, pages)
-    importer.pool.release(pages)
-    return copied
 
 
 def accepts(importer: Any, handle: CrossKVHandle) -> bool:
@@ -157,7 +148,7 @@ def test_close_is_clean_and_ends_what_is_pending(
     with pytest.raises(WorkerDrainingError):
         importer.accept(held)
     assert importer.healthy() is not None
-    wait_for(lambda: host.state().n_windows_free == 4, "close released every lease")
+    wait_until(lambda: host.state().n_windows_free == 4)
 
 
 def test_the_kv_of_an_exporter_that_closed_is_lost(

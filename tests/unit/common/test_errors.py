@@ -29,6 +29,5 @@ def test_pickling_keeps_everything(cls: type[errors.SplitscribeError]) -> None:
     assert str(copy) == "what happened"
 
 
-@pytest.mark.parametrize("cls", CLASSES, ids=lambda cls: cls.__name__)
-def test_the_drawing_names_every_class(cls: type[errors.SplitscribeError]) -> None:
-    assert cls.__name__ in (errors.__doc__ or "")
+def test_the_drawing_names_every_class() -> None:
+    assert not [cls for cls in CLASSES if cls.__name__ not in (errors.__doc__ or "")]

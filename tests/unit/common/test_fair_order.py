@@ -34,7 +34,6 @@ def test_all_windows_of_a_long_request_are_later_ones() -> None:
 
 
 def taken(order: FairOrder, waiting: list[Window], n: int) -> list[Window]:
-    """The next `n` of those that wait."""
     gone = []
     for _ in range(n):
         window = order.next(waiting)

@@ -34,9 +34,17 @@ def _restored_loggers() -> Iterator[None]:
         logger.propagate = propagate
 
 
-def test_plain_lines() -> None:
+def configured(encoding: LogEncoding = "plain", *, quotes: bool = True) -> io.StringIO:
     stream = io.StringIO()
-    configure_logging("INFO", CODE_PACKAGES, role="router", replica="router-1", stream=stream)
+    names = {"role": "router", "replica": "router-1"}
+    configure_logging(
+        "INFO", CODE_PACKAGES, **names, encoding=encoding, quotes=quotes, stream=stream
+    )
+    return stream
+
+
+def test_plain_lines() -> None:
+    replaced, stream = configured(), configured()
     with request_scope("req_1"):
         extra = {"windows": 3, "_stamp": 1}  # as Ray stamps every record
         logging.getLogger("router.http.routes").info("done in %d ms", 12, extra=extra)
@@ -45,13 +53,11 @@ def test_plain_lines() -> None:
     first, second = stream.getvalue().splitlines()
     assert first.endswith("INFO router/router-1 req_1 router.http.routes: done in 12 ms windows=3")
     assert second.endswith("WARNING router/router-1 - cluster.serve.app: outside")
+    assert not replaced.getvalue()
 
 
 def test_json_lines_with_tracebacks() -> None:
-    stream = io.StringIO()
-    configure_logging(
-        "INFO", CODE_PACKAGES, role="decoder", replica="d", encoding="json", stream=stream
-    )
+    stream = configured("json")
     logger = logging.getLogger("decoder_worker.engine")
     try:
         raise RuntimeError("broken")
@@ -59,26 +65,23 @@ def test_json_lines_with_tracebacks() -> None:
         logger.exception("a step failed\nbadly", extra={"request_id": "req_9", "step": 4})
     line = json.loads(stream.getvalue())
     assert line["message"] == "a step failed\nbadly"
-    assert (line["role"], line["replica"], line["request_id"]) == ("decoder", "d", "req_9")
+    assert (line["role"], line["replica"], line["request_id"]) == ("router", "router-1", "req_9")
     assert (line["level"], line["step"]) == ("ERROR", 4)
     assert line["exception"].endswith("RuntimeError: broken")
 
 
 def test_what_the_message_says_is_said_again_in_json_alone() -> None:
     extra = log_fields("req_3", window=2, attempt=1, peer="encoder-a")
-    for encoding in ("plain", "json"):
-        stream = io.StringIO()
-        configure_logging(
-            "INFO", CODE_PACKAGES, role="d", replica="d", encoding=encoding, stream=stream
-        )
+
+    def written(encoding: LogEncoding) -> str:
+        stream = configured(encoding)
         logging.getLogger("decoder_worker").info("window %d of %s", 2, "encoder-a", extra=extra)
-        line = stream.getvalue().strip()
-        if encoding == "plain":
-            assert line.endswith("req_3 decoder_worker: window 2 of encoder-a")
-        else:
-            fields = json.loads(line)
-            assert (fields["window"], fields["attempt"], fields["peer"]) == (2, 1, "encoder-a")
-            assert "log_fields" not in fields
+        return stream.getvalue().strip()
+
+    assert written("plain").endswith("req_3 decoder_worker: window 2 of encoder-a")
+    fields = json.loads(written("json"))
+    assert (fields["window"], fields["attempt"], fields["peer"]) == (2, 1, "encoder-a")
+    assert "log_fields" not in fields
 
 
 @pytest.mark.parametrize("encoding", ["plain", "json"])
@@ -86,16 +89,7 @@ def test_a_bug_is_logged_without_what_it_quotes(encoding: LogEncoding) -> None:
     """Every class and place of the chain, and our own words, but no foreign message; and what
     other handlers of the logger write is no more.
     """
-    stream, other = io.StringIO(), io.StringIO()
-    configure_logging(
-        "INFO",
-        CODE_PACKAGES,
-        role="router",
-        replica="r",
-        encoding=encoding,
-        quotes=False,
-        stream=stream,
-    )
+    stream, other = configured(encoding, quotes=False), io.StringIO()
     serves_file = logging.StreamHandler(other)
     logging.getLogger("router").addHandler(serves_file)
     try:
@@ -112,15 +106,6 @@ def test_a_bug_is_logged_without_what_it_quotes(encoding: LogEncoding) -> None:
         assert SECRET not in written
         assert all(name in written for name in ("ValueError", "KVLostError: the page is gone"))
         assert "test_a_bug_is_logged" in written
-
-
-def test_configuring_again_replaces() -> None:
-    first, second = io.StringIO(), io.StringIO()
-    configure_logging("INFO", CODE_PACKAGES, role="a", replica="1", stream=first)
-    configure_logging("INFO", CODE_PACKAGES, role="b", replica="2", stream=second)
-    logging.getLogger("encoder_worker").info("once")
-    assert first.getvalue() == ""
-    assert len(second.getvalue().splitlines()) == 1
 
 
 async def test_tasks_inherit_the_request_and_neighbours_do_not() -> None:

@@ -4,13 +4,10 @@ from __future__ import annotations
 
 import dataclasses
 import inspect
-import pickle
 
-import numpy as np
 import pytest
 
 from cluster.common import messages
-from cluster.common.messages import EncodeRequest
 from cluster.serve.replicas.workers import DecoderWorker, EncoderWorker
 
 CLASSES = [
@@ -39,11 +36,3 @@ def test_no_release_or_renewal_rides_through_serve(worker: type, calls: set[str]
     hooks = {name for name in public if name.startswith("record_")}  # Serve's, to be told of load
     assert hooks <= {"record_autoscaling_stats"}
     assert public - local - hooks == calls
-
-
-def test_a_window_survives_pickling() -> None:
-    request = EncodeRequest("r", 3, 1, np.arange(16_000, dtype=np.int16), 12.5)
-    copy = pickle.loads(pickle.dumps(request))
-    assert np.array_equal(copy.pcm, request.pcm)
-    assert (copy.request_id, copy.window, copy.attempt, copy.remaining_s) == ("r", 3, 1, 12.5)
-    assert copy.n_samples == 16_000

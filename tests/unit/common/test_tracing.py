@@ -7,7 +7,6 @@ import threading
 from collections.abc import Iterator
 from typing import Any
 
-import httpx
 import pytest
 from starlette.types import Message
 
@@ -40,7 +39,6 @@ def traced() -> Iterator[Traced]:
 
 
 def test_off_by_default_it_makes_nothing() -> None:
-    """The same object each time, and messages without a context."""
     assert make_tracer(load_settings(environ={}), "router", "r") is NO_TRACER
     assert NO_TRACER.root("a", "") is NO_TRACER.span("b", "x", window=1) is NO_SPAN
     with NO_SPAN as span:
@@ -120,9 +118,7 @@ async def test_a_request_has_its_span_and_health_has_none(traced: Traced) -> Non
 
 async def test_a_refused_request_tells_its_code(traced: Traced) -> None:
     app = create_app(make_registry(FakeTranscriber()), make_settings(), tracer=traced.tracer)
-    async with httpx.AsyncClient(
-        transport=httpx.ASGITransport(app), base_url="http://localhost"
-    ) as client:
+    async with client_of(app) as client:
         await post(client, model="nobody")
     attributes = dict(traced.spans()["POST /v1/audio/transcriptions"].attributes or {})
     assert attributes["splitscribe.error"] == "model_not_found"

@@ -2,12 +2,10 @@
 
 from __future__ import annotations
 
-from concurrent.futures import wait
-
 import pytest
 import torch
 
-from cluster.common.errors import DeadlineExceededError, InvalidAudioError
+from cluster.common.errors import DeadlineExceededError
 from cluster.common.kv.connect import states_layout
 from cluster.common.messages import FileMel
 from cluster.common.metrics import ENCODER_METRICS, Recorder
@@ -46,6 +44,8 @@ def test_a_trimmed_window_fills_as_much_as_its_context(bench: MakeBench, page_fr
     alone = []
     for pcm, context in zip(windows, contexts, strict=True):
         handle = b.submit(pcm, context=context).result(PATIENCE_S).handle
+        share = len(handle.addresses) / b.exporter.layout.pages_per_window
+        assert b.engine.stats().signals(0.0).unread == pytest.approx(share / 6)
         alone.append(b.kv(handle).clone())
         b.engine.revoke(handle)
     held = b.hold()
@@ -91,24 +91,6 @@ def test_states_are_published_as_the_encoder_gave_them(
     pool.check_integrity()
 
 
-def test_the_pool_is_as_full_as_its_pages(bench: MakeBench) -> None:
-    """Four trimmed windows that nobody has read are not a pool of four windows that is full."""
-    b = bench(n_windows=4, page_frames=125)
-    replies = [b.submit(make_pcm(1.0), f"r{n}", context=320) for n in range(4)]
-    handles = [reply.result(PATIENCE_S).handle for reply in replies]
-    assert b.engine.stats().signals(0.0).unread == pytest.approx(4 * 3 / 48)
-    for handle in handles:
-        b.engine.revoke(handle)
-    b.exporter.pool.check_integrity()
-
-
-@pytest.mark.parametrize("context", [-1, 1501, 128])
-def test_an_impossible_context_is_refused(bench: MakeBench, context: int) -> None:
-    b = bench()
-    with pytest.raises(InvalidAudioError, match="context"):
-        b.submit(make_pcm(2.6), context=context)
-
-
 def test_a_slice_of_a_file_shares_a_batch_with_windows(bench: MakeBench) -> None:
     b = bench(n_windows=4)
     held = b.hold()
@@ -137,19 +119,6 @@ def test_windows_that_wait_together_are_one_batch(bench: MakeBench) -> None:
     assert (stats.leases, stats.pages_free, stats.pages_total) == (6, 2, 8)
 
 
-def test_a_full_pool_stops_the_loop_until_a_page_comes_back(bench: MakeBench) -> None:
-    b = bench(n_windows=2)
-    futures = [b.submit(make_pcm(0.1), f"r{n}") for n in range(4)]
-    done, waiting = wait(futures, timeout=1.0)
-    wait_until(lambda: b.engine.stats().leases == 2)
-    done, waiting = wait(futures, timeout=0)
-    assert (len(done), len(waiting)) == (2, 2)
-    assert b.engine.stats().queued == 2
-    for future in futures:
-        b.engine.revoke(future.result(PATIENCE_S).handle)
-    b.exporter.pool.check_integrity()
-
-
 def test_a_window_that_finds_no_room_in_time_fails(bench: MakeBench) -> None:
     b = bench(n_windows=1)
     holder = b.submit(make_pcm(0.1)).result(PATIENCE_S)
@@ -157,33 +126,9 @@ def test_a_window_that_finds_no_room_in_time_fails(bench: MakeBench) -> None:
     patient = b.submit(make_pcm(0.1))
     with pytest.raises(DeadlineExceededError):
         late.result(PATIENCE_S)
-    assert b.engine.stats().expired == 1
+    assert (b.engine.stats().expired, b.engine.stats().queued) == (1, 1)
     b.engine.revoke(holder.handle)
     b.engine.revoke(patient.result(PATIENCE_S).handle)
-    b.exporter.pool.check_integrity()
-
-
-def test_a_cancelled_window_leaves_the_queue(bench: MakeBench) -> None:
-    b = bench()
-    held = b.hold()
-    queued = b.submit(make_pcm(0.1), "queued")
-    assert queued.cancel()
-    assert b.engine.stats().queued == 0
-    b.gate.set()
-    b.engine.revoke(held.result(PATIENCE_S).handle)
-    assert b.engine.drain(PATIENCE_S)
-    assert b.batch_sizes == [1]
-    b.exporter.pool.check_integrity()
-
-
-def test_a_window_cancelled_while_it_is_encoded_gives_its_pages_back(bench: MakeBench) -> None:
-    b = bench()
-    held = b.hold()
-    assert b.engine.stats().running == 1
-    assert held.cancel()
-    b.gate.set()
-    assert b.engine.drain(PATIENCE_S)
-    assert b.engine.stats().leases == 0
     b.exporter.pool.check_integrity()
 
 

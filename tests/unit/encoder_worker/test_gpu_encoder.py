@@ -27,7 +27,6 @@ def make_encoder(checkpoint: Checkpoint) -> AudioEncoder:
 @pytest.mark.parametrize("shape", SHAPES)
 @torch.inference_mode()
 def test_the_layers_equal_the_plain_ones(shape: str) -> None:
-    """In float32, for three windows of a short context."""
     checkpoint = open_checkpoint(str(cached_checkpoint(shape)))
     mel = torch.randn(3, checkpoint.dims.n_mels, FRAMES, generator=torch.Generator().manual_seed(1))
     expected = make_encoder(checkpoint)(mel)

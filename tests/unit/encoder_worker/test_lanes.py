@@ -61,6 +61,7 @@ def test_a_bulk_window_can_be_cancelled_and_its_lane_ended(bench: MakeBench) -> 
     b.lanes_gate.set()
     for future in (first, third):
         b.engine.revoke(future.result(PATIENCE_S).handle)
+    assert b.engine.stats().windows == 2
     b.exporter.pool.check_integrity()
     b.close()
     with pytest.raises(WorkerDrainingError):

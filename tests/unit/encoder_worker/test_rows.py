@@ -80,7 +80,6 @@ def test_the_teams_states_are_as_exact_as_torchs(
 @DTYPES
 @torch.inference_mode()
 def test_a_layers_products_are_torchs_int8(checkpoint: Checkpoint, dtype: torch.dtype) -> None:
-    """In float32 the same integers, but for few at a tie."""
     encoder, kernels = AudioEncoder(checkpoint, dtype, int8=True), make_kernels(dtype)
     generator = torch.Generator().manual_seed(0)
     n, d = 50, encoder.dims.n_audio_state

@@ -75,11 +75,6 @@ def kernels_of(dtype: torch.dtype) -> TeamKernels:
     return built
 
 
-def dtype_of(request: pytest.FixtureRequest) -> torch.dtype:
-    found: torch.dtype = request.node.callspec.params["kernels"]
-    return found
-
-
 def encode(encoder: AudioEncoder, team: TeamEncoder, mel: Tensor) -> Tensor:
     return encode_by(team, mel, encoder.dims.n_audio_state)
 
@@ -89,40 +84,18 @@ def encode(encoder: AudioEncoder, team: TeamEncoder, mel: Tensor) -> Tensor:
 def test_any_team_gives_the_plain_encoders_states(
     checkpoint: Checkpoint, kernels: TeamKernels, request: pytest.FixtureRequest
 ) -> None:
-    dtype = dtype_of(request)
-    encoder = AudioEncoder(checkpoint, dtype)
-    mel = LogMel(checkpoint.dims.n_mels)(PCM)
-    expected = AudioEncoder(checkpoint)(mel)
-    alone = None
-    for n_threads in (1, 2, 7):
-        team = TeamEncoder(encoder, kernels, n_threads)
-        found = encode(encoder, team, mel)
-        again = encode(encoder, team, mel[1:2])  # in memory that another window used
-        team.close()
-        share = 1e-4 if dtype is torch.float32 else 0.05
-        assert_close(f"{n_threads} threads", found, expected, share=share)
-        assert torch.equal(again[0], found[1]), "another batch, another result"
-        alone = found if alone is None else alone
-        assert torch.equal(found, alone), f"{n_threads} threads, another result"
-
-
-@FLOAT32_FIRST
-@torch.inference_mode()
-def test_short_contexts_give_the_plain_encoders_states(
-    checkpoint: Checkpoint, kernels: TeamKernels, request: pytest.FixtureRequest
-) -> None:
-    """In memory that longer windows used, and whatever the number of threads."""
-    dtype = dtype_of(request)
+    """In memory that longer windows used, too, and the same whatever the number of threads."""
+    dtype = request.node.callspec.params["kernels"]
     encoder, reference = AudioEncoder(checkpoint, dtype), AudioEncoder(checkpoint)
-    mel = LogMel(checkpoint.dims.n_mels)(PCM[::2])
-    teams = [TeamEncoder(encoder, kernels, n_threads) for n_threads in (1, 3)]
+    teams = [TeamEncoder(encoder, kernels, n_threads) for n_threads in (1, 2, 7)]
     for n_positions in (320, 1500, 128):
-        own = mel[:, :, : 2 * n_positions]
-        expected = reference(own)
-        by_one, by_three = (encode(encoder, team, own) for team in teams)
+        mel = LogMel(checkpoint.dims.n_mels)(PCM)[:, :, : 2 * n_positions]
+        found, *others = (encode(encoder, team, mel) for team in teams)
         share = 1e-4 if dtype is torch.float32 else 0.05
-        assert_close(f"{n_positions} positions", by_one, expected, share=share)
-        assert torch.equal(by_one, by_three)
+        assert_close(f"{n_positions} positions", found, reference(mel), share=share)
+        assert all(torch.equal(other, found) for other in others), "more threads, another result"
+        alone = encode(encoder, teams[1], mel[1:2])
+        assert torch.equal(alone[0], found[1]), "another batch, another result"
     for team in teams:
         team.close()
 
@@ -270,7 +243,6 @@ def attention_in_8_bits(dtype: torch.dtype = torch.float32) -> VectorAttention:
 @pytest.mark.parametrize("n", [1, 63, 64, 65, 300])
 @pytest.mark.parametrize("loudness", [0.5, 3.0])
 def test_attention_in_8_bits_is_near_torchs(dtype: torch.dtype, n: int, loudness: float) -> None:
-    """And each query's result is the same in whatever company."""
     generator = torch.Generator().manual_seed(n)
     q, k, v = (torch.randn(3, n, 64, generator=generator) for _ in range(3))
     q, v = q * loudness, v + 2.0

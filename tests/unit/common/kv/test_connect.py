@@ -8,7 +8,7 @@ from typing import Any
 
 import pytest
 
-from cluster.common.errors import ConfigurationError, HandleRefusedError
+from cluster.common.errors import HandleRefusedError
 from cluster.common.kv.connect import LANDING_WINDOWS, make_exporter, make_importer, make_kv_pool
 from cluster.common.kv.handles import sign
 from cluster.common.kv.layout import PageLayout
@@ -60,7 +60,6 @@ def test_the_other_payload_is_refused(
 @pytest.mark.parametrize("mode", ["cross_kv", "encoder_states"])
 @pytest.mark.parametrize("kv_windows", [2, LANDING_WINDOWS + 1])
 def test_the_setting_says_what_is_handed_over(mode: str, kv_windows: int) -> None:
-    """States land in a bounded number of pages; their KV has as many windows as is asked for."""
     checkpoint = open_checkpoint(str(cached_checkpoint()))
     settings = settings_of(mode, encoder={"export_windows": 2}, decoder={"kv_windows": kv_windows})
     exporter = make_exporter(checkpoint, settings, "cpu", "encoder")
@@ -76,11 +75,6 @@ def test_the_setting_says_what_is_handed_over(mode: str, kv_windows: int) -> Non
         assert (kv_pool.n_pages, kv_pool.layout.payload) == (kv_windows, "cross_kv")
     importer.close()
     exporter.close()
-
-
-def test_no_third_way_is_a_setting() -> None:
-    with pytest.raises(ConfigurationError, match=r"handoff.*'cross_kv' or 'encoder_states'"):
-        settings_of("auto")
 
 
 def settings_of(mode: str, **roles: Any) -> Settings:

@@ -8,8 +8,6 @@ from typing import Any
 
 import numpy as np
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cluster.common.errors import HandleRefusedError
 from cluster.common.kv.handles import (
@@ -41,23 +39,12 @@ HANDLE = CrossKVHandle(
     lease=LEASE,
     remaining_s=10.0,
 )
-ALTERED: dict[str, Any] = {
-    "request_id": 'req-"1"',
-    "window": 4,
-    "attempt": 2,
-    "agent": "encoder-1-77-abcd",
-    "metadata": b"\x00\xffconnectiom",
-    "layout_hash": "0123456789abcdee",
-    "addresses": ((1 << 46) + 4096, 1 << 46),
-    "page_bytes": 8192,
-    "frames": 1499,
-    "counter_address": 1 << 44,
-    "generation": (1 << 62) + 6,
-    "lease": "00112233445566778899aabbccddee00",
-    "remaining_s": 10.5,
-    "payload": "encoder_states",
-    "signature": b"\0" * 32,
-}
+
+
+def altered(value: Any) -> Any:
+    if isinstance(value, tuple):
+        return value[::-1]
+    return value[:-1] if isinstance(value, str | bytes) else value + 1
 
 
 def test_a_signed_handle_is_accepted_after_a_journey() -> None:
@@ -68,7 +55,7 @@ def test_a_signed_handle_is_accepted_after_a_journey() -> None:
 def test_any_altered_field_is_refused(field: str) -> None:
     signed = sign(HANDLE, KEY)
     with pytest.raises(HandleRefusedError, match="signature"):
-        verify(replace(signed, **{field: ALTERED[field]}), KEY)
+        verify(replace(signed, **{field: altered(getattr(signed, field))}), KEY)
 
 
 def test_another_key_is_refused() -> None:
@@ -132,10 +119,6 @@ def test_messages_come_back_as_they_were_sent() -> None:
         b"REL:" + LEASE.encode() + b"\n",
         b"REL:" + LEASE.encode() * 2,
         b"REL:" + LEASE.encode() + b":",
-        b"REL:" + LEASE.encode() + b":1",
-        b"REL:" + LEASE.encode() + b":-1:2",
-        b"REL:" + LEASE.encode() + b":1:" + b"9" * 10,
-        b"REN:" + LEASE.encode() + b":1:2",
         b"REL:" + LEASE.encode() + b"," + LEASE.encode(),
         b"REN:" + LEASE.encode() + b",",
         b"DEL:" + LEASE.encode(),
@@ -145,8 +128,3 @@ def test_messages_come_back_as_they_were_sent() -> None:
 )
 def test_anything_else_is_none_of_ours(payload: bytes) -> None:
     assert parse_notification(payload) is None
-
-
-@given(st.binary(max_size=200))
-def test_no_payload_crashes_the_parser(payload: bytes) -> None:
-    parse_notification(payload)

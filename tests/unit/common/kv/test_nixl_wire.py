@@ -31,6 +31,13 @@ TABLE = """\
 """
 
 
+@pytest.fixture
+def log(monkeypatch: pytest.MonkeyPatch) -> UcxLog:
+    for name in ("UCX_LOG_LEVEL", "UCX_LOG_FILE", "UCX_PROTO_INFO"):
+        monkeypatch.delenv(name, raising=False)
+    return UcxLog()
+
+
 @pytest.mark.parametrize(
     ("how", "lanes"),
     [
@@ -39,12 +46,8 @@ TABLE = """\
         ("zero-copy | 50% on rc_mlx5/mlx5_0:1/path0 and 50% on rc_mlx5/mlx5_1:1/path0", "rc_mlx5"),
     ],
 )
-def test_ucx_s_log_tells_by_what_each_memory_is_read(
-    how: str, lanes: str, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    for name in ("UCX_LOG_LEVEL", "UCX_LOG_FILE", "UCX_PROTO_INFO"):
-        monkeypatch.delenv(name, raising=False)
-    log, tables = UcxLog(), ""
+def test_ucx_s_log_tells_by_what_each_memory_is_read(log: UcxLog, how: str, lanes: str) -> None:
+    tables = ""
     for memory, by in (
         ("host memory from host", "zero-copy | cma/memory"),
         ("cuda from cuda", how),
@@ -57,11 +60,8 @@ def test_ucx_s_log_tells_by_what_each_memory_is_read(
     assert log.lanes("decoder-1-18-abcd", "cuda") is None
 
 
-def test_each_agent_of_a_process_writes_its_tables(monkeypatch: pytest.MonkeyPatch) -> None:
+def test_each_agent_of_a_process_writes_its_tables(log: UcxLog) -> None:
     """UCX takes the file when it is loaded, and what tables it writes for each agent anew."""
-    for name in ("UCX_LOG_LEVEL", "UCX_LOG_FILE", "UCX_PROTO_INFO"):
-        monkeypatch.delenv(name, raising=False)
-    log = UcxLog()
     for _ in range(2):
         with log.installed():
             assert "ucp_get" in os.environ["UCX_PROTO_INFO"]

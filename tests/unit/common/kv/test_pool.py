@@ -7,6 +7,7 @@ import random
 import threading
 import time
 from dataclasses import fields, replace
+from typing import Any
 
 import pytest
 import torch
@@ -58,46 +59,33 @@ def test_allocation_prefers_neighbours() -> None:
     assert pool.allocate(1) is None
 
 
-def test_counts_and_integrity() -> None:
+def test_pages_come_back_once() -> None:
     pool = make_pool()
     pages = pool.allocate(5)
     assert pages is not None
-    assert (pool.n_free, pool.n_used, pool.n_quarantined) == (3, 5, 0)
-    pool.quarantine(pages[:2])
+    for wrong, why in (
+        ((pages[0], pages[0]), "twice"),
+        ((*pages, 5), "free, expected used"),
+        ((99,), "not in"),
+    ):
+        with pytest.raises(RuntimeError, match=why):
+            pool.release(wrong)
+    assert (pool.n_free, pool.n_used, pool.n_quarantined) == (3, 5, 0), "nothing has changed"
+    late, used = pages[:2], pages[2:]
+    pool.quarantine(late)
     assert (pool.n_free, pool.n_used, pool.n_quarantined) == (3, 3, 2)
+    for take_back in (pool.release, pool.quarantine):
+        with pytest.raises(RuntimeError, match="quarantined, expected used"):
+            take_back(late)
     with pytest.raises(RuntimeError, match="3 pages are in use"):
         pool.check_integrity()
     pool.check_integrity(n_used=3)
-    pool.release(pages[2:])
-    pool.check_integrity()
+    pool.release(used)
     assert pool.allocate(7) is None
-    pool.lift(pages[:2])
-    assert (pool.n_free, pool.n_used, pool.n_quarantined) == (8, 0, 0)
-
-
-def test_pages_come_back_once() -> None:
-    pool = make_pool()
-    pages = pool.allocate(3)
-    assert pages is not None
-    with pytest.raises(RuntimeError, match="twice"):
-        pool.release((pages[0], pages[0]))
-    pool.release(pages)
-    with pytest.raises(RuntimeError, match="free, expected used"):
-        pool.release(pages)
-    pages = pool.allocate(3)
-    assert pages is not None
-    with pytest.raises(RuntimeError, match="expected used"):
-        pool.release((*pages, 5))
-    assert pool.n_free == 5, "a refused release must change nothing"
-    pool.quarantine(pages)
-    for take_back in (pool.release, pool.quarantine):
-        with pytest.raises(RuntimeError, match="quarantined, expected used"):
-            take_back(pages)
-    pool.lift(pages)
+    pool.lift(late)
     with pytest.raises(RuntimeError, match="expected quarantined"):
-        pool.lift(pages)
-    with pytest.raises(RuntimeError, match="not in"):
-        pool.release((99,))
+        pool.lift(late)
+    assert (pool.n_free, pool.n_used, pool.n_quarantined) == (8, 0, 0)
     pool.check_integrity()
 
 
@@ -161,32 +149,21 @@ def test_no_page_has_two_owners_among_threads() -> None:
     assert pool.n_free == 6
 
 
-@pytest.mark.parametrize(
-    ("frames", "page_frames", "pages"),
-    [(1500, 64, 24), (1500, 1500, 1), (1, 64, 1), (64, 64, 1), (65, 64, 2)],
-)
-def test_pages_for_a_window_counts_the_partly_filled_last_one(
-    frames: int, page_frames: int, pages: int
-) -> None:
-    assert replace(LARGE_V3, page_frames=page_frames).pages_for(frames) == pages
+def test_pages_for_a_window_counts_the_partly_filled_last_one() -> None:
+    for frames, n_pages in ((1, 1), (64, 1), (65, 2), (1500, 24)):
+        assert replace(LARGE_V3, page_frames=64).pages_for(frames) == n_pages
+    assert replace(LARGE_V3, page_frames=1500).pages_for(1500) == 1
 
 
 def test_hash_differs_when_any_field_differs() -> None:
     other = {"model": "m", "dtype": "float16", "page_frames": 50, "payload": "encoder_states"}
-    changed = [
-        replace(LARGE_V3, **{f.name: other.get(f.name, getattr(LARGE_V3, f.name))})
-        if f.name in other
-        else replace(LARGE_V3, **{f.name: getattr(LARGE_V3, f.name) + 1})
-        for f in fields(LARGE_V3)
-    ]
+    values = {f.name: other.get(f.name) or getattr(LARGE_V3, f.name) + 1 for f in fields(LARGE_V3)}
+    changed = [replace(LARGE_V3, **{name: value}) for name, value in values.items()]
     assert len({LARGE_V3.hash, *(layout.hash for layout in changed)}) == 1 + len(changed)
     assert replace(LARGE_V3).hash == LARGE_V3.hash
 
 
-def test_impossible_layouts_are_refused() -> None:
-    with pytest.raises(ValueError, match="dtype"):
-        replace(LARGE_V3, dtype="int8")
-    with pytest.raises(ValueError, match="page_frames"):
-        replace(LARGE_V3, page_frames=0)
-    with pytest.raises(ValueError, match="page_frames"):
-        replace(LARGE_V3, page_frames=1501)
+@pytest.mark.parametrize("wrong", [{"dtype": "int8"}, {"page_frames": 0}, {"page_frames": 1501}])
+def test_impossible_layouts_are_refused(wrong: dict[str, Any]) -> None:
+    with pytest.raises(ValueError, match=next(iter(wrong))):
+        replace(LARGE_V3, **wrong)
