@@ -1,9 +1,8 @@
-"""A GPU's way from windows to pages: upload, then mel, encoder, projection and scatter as a graph.
+"""From windows to pages on a GPU: upload, then mel, encoder, projection and scatter as a graph.
 
-All inputs lie in one static place, so that a replay needs no arguments: each number of windows and
-of positions is one CUDA graph from samples to pages. A batch takes the smallest that holds it; what
-fills it up has no pages and writes nowhere. Runs on a CPU too, eagerly, which is how its results
-are compared with the plain way's.
+There is a CUDA graph for each number of windows and of positions, which reads its inputs from fixed
+memory. A batch takes the smallest that holds it; rows without a window have no pages and write
+nothing. On a CPU it runs eagerly, so that tests compare its results with the plain way's.
 """
 
 from __future__ import annotations
@@ -34,8 +33,8 @@ from encoder_worker.gpu.encoder import Encoder
 from encoder_worker.gpu.staging import Staging
 from encoder_worker.mel import FixedLogMel, LogMel
 
-# Fastest first on Hopper (cuDNN's fused attention, then FlashAttention 2). None is excluded: the
-# choice is the whole process's, and a decoder beside us may need another.
+# Fastest first on Hopper (cuDNN's fused attention, then FlashAttention 2). None is excluded, since
+# the choice is process-wide and a decoder in this process may need another.
 ATTENTION = [
     SDPBackend.CUDNN_ATTENTION,
     SDPBackend.FLASH_ATTENTION,
@@ -49,7 +48,7 @@ Wait = Callable[[], None]
 
 
 def already_done() -> None:
-    """On a CPU a batch is done when its launch returns."""
+    """The `Wait` of a batch that was done when its launch returned."""
 
 
 def waiter_for(stream: torch.cuda.Stream) -> Wait:
@@ -64,14 +63,12 @@ def waiter_for(stream: torch.cuda.Stream) -> Wait:
 
 
 class BatchShape(NamedTuple):
-    """The encoder positions of each window in a batch, and how many windows."""
-
-    positions: int
+    positions: int  # of each window
     windows: int
 
 
 def sizes_up_to(max_batch: int) -> list[int]:
-    """The batch sizes that graphs are made for: each one, and above 16 steps of at most an eighth.
+    """Batch sizes of graphs: all up to 16, then in steps of at most an eighth.
 
     Example: 24 gives 1 to 16, 18, 20, 22 and 24.
     """
@@ -82,10 +79,7 @@ def sizes_up_to(max_batch: int) -> list[int]:
 
 
 class StaticEncoder:
-    """Bound to one pool; for one thread.
-
-    shapes: that batches may have; graphs: of those that could be captured, which replay them.
-    """
+    """Bound to one pool; for one thread."""
 
     def __init__(
         self,
@@ -99,10 +93,9 @@ class StaticEncoder:
     ) -> None:
         """Capture a graph for each batch size up to `max_batch`, with each context.
 
-        Args:
-            pool: [n_pages, L, 2, page_frames, H, Dh]; it must outlive this.
-            stream: where graphs are captured and replayed; None on a CPU.
-            contexts: encoder positions that windows may have, beside the checkpoint's n_audio_ctx.
+        pool: [n_pages, L, 2, page_frames, H, Dh], which must outlive this. stream: where graphs are
+        captured and replayed; None on a CPU. contexts: encoder positions that windows may have,
+        beside n_audio_ctx.
         """
         self._mel = FixedLogMel(mel)
         self._encoder = encoder
@@ -114,6 +107,7 @@ class StaticEncoder:
         self._sizes = sizes_up_to(max_batch)
         every = sorted({*contexts, self._full})
         self.shapes = [BatchShape(n, size) for n in every for size in self._sizes]
+        # Of the shapes that could be captured; the others run eagerly.
         self.graphs: dict[BatchShape, Body] = {}
         if stream is not None:
             synchronize(pool.device)  # weights were loaded on another stream
@@ -138,15 +132,11 @@ class StaticEncoder:
         return already_done if self._stream is None else waiter_for(self._stream)
 
     def shape_for(self, windows: int, positions: int) -> BatchShape:
-        """The smallest size for so many windows. Positions stay: texts depend on how many."""
+        """The smallest size for so many windows; positions stay, since texts depend on them."""
         return BatchShape(positions, next(size for size in self._sizes if size >= windows))
 
     def _capture(self, stream: torch.cuda.Stream) -> list[Tensor]:
-        """Capture every shape.
-
-        The largest comes first: the others then live in its memory. They may share it, since
-        they run one after another on one stream.
-        """
+        """Capture every shape in one memory, the largest first: they run one after another."""
         memory = new_graph_memory()
         for shape in sorted(self.shapes, key=lambda s: s.windows * s.positions, reverse=True):
             body = partial(self._compute, shape)
@@ -156,7 +146,6 @@ class StaticEncoder:
         return []
 
     def _compute(self, shape: BatchShape) -> None:
-        """From the static inputs of `shape.windows` rows to the pages."""
         inputs = self._staging.inputs.first(shape.windows)
         mel = self._mel(inputs.pcm, inputs.marks)[:, :, : 2 * shape.positions]
         states = self._encoder(mel)

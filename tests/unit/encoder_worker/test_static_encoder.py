@@ -169,7 +169,7 @@ def test_graphs_on_a_gpu_equal_the_cpu(checkpoint: Checkpoint, n: int) -> None:
     pool = torch.full((17 * 12, *layout.page_shape), UNTOUCHED)
     gpu_pool = pool.cuda()
     on_gpu.prepare(gpu_pool, 16)
-    gpu_pool.fill_(UNTOUCHED)  # the look at start has written to its pages
+    gpu_pool.fill_(UNTOUCHED)  # whatever the capture wrote
     static = on_gpu._static
     assert static is not None
     assert sorted(shape.windows for shape in static.graphs) == list(range(1, 17))
@@ -226,7 +226,7 @@ def test_a_bfloat16_graph_follows_float32_on_the_cpu(shape: str, page_frames: in
     on_gpu.prepare(gpu_pool, 5)
     assert on_gpu._static is not None
     assert len(on_gpu._static.graphs) == 10
-    gpu_pool.zero_()  # the look at start has written to its pages
+    gpu_pool.zero_()  # whatever the capture wrote
     on_gpu(windows, gpu_pool, pages)()
     once = gpu_pool.cpu()
     gap = once.float() - pool
