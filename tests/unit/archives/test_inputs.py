@@ -2,10 +2,10 @@
 
 from __future__ import annotations
 
+import io
 import json
 import os
 import subprocess
-from collections.abc import Iterable
 from pathlib import Path
 from typing import Any
 from unittest.mock import Mock
@@ -29,12 +29,17 @@ def folder(tmp_path: Path) -> Path:
     return tmp_path
 
 
-def listed(names: list[str], stdin: Iterable[str] = ()) -> list[Item]:
-    return list(list_items(names, stdin))
+def listed(names: list[str], stdin: list[str] | None = None) -> list[Item]:
+    return list(list_items(names, stdin or ()))
+
+
+def parquet(**columns: list[Any]) -> bytes:
+    file = io.BytesIO()
+    pq.write_table(pa.table(columns), file)
+    return file.getvalue()
 
 
 def heard(item: Item) -> bytes:
-    """An item's audio."""
     with Place.of(item.path).as_local_file() as audio:
         return audio.read_bytes()
 
@@ -136,38 +141,31 @@ def test_a_bucket_of_google_without_credentials_is_told(
 
 
 def test_manifests_that_match_a_glob_are_read(folder: Path) -> None:
-    """As data sets of many parts come."""
     for number, name in enumerate(("c.flac", "a.mp3")):
-        pq.write_table(pa.table({"path": [name]}), folder / f"part-{number}.parquet")
+        (folder / f"part-{number}.parquet").write_bytes(parquet(path=[name]))
     assert named(listed([f"{folder}/part-*.parquet"])) == ["c.flac", "a.mp3"]
 
 
-@pytest.mark.parametrize("audio", [b"1", {"bytes": b"1", "path": "a.mp3"}])
-def test_audio_inside_of_parquet_is_refused_with_the_way_that_takes_it(
-    audio: bytes | dict[str, Any], folder: Path
-) -> None:
-    """Hugging Face's data sets have both, and the path is of nothing that is here."""
-    pq.write_table(pa.table({"audio": [audio]}), folder / "set.parquet")
-    with pytest.raises(InvalidRequestError, match="Ray Data"):
-        listed([str(folder / "set.parquet")])
-
-
 @pytest.mark.parametrize(
-    ("name", "content"),
+    ("name", "content", "why"),
     [
-        ("bad.parquet", b"nothing"),
-        ("bad.csv", b"path\n\xff\xfe\n"),
-        ("bad.jsonl", b'{"path": \n'),
-        ("number.jsonl", b'{"path": 7}\n'),
-        ("wide.csv", b"id\n1\n"),
+        ("bad.parquet", b"nothing", "bad.parquet cannot be read"),
+        ("audio.parquet", parquet(audio=[{"bytes": b"1", "path": "a.mp3"}]), "Ray Data"),
+        ("bad.csv", b"path\n\xff\xfe\n", "bad.csv cannot be read"),
+        ("wide.csv", b"id\n1\n", "no column of paths"),
+        ("bad.jsonl", b'{"path": \n', "is not JSON"),
+        ("deep.jsonl", b'{"path":' + b"[" * 100_000, "is not JSON"),
+        ("long.jsonl", b'{"path":' + b"1" * 5000 + b"}", "is not JSON"),
+        ("number.jsonl", b'{"path": 7}\n', "has int in place of a path"),
+        ("surrogate.jsonl", b'{"path": "\\ud800"}', "cannot be read"),
     ],
 )
-def test_a_manifest_that_is_none_is_refused_by_name(
-    folder: Path, name: str, content: bytes
+def test_a_manifest_that_has_no_paths_is_refused(
+    folder: Path, name: str, content: bytes, why: str
 ) -> None:
     (folder / name).write_bytes(content)
-    with pytest.raises(InvalidRequestError):
-        listed([str(folder / name)])
+    with pytest.raises(InvalidRequestError, match=why):
+        list_items([str(folder / name)])
 
 
 @pytest.mark.parametrize("kind", ["jsonl", "csv", "parquet"])
@@ -180,26 +178,10 @@ def test_a_manifest_lists_paths_beside_it_and_elsewhere(folder: Path, kind: str)
     elif kind == "csv":
         manifest.write_text("id,path\n" + "".join(f"{i},{p}\n" for i, p in enumerate(paths)))
     else:
-        pq.write_table(pa.table({"path": paths}), manifest)
+        manifest.write_bytes(parquet(path=paths))
     items = listed([str(manifest)])
     assert [item.path for item in items] == [str(folder / Path(p).name) for p in paths]
     assert [item.size for item in items] == [7, 7, 0]
-
-
-def test_standard_input_is_a_list(folder: Path) -> None:
-    lines = [f"{folder}/a.mp3\n", "\n", json.dumps({"path": f"{folder}/c.flac"}) + "\n"]
-    assert named(listed(["-"], lines)) == ["a.mp3", "c.flac"]
-    with pytest.raises(InvalidRequestError, match="no column of paths"):
-        listed(["-"], ['{"name": "x"}\n'])
-
-
-@pytest.mark.parametrize(
-    "line", ['{"path":' + "[" * 100_000, '{"path":' + "1" * 5000 + "}", '{"path": "\\ud800"}']
-)
-def test_a_line_of_json_that_cannot_be_taken_is_told(folder: Path, line: str) -> None:
-    (folder / "list.jsonl").write_text(line)
-    with pytest.raises(InvalidRequestError, match=r"is not JSON|cannot be read"):
-        list_items([str(folder / "list.jsonl")])
 
 
 def test_odd_names_in_a_folder_or_a_list_cost_themselves(folder: Path) -> None:
@@ -221,7 +203,6 @@ def test_odd_names_in_a_folder_or_a_list_cost_themselves(folder: Path) -> None:
 def test_a_folder_that_cannot_be_read_is_told(
     folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """And not passed over."""
     real = os.scandir
 
     def scandir(path: str) -> Any:

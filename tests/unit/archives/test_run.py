@@ -29,6 +29,7 @@ from tests.support.archives import HEARD_BYTES, FakeEngine, Stopped
 from tests.support.router_fakes import make_transcript
 
 QUIET = Console(quiet=True)
+SIDECAR = ".splitscribe.json"
 
 
 @pytest.fixture
@@ -69,18 +70,14 @@ def run(archive: Archive, names: list[str], engine: Any) -> RunProgress:
 
 
 def sidecars(where: Place) -> dict[str, dict[str, Any]]:
-    """By name of the input; each has one."""
-    found = {}
-    for entry in where.below():
-        if entry.path.endswith(".splitscribe.json"):
-            sidecar = json.loads(entry.read())
-            assert sidecar["source"]["path"] not in found
-            found[sidecar["source"]["path"]] = sidecar
-    return {key.rpartition("/")[2]: sidecar for key, sidecar in found.items()}
+    """By the input's name."""
+    kept = [json.loads(one.read()) for one in where.below() if one.path.endswith(SIDECAR)]
+    found = {one["source"]["path"]: one for one in kept}
+    assert len(found) == len(kept)
+    return {path.rpartition("/")[2]: one for path, one in found.items()}
 
 
 def outputs_of(where: Place) -> set[str]:
-    """All but sidecars and what else is hidden."""
     names = {one.path.removeprefix(f"{where.path}/") for one in where.below()}
     return {name for name in names if not name.rpartition("/")[2].startswith(".")}
 
@@ -125,23 +122,19 @@ def test_an_interrupted_run_goes_on_where_it_was(sounds: Path, where: Place) -> 
     assert not run(archive, [str(sounds)], FakeEngine()).n_pending
 
 
-class Killed(BaseException):
-    """The process is gone at this moment."""
-
-
 @contextmanager
 def killed_at(monkeypatch: pytest.MonkeyPatch, ending: str) -> Iterator[None]:
-    """Before a file with this ending is written."""
+    """End the run before it writes a file with this ending."""
     real = Place.write_whole
 
     def write_whole(self: Place, content: bytes) -> None:
         if self.path.endswith(ending):
-            raise Killed
+            raise SystemExit
         real(self, content)
 
     with monkeypatch.context() as patched:
         patched.setattr(Place, "write_whole", write_whole)
-        with pytest.raises(Killed):
+        with pytest.raises(SystemExit):
             yield
 
 

@@ -69,7 +69,7 @@ def test_all_done_is_status_0_and_some_failed_is_3(engine: FakeEngine, talks: Pa
 
 
 def test_a_list_may_come_from_standard_input(engine: FakeEngine, talks: Path) -> None:
-    lines = f'{talks}/one.mp3\n{{"path": "{talks}/two.mp3"}}\n'
+    lines = f'{talks}/one.mp3\n\n{{"path": "{talks}/two.mp3"}}\n'
     result = batch("-", "-o", talks.parent / "texts", "-f", "txt", stdin=lines)
     assert result.exit_code == 0, result.output
     assert sorted(engine.heard) == ["one", "two"]
@@ -116,13 +116,6 @@ def test_mistakes_are_told_before_anything_is_started(talks: Path, tmp_path: Pat
     assert "no file or folder" in refused(talks, tmp_path / "nofolder", "-o", tmp_path / "texts")
     assert not (tmp_path / "texts").exists()
     assert batch(talks, "-o", "x", "--files-at-once", "0").exit_code == 2
-
-
-def test_a_path_that_is_not_there_is_told_before_anything_large_is_imported(
-    monkeypatch: pytest.MonkeyPatch, talks: Path
-) -> None:
-    monkeypatch.setattr("cluster.archives.places._filesystem", lambda scheme: pytest.fail(scheme))
-    assert "no file or folder nofolder" in refused(talks, "nofolder", "-o", talks.parent / "texts")
 
 
 def test_an_output_that_cannot_be_written_is_told(engine: FakeEngine, talks: Path) -> None:

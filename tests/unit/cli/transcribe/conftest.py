@@ -13,13 +13,14 @@ from rich.console import Console
 from typer.testing import CliRunner
 
 from cluster.cli.main import app
-from cluster.cli.transcribe import run
+from cluster.cli.transcribe import live, run
 from cluster.cli.transcribe.job import Job, Target
 from router.api.params import TranscriptionParams
 from router.api.subtitles import PLAIN
 
 CommandLine = Callable[..., Result]
 MakeJob = Callable[..., Job]
+ParseJob = Callable[..., Any]
 
 
 @pytest.fixture
@@ -33,12 +34,13 @@ def command_line() -> CommandLine:
 
 
 @pytest.fixture
-def job_of(command_line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> MakeJob:
-    """The job that a command line asks for; it is not done."""
+def job_of(command_line: CommandLine, monkeypatch: pytest.MonkeyPatch) -> ParseJob:
+    """Parse a command line into its `Job` or `LiveJob`, which is not run."""
 
-    def parse(*args: str) -> Job:
-        jobs: list[Job] = []
+    def parse(*args: str) -> Any:
+        jobs: list[Any] = []
         monkeypatch.setattr(run, "transcribe_files", lambda job, *_: jobs.append(job))
+        monkeypatch.setattr(live, "transcribe_live", lambda job, *_: jobs.append(job))
         result = command_line(*args)
         if result.exception is not None and not isinstance(result.exception, SystemExit):
             raise result.exception

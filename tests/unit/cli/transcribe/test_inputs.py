@@ -2,12 +2,7 @@
 
 from __future__ import annotations
 
-import http.server
 import io
-import shutil
-import threading
-from collections.abc import Iterator
-from functools import partial
 from pathlib import Path
 from types import SimpleNamespace
 
@@ -21,6 +16,7 @@ from cluster.cli.transcribe.run import check_names, transcribe_files
 from cluster.common.errors import InvalidRequestError
 from cluster.demo.samples import sample_path
 from router.audio.containers import wav_head
+from tests.support.http_host import Answer, Came, Host, http_host
 from tests.unit.cli.transcribe.conftest import MakeJob
 from tests.unit.cli.transcribe.test_run import hears_names, make_files
 
@@ -28,19 +24,7 @@ PCM = bytes(range(256)) * 20
 
 
 @pytest.fixture
-def site(tmp_path: Path) -> Iterator[str]:
-    """The URL of a server of the files in `tmp_path / "site"`."""
-    (tmp_path / "site").mkdir()
-    handler = partial(http.server.SimpleHTTPRequestHandler, directory=str(tmp_path / "site"))
-    with http.server.ThreadingHTTPServer(("127.0.0.1", 0), handler) as server:
-        threading.Thread(target=server.serve_forever, daemon=True).start()
-        yield f"http://127.0.0.1:{server.server_port}"
-        server.shutdown()
-
-
-@pytest.fixture
 def piped(monkeypatch: pytest.MonkeyPatch) -> io.BytesIO:
-    """What stands in standard input."""
     content = io.BytesIO(PCM)
     monkeypatch.setattr(jobs.sys, "stdin", SimpleNamespace(buffer=content, isatty=lambda: False))
     return content
@@ -128,20 +112,24 @@ def test_a_url_names_its_results_and_never_a_place(url: str, name: str) -> None:
 
 
 def test_urls_are_fetched_and_a_failure_is_one_line(
-    site: str, tmp_path: Path, make_job: MakeJob, paper: Console, monkeypatch: pytest.MonkeyPatch
+    make_job: MakeJob, paper: Console, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    shutil.copyfile(sample_path("short"), tmp_path / "site/talk.mp3")
+    def answer(came: Came, host: Host) -> Answer:
+        is_there = came.path == "/talk.mp3"
+        return Answer(body=sample_path("short").read_bytes()) if is_there else Answer(404)
 
     async def transcribe(job: run.Run, files: list[Path]) -> int:
         return await job.run(files, hears_names())
 
     monkeypatch.setattr(run, "_open_and_run", transcribe)
-    job = make_job(f"{site}/talk.mp3", f"{site}/none.mp3", "http://127.0.0.1:1/x.mp3", jobs=1)
-    with pytest.raises(InvalidRequestError, match="2 of 3 files failed"):
-        transcribe_files(job, paper, paper)
+    with http_host(answer) as site:
+        names = (f"{site.url}/talk.mp3", f"{site.url}/none.mp3", "http://127.0.0.1:1/x.mp3")
+        job = make_job(*names, jobs=1)
+        with pytest.raises(InvalidRequestError, match="2 of 3 files failed"):
+            transcribe_files(job, paper, paper)
     assert (job.output_dir / "talk.txt").read_text() == "talk 0.\n"
     told = paper.file.getvalue()  # type: ignore[attr-defined]
-    assert f"{site}/none.mp3: the server answers 404\n" in told
+    assert f"{site.url}/none.mp3: the server answers 404\n" in told
     assert "http://127.0.0.1:1/x.mp3: it cannot be fetched" in told
 
 

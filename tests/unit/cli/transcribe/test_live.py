@@ -5,7 +5,7 @@ from __future__ import annotations
 import asyncio
 import io
 import sys
-from collections.abc import AsyncIterator, Callable
+from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
 from dataclasses import replace
 from pathlib import Path
@@ -29,7 +29,7 @@ from router.live.interface import (
 )
 from tests.support.audio.sounds import write_wav
 from tests.support.references.hugging_face import make_pcm
-from tests.unit.cli.transcribe.conftest import CommandLine
+from tests.unit.cli.transcribe.conftest import CommandLine, ParseJob
 
 PCM = make_pcm(2.0)
 TOLD: tuple[LiveEvent, ...] = (
@@ -141,27 +141,10 @@ def test_what_a_microphone_needs_is_told_before_a_session_is_opened(
     assert err.file.getvalue() == ""  # type: ignore[attr-defined]
 
 
-@pytest.fixture
-def live_job_of(
-    command_line: CommandLine, monkeypatch: pytest.MonkeyPatch
-) -> Callable[..., LiveJob]:
-    """The job that a command line asks for; it is not done."""
-
-    def parse(*args: str) -> LiveJob:
-        jobs: list[LiveJob] = []
-        monkeypatch.setattr(live, "transcribe_live", lambda job, *_: jobs.append(job))
-        result = command_line("--live", *args)
-        if result.exception is not None and not isinstance(result.exception, SystemExit):
-            raise result.exception
-        return jobs[0]
-
-    return parse
-
-
-def test_flags_become_a_live_job(live_job_of: Callable[..., LiveJob]) -> None:
-    assert live_job_of() == LiveJob(None, LiveConfig(model="turbo"), Target())
-    asked = live_job_of(
-        *("-", "--raw", "--language", "German", "--hotwords", "Ada, Grace ,"),
+def test_flags_become_a_live_job(job_of: ParseJob) -> None:
+    assert job_of("--live") == LiveJob(None, LiveConfig(model="turbo"), Target())
+    asked = job_of(
+        *("--live", "-", "--raw", "--language", "German", "--hotwords", "Ada, Grace ,"),
         *("--initial_prompt", "A talk.", "--server", "http://x:1", "--model", "turbo"),
     )
     config = LiveConfig("turbo", "de", prompt="A talk.", keywords=("Ada", "Grace"))
@@ -179,11 +162,9 @@ def test_flags_become_a_live_job(live_job_of: Callable[..., LiveJob]) -> None:
         (("--language", "Klingon"), "Klingon"),
     ],
 )
-def test_what_has_no_effect_is_refused(
-    live_job_of: Callable[..., LiveJob], args: tuple[str, ...], said: str
-) -> None:
+def test_what_has_no_effect_is_refused(job_of: ParseJob, args: tuple[str, ...], said: str) -> None:
     with pytest.raises(InvalidRequestError, match=said):
-        live_job_of(*args)
+        job_of("--live", *args)
 
 
 def test_without_files_something_has_to_be_said(command_line: CommandLine) -> None:

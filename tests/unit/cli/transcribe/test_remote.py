@@ -27,7 +27,7 @@ from tests.support.router_fakes import (
     make_transcript,
     running_server,
 )
-from tests.unit.cli.transcribe.conftest import CommandLine, MakeJob
+from tests.unit.cli.transcribe.conftest import CommandLine, ParseJob
 
 FLAGS = [
     "",
@@ -56,7 +56,7 @@ def url(transcriber: FakeTranscriber) -> Iterator[str]:
 @pytest.fixture
 def audio(tmp_path: Path) -> Path:
     (tmp_path / "in").mkdir()
-    file = tmp_path / "in" / "talk.wav"
+    file = tmp_path / "in" / "my.talk.wav"
     file.write_bytes(b"RIFF....WAVE")
     return file
 
@@ -67,7 +67,7 @@ def test_a_server_understands_what_this_process_would_do(
     transcriber: FakeTranscriber,
     audio: Path,
     command_line: CommandLine,
-    job_of: MakeJob,
+    job_of: ParseJob,
     monkeypatch: pytest.MonkeyPatch,
     flags: str,
 ) -> None:
@@ -97,7 +97,7 @@ def test_a_servers_answer_is_written_as_a_transcript_of_this_process(
         name: write(replace(transcript, segments=segments), PLAIN)
         for name, write in WRITERS.items()
     }
-    assert {name: (out / f"talk.{name}").read_text() for name in WRITERS} == expected
+    assert {name: (out / f"my.talk.{name}").read_text() for name in WRITERS} == expected
     assert "[00:00.000 --> 00:01.500]  Hello there." in result.output
     assert "splitscribe: A toy." in result.stderr
 
@@ -105,7 +105,6 @@ def test_a_servers_answer_is_written_as_a_transcript_of_this_process(
 def test_without_a_name_it_is_told_of_the_model_that_answers(
     transcriber: FakeTranscriber, audio: Path, command_line: CommandLine
 ) -> None:
-    """Which another than the first one may be."""
     models = [
         ServedModel(("a",), LANGUAGES, FakeTranscriber(), description="A toy."),
         ServedModel(("b",), LANGUAGES, transcriber, ("whisper-1",), description="A real one."),

@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-import re
 from pathlib import Path
 from typing import Any
 
@@ -13,9 +12,10 @@ from rich.console import Console
 
 from cluster.cli.align import align
 from cluster.cli.transcribe import command
+from cluster.cli.transcribe.command import FORMATS
 from cluster.cli.transcribe.job import LiveJob, Target, TranscribeFile, Watcher
 from cluster.cli.transcribe.local import live_in_process, local_settings
-from cluster.cli.transcribe.run import ProgressBoard, Run, transcribe_files, write_results
+from cluster.cli.transcribe.run import ProgressBoard, Run, transcribe_files
 from cluster.common.errors import (
     ConfigurationError,
     InvalidAudioError,
@@ -23,8 +23,7 @@ from cluster.common.errors import (
     UnsupportedValueError,
 )
 from cluster.common.settings import RouterSettings
-from cluster.demo.samples import sample_path, sample_text
-from router.api.formats import whisper_json
+from cluster.demo.samples import sample_path, sample_text, words_of
 from router.api.params import TranscriptionParams
 from router.api.subtitles import CueOptions, srt, tsv, txt, vtt
 from router.live.interface import LiveConfig
@@ -198,41 +197,13 @@ def test_a_folder_that_cannot_be_made_or_written_into_is_told_before_the_work(
         transcribe_files(make_job(file, output_dir=tmp_path / folder), paper, paper)
 
 
-@pytest.mark.parametrize("options", [CueOptions(), CueOptions(9, 2, True)])
-def test_every_format_is_what_the_writers_write(tmp_path: Path, options: CueOptions) -> None:
-    transcript = make_transcript(" Grüß Gott, 你好.", " General.")
-    names = ("txt", "vtt", "srt", "tsv", "json")
-    write_results(transcript, Path("x/my.talk.mp3"), tmp_path, names, options)
-    assert sorted(file.name for file in tmp_path.iterdir()) == sorted(f"my.talk.{n}" for n in names)
-    written = {name: (tmp_path / f"my.talk.{name}").read_text("utf-8") for name in names}
-    assert written.pop("json") == whisper_json(transcript)
-    segments = transcript.segments
-    assert written == {
-        "txt": txt(segments),
-        "tsv": tsv(segments),
-        "srt": srt(segments, options),
-        "vtt": vtt(segments, options),
-    }
-
-
 # ---- The bundled model in this process: every format of one run tells the same.
 
 
-FORMATS = ("txt", "vtt", "srt", "tsv", "json")
-
-
 def read_segments(file: Path) -> list[Segment]:
-    """Segments as the json file has them."""
-
-    def segment(fields: dict[str, Any]) -> Segment:
-        words = tuple(Word(**word) for word in fields.pop("words", ()))
-        return Segment(**fields | {"tokens": tuple(fields["tokens"])}, words=words)
-
-    return [segment(fields) for fields in json.loads(file.read_text())["segments"]]
-
-
-def letters(text: str) -> str:
-    return re.sub(r"\W+", " ", text).lower().strip()
+    segments = json.loads(file.read_text())["segments"]
+    words = [tuple(Word(**word) for word in segment.pop("words")) for segment in segments]
+    return [Segment(**segment, words=own) for segment, own in zip(segments, words, strict=True)]
 
 
 def test_files_are_transcribed_together_and_every_format_tells_the_same(
@@ -260,8 +231,8 @@ def test_files_are_transcribed_together_and_every_format_tells_the_same(
         assert out.with_suffix(".vtt").read_text() == vtt(segments, cues)
         for segment in segments:
             assert f"{segment.text}\n" in printed
-    heard = letters(txt(read_segments(job.output_dir / "short.json"))).split()
-    assert len(set(heard) & set(letters(sample_text("short")).split())) > len(heard) / 2
+    heard = words_of(txt(read_segments(job.output_dir / "short.json")))
+    assert len(set(heard) & set(words_of(sample_text("short")))) > len(heard) / 2
     assert len(list(job.output_dir.iterdir())) == 2 * len(FORMATS)
 
 
@@ -285,7 +256,6 @@ def test_what_the_model_does_not_know_is_refused(
     asked: dict[str, Any],
     told: str,
 ) -> None:
-    """Before anything of the model is loaded."""
     monkeypatch.setattr("cluster.serve.in_process.local_transcriber", pytest.fail)
     params = TranscriptionParams("demo", response_format="verbose_json", **asked)
     job = make_job(sample_path("short"), params=params, target=Target(device="cpu"))
