@@ -12,16 +12,17 @@ from concurrent.futures import ThreadPoolExecutor
 from pathlib import Path
 from typing import Any
 
-import av
 import numpy as np
 import pytest
 
 from benchmark.shared.speech.wav import wav_bytes
+from cluster.cli.transcribe.command import FORMATS
 from cluster.common.messages import SAMPLE_RATE
 from cluster.demo.samples import SAMPLES, sample_path
 from cluster.serve.distribution import package_root
 from router.http.page import FOLDER
 from tests.e2e.conftest import SPLITSCRIBE, Server, serving, wait_until
+from tests.support.audio.speech import pcm_of
 
 SHORT = str(sample_path("short"))
 
@@ -46,7 +47,6 @@ def splitscribe(
         (("serve", "/no/such/folder"), {}, "no such folder"),
         (("serve",), {"SPLITSCRIBE_ROUTER__PROT": "1"}, "SPLITSCRIBE_ROUTER__PROT is no"),
         (("serve", "--transport", "memory", "--encoders", "2"), {}, "need NIXL"),
-        (("batch", "nofolder", "-o", "out"), {}, "no file or folder nofolder"),
         (("batch", SHORT, "-o", "out", "--address", "127.0.0.1:9"), {}, "no Ray cluster answers"),
         (("transcribe", "none.wav"), {}, "No such file"),
     ],
@@ -190,22 +190,16 @@ def test_a_wheel_runs_the_same_in_a_clean_environment(tmp_path: Path) -> None:
 DEMO = ("--model", "demo", "--language", "en")
 
 
-def write_long_recording(file: Path, seconds: int) -> None:
-    with av.open(str(sample_path("long"))) as container:
-        pcm = np.concatenate([frame.to_ndarray()[0] for frame in container.decode(audio=0)])
-    repeated = np.resize(pcm.astype(np.int16), seconds * SAMPLE_RATE)
-    file.write_bytes(wav_bytes(repeated))
+def started(*args: str, cwd: Path) -> subprocess.Popen[str]:
+    pipe = subprocess.PIPE
+    return subprocess.Popen([SPLITSCRIBE, *args], cwd=cwd, stdout=pipe, stderr=pipe, text=True)
 
 
 def test_nobody_who_reads_on_costs_no_result(tmp_path: Path) -> None:
     """As behind `| head -0`: what is printed is lost, what is written is not."""
     names = ("short", "medium")
-    process = subprocess.Popen(
-        [SPLITSCRIBE, "transcribe", *(sample_path(name) for name in names), *DEMO],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
+    process = started(
+        "transcribe", *(str(sample_path(name)) for name in names), *DEMO, cwd=tmp_path
     )
     try:
         assert process.stdout is not None
@@ -217,22 +211,16 @@ def test_nobody_who_reads_on_costs_no_result(tmp_path: Path) -> None:
         process.kill()
     assert "Traceback" not in told
     assert "Error" not in told
-    formats = ("txt", "vtt", "srt", "tsv", "json")
     written = {file.name for file in tmp_path.iterdir()}
-    assert written == {f"{name}.{kind}" for name in names for kind in formats}
+    assert written == {f"{name}.{kind}" for name in names for kind in FORMATS}
 
 
 @pytest.mark.parametrize("decoding", ["parallel", "sequential"])
 def test_ctrl_c_ends_it_cleanly_in_the_middle_of_a_file(tmp_path: Path, decoding: str) -> None:
-    write_long_recording(tmp_path / "talk.wav", 900)
+    pcm = np.resize(pcm_of("long"), 900 * SAMPLE_RATE)
+    (tmp_path / "talk.wav").write_bytes(wav_bytes(pcm))
     flags = ("--threads", "1", "--decoding", decoding, *DEMO)
-    process = subprocess.Popen(
-        [SPLITSCRIBE, "transcribe", "talk.wav", *flags],
-        cwd=tmp_path,
-        stdout=subprocess.PIPE,
-        stderr=subprocess.PIPE,
-        text=True,
-    )
+    process = started("transcribe", "talk.wav", *flags, cwd=tmp_path)
     try:
         assert process.stdout is not None
         assert process.stdout.readline().startswith("[00:0")  # it is at work

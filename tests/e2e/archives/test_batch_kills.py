@@ -11,6 +11,7 @@ import signal
 import subprocess
 import time
 from collections.abc import Iterator
+from contextlib import suppress
 from pathlib import Path
 
 import psutil
@@ -48,15 +49,10 @@ def decoded(servers: list[Server]) -> set[str]:
 
 
 def kill_all(server: Server) -> None:
-    processes = [
-        server.process.pid,
-        *(p.pid for p in psutil.Process(server.process.pid).children(recursive=True)),
-    ]
-    for pid in processes:
-        try:
-            os.kill(pid, signal.SIGKILL)
-        except ProcessLookupError:
-            continue
+    first = psutil.Process(server.process.pid)
+    for process in (first, *first.children(recursive=True)):
+        with suppress(psutil.NoSuchProcess):
+            process.kill()
     server.process.wait(30)
 
 

@@ -61,11 +61,5 @@ def test_memory_does_not_follow_the_size_of_an_archive(tmp_path: Path) -> None:
 
 
 def taken_bytes() -> int:
-    me = psutil.Process()
-    total = 0
-    for process in (me, *me.children(recursive=True)):
-        try:
-            total += process.memory_info().rss - process.memory_info().shared
-        except psutil.NoSuchProcess:
-            continue
-    return total
+    memory = psutil.Process().memory_info()
+    return int(memory.rss - memory.shared)

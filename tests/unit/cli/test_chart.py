@@ -8,7 +8,7 @@ from typing import Any
 import pytest
 import yaml
 
-from cluster.cli.config import shipped_config, shipped_configs
+from cluster.cli.config import shipped_config
 from cluster.common.settings import Settings
 from cluster.common.settings_sources import load_settings
 from cluster.serve.from_file import settings_of
@@ -62,7 +62,7 @@ def shipped(name: str, kind: str) -> dict[str, Any]:
 
 
 def pods(name: str) -> dict[str, dict[str, Any]]:
-    """The pods' specs, by the pool."""
+    """By pool, the pods' specs."""
     if name == "kubernetes":
         return {"all": shipped(name, "StatefulSet")["spec"]["template"]["spec"]}
     cluster = shipped(name, "RayService")["spec"]["rayClusterConfig"]
@@ -184,12 +184,6 @@ def test_a_version_that_never_gets_ready_can_be_rolled_back() -> None:
     """Else Kubernetes waits for its pod before it replaces it (kubernetes/kubernetes#67250)."""
     one = shipped("kubernetes", "StatefulSet")["spec"]
     assert (one["replicas"], one["podManagementPolicy"]) == (1, "Parallel")
-
-
-def test_templates_are_no_configurations_to_show() -> None:
-    names = {one.name for one in shipped_configs()}
-    assert "helm/values" in names
-    assert not any("templates" in name for name in names)
 
 
 @pytest.mark.slow

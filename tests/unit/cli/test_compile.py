@@ -32,7 +32,8 @@ def test_a_worker_compiles_nothing_after_it(tmp_path: Path) -> None:
     assert "not compiled" not in checked.stdout
     compiled = kept_in(folder)
     assert compiled
-    flags = ("-o", str(tmp_path), "--device", "cpu", "--language", "en")
+    asked = ["transcribe", str(sample_path("medium")), "-o", str(tmp_path), "--model", "demo"]
+    asked += ["--device", "cpu", "--language", "en"]
     in_8_bits = {**environment, "SPLITSCRIBE_KV_DTYPE": "float8"}
     for further, env in (
         ((), environment),
@@ -41,18 +42,5 @@ def test_a_worker_compiles_nothing_after_it(tmp_path: Path) -> None:
         ((), in_8_bits),
         (("--fp16", "False"), in_8_bits),
     ):
-        subprocess.run(
-            [
-                *COMMAND,
-                "transcribe",
-                str(sample_path("medium")),
-                "--model",
-                "demo",
-                *flags,
-                *further,
-            ],
-            env=env,
-            check=True,
-            capture_output=True,
-        )
+        subprocess.run([*COMMAND, *asked, *further], env=env, check=True, capture_output=True)
         assert kept_in(folder) == compiled, further

@@ -38,14 +38,11 @@ def application(content: dict[str, Any]) -> Settings:
     return settings_of(only.args, environ={})
 
 
-def matches(pool: str, selector: str) -> bool:
-    """Whether Ray would take a node labelled `pool` for a selector such as "a" or "!a"."""
-    return pool != selector[1:] if selector.startswith("!") else pool == selector
-
-
 def test_all_of_them_are_listed_with_what_they_are_for() -> None:
     found = {one.name: one.about for one in shipped_configs()}
-    assert set(found) >= {*CLUSTERS, *APPLICATIONS, *DOCKERFILES, "kuberay", "settings"}
+    every = {*CLUSTERS, *APPLICATIONS, *DOCKERFILES, "kuberay", "settings", "helm/values"}
+    assert set(found) >= every
+    assert not any("templates" in name for name in found)
     assert all(found.values())
 
 
@@ -124,14 +121,12 @@ def test_what_an_application_asks_for_is_in_each_cluster(name: str) -> None:
             for role in (own.encoder, own.decoder):
                 assert role.device == "cuda"
                 assert role.gpus
-                fitting = [
-                    one for one in types if one["labels"]["pool"] == role.node_labels["pool"]
-                ]
+                pool = role.node_labels["pool"]
+                fitting = [one for one in types if one["labels"]["pool"] == pool]
                 assert fitting
                 assert all(one["resources"]["GPU"] >= role.gpus for one in fitting)
-        routers = settings.router.node_labels["pool"]
-        assert not matches("head", routers)
-        assert any(matches(one["labels"]["pool"], routers) for one in types)
+        assert settings.router.node_labels["pool"] == "!head"
+        assert {one["labels"]["pool"] for one in types} > {"head"}
 
 
 @pytest.mark.parametrize("name", DOCKERFILES)
@@ -188,6 +183,7 @@ def test_a_shell_takes_the_environment() -> None:
         ({"router": {"port": 9000}}, r"http_options\.port"),
         ({"encoder": {"replica": 2}}, r"encoder\.replica"),
         ({"encoder": {"node_labels": {"pool": 1}}}, r"encoder\.node_labels\.pool"),
+        ({"router": "demo"}, "router"),
     ],
 )
 def test_what_does_not_belong_into_an_application_is_named(

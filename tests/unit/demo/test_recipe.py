@@ -4,7 +4,6 @@ from __future__ import annotations
 
 from dataclasses import replace
 from pathlib import Path
-from random import Random
 
 import numpy as np
 import pytest
@@ -22,9 +21,7 @@ from cluster.demo.recipe.train import (
     SLACK,
     Stage,
     Trainer,
-    context_shape,
     encode,
-    mixed_shape,
 )
 from cluster.demo.recipe.windows import WindowMaker, WindowShape
 
@@ -32,8 +29,10 @@ TEXTS = ("The dog reads.", "Anna reads a book.", "Seven garden.", "The old door 
 SMALL = WindowShape(frames=120, batch=2, slack=SLACK)
 
 
-def make_speech(folder: Path) -> Path:
+@pytest.fixture(scope="module")
+def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
     """A shard of noise with the texts' word times: 20 steps a word."""
+    folder = tmp_path_factory.mktemp("work") / "speech"
     folder.mkdir()
     rng = np.random.default_rng(0)
     n_words = [len(text.split()) for text in TEXTS]
@@ -50,11 +49,6 @@ def make_speech(folder: Path) -> Path:
         codes=np.zeros(sum(frames), np.int64),
     )
     return folder
-
-
-@pytest.fixture(scope="module")
-def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
-    return make_speech(tmp_path_factory.mktemp("work") / "speech")
 
 
 @pytest.fixture
@@ -77,24 +71,6 @@ def test_a_trimmed_window_begins_the_frame_and_ends_in_digital_silence(
         assert len(canvas.placed) <= (1 if lone else 99)
         # Audio is shifted by less than 10 ms against the grid.
         assert not canvas.audio[canvas.content * FRAME_SAMPLES + 160 :].any()
-
-
-def test_contexts_of_every_length_are_drawn_beside_full_ones() -> None:
-    rng = Random(0)
-    shapes = [context_shape(rng, 0.0) for _ in range(400)]
-    trimmed = [shape.frames for shape in shapes if shape.slack == SLACK]
-    full = [shape for shape in shapes if shape.slack is None]
-    assert min(trimmed) < 150
-    assert max(trimmed) > 1400
-    assert {shape.frames for shape in full} == {1500}
-    assert {shape.lone for shape in full} == {False, True}
-
-
-def test_a_schedule_begins_with_short_windows_and_ends_mostly_with_full_ones() -> None:
-    rng = Random(0)
-    first, last = ([mixed_shape(rng, done).frames for _ in range(400)] for done in (0.0, 1.0))
-    assert 1500 not in first
-    assert last.count(1500) > 200
 
 
 def test_a_training_goes_on_where_it_ended_and_leaves_a_checkpoint_of_the_same_kind(
