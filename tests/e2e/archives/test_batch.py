@@ -2,21 +2,17 @@
 
 from __future__ import annotations
 
-import csv
 import json
 import os
-import signal
 import subprocess
 import sys
-from collections.abc import Callable
 from pathlib import Path
-from typing import Any
 
 import psutil
 import pytest
 
 from cluster.demo.samples import SAMPLES, sample_path
-from tests.e2e.conftest import SPLITSCRIBE, Server, wait_until
+from tests.e2e.conftest import SPLITSCRIBE, Server
 from tests.e2e.test_cli import splitscribe
 from tests.support.archive_files import make_files
 
@@ -53,46 +49,6 @@ def finish(process: subprocess.Popen[str], status: int) -> str:
         process.kill()
     assert process.returncode == status, told
     return told
-
-
-def sidecars(output: Path) -> dict[Path, dict[str, Any]]:
-    end = ".splitscribe.json"
-    found = {
-        file.with_name(file.name.removeprefix(".").removesuffix(end)): json.loads(file.read_bytes())
-        for file in output.rglob(f".*{end}")
-    }
-    assert len({one["source"]["path"] for one in found.values()}) == len(found)
-    return found
-
-
-def interrupt_when(process: subprocess.Popen[str], due: Callable[[], bool]) -> None:
-    wait_until(lambda: due() or process.poll() is not None, RUN_S, "the run has kept enough", 0.02)
-    process.send_signal(signal.SIGINT)
-    finish(process, 130)
-
-
-def test_an_archive_is_interrupted_and_goes_on(server: Server, tmp_path: Path) -> None:
-    archive, output = tmp_path / "talks", tmp_path / "texts"
-    make_files(archive, 12, 1)
-    flags = ("-f", "json", "-f", "srt")
-    first = start(archive, output, server, "--files-at-once", "1", *flags)
-    interrupt_when(first, lambda: len(sidecars(output)) >= 2)
-    n_first = len(sidecars(output))
-    assert 2 <= n_first < 12
-    told = finish(start(archive, output, server, *flags), 3)
-    assert "11 of 12 files" in told
-    kept = sidecars(output)
-    assert len(kept) == 12
-    (broken,) = [one for one in kept.values() if one["error"] is not None]
-    failures = list(csv.reader((output / "failures.csv").open()))
-    assert failures[1:] == [[broken["source"]["path"], broken["error"]]]
-    assert len(list(output.rglob("*.srt"))) == 11
-    wait_until(server.does_nothing, 30, "no window of the archive is left")
-
-    again = finish(start(archive, output, server, *flags), 3)
-    assert "0 to do" in again
-    Path(broken["source"]["path"]).unlink()
-    finish(start(archive, output, server, *flags), 0)
 
 
 PIPELINE = """

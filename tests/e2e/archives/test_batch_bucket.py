@@ -3,6 +3,7 @@
 from __future__ import annotations
 
 import json
+import signal
 import subprocess
 from collections.abc import Iterator
 from pathlib import Path
@@ -14,7 +15,7 @@ import pytest
 from cluster.archives.outputs import hash_of
 from cluster.archives.places import Place
 from cluster.serve.start.readiness import answers
-from tests.e2e.archives.test_batch import finish, interrupt_when, start
+from tests.e2e.archives.test_batch import RUN_S, finish, start
 from tests.e2e.conftest import Server, serving, wait_until
 from tests.support.archive_files import make_files
 from tests.support.environments import Program, environment_of
@@ -67,8 +68,12 @@ def test_an_archive_goes_from_a_bucket_into_a_bucket(server: Server, tmp_path: P
     texts = Place.of(where)
     flags = ("-f", "json", "-f", "srt")
     first = start(talks, where, server, *flags)
-    interrupt_when(first, lambda: bool(sidecars(texts)))
+    wait_until(lambda: sidecars(texts) or first.poll() is not None, RUN_S, "a file is kept", 0.02)
+    first.send_signal(signal.SIGINT)
+    finish(first, 130)
     n_first = len(sidecars(texts))
+    assert n_first < N_FILES
+    wait_until(server.does_nothing, 30, "no window of the archive is left")
     told = finish(start(talks, where, server, *flags), 3)
     assert f"{N_FILES - N_BROKEN} of {N_FILES} files" in told
     assert f"{n_first} done" in told or "failed before" in told

@@ -5,6 +5,7 @@
 
 from __future__ import annotations
 
+import json
 import os
 import re
 import signal
@@ -17,7 +18,7 @@ from pathlib import Path
 import psutil
 import pytest
 
-from tests.e2e.archives.test_batch import finish, sidecars, start
+from tests.e2e.archives.test_batch import finish, start
 from tests.e2e.conftest import Server, start_server, stop_server, wait_until
 from tests.support.archive_files import make_files
 
@@ -25,6 +26,7 @@ pytestmark = [pytest.mark.slow, pytest.mark.timeout(1200)]
 
 N_FILES = 160
 RUN_S = 600.0
+SIDECARS = ".*.splitscribe.json"
 AT_ONCE = 8  # files in work at a time: the command's default
 DECODED = re.compile(r"\b(bulk-[0-9a-f]{32})\b.* decoded at attempt ")
 
@@ -57,7 +59,7 @@ def kill_all(server: Server) -> None:
 
 
 def n_kept(output: Path) -> int:
-    return len(list(output.rglob(".*.splitscribe.json")))
+    return len(list(output.rglob(SIDECARS)))
 
 
 def until_kept(output: Path, process: subprocess.Popen[str], n: int) -> None:
@@ -97,9 +99,9 @@ def test_nothing_is_lost_and_little_is_done_again(servers: list[Server], tmp_pat
     told = finish(start(files.folder, output, new_server(servers, tmp_path)), 0)
     assert f"{cluster} done" in told, told
     assert f"{N_FILES} of {N_FILES} files" in told
-    kept = sidecars(output)
-    assert len(kept) == N_FILES
-    assert not [one for one in kept.values() if one["error"] is not None]
+    kept = [json.loads(file.read_text()) for file in output.rglob(SIDECARS)]
+    assert len({one["source"]["path"] for one in kept}) == len(kept) == N_FILES
+    assert not [one for one in kept if one["error"] is not None]
     print(
         f"of {N_FILES} files: {driver} were kept when the driver was killed, and {driver_again} "
         f"more were decoded; {cluster} when the cluster was, and {cluster_again} more"

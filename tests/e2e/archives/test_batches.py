@@ -52,7 +52,6 @@ def upload(client: openai.OpenAI, lines: list[bytes]) -> Batch:
 def ended(
     client: openai.OpenAI, batch_id: str, within_s: float = BATCH_S, step_s: float = 0.1
 ) -> Batch:
-
     def over() -> Batch | None:
         batch = client.batches.retrieve(batch_id)
         return batch if batch.status in ("completed", "failed", "cancelled", "expired") else None
@@ -79,7 +78,6 @@ def texts_of(client: openai.OpenAI) -> dict[str, str]:
 
 @pytest.fixture(scope="module")
 def store() -> Iterator[Host]:
-
     def answer(came: Came, host: Host) -> Answer:
         if came.method == "POST":
             return Answer()

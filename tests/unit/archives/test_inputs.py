@@ -8,7 +8,6 @@ import os
 import subprocess
 from pathlib import Path
 from typing import Any
-from unittest.mock import Mock
 
 import pyarrow as pa
 import pyarrow.parquet as pq
@@ -16,9 +15,8 @@ import pytest
 
 from cluster.archives import places
 from cluster.archives.inputs import Item, list_items
-from cluster.archives.outputs import Archive, Outputs
 from cluster.archives.places import Place
-from cluster.common.errors import ConfigurationError, InvalidRequestError
+from cluster.common.errors import InvalidRequestError
 
 
 @pytest.fixture
@@ -71,7 +69,6 @@ def test_a_file_named_twice_is_one_item(folder: Path) -> None:
     ],
 )
 def test_what_is_named_and_not_there_is_refused(folder: Path, name: str, why: str) -> None:
-    """At once, whatever else is named; a list of a thousand may hold one that is gone."""
     (folder / "empty").mkdir()
     with pytest.raises(InvalidRequestError, match=why):
         list_items([str(folder), name.format(folder=folder)])
@@ -249,12 +246,3 @@ def test_names_of_objects_lead_out_of_no_folder(name: str, monkeypatch: pytest.M
         assert item.path.endswith(name)
         assert item.relative in ("up.wav", "a/up.wav")
         assert heard(item) == b"x"
-
-
-def test_a_bucket_that_does_not_answer_is_told_by_its_name(monkeypatch: pytest.MonkeyPatch) -> None:
-    monkeypatch.setattr(Place, "below", Mock(side_effect=OSError("access denied")))
-    with (
-        pytest.raises(ConfigurationError, match=r"texts.*access denied"),
-        Outputs.opened(Archive(Place.of("memory://texts"))),
-    ):
-        pass

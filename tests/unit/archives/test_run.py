@@ -157,7 +157,6 @@ def test_killed_between_two_formats_a_file_is_done_again(
 def test_killed_over_older_outputs_nothing_passes_for_done(
     sounds: Path, where: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Of two settings, outputs of the second beside outputs of the first."""
     german = Archive(where, {"language": "de"}, formats=("json", "srt"))
     english = replace(german, fields={"language": "en"})
     names = [str(sounds / "1.mp3")]
@@ -196,7 +195,6 @@ def test_other_settings_are_other_texts(sounds: Path, where: Place) -> None:
 
 
 def test_another_format_is_another_transcription(sounds: Path, where: Place) -> None:
-    """And a format that is gone is one, too; sidecars tell of all that were asked for last."""
     names, engine = [str(sounds / "3.mp3")], FakeEngine()
     run(Archive(where), names, engine)
     for _ in range(2):
@@ -222,7 +220,6 @@ def test_sidecars_tell_recordings_of_voices_apart_and_hold_none(where: Place) ->
 
 
 def test_failures_are_left_alone_unless_they_may_pass(sounds: Path, where: Place) -> None:
-    """The cluster's reasons may: such files are tried by the next run."""
 
     class FullEngine(FakeEngine):
         async def transcribe(self, *args: Any, **options: Any) -> Any:
@@ -249,7 +246,6 @@ def test_what_a_list_names_wrongly_is_a_failure_of_its_own(tmp_path: Path, where
 
 
 def test_equal_names_stay_apart(tmp_path: Path, where: Place) -> None:
-    """In one folder and in two, in one run and in several, whatever order they come in."""
     for name in ("a/talk.wav", "a/talk.mp3", "b/talk.mp3", "b/in/talk.mp3"):
         (tmp_path / name).parent.mkdir(parents=True, exist_ok=True)
         (tmp_path / name).write_text(name)
@@ -314,7 +310,6 @@ def test_names_as_long_as_they_can_be(tmp_path: Path, name: str) -> None:
 
 
 def test_work_begins_while_a_large_folder_is_listed(tmp_path: Path) -> None:
-    """Of 100,000 files, when a part of them is listed."""
     (tmp_path / "talk.mp3").write_text("talk")
     stat, n_listed, n_before = (tmp_path / "talk.mp3").stat(), 0, 0
 
@@ -339,7 +334,6 @@ def test_work_begins_while_a_large_folder_is_listed(tmp_path: Path) -> None:
 def test_buckets_are_listed_once_and_asked_of_no_file(
     where: Place, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """By a run that goes on, too."""
     import fsspec
 
     for i in range(30):

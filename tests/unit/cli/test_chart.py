@@ -62,7 +62,6 @@ def shipped(name: str, kind: str) -> dict[str, Any]:
 
 
 def pods(name: str) -> dict[str, dict[str, Any]]:
-    """By pool, the pods' specs."""
     if name == "kubernetes":
         return {"all": shipped(name, "StatefulSet")["spec"]["template"]["spec"]}
     cluster = shipped(name, "RayService")["spec"]["rayClusterConfig"]
@@ -86,7 +85,6 @@ def test_a_manifest_is_of_todays_chart(name: str) -> None:
 
 @pytest.mark.parametrize(("name", "port"), [("kubernetes", 8000), ("kuberay", 8080)])
 def test_prometheus_may_reach_the_metrics(name: str, port: int) -> None:
-    """Also where `networkPolicy.from` names who may reach HTTP."""
     ingress = shipped(name, "NetworkPolicy")["spec"]["ingress"]
     (rule,) = [one for one in ingress if "prometheus" in str(one)]
     assert rule["ports"] == [{"port": port}]
@@ -103,7 +101,6 @@ def test_pods_of_a_cluster_may_be_evicted() -> None:
 
 @pytest.mark.parametrize("name", MANIFESTS)
 def test_a_pod_s_variables_are_settings_that_there_are(name: str) -> None:
-    """Else nothing starts in it."""
     for pod in pods(name).values():
         named = (
             one for one in pod["containers"][0]["env"] if one["name"].startswith("SPLITSCRIBE")

@@ -30,7 +30,6 @@ def load(name: str) -> dict[str, Any]:
 
 
 def application(content: dict[str, Any]) -> Settings:
-    """Settings of the one application in a Serve configuration that passed Serve's schema."""
     from ray.serve.schema import ServeDeploySchema
 
     (only,) = ServeDeploySchema.model_validate(content).applications

@@ -11,12 +11,7 @@ import pytest
 from huggingface_hub import constants
 from rich.console import Console
 
-from cluster.cli.default_model import (
-    default_model,
-    download,
-    say_if_toy,
-    with_default_model,
-)
+from cluster.cli.default_model import default_model, download, say_if_toy, with_default_model
 from cluster.common.errors import CheckpointError
 from cluster.common.settings_sources import load_settings
 
@@ -25,18 +20,9 @@ OPEN = "cluster.common.model.checkpoint.open_checkpoint"
 
 @pytest.fixture(autouse=True)
 def hub(tmp_path: Path, monkeypatch: pytest.MonkeyPatch) -> Path:
-    """An empty cache."""
     monkeypatch.delenv("SPLITSCRIBE_MODEL", raising=False)
     monkeypatch.setattr(constants, "HF_HUB_CACHE", str(tmp_path))
     return tmp_path
-
-
-@pytest.fixture
-def downloads(monkeypatch: pytest.MonkeyPatch) -> list[str]:
-    """What was downloaded."""
-    models: list[str] = []
-    monkeypatch.setattr(OPEN, models.append)
-    return models
 
 
 def said_of(model: str) -> str:
@@ -54,7 +40,11 @@ def test_it_is_whispers_unless_the_settings_name_one(monkeypatch: pytest.MonkeyP
     assert with_default_model(settings) is settings
 
 
-def test_what_is_in_the_cache_is_taken_without_a_word(hub: Path, downloads: list[str]) -> None:
+def test_what_is_in_the_cache_is_taken_without_a_word(
+    hub: Path, monkeypatch: pytest.MonkeyPatch
+) -> None:
+    downloads: list[str] = []
+    monkeypatch.setattr(OPEN, downloads.append)
     folder = hub / "models--openai--whisper-large-v3-turbo"
     (folder / "refs").mkdir(parents=True)
     (folder / "refs" / "main").write_text("0" * 40)

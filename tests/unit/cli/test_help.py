@@ -5,10 +5,12 @@ from __future__ import annotations
 import re
 from collections.abc import Iterator
 from importlib.metadata import version
+from pathlib import Path
 from typing import Any
 
 import pytest
 import typer
+import yaml
 from typer.testing import CliRunner
 
 from cluster.cli.main import COMMANDS, app
@@ -66,3 +68,15 @@ def test_a_wrong_name_gets_the_nearest(line: str, near: str) -> None:
     refused = CliRunner().invoke(app, line.split())
     assert refused.exit_code == 2
     assert near in refused.output
+
+
+def test_print_config_shows_what_came_of_all_sources(tmp_path: Path) -> None:
+    (tmp_path / "s.yaml").write_text("router:\n  port: 1\n  host: from-file\n")
+    flags = ["--config", str(tmp_path / "s.yaml"), "--port", "3", "--api-key", "k3y-0f-1"]
+    variable = {"SPLITSCRIBE_ENCODER__MAX_BATCH": "5"}
+    shown = CliRunner().invoke(app, ["serve", *flags, "--print-config"], env=variable)
+    assert shown.exit_code == 0
+    settings = yaml.safe_load(shown.output)
+    assert settings["encoder"]["max_batch"] == 5
+    assert (settings["router"]["port"], settings["router"]["host"]) == (3, "from-file")
+    assert "k3y-0f-1" not in shown.output

@@ -4,9 +4,9 @@ from __future__ import annotations
 
 import json
 import os
+import queue
 import signal
 import subprocess
-import threading
 from collections.abc import Iterator
 from functools import partial
 
@@ -53,35 +53,23 @@ def test_a_terminal_that_has_gone_keeps_nobody_from_stopping() -> None:
             os.close(descriptor)
 
 
-def test_a_stop_that_takes_too_long_ends_the_process(capfd: pytest.CaptureFixture[str]) -> None:
-    statuses: list[int] = []
-    given_up = threading.Event()
-
-    def give_up(status: int) -> None:
-        statuses.append(status)
-        given_up.set()
-
-    with StopSignals(limit_s=0.0, give_up=give_up):
-        os.kill(os.getpid(), signal.SIGINT)
-        assert given_up.wait(20.0)
-    assert statuses == [GAVE_UP]
-    assert "not stopped within 0 s" in capfd.readouterr().err
-
-
-def test_a_start_that_leaves_nothing_behind_ends_at_once(capfd: pytest.CaptureFixture[str]) -> None:
-    said: list[object] = []
-    left = threading.Event()
-
-    def end(status: int) -> None:
-        said.append(status)
-        left.set()
-
-    with StopSignals(give_up=end) as asked:
-        asked.leave = partial(said.append, "left")
+@pytest.mark.parametrize(
+    ("leaves", "calls", "line"),
+    [
+        (False, [GAVE_UP], "not stopped within 0 s"),
+        (True, ["left", 0], "stopped before it was ready"),
+    ],
+)
+def test_a_stop_that_takes_too_long_or_a_start_that_may_leave_ends_the_process(
+    leaves: bool, calls: list[object], line: str, capfd: pytest.CaptureFixture[str]
+) -> None:
+    called: queue.Queue[object] = queue.Queue()
+    with StopSignals(limit_s=0.0, give_up=called.put) as asked:
+        asked.leave = partial(called.put, "left") if leaves else None
         os.kill(os.getpid(), signal.SIGTERM)
-        assert left.wait(20.0)
-    assert said == ["left", 0]
-    assert "stopped before it was ready" in capfd.readouterr().err
+        assert [called.get(timeout=20.0) for _ in calls] == calls
+    assert called.empty()
+    assert line in capfd.readouterr().err
 
 
 def test_leaving_a_start_kills_all_that_it_has_started_and_what_these_have() -> None:

@@ -21,9 +21,7 @@ from tests.support.archives import FakeEngine
 
 @pytest.fixture
 def engine(monkeypatch: pytest.MonkeyPatch) -> FakeEngine:
-    """An application is found whose engine is this one."""
     engine = FakeEngine()
-
     there = load_settings(None, {}, environ={}), "this build"
     monkeypatch.setattr(batch_run, "joined_application", lambda *_: nullcontext(there))
     monkeypatch.setattr(batch_run, "engine_of_application", engine.opened)
@@ -103,8 +101,6 @@ def test_fields_of_the_api_are_flags_and_part_of_what_is_done(
     assert result.exit_code == 0, result.exception or result.output
     assert len(engine.heard) == 2
     assert '"words"' in (output / "one.json").read_text()
-    batch(talks, "-o", output, "--language", "en", "--word-timestamps")
-    assert len(engine.heard) == 2
     batch(talks, "-o", output, "--language", "de")
     assert len(engine.heard) == 4
 
@@ -128,7 +124,6 @@ def test_an_output_that_cannot_be_written_is_told(engine: FakeEngine, talks: Pat
 
 
 def application_at(address: str | None) -> Any:
-    """What is found; None: nothing is, or nothing is looked for."""
     with asyncio.Runner() as runner, joined_application(address, runner, print) as there:
         return there
 

@@ -7,7 +7,6 @@ import stat
 from pathlib import Path
 
 import pytest
-import yaml
 
 from cluster.cli.config import shipped_config
 from cluster.cli.operate.dashboard import Node
@@ -20,13 +19,9 @@ from cluster.cli.operate.files import (
 )
 from cluster.cli.operate.steps import all_there, pools_line
 from cluster.common.errors import ConfigurationError
-from tests.support.hosts import hosts, missing_for_hosts
-
-MISSING = missing_for_hosts()
 
 
 def written(folder: Path, name: str, *changes: tuple[str, str]) -> Path:
-    """The shipped cluster file `name`, changed, in a folder."""
     text = shipped_config(f"cluster/{name}").path.read_text()
     for old, new in changes:
         assert old in text
@@ -116,32 +111,3 @@ def test_the_token_is_the_operators_own(tmp_path: Path, monkeypatch: pytest.Monk
     assert stat.S_IMODE(os.stat(path).st_mode) == 0o600
     assert read_token({}) == path.read_text()
     assert read_token({"RAY_AUTH_TOKEN": "other"}) == "other"
-
-
-@pytest.mark.skipif(MISSING is not None, reason=str(MISSING))
-def test_a_host_finds_its_pool_and_its_address(tmp_path: Path) -> None:
-    """The shipped worker commands, run over ssh on hosts of their own, `ray` printing what came."""
-    with hosts(tmp_path, "operator", "head", "encoder", "decoder") as (operator, head, *workers):
-        file = read_cluster_file(
-            written(
-                tmp_path,
-                "onprem",
-                ("10.0.0.12", workers[1].address),
-                ("10.0.0.11", workers[0].address),
-                ("10.0.0.10", head.address),
-                ("ssh_user: ubuntu", "ssh_user: root"),
-                ("~/.ssh/id_ed25519", str(operator.home / ".ssh" / "id_ed25519")),
-            )
-        )
-        start = yaml.safe_load(file.path.read_text())["worker_start_ray_commands"][1]
-        for worker in workers:
-            ray = worker.home / "splitscribe" / "bin" / "ray"
-            ray.write_text('#!/bin/sh\necho "$@"\n')
-            (worker.home / "start.sh").write_text(
-                f"PATH=~/splitscribe/bin:$PATH RAY_HEAD_IP={head.address}; {start}\n"
-            )
-            ssh = " ".join(file.ssh(worker.address)).replace(str(operator.home), "/mnt")
-            said = operator.run(f"{ssh} bash start.sh").stdout.split()
-            assert f"--labels=pool={worker.name}" in said
-            assert f"--node-ip-address={worker.address}" in said
-            assert f"--address={head.address}:6379" in said

@@ -18,7 +18,6 @@ pytestmark = needs("ssh")
 
 @pytest.fixture
 def unreachable(tmp_path: Path) -> ClusterFile:
-    """A cluster of its own name, to whose machines ssh finds no way."""
     content = yaml.safe_load(shipped_config("cluster/onprem").path.read_text())
     content["cluster_name"] = f"unreachable-{tmp_path.name}"
     content["auth"] = {"ssh_user": "nobody", "ssh_proxy_command": "false"}

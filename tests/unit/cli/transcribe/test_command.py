@@ -132,9 +132,6 @@ def test_a_switch_may_be_said_in_many_ways(job_of: ParseJob, args: tuple[str, ..
     assert job_of(*args, "a.wav").files == ("a.wav",)
     for off in (("--word_timestamps", "False"), ("--no-word-timestamps",)):
         assert not job_of("a.wav", *off).params.words
-
-
-def test_behind_two_dashes_nothing_is_a_flag(job_of: ParseJob) -> None:
     assert job_of("--", "--word_timestamps").files == ("--word_timestamps",)
 
 

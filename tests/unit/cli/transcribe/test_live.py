@@ -45,8 +45,6 @@ TOLD: tuple[LiveEvent, ...] = (
 
 
 class PlayedLiveClient:
-    """Tells what it was made with, once the sound has ended."""
-
     rate = 16_000
 
     def __init__(self, told: tuple[LiveEvent, ...]) -> None:

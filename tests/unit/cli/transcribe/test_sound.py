@@ -73,7 +73,6 @@ def test_a_container_is_read_from_standard_input_and_from_a_file(
 
 @pytest.mark.parametrize("raw", [False, True])
 def test_other_rates_are_resampled_to_the_last_sample(tmp_path: Path, raw: bool) -> None:
-    """Of a file, and of a session."""
     own, asked = (RATE, 48_000) if raw else (48_000, RATE)
     tone = (8000 * np.sin(2 * np.pi * 440 * np.arange(own) / own)).astype(np.int16)
     path = tmp_path / "tone"
