@@ -130,7 +130,7 @@ class LoadAwareRouter(FIFOMixin, RequestRouter):
     ) -> list[list[RunningReplica]]:
         """Return the best few workers. Serve takes the first that is not full."""
         if pending_request is not None:
-            pending_request.routing_context.should_backoff = True  # else an empty answer spins
+            pending_request.routing_context.should_backoff = True  # else Serve spins
             try:
                 request = _request_of(pending_request)
                 order = self._members.choose(request, self._calls, self._chance)

@@ -27,7 +27,7 @@ ELSEWHERE = 0.25  # cost of moving KV to another node, as a share of a decoder's
 # of the time that the window takes on the first:
 ABOUT_AS_FREE = 0.5  # if rendezvous hashing prefers it; never one with another such window queued
 LIKELY_KEPT = 2.0  # if this process had the same audio encoded there; the KV may be gone by now
-AS_SOON = 0.1  # chosen at random, as measured times of equal encoders always differ a little
+AS_SOON = 0.1  # by chance; measured times of equal encoders always differ a little
 FEW = 8  # largest pool whose workers are all compared
 N_SAMPLED = 4  # random workers of a larger pool, beside the preferred ones
 N_NEAR = 2  # decoders on the node of the KV

@@ -29,9 +29,9 @@ def run_fault(
     watch_s: float = WATCH_S,
     is_timed: bool = True,
 ) -> Outcome:
-    """Inject one fault into a whole cluster under load; returns when it is whole and idle again.
+    """Inject one fault into a whole cluster under load; return when it is whole and idle again.
 
-    is_timed: the recovery of the goodput is waited for; else only that of the workers.
+    is_timed: also wait until the goodput has recovered.
     """
     outcome = Outcome(fault.name, fault.limit_s)
     n_before = len(load.sent)
@@ -94,12 +94,11 @@ COLUMNS = (
 
 @dataclass(slots=True)
 class Outcome:
-    """met_refusal: requests that got a 429 or 503 at any try; refused: at their last.
+    """met_refusal: requests with a 429 or 503 at any try; refused: at the last one.
 
-    recovery_s: from the fault to the first 5 s with 90 % of the goodput before it, after it fell; 0
-        where it never fell, None where it stayed low. limit_s: the recovery to reach ("aim").
-    replaced_s: until every worker was there again; None: not in time.
-    hits: windows that needed no encode. evicted: kept windows that made room for others.
+    recovery_s: until the first 5 s with 90 % of the goodput before the fault; 0: it never fell;
+    None: it stayed low. replaced_s: until all workers ran; None: too late. hits: windows that were
+    not encoded again. evicted: kept windows.
     """
 
     fault: str

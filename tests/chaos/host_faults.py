@@ -80,10 +80,7 @@ def proxy_fault(how: str, act: Callable[[psutil.Process], object]) -> HostFault:
 
 
 def redeploy(label: str, broken_s: float = 0.0, **settings: Any) -> HostFault:
-    """broken_s: how long `settings` that cannot work are left, before good ones are deployed.
-
-    Serve replaces worker by worker: a replacement has replaced all, or none can be had.
-    """
+    """broken_s: seconds with `settings` that cannot work, before good ones are deployed."""
 
     def begin(hosts: HostTarget) -> None:
         hosts.per_node = None

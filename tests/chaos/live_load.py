@@ -1,7 +1,7 @@
 """Live sessions as a load: each speaks a clip in real time.
 
-Right: the words of a cluster without faults, each once, deltas that spell them, and no failed turn.
-A session whose router has gone is lost, since the protocol has no resume.
+A session is right if each word comes once, as without faults, and no turn fails. It is lost with
+its router.
 """
 
 from __future__ import annotations

@@ -36,9 +36,7 @@ Verdict = Literal["right", "wrong", "refused", "lost"]
 
 @dataclass(slots=True)
 class Sent:
-    """Times are monotonic. statuses: of each try, 0 where no answer came. n_hits: windows that an
-    encoder had kept.
-    """
+    """statuses: of each try, 0 without an answer. n_hits: windows that an encoder had kept."""
 
     number: int
     clip: str

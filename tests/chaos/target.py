@@ -39,7 +39,7 @@ MARKS = {
 class Target:
     """roots: processes from which all others descend. wanted: replicas of each role.
 
-    spool: where its uploads lie, and how large that disk is; None: the system's.
+    spool: the folder of uploads; None: the system's. spool_bytes: the size of its disk.
     """
 
     url: str

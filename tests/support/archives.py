@@ -28,7 +28,7 @@ class Stopped(BaseException):
 class FakeEngine:
     """Hears how a file begins; one that begins with "broken" is no audio.
 
-    most: files that were worked on at a time. stop_after: files, after which the run ends.
+    most: files worked on at a time. stop_after: files after which the run ends.
     """
 
     heard: list[str] = field(default_factory=list)

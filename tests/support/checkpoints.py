@@ -93,8 +93,7 @@ def make_checkpoint(
 ) -> Path:
     """Write a random checkpoint into `folder`; `changes` replace fields of its shape.
 
-    dtype: of the stored weights. prefix: both namings are found in the wild. device: that draws the
-    numbers; each has its own for one seed.
+    dtype: of the stored weights. prefix: both namings exist. device: which draws the numbers.
     """
     chosen = replace(SHAPES[shape] if isinstance(shape, str) else shape, **changes)
     folder.mkdir(parents=True, exist_ok=True)
@@ -222,10 +221,7 @@ def tokenizer_definition(shape: ModelShape) -> dict[str, Any]:
 def random_tensors(
     dims: ModelDims, seed: int = 0, device: str = "cpu", dtype: torch.dtype = torch.float32
 ) -> dict[str, torch.Tensor]:
-    """At a scale where every layer, position and audio frame matters to the logits.
-
-    They are drawn on `device`, in float32, and returned on the CPU in `dtype`.
-    """
+    """Drawn in float32, at a scale where every layer, position and frame matters to the logits."""
     generator = torch.Generator(device).manual_seed(seed)
     shapes = encoder_shapes(dims) | cross_kv_shapes(dims) | decoder_shapes(dims)
     return {

@@ -1,5 +1,6 @@
-"""Several hosts on this machine: network namespaces joined by a bridge, each with processes, home,
-/tmp, shared memory and sshd of its own. Killing a host's first process ends all of it.
+"""Several hosts on this machine: network namespaces joined by a bridge.
+
+Each has its own processes, home, /tmp, shared memory and sshd; they end with its first process.
 """
 
 from __future__ import annotations

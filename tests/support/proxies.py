@@ -27,9 +27,9 @@ def proxy_in_front(
     certificate: Path,
     changed: Mapping[str, str] | None = None,
 ) -> Iterator[int]:
-    """The shipped proxy before `backend` (host and port), once it answers; gives its port.
+    """Run the shipped proxy before `backend` (host and port); yield its port once it answers.
 
-    changed: further texts of its configuration, and what stands there instead.
+    changed: further texts of its configuration, and their replacements.
     """
     port = free_port()
     shipped = shipped_config(f"tls/{kind}").path

@@ -1,9 +1,8 @@
-"""A CycloneDX document of what splitscribe is installed with here, on standard output.
+"""Print a CycloneDX document of the packages that an installation without `dev` has here.
 
     python tests/support/sbom.py
 
-It holds the packages that an installation without the extra `dev` has, with their versions and
-licences as each names them. It needs nothing of the project, so that it runs in an image, too.
+It imports nothing of the project, so that it runs in an image too.
 """
 
 from __future__ import annotations

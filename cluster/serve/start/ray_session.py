@@ -77,7 +77,7 @@ def _load_serve() -> None:
 
 
 def _start(address: str | None, dashboard: RayDashboard, *, log_to_driver: bool) -> Any:
-    logging.getLogger("ray").setLevel(logging.ERROR)  # of what it says before it reads the options
+    logging.getLogger("ray").setLevel(logging.ERROR)  # also before it reads its options
     common: dict[str, Any] = {"logging_level": logging.ERROR, "log_to_driver": log_to_driver}
     try:
         if address is not None:

@@ -1,7 +1,4 @@
-"""Bombs in containers of nested elements, in playlists, and in what is not taken; and all of them.
-
-As in `bombs_of_frames`: well formed but for what they lie about.
-"""
+"""Bombs in nested containers, in playlists and in formats that are not taken; and all of them."""
 
 from __future__ import annotations
 
@@ -43,10 +40,7 @@ def _ebml_id(name: int) -> bytes:
 
 
 def bombs(good: Mapping[str, bytes], n_bytes: int) -> Bombs:
-    """(what it is, the file): each of about `n_bytes`, or much less.
-
-    good: a file in each format of `sounds.FORMATS`, of which some are made.
-    """
+    """Yield names and files of about `n_bytes` at most. good: files of all `sounds.FORMATS`."""
     for makers in (wav, mp3, aac, ogg, flac, matroska, mov, mpeg, untaken):
         yield from makers(good, n_bytes)
     yield from playlists()
@@ -125,28 +119,18 @@ def mov(good: Mapping[str, bytes], n_bytes: int) -> Bombs:
     )
     meta = box(b"meta", bytes(4), box(b"hdlr", bytes(8), b"mdir", bytes(13)))
     yield "mp4: tags", with_index(box(b"udta", meta, box(b"ilst", items)))
-    yield (
-        "mp4: tags in a meta box",
-        with_index(box(b"udta", box(b"meta", bytes(4), box(b"ilst", items)))),
-    )
+    within = box(b"meta", bytes(4), box(b"ilst", items))
+    yield "mp4: tags in a meta box", with_index(box(b"udta", within))
     keys = filled(b"", box(b"mdta", b"a"))
     count = struct.pack(">II", 0, MOST)
-    yield (
-        "mp4: more keys than there are",
-        with_index(box(b"meta", bytes(4), box(b"keys", count, keys))),
-    )
+    lying = box(b"meta", bytes(4), box(b"keys", count, keys))
+    yield "mp4: more keys than there are", with_index(lying)
     trak = moov[moov.find(b"trak") - 4 :]
     trak = trak[: struct.unpack(">I", trak[:4])[0]]
     yield "mp4: tracks", with_index(filled(b"", trak))
-    fragment = box(
-        b"moof",
-        box(b"mfhd", bytes(8)),
-        box(
-            b"traf",
-            box(b"tfhd", struct.pack(">II", 0, 1)),
-            box(b"trun", struct.pack(">III", 0x200, 1, 1)),
-        ),
-    )
+    header, run = struct.pack(">II", 0, 1), struct.pack(">III", 0x200, 1, 1)
+    traf = box(b"traf", box(b"tfhd", header), box(b"trun", run))
+    fragment = box(b"moof", box(b"mfhd", bytes(8)), traf)
     extends = box(b"mvex", box(b"trex", struct.pack(">6I", 0, 1, 1, 1, 1, 0)))
     sizes = moov.find(b"stsz")
     table = b"stz2" + bytes(7) + b"\4" + struct.pack(">I", 400_000_000)
@@ -162,33 +146,16 @@ def mov(good: Mapping[str, bytes], n_bytes: int) -> Bombs:
     sidx = struct.pack(">6IHH", 0, 1, 1, 0, 0, 0, 0, 65_535) + bytes(12 * 65_535)
     yield "mp4: indices of segments", filled(m4a, box(b"sidx", sidx))
     chapters = filled(b"", b"\0" * 8 + b"\1a")
-    yield (
-        "mp4: chapters",
-        with_index(box(b"udta", box(b"chpl", b"\1" + bytes(7) + b"\xff" + chapters))),
-    )
+    chpl = box(b"chpl", b"\1" + bytes(7) + b"\xff" + chapters)
+    yield "mp4: chapters", with_index(box(b"udta", chpl))
     edits = filled(b"", struct.pack(">III", MOST, 0, 0x10000))
-    yield (
-        "mp4: edits",
-        before
-        + box(
-            b"moov",
-            moov.replace(
-                trak,
-                box(
-                    b"trak",
-                    trak[8:],
-                    box(b"edts", box(b"elst", struct.pack(">II", 0, len(edits) // 12), edits)),
-                ),
-            ),
-        )
-        + after,
-    )
+    elst = box(b"elst", struct.pack(">II", 0, len(edits) // 12), edits)
+    edited = moov.replace(trak, box(b"trak", trak[8:], box(b"edts", elst)))
+    yield "mp4: edits", before + box(b"moov", edited) + after
     yield "mp4: data as long as can be", m4a[:at] + box(b"mdat", struct.pack(">Q", 2**63), length=1)
     link = box(b"url ", b"\0\0\0\0http://127.0.0.1:9/a\0")
-    yield (
-        "mp4: data at an address",
-        m4a.replace(m4a[m4a.find(b"url ") - 4 : m4a.find(b"url ") + 8], link[:12]),
-    )
+    url = m4a.find(b"url ")
+    yield "mp4: data at an address", m4a.replace(m4a[url - 4 : url + 8], link[:12])
 
 
 def mpeg(good: Mapping[str, bytes], n_bytes: int) -> Bombs:
@@ -198,10 +165,8 @@ def mpeg(good: Mapping[str, bytes], n_bytes: int) -> Bombs:
     yield "mpeg: endless packs before sound", filled(b"", pack, good["mpeg"])
     yield "mpeg: empty packets", filled(good["mpeg"], b"\0\0\1\xc0\0\0")
     yield "mpeg: a map without end", filled(pack, b"\0\0\1\xbc\xff\xff" + b"\xff" * 60)
-    yield (
-        "mpeg: streams of every number",
-        filled(pack, b"".join(b"\0\0\1%c\0\3\x80\0\0" % n for n in range(0xC0, 0xF0))),
-    )
+    streams = b"".join(b"\0\0\1%c\0\3\x80\0\0" % n for n in range(0xC0, 0xF0))
+    yield "mpeg: streams of every number", filled(pack, streams)
 
 
 def playlists() -> Bombs:
@@ -213,14 +178,10 @@ def playlists() -> Bombs:
     yield "subfile", b"subfile,,start,0,end,9,,:/etc/passwd"
     yield "an address", address
     yield "a session", b"v=0\nc=IN IP4 127.0.0.1\nc=IN IP4 127.0.0.1\nm=audio 9 RTP/AVP 0\n"
-    yield (
-        "a manifest",
-        (
-            b'<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011"><Period>'
-            b"<AdaptationSet><Representation><BaseURL>" + address + b"</BaseURL></Representation>"
-            b"</AdaptationSet></Period></MPD>"
-        ),
-    )
+    manifest = b'<?xml version="1.0"?><MPD xmlns="urn:mpeg:dash:schema:mpd:2011"><Period>'
+    manifest += b"<AdaptationSet><Representation><BaseURL>" + address + b"</BaseURL>"
+    manifest += b"</Representation></AdaptationSet></Period></MPD>"
+    yield "a manifest", manifest
     yield "entities", b'<!DOCTYPE a [<!ENTITY a "aaaa"><!ENTITY b "&a;&a;&a;&a;">]><a>&b;</a>'
     yield "a playlist behind a tag", id3(id3_frame(b"TIT2", b"\0a")) + b"#EXTM3U\n" + address
 

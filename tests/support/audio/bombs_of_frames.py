@@ -1,7 +1,6 @@
-"""Small files of every container that ask for much: endless elements, lying lengths, packed blocks.
+"""Small files that ask for much: endless elements, lying lengths, packed blocks.
 
-Each is built by hand from the container's own parts, so that all of it is well formed but for what
-it lies about. Playlists and containers that are not taken belong to them.
+Each is built from its container's parts, and well formed but for what it lies about.
 """
 
 from __future__ import annotations
@@ -160,10 +159,8 @@ def ogg(good: Mapping[str, bytes], n_bytes: int) -> Bombs:
     books = b"\5vorbis\xff" + (b"BCV\xff\xff\xff\xff\xff" + b"\x20" * 40) * 256
     setup = page(vorbis.replace(b"\xff" * 5, b"\1\x80\x3e\0\0", 1), b"\x1e", kind=2)
     empty = b"\3vorbis" + bytes(8) + b"\1"
-    yield (
-        "ogg: vorbis of huge codebooks",
-        (setup + page(empty, bytes([len(empty)])) + b"".join(_packet_pages(books))),
-    )
+    setup += page(empty, bytes([len(empty)])) + b"".join(_packet_pages(books))
+    yield "ogg: vorbis of huge codebooks", setup
 
 
 def of_comments(opus: bytes, n_bytes: int) -> bytes:
@@ -196,10 +193,8 @@ def flac(good: Mapping[str, bytes], n_bytes: int) -> Bombs:
     body = body[: 2**24 - 1]
     yield "flac: comments", info + b"\4" + len(body).to_bytes(3) + body + sound[42:]
     picture = struct.pack(">III", 3, 9, 0) + bytes(4) + struct.pack(">IIIII", 1, 1, 1, 1, MOST)
-    yield (
-        "flac: a picture that lies",
-        info + b"\6" + len(picture).to_bytes(3) + picture + sound[42:],
-    )
+    block = b"\6" + len(picture).to_bytes(3) + picture
+    yield "flac: a picture that lies", info + block + sound[42:]
     small = struct.pack(">II", 3, 9) + b"image/png" + struct.pack(">IIIIIIB", 0, 1, 1, 1, 1, 1, 9)
     block = b"\6" + len(small).to_bytes(3) + small
     yield "flac: endless pictures", filled(info, block, sound[42:])

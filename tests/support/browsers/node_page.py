@@ -12,7 +12,7 @@ from router.http.page import FOLDER
 
 
 def told_by_node(folder: Path, script: str, asked: Any = None) -> Any:
-    """What `script` prints as JSON. It is a module beside the page's, and finds `asked` as `asked`.
+    """Return what `script` prints as JSON; it is a module beside the page's and finds `asked`.
 
     folder: an empty one, for copies of the modules.
     """

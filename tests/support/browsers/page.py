@@ -54,9 +54,9 @@ def running_browser(spoken: Path | None = None) -> Iterator[Browser]:
 
 @contextmanager
 def opened(browser: Browser, url: str, **options: Any) -> Iterator[Page]:
-    """A tab on `url` in a profile of its own; what its console calls an error fails the test.
+    """Open a tab in a new profile; errors on its console fail the test.
 
-    expected: parts of such messages that may come, as a refused request's.
+    expected: parts of messages that may come.
     """
     expected = options.pop("expected", ())
     microphone = options.pop("microphone", True)

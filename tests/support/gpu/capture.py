@@ -1,9 +1,8 @@
 """What a CUDA graph's capture refuses, seen operation by operation on a simulated GPU.
 
-Refused: copies between device and host, pinned memory, what has to know values on the host (shapes
-that depend on them, numbers, truths), waits, another stream, and memory that outlives the capture,
-which the next replay of another graph would write over. A replay runs the captured function once
-more and compares: a graph repeats what it was made of, whatever Python has changed since.
+Refused are copies between device and host, pinned memory, values on the host, waits, another
+stream, and memory that outlives the capture. A replay runs the captured function again and
+compares.
 """
 
 from __future__ import annotations

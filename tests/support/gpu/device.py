@@ -1,13 +1,8 @@
-"""A simulated GPU: tensors that say they are on `cuda:0`, and what each operation does to them.
+"""A simulated GPU: tensors on `cuda:0` on a machine without one, in any thread.
 
-The product's own code for a GPU runs on it, in any thread, on a machine that has none. A tensor's
-values lie on the CPU, computed when an operation is launched, or nowhere (`values="meta"`: shapes
-only, which cost nothing at any model's size). Each operation is told to whoever watches: what it
-reads, what it writes, whether it copies between device and host, and where in the product it
-stands. What waits for what is in `tests.support.gpu.runtime`.
-
-torch's own fake tensors do not serve: on a build without CUDA they cannot be indexed, and they have
-no values for the host to read. What a compiled library does inside of one operation is not seen.
+A tensor's values lie on the CPU, or nowhere (`values="meta"`: shapes alone). Each operation is
+told to the watchers: what it reads and writes, whether it copies between device and host, and its
+place in the product. torch's own fake tensors cannot be indexed without CUDA and have no values.
 """
 
 from __future__ import annotations

@@ -83,8 +83,7 @@ def attend_pages(
 ) -> Tensor:
     """What the kernels compute: q [n, head, head_dim]; K and V [page, place, head, head_dim].
 
-    rows: where each entry's queries begin, and the end. indptr, indices, last: its pages, as
-    flashinfer's tables have them.
+    rows: where each entry's queries begin, and the end. The others: flashinfer's page table.
     """
     out = torch.full_like(q, torch.nan)
     for i, (begin, end) in enumerate(pairwise(rows)):

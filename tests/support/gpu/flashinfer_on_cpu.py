@@ -1,10 +1,7 @@
 """The installed flashinfer on a CPU: its own Python runs, over stand-ins for its compiled modules.
 
-So every call of ours meets the package's real signatures, checks and plans. The place where
-flashinfer would compile or load a module gives a stand-in and notes which module it was: those that
-our backend asked for are what a GPU machine needs.
-
-The package lies in a folder of its own (`make gpu-check-install`); it does not stay imported.
+So calls meet the package's real signatures, checks and plans, and the modules that a GPU machine
+needs are noted. The package lies in a folder of its own (`make gpu-check-install`).
 """
 
 from __future__ import annotations
@@ -33,11 +30,9 @@ PACKAGES = ("cluster", "decoder_worker", "encoder_worker", "router")
 
 
 class OnCpu:
-    """What was asked of flashinfer while it ran here.
+    """specs: the modules that were asked for, by name (`JitSpec`).
 
-    specs: the modules, by name, as flashinfer describes them to its compiler (`JitSpec`).
-    called: what our code imports and has called by now, `function` or `Class.method`; every such
-        call was bound to its signature first.
+    called: `function` or `Class.method` of all that our code imports and has called.
     """
 
     def __init__(self) -> None:
@@ -91,10 +86,9 @@ def our_imports() -> dict[str, set[str]]:
 def flashinfer_on_cpu(
     folder: Path = FOLDER, cache: Path | None = None, arch: str = "9.0a"
 ) -> Iterator[OnCpu]:
-    """Import flashinfer from `folder` and let it run here; afterwards it is gone again.
+    """Import flashinfer from `folder` meanwhile.
 
-    cache: where it writes the sources of what it would compile [beside the package]. arch: what
-    it would compile them for.
+    cache: for the sources of what it would compile [beside the package]. arch: of the target.
     """
     asked = OnCpu()
     environment = {

@@ -27,9 +27,9 @@ class Kind(Enum):
 
 @dataclass(frozen=True, slots=True)
 class Operation:
-    """What one call did; tensors of the device, and pinned ones of the host.
+    """Tensors of the device and pinned ones of the host. made: in newly allocated memory.
 
-    made: tensors in memory that it allocated. blocking: the host waits for the device in it.
+    blocking: the host waits for the device in it.
     """
 
     name: str

@@ -1,8 +1,7 @@
-"""Finds accesses on a simulated GPU that nothing puts in order.
+"""Finds accesses on a simulated GPU that nothing puts in order, after `torch.cuda._sanitizer`.
 
-After the ideas of `torch.cuda._sanitizer`, and beyond them: memory is told apart by rows (a pool's
-by pages), the host's accesses to pinned memory count, page tables are followed to the pages that
-they name, and memory that is freed must not be in use by a stream that its allocator does not know.
+Beyond it, memory is told apart by rows or pages, page tables are followed, and the host's accesses
+to pinned memory and the freeing of memory count.
 """
 
 from __future__ import annotations
@@ -142,8 +141,8 @@ def _rows_of(gpu: SimulatedGpu, pool: Tensor, pages: set[int]) -> set[int]:
 
 
 def _attended(indptr: list[int], indices: list[int], last: list[int]) -> set[int]:
-    """Pages of all entries but inert ones: rows that fill up a batch attend to a single position of
-    any page, perhaps while it is written, and nobody reads what they give.
+    """Pages of all entries but inert ones, which fill up a batch and attend to one position of any
+    page.
     """
     pages: set[int] = set()
     for begin, end, length in zip(indptr, indptr[1:], last, strict=False):

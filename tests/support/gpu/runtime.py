@@ -1,11 +1,7 @@
 """The order of a simulated GPU's work: streams, events, waits and graphs.
 
-Each stream numbers its operations and knows up to which number every other stream's work comes
-before its next one (a vector clock); an event holds a stream's clock, and the host has one too. The
-host's threads are taken as one: what they tell each other is taken to be in order.
-
-Waits that nobody wrote down order nothing here, since a change elsewhere may take them away: those
-of a copy from pageable memory, and of torch before a capture.
+Streams, events and the host have vector clocks; the host's threads count as one. Implicit waits, of
+copies from pageable memory and of torch before a capture, order nothing here.
 """
 
 from __future__ import annotations
@@ -69,10 +65,7 @@ class SimulatedEvent:
 
 
 class SimulatedRuntime(CudaRuntime):
-    """Takes CUDA's place in `cluster.common.model.streams`.
-
-    graphs: the replays of all that were captured.
-    """
+    """graphs: the replays of all that were captured."""
 
     def __init__(self, gpu: SimulatedGpu) -> None:
         self.gpu = gpu

@@ -27,8 +27,8 @@ TYPES = {
 def load_kernel(monkeypatch: pytest.MonkeyPatch, name: str, *, interpreted: bool) -> ModuleType:
     """A kernel's module in a copy of its own, for one test.
 
-    Whether functions are interpreted is settled where they are made, those of Triton's own library
-    at its import: so there are two Tritons in the process, and one of them at a time is `triton`.
+    Functions are interpreted or not as they are made, also Triton's own, so there are two Tritons,
+    one of which at a time is `triton`.
     """
     pytest.importorskip("triton")
     monkeypatch.setenv("TRITON_INTERPRET", str(int(interpreted)))
@@ -70,11 +70,9 @@ class _Recorded:
 
 
 def compiled(launch: Any, kernel: str, architecture: int, *given: Any) -> dict[str, Any]:
-    """A kernel as a launcher would run it: "ptx" to its text, "shared" to bytes of shared memory.
+    """A kernel as a launcher would run it: "ptx", its text, and "shared", bytes of shared memory.
 
-    Args:
-        launch: of a module from `load_kernel`, not interpreted.
-        given: what it is called with, meta tensors.
+    launch: of a module from `load_kernel`, not interpreted. given: its arguments, meta tensors.
     """
     import triton
     from triton.backends.compiler import GPUTarget

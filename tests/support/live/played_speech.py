@@ -1,8 +1,7 @@
 """Speech that a test makes up: words with exact times, a detector, and pools that hear them.
 
-Each word is a run of samples of one value. As real models do, the pools guess a word whose end is
-not there, take one without its beginning for another, end a text where the audio does, and hear
-nothing behind a full stop that the speaker did not make.
+Each word is a run of samples of one value. Like real models the pools guess cut words, end a text
+with the audio, and hear nothing behind a full stop that the speaker did not make.
 """
 
 from __future__ import annotations

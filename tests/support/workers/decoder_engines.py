@@ -198,11 +198,10 @@ def make_stand(
     attention: Callable[[torch.Tensor, torch.Tensor], Attentions] | None = None,
     **settings: Any,
 ) -> Iterator[Stand]:
-    """reads_states: the exporter publishes encoder states, which land in `landing_windows` pages.
+    """reads_states: encoder states are published, which land in `landing_windows` pages.
 
-    bucketed: run decode steps at fixed sizes, as a GPU does. device: on a GPU the settings choose
-    the attention. ahead: steps ahead; None: as on that device. attention: makes it of the two
-    pools.
+    bucketed: decode steps have fixed sizes, as on a GPU. ahead: steps; None: as on the device.
+    attention: makes it of the self and the cross pool; on a GPU the settings choose.
     """
 
     def choose(

@@ -12,9 +12,10 @@ from ray.serve.schema import (
     ServeStatus,
 )
 
-from cluster.serve.start.readiness import Changes, state_here, state_of
+from cluster.serve.start.readiness import ApplicationState, Changes, Pool, state_here, state_of
 
 WAITING = "Deployment 'encoder' has 1 replicas that have taken more than 30s to be scheduled."
+ROUTER = Pool("router", 1, 1, "HEALTHY", "")
 
 
 def deployment(n_running: int, wanted: int, message: str = "") -> dict[str, Any]:
@@ -27,40 +28,26 @@ def deployment(n_running: int, wanted: int, message: str = "") -> dict[str, Any]
     }
 
 
-def details(status: str, message: str = "", **deployments: Any) -> dict[str, Any]:
-    return {
-        "applications": {
-            "splitscribe": {
-                "status": status,
-                "message": message,
-                "last_deployed_time_s": 1.0,
-                "deployments": deployments,
-            }
-        }
-    }
-
-
 def test_progress_is_a_line_and_a_reason() -> None:
-    state = state_of(
-        details(
-            "DEPLOYING",
-            decoder=deployment(2, 2),
-            encoder=deployment(0, 1, WAITING),
-            router=deployment(1, 1),
-        )
-    )
+    deployments = {
+        "decoder": deployment(2, 2),
+        "encoder": deployment(0, 1, WAITING),
+        "router": deployment(1, 1),
+    }
+    told = {"status": "DEPLOYING", "message": "", "deployments": deployments}
+    state = state_of({"applications": {"splitscribe": told}})
     assert state is not None
     assert state.line() == "router 1/1, encoder 0/1, decoder 2/2"
     assert state.reason() == WAITING
     workers = "workers running: router 1/1, encoder 0/1, decoder 2/2"
     assert state.lines() == [workers, f"encoder: {WAITING}"]
     assert not state.is_ready
+    assert state_of({"applications": {}}) is None
 
 
 def test_a_model_that_loads_for_long_is_not_told_to_wait_for_something() -> None:
     slow = "1 replicas that have taken more than 30s to initialize.\nThis may be caused by ..."
-    state = state_of(details("DEPLOYING", encoder=deployment(0, 1, slow)))
-    assert state is not None
+    state = ApplicationState("DEPLOYING", "", (Pool("encoder", 0, 1, "UPDATING", slow),))
     assert state.lines() == ["workers running: encoder 0/1"]
 
 
@@ -74,17 +61,10 @@ def test_what_changes_is_said_once() -> None:
 
 def test_a_failure_is_the_message_of_its_exception() -> None:
     trace = "Traceback:\n  File x\ncluster.errors.CheckpointError: no such folder: /x\n"
-    state = state_of(details("DEPLOY_FAILED", trace))
-    assert state is not None
+    state = ApplicationState("DEPLOY_FAILED", trace, (ROUTER,))
     assert state.reason() == "no such folder: /x"
     assert not state.is_ready
-
-
-def test_an_application_is_ready_when_all_that_is_wanted_runs() -> None:
-    state = state_of(details("RUNNING", router=deployment(1, 1)))
-    assert state is not None
-    assert state.is_ready
-    assert state_of({"applications": {}}) is None
+    assert ApplicationState("RUNNING", "", (ROUTER,)).is_ready
 
 
 def test_the_state_of_this_cluster_reads_as_that_of_another() -> None:

@@ -8,10 +8,9 @@ from contextlib import asynccontextmanager
 from dataclasses import dataclass, field
 from typing import Any
 
-import httpx
 import pytest
 
-from cluster.common.clock import Clock
+from cluster.common.clock import SYSTEM_CLOCK, Clock
 from cluster.common.errors import (
     InvalidAudioError,
     InvalidRequestError,
@@ -32,6 +31,7 @@ from router.http.models import ModelRegistry
 from router.http.routes import create_app
 from router.pools import EnginePool, Unbounded
 from tests.support.archives import same_answer
+from tests.support.router_fakes import client_of, post
 
 MODEL = (("model", "whisper-1"),)
 MAX_ATTEMPTS = 8
@@ -97,19 +97,13 @@ async def opened(clock: Clock | None = None) -> AsyncIterator[Opened]:
 
 async def endpoints_answer(engines: LocalEngines, fields: Any) -> bytes:
     (name,) = engines.settings.by_model()
+    form: dict[str, list[str]] = {}
+    for key, text in fields:
+        form.setdefault(key, []).append(text)
     async with transcriber_over(engines) as transcriber:
         registry = ModelRegistry([served_model(engines.settings, name, transcriber)])
-        transport = httpx.ASGITransport(create_app(registry, engines.settings.router))
-        async with httpx.AsyncClient(transport=transport, base_url="http://localhost") as client:
-            form: dict[str, list[str]] = {}
-            for key, text in fields:
-                form.setdefault(key, []).append(text)
-            answer = await client.post(
-                "/v1/audio/transcriptions",
-                data=form,
-                files={"file": sample_path("long").read_bytes()},
-                timeout=60,
-            )
+        async with client_of(create_app(registry, engines.settings.router)) as client:
+            answer = await post(client, sample_path("long").read_bytes(), **form)
     assert answer.status_code == 200, answer.text
     return answer.content
 
@@ -173,8 +167,6 @@ async def test_without_a_network_voices_are_refused_before_any_file() -> None:
 
 
 def make_hasty_clock() -> tuple[Clock, list[float]]:
-    from cluster.common.clock import SYSTEM_CLOCK
-
     waits: list[float] = []
 
     async def sleep(seconds: float) -> None:

@@ -1,7 +1,6 @@
-"""Pools grow within seconds, do not flap, keep balance, sleep and wake; on a model of the cluster.
+"""Pools grow within seconds, do not flap, keep balance, sleep and wake.
 
-What a real cluster told Serve's controller under a load is replayed as well
-(`tests/data/scaling_trace.json`).
+On a model of the cluster, and on a replay of a real one (`tests/data/scaling_trace.json`).
 """
 
 from __future__ import annotations
@@ -284,9 +283,7 @@ def test_pools_sleep_together_and_wake_together() -> None:
 
 @pytest.mark.parametrize(("woken", "other"), [BOTH, BOTH[::-1]])
 def test_what_serve_wakes_by_itself_wakes_the_other_pool(woken: Role, other: Role) -> None:
-    """Serve asks no policy about a pool without a worker that has calls (autoscaling_policy.py,
-    `_get_cold_start_scale_up_replicas`), until its first worker runs, which may load for minutes.
-    """
+    """See `_get_cold_start_scale_up_replicas` in Serve's autoscaling_policy.py."""
     balancer = Balancer()
     rules = ScalingRules(min_workers=0, max_workers=8, to_zero_delay_s=5.0)
     for second in (0.0, 0.5):

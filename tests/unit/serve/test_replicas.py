@@ -46,13 +46,13 @@ class Handle:
         return [await self._worker.status(), RuntimeError("a replica that died")]
 
 
-def cpu_settings(windows: int) -> Settings:
-    role = {"threads": 1, "device": "cpu"}
+def make_settings(windows: int, shape: str = "micro", **role: Any) -> Settings:
+    role = {"threads": 1, "device": "cpu", **role}
     flags = {
-        "model": str(cached_checkpoint()),
+        "model": str(cached_checkpoint(shape)),
         "cluster_key": "k" * 32,
         "encoder": {**role, "export_windows": windows},
-        "decoder": {**role, "kv_windows": windows},
+        "decoder": {**role, "kv_windows": windows, "max_batch": 8},
     }
     return load_settings(None, flags, environ={})
 
@@ -62,7 +62,7 @@ async def test_one_worker_encodes_decodes_and_drains(
     caplog: pytest.LogCaptureFixture,
 ) -> None:
     caplog.set_level("INFO", "cluster.serve")
-    settings = cpu_settings(2)
+    settings = make_settings(2)
     worker = ColocatedWorker(settings, "build")
     options = DecodeOptions(language="en", max_new_tokens=8)
 
@@ -90,7 +90,7 @@ async def test_one_worker_encodes_decodes_and_drains(
 
 
 async def test_what_goes_wrong_is_counted(as_replica: dict[tuple[str, ...], float]) -> None:
-    settings = cpu_settings(2)
+    settings = make_settings(2)
     worker = ColocatedWorker(settings, "build")
     encode, decode = worker._encoder, worker._decoder
     reply = await worker.encode(EncodeRequest("r", 0, 1, make_pcm(1.0), 30.0))
@@ -128,17 +128,7 @@ async def test_what_goes_wrong_is_counted(as_replica: dict[tuple[str, ...], floa
 
 
 async def transcribed(device: str, dtype: str, shape: str, n: int) -> list[DecodeResult]:
-    role = {"device": device, "dtype": dtype}
-    settings = load_settings(
-        None,
-        {
-            "model": str(cached_checkpoint(shape)),
-            "cluster_key": "k" * 32,
-            "encoder": {**role, "export_windows": 8},
-            "decoder": {**role, "kv_windows": 8, "max_batch": 8},
-        },
-        environ={},
-    )
+    settings = make_settings(8, shape, device=device, dtype=dtype, threads=0)
     worker = ColocatedWorker(settings, "build")
     options = DecodeOptions(language="en", max_new_tokens=40)
 
@@ -156,7 +146,7 @@ async def transcribed(device: str, dtype: str, shape: str, n: int) -> list[Decod
 async def test_python_changes_hands_within_a_decode_step() -> None:
     """The thread that launches steps would else wait up to 5 ms for the encoder's."""
     before = sys.getswitchinterval()
-    settings = cpu_settings(1)
+    settings = make_settings(1)
     try:
         worker = ColocatedWorker(settings, "build")
         assert sys.getswitchinterval() == pytest.approx(SWITCH_S)
