@@ -184,15 +184,13 @@ def upload_of(sent: Sent) -> bytes:
 
 def reference_texts(url: str) -> dict[str, str]:
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
-        return {
-            clip: client.audio.transcriptions.create(
-                model="whisper-1",
-                file=("audio.wav", lengthened(clip, 0)),
-                language="en",
-                temperature=0.0,
-            ).text
-            for clip in dict.fromkeys(CLIPS)
-        }
+        return {clip: _said(client, lengthened(clip, 0)) for clip in dict.fromkeys(CLIPS)}
+
+
+def _said(client: openai.OpenAI, wav: bytes) -> str:
+    return client.audio.transcriptions.create(
+        model="whisper-1", file=("audio.wav", wav), language="en", temperature=0.0
+    ).text
 
 
 def goodput(sent: Sequence[Sent], since_s: float, until_s: float) -> float:
@@ -228,11 +226,9 @@ def texts_alone(url: str) -> dict[str, str]:
     texts: dict[str, str] = {}
     with openai.OpenAI(base_url=f"{url}/v1", api_key="none") as client:
         for name, pcm in pieces().items():
-            answer = client.audio.transcriptions.create(
-                model="whisper-1", file=("a.wav", _wav(pcm)), language="en", temperature=0.0
-            )
-            if answer.text and answer.text not in texts.values():
-                texts[name] = answer.text
+            text = _said(client, _wav(pcm))
+            if text and text not in texts.values():
+                texts[name] = text
     assert len(texts) > 3 * N_REPEATED, texts
     return texts
 
