@@ -6,11 +6,11 @@ import asyncio
 import json
 import re
 import ssl
-from collections.abc import AsyncIterator, Mapping
+from collections.abc import AsyncIterator, Callable, Mapping
 from concurrent.futures import ThreadPoolExecutor
 from contextlib import asynccontextmanager
+from functools import partial
 from pathlib import Path
-from typing import Any
 
 import pytest
 from websockets.asyncio.client import connect
@@ -30,16 +30,6 @@ PATIENCE_S = 25  # of a proxy; pings come every 20 s
 pytestmark = needs("openssl")
 
 
-class Proxied:
-    def __init__(self, door: Door, port: int, certificate: Path) -> None:
-        self.door = door
-        self.context = ssl.create_default_context(cafile=str(certificate))
-        self.url = f"wss://localhost:{port}/v1/realtime?intent=transcription"
-
-    def connect(self, **options: Any) -> connect:
-        return connect(self.url, ssl=self.context, **options)
-
-
 @asynccontextmanager
 async def proxied(
     kind: str,
@@ -47,14 +37,16 @@ async def proxied(
     folder: Path,
     certificate: Path,
     changed: Mapping[str, str] | None = None,
-) -> AsyncIterator[Proxied]:
-    """The same without blocking the loop, on which the door serves."""
+) -> AsyncIterator[Callable[..., connect]]:
+    """Yield what connects to the proxy. The loop, on which the door serves, is not blocked."""
+    tls = ssl.create_default_context(cafile=str(certificate))
     with ThreadPoolExecutor(1) as threads:
         loop, backend = asyncio.get_running_loop(), f"127.0.0.1:{door.port}"
         manager = proxy_in_front(kind, backend, folder, certificate, changed)
         port = await loop.run_in_executor(threads, manager.__enter__)
         try:
-            yield Proxied(door, port, certificate)
+            url = f"wss://localhost:{port}/v1/realtime?intent=transcription"
+            yield partial(connect, url, ssl=tls)
         finally:
             await loop.run_in_executor(threads, manager.__exit__, None, None, None)
 
@@ -67,7 +59,7 @@ async def test_a_session_a_refusal_and_a_drain_come_through(
     async with (
         opened(make_settings(live=live)) as door,
         proxied(kind, door, tmp_path, certificate) as proxy,
-        proxy.connect(subprotocols=["realtime"]) as socket,
+        proxy(subprotocols=["realtime"]) as socket,
     ):
         assert socket.subprotocol == "realtime"
         await append(socket, spoken(5, 0, rate=RATE) + bytes(4800))
@@ -75,7 +67,7 @@ async def test_a_session_a_refusal_and_a_drain_come_through(
         assert events[-1]["transcript"] == "w5"
 
         with pytest.raises(InvalidStatus) as refused:
-            async with proxy.connect():
+            async with proxy():
                 pass
         answer = refused.value.response
         assert answer.status_code == 429
@@ -104,7 +96,7 @@ async def test_the_routers_pings_keep_a_quiet_session(
     async with (
         opened() as door,
         proxied(kind, door, tmp_path, certificate, changed) as proxy,
-        proxy.connect(ping_interval=None) as socket,
+        proxy(ping_interval=None) as socket,
     ):
         await until(socket, "session.created")
         await asyncio.sleep(2.5 * PATIENCE_S)

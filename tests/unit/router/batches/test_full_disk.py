@@ -16,7 +16,7 @@ import pytest
 
 from cluster.common.errors import InsufficientStorageError
 from router.batches import runner, store
-from tests.support.batches import Desk, desk, outcome, served, talks
+from tests.support.batches import desk, outcome, served, talks
 from tests.support.router_fakes import FakeTranscriber
 
 pytestmark = pytest.mark.slow
@@ -53,13 +53,6 @@ def fill(disk: Path) -> Path:
     return ballast
 
 
-async def create_until_full(at: Desk, input_id: str) -> list[str]:
-    """Create batches until there is no room: the database's own file has a little of its own."""
-    with pytest.raises(InsufficientStorageError, match="disk for files and batches is full"):
-        [await at.create(input_id) for _ in range(1000)]
-    return [one.id for one in (await at.service.list_batches("", None, 1000)).data]
-
-
 async def test_an_upload_that_does_not_fit_is_a_507_and_leaves_nothing(disk: Path) -> None:
     async with desk(disk / "kept") as at, served(at) as server:
         client = server.client()
@@ -91,7 +84,9 @@ async def test_a_batch_waits_for_room_and_its_results_are_whole(
     async with desk(disk / "kept", transcriber, concurrency=1) as at:
         input_id = await at.upload(talks(3, response_format="verbose_json"))
         ballast = fill(disk)
-        open_ids = await create_until_full(at, input_id)
+        with pytest.raises(InsufficientStorageError, match="disk for files and batches is full"):
+            [await at.create(input_id) for _ in range(1000)]  # the database's file has some room
+        created = (await at.service.list_batches("", None, 1000)).data
         ballast.unlink()
         batch_id = await at.create(input_id)
         await at.until(batch_id, lambda batch: batch.request_counts.completed >= 1)
@@ -99,7 +94,7 @@ async def test_a_batch_waits_for_room_and_its_results_are_whole(
         batch = await at.until(batch_id, lambda batch: batch.paused is not None)
         assert "full" in str(batch.paused)
         ballast.unlink()
-        for one in (*open_ids, batch_id):
+        for one in (*(batch.id for batch in created), batch_id):
             batch = await at.ended(one)
             assert (outcome(batch), batch.paused) == (("completed", 3, 0), None)
         results = await at.content(batch.output_file_id)

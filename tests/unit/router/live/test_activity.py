@@ -22,22 +22,6 @@ class Broken(LoudIsSpeech):
         raise RuntimeError("broken")
 
 
-async def _all_of(
-    activity: VoiceActivity, pieces: list[list[NDArray[np.int16]]]
-) -> list[NDArray[np.float32]]:
-    """Feed several streams piece by piece, and return what each was told."""
-    told: list[list[NDArray[np.float32]]] = [[] for _ in pieces]
-    streams = [activity.open_stream(heard.append) for heard in told]
-    for nth in range(max(map(len, pieces))):
-        for stream, own in zip(streams, pieces, strict=True):
-            if nth < len(own):
-                activity.feed(stream, own[nth])
-        await asyncio.sleep(0.03)
-    await asyncio.sleep(10.0)  # of the virtual clock: many ticks
-    await activity.close()
-    return [np.concatenate(heard) for heard in told]
-
-
 def test_streams_have_the_probabilities_of_each_alone() -> None:
     """With pieces of any length, streams of several loudnesses, and silence between them."""
     speech = pcm_of("short")
@@ -49,9 +33,23 @@ def test_streams_have_the_probabilities_of_each_alone() -> None:
         [stream[at : at + size] for at in range(0, len(stream), size)]
         for stream, size in zip(streams, sizes, strict=True)
     ]
-    found = run_virtually(_all_of(VoiceActivity(run=at_once), pieces))
+    told: list[list[NDArray[np.float32]]] = [[] for _ in streams]
+
+    async def run() -> None:
+        activity = VoiceActivity(run=at_once)
+        opened = [activity.open_stream(heard.append) for heard in told]
+        for nth in range(max(map(len, pieces))):
+            for stream, own in zip(opened, pieces, strict=True):
+                if nth < len(own):
+                    activity.feed(stream, own[nth])
+            await asyncio.sleep(0.03)
+        await asyncio.sleep(10.0)  # of the virtual clock: many ticks
+        await activity.close()
+
+    run_virtually(run())
     detector = SpeechDetector()
-    for stream, probabilities in zip(streams, found, strict=True):
+    for stream, heard in zip(streams, told, strict=True):
+        probabilities = np.concatenate(heard)
         n_frames = len(stream) // FRAME_SAMPLES
         alone = detector.stream()
         expected = np.concatenate(

@@ -165,15 +165,6 @@ def test_a_model_may_be_named_until_audio_has_come() -> None:
     assert types_of(talk.update(transcription={"model": "two"})) == ["session.updated"]
 
 
-def test_a_cleared_turn_ends_with_what_was_told_of_it() -> None:
-    talk = Talk()
-    talk.update(format=FORMAT)
-    talk.append(5)
-    got = talk.send("input_audio_buffer.clear")
-    assert got[0]["type"] == "input_audio_buffer.cleared"
-    assert talk.transcripts() == ["w5"]
-
-
 def test_a_client_that_makes_only_mistakes_is_given_up() -> None:
     talk = Talk()
     for _ in range(MAX_MISTAKES):
