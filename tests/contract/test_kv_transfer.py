@@ -5,6 +5,7 @@ from __future__ import annotations
 import os
 import threading
 import time
+from concurrent.futures import ThreadPoolExecutor
 from dataclasses import replace
 from functools import partial
 from pathlib import Path
@@ -117,22 +118,15 @@ def test_many_transfers_at_once_into_scattered_pages(
 def test_fetches_from_many_threads(make_host: MakeHost, make_reader: MakeHost) -> None:
     host, importer = make_host(n_windows=4), make_reader(n_windows=4)
     publishing = threading.Lock()
-    wrong: list[str] = []
 
     def work(first: int) -> None:
         for seed in range(first, first + 5):
             with publishing:
                 handle = host.publish(seed)
-            if not torch.equal(take(importer, handle), kv_of(seed, importer.layout)):
-                wrong.append(f"window {seed}")
+            assert torch.equal(take(importer, handle), kv_of(seed, importer.layout)), seed
 
-    threads = [threading.Thread(target=work, args=(n * 10,)) for n in range(4)]
-    for thread in threads:
-        thread.start()
-    for thread in threads:
-        thread.join(DEADLINE_S)
-        assert not thread.is_alive()
-    assert not wrong
+    with ThreadPoolExecutor(4) as threads:
+        list(threads.map(work, range(0, 40, 10)))
     importer.pool.check_integrity()
 
 

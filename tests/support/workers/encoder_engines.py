@@ -16,7 +16,7 @@ from numpy.typing import NDArray
 from cluster.common.kv.connect import kv_layout
 from cluster.common.kv.cross_kv import CrossKVProjection, packed_page
 from cluster.common.kv.layout import PageLayout
-from cluster.common.messages import CrossKVHandle, EncodeReply, EncodeRequest, FileMel, Priority
+from cluster.common.messages import CrossKVHandle, EncodeReply, EncodeRequest, FileMel
 from cluster.common.metrics import Recorder
 from cluster.common.model.checkpoint import Checkpoint
 from cluster.common.model.encoder_context import FULL
@@ -97,26 +97,17 @@ class Bench:
         return forward(*args)
 
     def submit(
-        self,
-        pcm: NDArray[np.int16],
-        name: str = "r",
-        window: int = 0,
-        remaining_s: float = 60.0,
-        file_mel: FileMel | None = None,
-        context: int = FULL,
-        priority: Priority = "interactive",
+        self, pcm: NDArray[np.int16], name: str = "r", remaining_s: float = 60.0, **options: Any
     ) -> Future[EncodeReply]:
-        return self.engine.submit(
-            EncodeRequest(
-                name, window, 0, pcm, remaining_s, file_mel, context=context, priority=priority
-            )
-        )
+        return self.engine.submit(EncodeRequest(name, 0, 0, pcm, remaining_s, **options))
 
-    def hold(self, name: str = "held") -> Future[EncodeReply]:
+    def hold(
+        self, name: str = "held", pcm: NDArray[np.int16] | None = None, **options: Any
+    ) -> Future[EncodeReply]:
         """Send a window and keep the engine inside of its forward pass until `gate.set()`."""
         self.gate.clear()
         self.entered.clear()
-        future = self.submit(make_pcm(0.1), name)
+        future = self.submit(make_pcm(0.1) if pcm is None else pcm, name, **options)
         assert self.entered.wait(PATIENCE_S)
         return future
 

@@ -10,8 +10,6 @@ from cluster.common.failed_batches import DeviceLostError, run_batch
 
 
 class Doubling:
-    """Doubles numbers, but raises for a batch that holds `bad`; keeps the batches it was given."""
-
     def __init__(self, bad: int, error: Exception) -> None:
         self._bad, self._error = bad, error
         self.batches: list[list[int]] = []

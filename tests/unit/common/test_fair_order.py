@@ -54,7 +54,6 @@ def test_the_first_windows_of_all_go_before_anybody_s_tail() -> None:
 
 
 def test_the_tails_of_files_take_turns() -> None:
-    """Of each as many as came: a file has no more windows out than the others."""
     order, number, clock_s = FairOrder(), Counter[str](), 0.0
     waiting = [Window(f"file{n}", LAST_RANK + 1) for n in range(3) for _ in range(8)]
     for _ in range(90):

@@ -86,9 +86,7 @@ def test_what_the_message_says_is_said_again_in_json_alone() -> None:
 
 @pytest.mark.parametrize("encoding", ["plain", "json"])
 def test_a_bug_is_logged_without_what_it_quotes(encoding: LogEncoding) -> None:
-    """Every class and place of the chain, and our own words, but no foreign message; and what
-    other handlers of the logger write is no more.
-    """
+    """Nor by other handlers; its classes, places and our own words stay."""
     stream, other = configured(encoding, quotes=False), io.StringIO()
     serves_file = logging.StreamHandler(other)
     logging.getLogger("router").addHandler(serves_file)

@@ -19,7 +19,6 @@ def checkpoint() -> Checkpoint:
 
 @pytest.fixture
 def bench(checkpoint: Checkpoint) -> Iterator[MakeBench]:
-    """Makes benches, and closes them when the test is over."""
     made: list[Bench] = []
 
     def make(**options: Any) -> Bench:

@@ -4,7 +4,7 @@ from __future__ import annotations
 
 import itertools
 import threading
-from concurrent.futures import Future
+from concurrent.futures import Future, ThreadPoolExecutor
 
 import numpy as np
 import pytest
@@ -121,24 +121,22 @@ def test_wait_returns_on_a_window_a_wake_and_the_timeout() -> None:
 
 
 def test_many_threads_lose_and_double_nothing() -> None:
-    batcher = Batcher(8, batch_wait_s=0.0)
-    n_threads, n_each = 8, 50
-    producers = [
-        threading.Thread(target=lambda name=name: [put(batcher, name, w) for w in range(n_each)])
-        for name in map(str, range(n_threads))
-    ]
-    for producer in producers:
-        producer.start()
-    taken: list[QueuedWindow] = []
-    while len(taken) < n_threads * n_each:
-        assert batcher.wait(30.0)
-        batch = batcher.pop(8)
-        assert len(batch) <= 8
-        batcher.finish(batch)
-        taken += batch
-    for producer in producers:
-        producer.join()
-    assert len({id(window) for window in taken}) == n_threads * n_each
+    batcher, taken = Batcher(8, batch_wait_s=0.0), list[QueuedWindow]()
+
+    def produce(name: int) -> None:
+        for window in range(50):
+            put(batcher, str(name), window)
+
+    with ThreadPoolExecutor(8) as producers:
+        producing = producers.map(produce, range(8))
+        while len(taken) < 8 * 50:
+            assert batcher.wait(30.0)
+            batch = batcher.pop(8)
+            assert len(batch) <= 8
+            batcher.finish(batch)
+            taken += batch
+        list(producing)
+    assert len({id(window) for window in taken}) == 8 * 50
     assert batcher.n_in_flight == 0
 
 
@@ -156,7 +154,6 @@ def test_a_window_that_must_be_encoded_anew_waits_for_nobody(clock: Clock) -> No
 
 
 def test_a_batch_holds_windows_of_one_context(clock: Clock) -> None:
-    """That of the window whose turn it is; the others stay in their order."""
     batcher = make_batcher(clock, max_batch=3)
     contexts = {"a": 320, "b": 384, "c": 320, "d": 0, "e": 384, "f": 320, "g": 320}
     for name, context in contexts.items():

@@ -2,13 +2,17 @@
 
 from __future__ import annotations
 
+from collections import defaultdict
+from types import SimpleNamespace
+from typing import Any
+
 import pytest
 import torch
 
 from cluster.common.errors import DeadlineExceededError
 from cluster.common.kv.connect import states_layout
 from cluster.common.messages import FileMel
-from cluster.common.metrics import ENCODER_METRICS, Recorder
+from cluster.common.metrics import ENCODER_METRICS, MetricSpec, Recorder
 from cluster.common.model.checkpoint import Checkpoint
 from encoder_worker.mel import LogMel
 from encoder_worker.model import AudioEncoder
@@ -37,7 +41,6 @@ def test_each_window_s_kv_is_in_the_pages_of_its_handle(bench: MakeBench, page_f
 
 @pytest.mark.parametrize("page_frames", [0, 125])
 def test_a_trimmed_window_fills_as_much_as_its_context(bench: MakeBench, page_frames: int) -> None:
-    """In batches of one context each, and with the same KV as alone, to the bit."""
     b = bench(n_windows=6, page_frames=page_frames)
     contexts = (320, 0, 192, 320, 192)
     windows = [make_pcm(0.3 + 0.6 * n, seed=n) for n in range(5)]
@@ -133,16 +136,12 @@ def test_a_window_that_finds_no_room_in_time_fails(bench: MakeBench) -> None:
 
 
 def test_metrics_are_recorded_by_their_names(bench: MakeBench) -> None:
-    seen: dict[str, list[float]] = {}
+    seen = defaultdict[str, list[float]](list)
 
-    class Metric:
-        def __init__(self, name: str) -> None:
-            self.name = name
+    def metric(spec: MetricSpec) -> Any:
+        return SimpleNamespace(observe=lambda value, **_: seen[spec.name].append(value))
 
-        def observe(self, value: float, tags: object = None) -> None:
-            seen.setdefault(self.name, []).append(value)
-
-    b = bench(recorder=Recorder(ENCODER_METRICS, lambda spec: Metric(spec.name)))
+    b = bench(recorder=Recorder(ENCODER_METRICS, metric))
     b.submit(make_pcm(0.1)).result(PATIENCE_S)
     wait_until(lambda: "splitscribe_encoder_batch_windows" in seen)
     assert seen.keys() <= {spec.name for spec in ENCODER_METRICS}

@@ -10,7 +10,7 @@ import pytest
 from numpy.typing import NDArray
 
 from cluster.common.errors import SequenceFailedError
-from cluster.common.messages import CrossKVHandle, EncodeReply, EncodeRequest
+from cluster.common.messages import CrossKVHandle, EncodeReply
 from tests.support.kv.ends import wait_until
 from tests.support.references.hugging_face import make_pcm
 from tests.support.workers.encoder_engines import PATIENCE_S, Bench, MakeBench
@@ -25,13 +25,13 @@ def send(
     pcm: NDArray[np.int16] = PCM,
     *,
     name: str = "r",
-    fresh: bool = False,
-    context: int = 0,
+    **options: Any,
 ) -> Future[EncodeReply]:
-    request = EncodeRequest(
-        name, 0, 1, pcm, 60.0, audio_key=audio_key, fresh=fresh, context=context
-    )
-    return b.engine.submit(request)
+    return b.submit(pcm, name, audio_key=audio_key, **options)
+
+
+def hold(b: Bench) -> Future[EncodeReply]:
+    return b.hold("r", PCM, audio_key=b"a")
 
 
 def reply_of(future: Future[EncodeReply]) -> EncodeReply:
@@ -113,15 +113,6 @@ def test_windows_that_wait_together_are_encoded_once(bench: MakeBench) -> None:
     assert b.batch_sizes == [1, 2]
     assert counts(b) == (3, 2)
     idle(b)
-
-
-def hold(b: Bench, **options: Any) -> Future[EncodeReply]:
-    """Send the window and keep the engine in its forward pass until `gate.set()`."""
-    b.gate.clear()
-    b.entered.clear()
-    future = send(b, **options)
-    assert b.entered.wait(PATIENCE_S)
-    return future
 
 
 @pytest.mark.parametrize("where", ["queued", "running"])

@@ -58,8 +58,6 @@ def test_a_closed_exporter_takes_nothing_and_holds_nothing() -> None:
 
 
 class BrokenWire(MemoryWire):
-    """Does not open, or breaks while it is drained."""
-
     def __init__(self, opens: bool) -> None:
         super().__init__(CONFIG)
         self.opens = opens

@@ -24,8 +24,6 @@ SMALL = GpuBudget("8 GB", 8_000_000_000)
 
 
 class Large:
-    """As much of large-v3's checkpoint as sizes are made of."""
-
     dims = LARGE_V3
     fingerprint = "large-v3"
 

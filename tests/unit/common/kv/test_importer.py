@@ -163,8 +163,6 @@ def test_a_handle_that_points_outside_the_pool_reads_nothing() -> None:
 
 @dataclass
 class Bench:
-    """A reader over a stub."""
-
     wire: StubWire = field(default_factory=StubWire)
     now: float = 0.0
 

@@ -36,7 +36,6 @@ def release(exporter: MemoryExporter, handle: CrossKVHandle) -> None:
 
 
 def found(exporter: MemoryExporter, handle: CrossKVHandle) -> tuple[int, float]:
-    """What a reader of the handle would find now: generation and payload."""
     pages = [exporter.pool.page_at(address) for address in handle.addresses]
     values = exporter.pool.tensor[pages].unique().tolist()
     assert len(values) == 1, "pages of one handle hold two windows"
@@ -65,8 +64,6 @@ def test_what_was_released_longest_ago_is_evicted_first() -> None:
 
 @dataclass
 class Issued:
-    """A handle, what was published for it, and whether its lease is open."""
-
     handle: CrossKVHandle
     value: float
     is_open: bool = True
