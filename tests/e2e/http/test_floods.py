@@ -99,7 +99,6 @@ def endless(first: bytes, piece: bytes, reads: bool = False) -> Callable[[Target
 
 
 def framed(piece: bytes, first: bytes = b"", reads: bool = False) -> Callable[[Target], None]:
-    """The same for WebSockets."""
 
     def flood(target: Target) -> None:
         end_s = time.monotonic() + FLOOD_S
@@ -136,7 +135,6 @@ def silent(target: Target) -> None:
 
 
 def sessions(target: Target) -> None:
-    """As many as are let in, and then one refusal after another."""
     end_s, opened = time.monotonic() + FLOOD_S, []
     while time.monotonic() < end_s:
         with contextlib.suppress(OSError, AssertionError):
@@ -146,7 +144,6 @@ def sessions(target: Target) -> None:
 
 
 def trickled(target: Target) -> None:
-    """Uploads of many clients that send a byte from time to time."""
     connections = []
     for _ in range(200):
         connections.append(target.connect())

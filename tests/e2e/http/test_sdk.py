@@ -29,13 +29,8 @@ class Pipe(io.RawIOBase):
 
 
 UPLOADS: dict[str, Callable[[], Any]] = {
-    "path": lambda: SHORT,
-    "open file": lambda: SHORT.open("rb"),
     "bytes": SHORT.read_bytes,
-    "named bytes": lambda: ("speech.flac", SHORT.read_bytes()),
-    "named and typed bytes": lambda: ("speech", SHORT.read_bytes(), "audio/flac"),
     "a wrong name and type": lambda: ("speech.mp3", SHORT.read_bytes(), "audio/mpeg"),
-    "buffer": lambda: io.BytesIO(SHORT.read_bytes()),
     "pipe": lambda: ("speech.flac", io.BufferedReader(Pipe(SHORT.read_bytes()))),
 }
 

@@ -27,7 +27,6 @@ HOSTILE = ' <img src=x onerror="window.hit=1"><script>window.hit=1</script> & </
 
 
 def test_a_key_opens_the_api_and_is_kept_nowhere(browser: Browser) -> None:
-    """On the router alone, whose transcriber answers at once: keys go no further than there."""
     settings = make_settings(api_key=(KEY,), page="on", max_upload_bytes=26_214_400)
     app = create_app(make_registry(FakeTranscriber()), settings)
     refused = ("status of 401", "status of 503")  # the first answer of /health may be early

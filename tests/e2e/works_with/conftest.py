@@ -3,7 +3,6 @@
 from __future__ import annotations
 
 import json
-import wave
 from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
@@ -29,8 +28,6 @@ def server(kernels: None, tmp_path_factory: pytest.TempPathFactory) -> Iterator[
 def speech(tmp_path_factory: pytest.TempPathFactory) -> Path:
     path = tmp_path_factory.mktemp("speech") / "short.wav"
     path.write_bytes(wav_of(pcm_of("short")))
-    with wave.open(str(path)) as file:
-        assert (file.getframerate(), file.getnchannels()) == (16_000, 1)
     return path
 
 

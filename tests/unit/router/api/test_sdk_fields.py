@@ -90,12 +90,9 @@ def test_the_types_are_read() -> None:
     assert "high" in SESSIONS["audio.input.turn_detection.eagerness"]
 
 
-def test_every_field_of_a_transcription_is_taken() -> None:
+def test_every_field_of_an_audio_endpoint_is_taken() -> None:
     parts = {f"chunking_strategy.{name}" for name in ("type", *PARTS)}
     assert not TRANSCRIPTIONS.keys() - fields_of("transcribe").keys() - parts
-
-
-def test_every_field_of_a_translation_is_taken() -> None:
     assert not TRANSLATIONS.keys() - fields_of("translate").keys()
 
 

@@ -120,14 +120,6 @@ def test_no_text_ends_its_cue_or_looks_like_times(text: str, with_word: bool) ->
     assert tsv([segment]).count("\t") == 4  # two in the header, two in the row
 
 
-def test_times_show_hours_always_in_srt_and_when_needed_in_vtt() -> None:
-    early, late = make_segment(0, " a", 1.0), make_segment(1, " b", 3725.0005)
-    assert srt_cue(1, early) == "1\n00:00:01,000 --> 00:00:02,500\na\n\n"
-    assert vtt_cue(early) == "00:01.000 --> 00:02.500\na\n\n"
-    assert vtt_cue(late).startswith("01:02:05.000 --> 01:02:06.500\n")
-    assert tsv([late]) == "start\tend\ttext\n3725000\t3726500\tb\n"
-
-
 def test_a_segment_without_words_among_others_keeps_its_text() -> None:
     spoken_segment = replace(make_segment(0, " a b"), words=(Word(0.0, 1.5, " a b", 0.5),))
     bare = make_segment(1, " lost?", 2.0)
@@ -138,7 +130,3 @@ def test_a_segment_without_words_among_others_keeps_its_text() -> None:
 def test_a_limit_below_one_is_refused_by_name(name: str) -> None:
     with pytest.raises(InvalidRequestError, match=name):
         CueOptions(**{name: 0})
-
-
-def test_no_segments_leave_only_the_headers() -> None:
-    assert (srt([]), vtt([]), txt([]), tsv([])) == ("", "WEBVTT\n\n", "", "start\tend\ttext\n")

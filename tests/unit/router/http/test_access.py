@@ -36,7 +36,6 @@ SECRETS = "/v1/realtime/client_secrets"
 
 
 def make_app(**settings: Any) -> FastAPI:
-    """With every route that there is."""
     everything = make_settings(**{"asr_webservice": True, "page": "on", **settings})
     batches = BatchAccess(cast("BatchService", None), 1000)
     return create_app(make_registry(FakeTranscriber()), everything, batches=batches)
@@ -53,7 +52,6 @@ def keyless() -> FastAPI:
 @pytest.mark.parametrize("root", ["", "/", "/a", "/ab"])
 @pytest.mark.parametrize("path", ["/", "/a", "/a/", "/ab", "/a/health", "/a//page/", "/abc/a"])
 def test_a_path_is_read_as_starlette_finds_its_route(root: str, path: str) -> None:
-    """Or somebody would come in by a path that means one route here and another one there."""
     scope = {"type": "http", "method": "GET", "path": path, "root_path": root, "headers": []}
     match, found = Route("/{seen:path}", lambda _: None).matches(scope)
     seen = "/" + found["path_params"]["seen"] if match is Match.FULL else ""
@@ -65,7 +63,6 @@ async def no_body() -> Message:
 
 
 async def status_of(app: FastAPI, scope: dict[str, Any], receive: Receive = no_body) -> int:
-    """The status of an answer to a request, or to an upgrade."""
     sent: list[Message] = []
 
     async def send(message: Message) -> None:
@@ -115,7 +112,6 @@ async def test_what_is_no_route_asks_for_the_key_too() -> None:
 
 
 def sender(*pieces: bytes, pause_s: float = 0.0) -> Any:
-    """A channel on which a body comes so, with more to come."""
     left = iter(pieces)
 
     async def receive() -> Message:
@@ -140,7 +136,6 @@ async def test_a_body_that_stalls_is_given_up(monkeypatch: pytest.MonkeyPatch) -
 async def test_a_body_that_trickles_is_given_up_and_a_slow_one_is_not(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """It would hold a place for as long as its client likes."""
     monkeypatch.setattr(access, "RATED_S", 0.1)
     receive = bounded(sender(*1000 * [b"x"], pause_s=0.01), 1_000_000)
     with pytest.raises(InvalidRequestError, match="bytes came in"):

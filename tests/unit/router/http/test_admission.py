@@ -46,7 +46,6 @@ def test_requests_fit_until_the_limit_and_leave_their_place() -> None:
 
 
 def test_slow_uploads_count_with_what_has_arrived() -> None:
-    """Seventeen of 25 MB once kept everybody out who announced as much."""
     admission = Admission(28_800.0)
     uploads = [admission.admit(25_000_000) for _ in range(17)]
     for upload in uploads:
@@ -62,7 +61,6 @@ def test_slow_uploads_count_with_what_has_arrived() -> None:
 
 
 def test_no_more_requests_than_a_router_can_hold() -> None:
-    """However short each is."""
     admission = Admission(1e9)
     held = [admission.admit(0) for _ in range(MAX_REQUESTS)]
     with pytest.raises(CrowdedError):
@@ -214,7 +212,6 @@ def test_the_door_is_open_again_within_a_minute_whether_or_not_requests_come() -
 
 @pytest.mark.parametrize("wait_s", [500.0, 61.0, 40.0])
 def test_while_requests_wait_long_the_limit_does_not_grow(wait_s: float) -> None:
-    """Also where it is just as long as they may."""
     timed = Timed()
     for _ in range(5):
         timed.crowd_waited()

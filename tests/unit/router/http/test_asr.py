@@ -138,7 +138,6 @@ async def test_what_is_wrong_is_named_for_both_kinds_of_clients(
 
 
 async def test_a_key_is_asked_for_and_may_stand_in_the_url(transcriber: FakeTranscriber) -> None:
-    """Clients of that server cannot send a bearer key; a URL with one they can be given."""
     settings = make_settings(asr_webservice=True, api_key=("right",))
     app = create_app(make_registry(transcriber), settings)
     async with client_of(app) as client:

@@ -182,7 +182,6 @@ async def test_too_much_pending_audio_is_refused_before_the_upload_is_read(
 async def test_a_client_has_so_many_uploads_under_way_at_most(
     transcriber: FakeTranscriber, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The others come in; and it does when one has ended, answered or not."""
     monkeypatch.setattr("router.http.service.MAX_UPLOADS", 1)
     app = create_app(make_registry(transcriber), make_settings())
     begun, may_end = asyncio.Event(), asyncio.Event()
@@ -248,7 +247,6 @@ async def test_a_wrong_key_is_refused_and_not_shown(transcriber: FakeTranscriber
 async def test_no_log_line_holds_what_a_client_sent(
     client: httpx.AsyncClient, caplog: pytest.LogCaptureFixture, transcriber: FakeTranscriber
 ) -> None:
-    """Neither text nor prompt, file name or a value that was refused, at any level."""
     caplog.set_level(logging.DEBUG)
     transcriber.texts = (" A secret.",)
     fields: tuple[dict[str, Any], ...] = (

@@ -78,7 +78,6 @@ async def test_closing_finishes_what_is_in_flight_and_takes_nothing_new() -> Non
 async def test_a_client_that_reads_nothing_of_a_stream_does_not_hold_it_for_ever(
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """One that reads slowly keeps it."""
     monkeypatch.setattr("router.http.listener.STUCK_MS", 300)
     app, ended = FastAPI(), asyncio.Event()
 

@@ -74,7 +74,6 @@ console.log(JSON.stringify(told));
 
 
 def test_playback_lights_the_words_of_segments_that_overlap_by_their_time(tmp_path: Path) -> None:
-    """As those of channels do."""
     told = told_by_node(tmp_path, PLAYED, [[0, 1, 4, 5], [2, 3]])
     assert told == ["0", "1", "2", "3", "4", "5"]
 
@@ -187,7 +186,6 @@ process.exit();
 
 
 def test_a_server_whose_machine_is_gone_is_told_in_time(tmp_path: Path) -> None:
-    """Nothing comes from it any more, not even that the connection is over."""
     assert told_by_node(tmp_path, LOST) == "The server does not answer."
 
 

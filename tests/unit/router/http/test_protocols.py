@@ -16,6 +16,7 @@ from starlette.websockets import WebSocketDisconnect
 
 from router.http import listener
 from router.http.listener import HttpListener
+from tests.support.waiting import eventually
 
 ANSWER_S = 20.0
 HANDSHAKE = (
@@ -190,7 +191,7 @@ async def test_a_body_that_nobody_reads_ends_the_connection_if_it_does_not_end(
     async with connected(server) as client:
         for _ in range(2):
             await client.flood(head)
-            await is_asked(server, 2)
+            await eventually(lambda: server.asked >= 2)
             await client.flood(b"123456789")
         await client.flood(b"GET / HTTP/1.1\r\nHost: x\r\nConnection: close\r\n\r\n")
         assert (await client.rest()).count(b" 200 ") == 3
@@ -213,17 +214,11 @@ async def test_few_requests_wait_on_a_connection_and_these_are_answered(server: 
     server.may_answer.clear()
     async with connected(server) as client:
         await client.flood(b"GET / HTTP/1.1\r\nHost: x\r\n\r\n" * 5000)
-        await is_asked(server)
+        await eventually(lambda: server.asked >= 1)
         server.may_answer.set()
         answers = (await client.rest()).count(b"HTTP/1.1 200 ")
         assert answers == server.asked == 1 + listener.MAX_WAITING
     await is_well(server)
-
-
-async def is_asked(server: Server, n: int = 1) -> None:
-    async with asyncio.timeout(ANSWER_S):
-        while server.asked < n:  # noqa: ASYNC110 - the server's task is waited for
-            await asyncio.sleep(0.01)
 
 
 async def test_a_body_of_many_pieces_arrives_whole(server: Server) -> None:
@@ -305,16 +300,11 @@ async def test_a_message_goes_with_its_connection(server: Server, missing: int) 
         async with upgraded(server) as client:
             head = b"\x81\xff" + struct.pack("!Q", 4_000_000 + missing) + bytes(4)
             await client.flood(head + bytes(4_000_000))
-            async with asyncio.timeout(ANSWER_S):
-                while tracemalloc.get_traced_memory()[0] < 4_000_000:  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
-                while not (server.messages or missing):  # noqa: ASYNC110
-                    await asyncio.sleep(0.01)
+            await eventually(lambda: tracemalloc.get_traced_memory()[0] >= 4_000_000)
+            await eventually(lambda: bool(server.messages or missing))
             server.messages.clear()
             client.writer.transport.abort()
-        async with asyncio.timeout(ANSWER_S):
-            while not server.endings:  # noqa: ASYNC110 - the server's task is waited for
-                await asyncio.sleep(0.01)
+        await eventually(lambda: bool(server.endings))
         kept, _ = tracemalloc.get_traced_memory()
     finally:
         tracemalloc.stop()
@@ -329,8 +319,7 @@ async def test_a_client_that_reads_nothing_gets_no_pongs(server: Server) -> None
         async with asyncio.timeout(ANSWER_S):
             await server.has_sent.wait()
             await client.flood(frame(PING, b"lost") * 50 + frame(TEXT, b"go"))
-            while server.messages != ["much", "go"]:  # noqa: ASYNC110 - it is behind the pings
-                await asyncio.sleep(0.01)
+            await eventually(lambda: server.messages == ["much", "go"])  # it is behind the pings
         client.writer.transport.resume_reading()  # type: ignore[attr-defined]
         assert len((await client.frame())[1]) == 20_000_000
         await client.flood(frame(CLOSE))

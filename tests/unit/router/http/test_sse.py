@@ -60,7 +60,6 @@ def client(url: str) -> Iterator[openai.OpenAI]:
 
 
 def post_stream(url: str, **form: str) -> httpx.Response:
-    """The whole answer, read to its end."""
     files = {"file": ("a.wav", AUDIO)}
     return httpx.post(f"{url}{URL}", data={**STREAM, **form}, files=files, timeout=20)
 

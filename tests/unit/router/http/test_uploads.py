@@ -226,7 +226,6 @@ async def test_references_have_limits_of_their_own(tmp_path: Path) -> None:
 
 
 async def test_a_list_has_more_items_than_a_form_has_fields(tmp_path: Path) -> None:
-    """A text to align has hundreds of lines."""
     lines = [('form-data; name="lines[]"', b"So it goes.")] * (5 * MAX_FIELDS)
     form, _ = await read(Channel(body_of((FILE_NAME, b"a"), *lines)), tmp_path)
     assert len(form.fields) == len(lines)
@@ -278,7 +277,6 @@ async def test_a_full_disk_is_an_overload(
 async def test_what_a_worker_opens_has_no_name_that_a_killed_router_could_leave(
     tmp_path: Path,
 ) -> None:
-    """Neither an upload nor the recordings of voices; another process reads both."""
     channel = Channel(body_of((FILE_NAME, b"abc")))
     async with AsyncExitStack() as files:
         paths = [await files.enter_async_context(as_file(one)) for one in (b"one", b"two")]
