@@ -25,7 +25,6 @@ PACKAGES = {
     "prometheus": "prometheus",
     "promtool": "prometheus",
     "rsync": "rsync",
-    "slowhttptest": "slowhttptest",
     "ssh": "openssh-client",
     "ssh-keygen": "openssh-client",
     "sshd": "openssh-server",

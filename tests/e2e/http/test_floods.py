@@ -12,7 +12,6 @@ import json
 import re
 import socket
 import struct
-import subprocess
 import threading
 import time
 from collections.abc import Callable, Iterator
@@ -25,7 +24,6 @@ import pytest
 from cluster.demo.samples import sample_path
 from tests.e2e.conftest import start_server, stop_server, wait_until
 from tests.support.live.realtime_door import opened
-from tests.support.programs import needs, require
 from tests.support.router_fakes import make_settings
 
 pytestmark = pytest.mark.slow
@@ -264,22 +262,3 @@ async def test_no_connection_holds_the_event_loop(
         await flooding
     print(f"{name}: the loop was held for {1e3 * held_s:.0f} ms at most")
     assert held_s < HELD_S
-
-
-@needs("slowhttptest")
-@pytest.mark.parametrize("attack", ["-H", "-B", "-X"], ids=["heads", "bodies", "readers"])
-def test_slow_clients_keep_nobody_out(
-    target: Target, attack: str, record_property: Callable[[str, int], None]
-) -> None:
-    """Slowloris and its kin, as slowhttptest plays them with 500 connections."""
-    record_property("inputs", 1)
-    before = text_of(target)
-    started_s = target.metric("process_start_time_seconds")
-    options = ["-c", "500", "-r", "200", "-i", "1", "-l", f"{FLOOD_S:.0f}", "-p", "5"]
-    url = f"{target.url}/health"
-    with subprocess.Popen(
-        [require("slowhttptest"), attack, *options, "-u", url], stdout=subprocess.DEVNULL
-    ) as attacking:
-        while attacking.poll() is None:
-            assert text_of(target) == before
-    assert target.metric("process_start_time_seconds") == started_s

@@ -136,7 +136,7 @@ def by_node(lines: Path, pcm: Path, url: str, certificate: Path) -> list[Any]:
     with proxy_in_front("haproxy", backend, pcm.parent, certificate) as port:  # it speaks TLS alone
         address = f"https://localhost:{port}/v1"
         live = run_node("realtime.mjs", address, "whisper-1", pcm, certificate)
-    return [*found, live["events"]]
+    return [*found, live]
 
 
 def run_node(*arguments: str | Path) -> Any:

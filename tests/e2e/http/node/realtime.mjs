@@ -1,5 +1,5 @@
 // OpenAI's Node SDK on the realtime API: node realtime.mjs BASE_URL MODEL PCM24K CERTIFICATE
-// Pushes the recording (int16, 24 kHz, mono), commits, and prints JSON: transcript, deltas, types, events.
+// Pushes the recording (int16, 24 kHz, mono), commits, and prints the events as JSON.
 // The SDK always connects by wss, so the address is a TLS proxy's; its socket options trust it.
 import { readFileSync } from "node:fs";
 import OpenAI from "openai";
@@ -10,7 +10,6 @@ const client = new OpenAI({ baseURL, apiKey: "none" });
 const options = { ca: readFileSync(certificate) };
 const realtime = new OpenAIRealtimeWS({ model, options }, client);
 const events = [];
-let text = "";
 
 realtime.on("error", (error) => {
   console.error(error);
@@ -36,11 +35,7 @@ realtime.on("session.updated", () => {
   }
   realtime.send({ type: "input_audio_buffer.commit" });
 });
-realtime.on("conversation.item.input_audio_transcription.delta", (event) => {
-  text += event.delta;
-});
-realtime.on("conversation.item.input_audio_transcription.completed", (event) => {
-  const types = events.map((one) => one.type);
-  console.log(JSON.stringify({ transcript: event.transcript, deltas: text, types, events }));
+realtime.on("conversation.item.input_audio_transcription.completed", () => {
+  console.log(JSON.stringify(events));
   realtime.close();
 });
