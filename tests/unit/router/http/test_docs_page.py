@@ -10,12 +10,7 @@ import httpx
 
 from router.http.page import docs_page
 from router.http.routes import create_app
-from tests.support.router_fakes import (
-    FakeTranscriber,
-    client_of,
-    make_registry,
-    make_settings,
-)
+from tests.support.router_fakes import FakeTranscriber, client_of, make_registry, make_settings
 
 
 def client() -> httpx.AsyncClient:

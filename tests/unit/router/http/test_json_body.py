@@ -18,20 +18,8 @@ from cluster.common.errors import (
     InvalidRequestError,
     PayloadTooLargeError,
 )
-from router.api.documents import (
-    MAX_DEPTH,
-    MAX_VALUES,
-    PIECE,
-    base64_pieces,
-    decoded,
-    read_json,
-)
-from router.http.bodies import (
-    MAX_FIELD_BYTES,
-    MAX_FIELDS,
-    MAX_FRAMING_BYTES,
-    read_document,
-)
+from router.api.documents import MAX_DEPTH, MAX_VALUES, PIECE, base64_pieces, decoded, read_json
+from router.http.bodies import MAX_FIELD_BYTES, MAX_FIELDS, MAX_FRAMING_BYTES, read_document
 from router.http.uploads import check_content_length
 from tests.support.router_fakes import (
     AUDIO,

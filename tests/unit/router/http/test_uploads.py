@@ -30,11 +30,7 @@ from router.http.bodies import (
     MAX_REFERENCES_BYTES,
     REFERENCES,
 )
-from router.http.uploads import (
-    UploadedForm,
-    check_content_length,
-    receive_form,
-)
+from router.http.uploads import UploadedForm, check_content_length, receive_form
 from tests.support.router_fakes import open_files
 
 LIMIT = 3_000_000

@@ -10,15 +10,7 @@ from websockets.exceptions import InvalidStatus
 from cluster.common.metrics import ROUTER_METRICS
 from cluster.common.settings import LiveSettings
 from tests.support.live.fake_engine import BAD, spoken
-from tests.support.live.realtime_door import (
-    RATE,
-    Door,
-    append,
-    opened,
-    send,
-    types_of,
-    until,
-)
+from tests.support.live.realtime_door import RATE, Door, append, opened, send, types_of, until
 from tests.support.router_fakes import make_settings
 from tests.support.workers.counted import Counted
 
