@@ -1,13 +1,10 @@
-"""The routes behind a real uvicorn, driven by OpenAI's SDK and by clients that behave badly."""
+"""The routes behind a real uvicorn, driven by OpenAI's SDK."""
 
 from __future__ import annotations
 
 import os
-import socket
 from collections.abc import Iterator
-from pathlib import Path
 
-import httpx
 import openai
 import pytest
 
@@ -19,9 +16,7 @@ from tests.support.router_fakes import (
     FakeTranscriber,
     make_registry,
     make_settings,
-    open_files,
     running_server,
-    wait_until,
 )
 
 AUDIO = os.urandom(100_000)
@@ -100,41 +95,6 @@ def test_the_sdk_retries_an_overload_and_nothing_deterministic(
         with pytest.raises(openai.APIStatusError):
             client.audio.transcriptions.create(model="demo", file=bytes(LIMIT + 1))
         assert len(transcriber.uploads) == 2
-
-
-FORM_HEAD = """POST /v1/audio/transcriptions HTTP/1.1
-Host: localhost
-Authorization: Bearer key
-Content-Type: multipart/form-data; boundary=XX
-Content-Length: {length}
-
-"""
-FORM = b"""--XX
-Content-Disposition: form-data; name="model"
-
-demo
---XX
-Content-Disposition: form-data; name="file"; filename="a"
-
-abc
---XX--
-""".replace(b"\n", b"\r\n")
-
-
-def test_a_client_that_hangs_up_cancels_the_work(
-    url: str, transcriber: FakeTranscriber, tmp_path: Path
-) -> None:
-    transcriber.hold = True
-    address = httpx.URL(url)
-    head = FORM_HEAD.format(length=len(FORM)).replace("\n", "\r\n").encode()
-    with socket.create_connection((address.host, address.port or 80)) as connection:
-        connection.sendall(head + FORM)
-        assert transcriber.started.wait(20.0)
-        assert httpx.get(f"{url}/health").json()["router"]["requests"] == 1
-        assert not transcriber.cancelled.is_set()
-    assert transcriber.cancelled.wait(20.0)
-    wait_until(lambda: not open_files(tmp_path))
-    wait_until(lambda: httpx.get(f"{url}/health").json()["router"]["requests"] == 0)
 
 
 def test_a_key_refused_before_a_large_upload_is_read_arrives_as_such(url: str) -> None:

@@ -197,18 +197,20 @@ def test_a_quiet_stream_has_heartbeats_and_a_hang_up_cancels_the_work(
         comments = [line for line, _ in zip(lines, range(8), strict=False) if line.startswith(":")]
         assert len(comments) > 1
         assert not transcriber.cancelled.is_set()
+        assert httpx.get(f"{url}/health").json()["router"]["requests"] == 1
         assert open_files(tmp_path), "the upload lives as long as the work"
     assert transcriber.cancelled.wait(20.0)
     wait_until(lambda: not open_files(tmp_path))
     wait_until(lambda: httpx.get(f"{url}/health").json()["router"]["requests"] == 0)
 
 
+@pytest.mark.parametrize("form", [MODEL_FORM, STREAM])
 def test_a_hang_up_before_the_200_cancels_the_work_too(
-    url: str, transcriber: FakeTranscriber, tmp_path: Path
+    url: str, transcriber: FakeTranscriber, tmp_path: Path, form: dict[str, str]
 ) -> None:
     transcriber.hold = True  # and finds no audio
     with pytest.raises(httpx.TimeoutException):
-        httpx.post(f"{url}{URL}", data=STREAM, files={"file": ("a", AUDIO)}, timeout=0.5)
+        httpx.post(f"{url}{URL}", data=form, files={"file": ("a", AUDIO)}, timeout=0.5)
     assert transcriber.cancelled.wait(20.0)
     wait_until(lambda: not open_files(tmp_path))
 

@@ -173,36 +173,28 @@ async def test_an_empty_file_is_too_short(tmp_path: Path) -> None:
     assert error.param == "file"
 
 
-@pytest.mark.parametrize(
-    "parts",
-    [
-        [(FILE_NAME, b"a"), (FILE_NAME, b"b")],
-        [(FILE_NAME, b"a"), ('form-data; name="model"; filename="m"', b"m")],
-        [(FILE_NAME, b"a"), ("form-data", b"m")],
-        [(FILE_NAME, b"a"), ('form-data; name="prompt"', b"\xff\xfe")],
-        [(FILE_NAME, b"a"), ('form-data; name="prompt"', b"x" * (MAX_FIELD_BYTES + 1))],
-        [(FILE_NAME, b"a"), *[(f'form-data; name="f{i}"', b"") for i in range(MAX_FIELDS + 1)]],
-    ],
-    ids=["two files", "file as field", "no name", "not UTF-8", "long field", "many fields"],
-)
-async def test_malformed_forms_are_refused(parts: list[tuple[str, bytes]], tmp_path: Path) -> None:
-    await refusal(body_of(*parts), tmp_path)
+FILE_PART = (FILE_NAME, b"a" * 100)
+MALFORMED = {
+    "two files": body_of(FILE_PART, (FILE_NAME, b"b")),
+    "file as field": body_of(FILE_PART, ('form-data; name="model"; filename="m"', b"m")),
+    "no name": body_of(FILE_PART, ("form-data", b"m")),
+    "not UTF-8": body_of(FILE_PART, ('form-data; name="prompt"', b"\xff\xfe")),
+    "long field": body_of(FILE_PART, ('form-data; name="a"', b"x" * (MAX_FIELD_BYTES + 1))),
+    "many fields": body_of(
+        FILE_PART, *[(f'form-data; name="f{i}"', b"") for i in range(MAX_FIELDS + 1)]
+    ),
+    "empty": b"",
+    "text": b"hello",
+    "no end": body_of(FILE_PART)[:-8],
+    "cut": body_of(FILE_PART)[:90],
+    "other boundary": b"--YY\r\nContent-Disposition: form-data; name=x\r\n\r\n1\r\n--YY--\r\n",
+    "many headers": b"--XX\r\n" + b"A: b\r\n" * 1000 + b"\r\n1\r\n--XX--\r\n",
+    "bad header": b"--XX\r\n: \r\n\r\n1\r\n--XX--\r\n",
+}
 
 
-@pytest.mark.parametrize(
-    "body",
-    [
-        b"",
-        b"hello",
-        body_of((FILE_NAME, b"a" * 100))[:-8],
-        body_of((FILE_NAME, b"a" * 100))[:90],
-        b"--YY\r\nContent-Disposition: form-data; name=x\r\n\r\n1\r\n--YY--\r\n",
-        b"--XX\r\n" + b"A: b\r\n" * 1000 + b"\r\n1\r\n--XX--\r\n",
-        b"--XX\r\n: \r\n\r\n1\r\n--XX--\r\n",
-    ],
-    ids=["empty", "text", "no end", "cut", "other boundary", "many headers", "bad header"],
-)
-async def test_bodies_that_are_no_whole_form_are_refused(body: bytes, tmp_path: Path) -> None:
+@pytest.mark.parametrize("body", MALFORMED.values(), ids=MALFORMED.keys())
+async def test_malformed_forms_are_refused(body: bytes, tmp_path: Path) -> None:
     await refusal(body, tmp_path)
 
 
