@@ -32,15 +32,7 @@ def test_pickles_in_every_part_of_a_request_stay_bytes(tmp_path: Path) -> None:
     marker = tmp_path / "sprung"
     trap = pickle.dumps(Trap(marker))
     text = pickle.dumps(Trap(marker), protocol=0).decode("latin-1")
-    fields = (
-        "model",
-        "language",
-        "prompt",
-        "response_format",
-        "hotwords",
-        "chunking_strategy",
-        "x",
-    )
+    texts = ("model", "language", "prompt", "hotwords", "response_format", "chunking_strategy", "x")
     with in_process_server() as url, httpx.Client(base_url=url, timeout=60) as client:
         path = "/v1/audio/transcriptions"
         form = {"model": "whisper-1", "language": "en"}
@@ -51,7 +43,7 @@ def test_pickles_in_every_part_of_a_request_stay_bytes(tmp_path: Path) -> None:
             client.post(path, data=form, files={"file": (text, trap, text.split()[0])}),
             client.post(path, content=trap, headers={"content-type": "application/x-pickle"}),
             client.post(path, headers={"x-request-id": text.split()[0]}, content=trap),
-            *(client.post(path, data={**form, name: text}, files=good) for name in fields),
+            *(client.post(path, data={**form, name: text}, files=good) for name in texts),
         ]
         assert client.post(path, data=form, files=good).status_code == 200
     # A prompt may be any text; whatever else came was refused.

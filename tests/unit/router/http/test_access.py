@@ -224,10 +224,8 @@ async def test_without_keys_other_names_get_a_421_but_for_probes(keyless: FastAP
                 answer = await client.get(path, headers={"host": host})
                 assert (answer.status_code == 421) == bool(name)
         error = error_of(await client.get("/v1/models", headers={"host": "attacker.example"}))
-        assert (error["code"], "'attacker.example'" in error["message"]) == (
-            "host_not_allowed",
-            True,
-        )
+        assert error["code"] == "host_not_allowed"
+        assert "'attacker.example'" in error["message"]
         assert answer.headers["x-should-retry"] == "false"
         answer = await client.get("/health", headers={"host": "attacker.example"})
         assert answer.status_code == 200

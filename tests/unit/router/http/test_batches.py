@@ -170,10 +170,8 @@ async def test_a_batch_runs_to_its_end(client: openai.AsyncOpenAI, at: Desk) -> 
     refused = {name: one["response"] for name, one in errors.items()}
     assert refused["bad"]["status_code"] == 400
     assert refused["bad"]["body"]["error"]["param"] == "temperature"
-    assert (refused["gone"]["status_code"], refused["gone"]["body"]["error"]["param"]) == (
-        404,
-        "file_id",
-    )
+    assert refused["gone"]["status_code"] == 404
+    assert refused["gone"]["body"]["error"]["param"] == "file_id"
     assert refused["stream"]["body"]["error"]["param"] == "stream"
     assert at.transcriber.uploads == [b"RIFF"] * 3
     [listed] = [one async for one in client.batches.list()]

@@ -69,12 +69,8 @@ async def test_a_key_comes_and_goes_with_its_file(
     replacement.replace(file)
     with keys.ring.request_of(2):  # what bob has begun
         await keys.look()
-        assert [
-            keys.ring.name(keys.ring.owner(key)) for key in (b"one-s3cret", b"three-s3cret")
-        ] == [
-            "ann",
-            "eve",
-        ]
+        names = [keys.ring.name(keys.ring.owner(key)) for key in (b"one-s3cret", b"three-s3cret")]
+        assert names == ["ann", "eve"]
     for gone in (lambda: keys.ring.owner(b"two-s3cret"), lambda: secrets.read(of_bob)):
         with pytest.raises(AuthenticationError):
             gone()
@@ -158,11 +154,8 @@ async def test_a_key_with_all_its_requests_running_is_told_429_and_others_are_se
             await asyncio.gather(first, return_exceptions=True)
             assert (await client.post(URL, **form("secret-one"))).status_code == 200
     error = error_of(answer)
-    assert (answer.status_code, error["type"], error["code"]) == (
-        429,
-        "requests",
-        "rate_limit_exceeded",
-    )
+    assert (answer.status_code, error["type"]) == (429, "requests")
+    assert error["code"] == "rate_limit_exceeded"
     assert int(answer.headers["retry-after"]) >= 1
     assert answer.headers["x-should-retry"] == "true"
     assert "secret" not in caplog.text

@@ -23,11 +23,6 @@ AUDIO = os.urandom(100_000)
 
 
 @pytest.fixture
-def transcriber() -> FakeTranscriber:
-    return FakeTranscriber()
-
-
-@pytest.fixture
 def url(transcriber: FakeTranscriber) -> Iterator[str]:
     app = create_app(make_registry(transcriber), make_settings(api_key="key"))
     with running_server(app) as url:

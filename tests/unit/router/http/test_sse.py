@@ -41,11 +41,6 @@ STREAM = {**MODEL_FORM, "stream": "true"}
 
 
 @pytest.fixture
-def transcriber() -> FakeTranscriber:
-    return FakeTranscriber()
-
-
-@pytest.fixture
 def url(transcriber: FakeTranscriber, monkeypatch: pytest.MonkeyPatch) -> Iterator[str]:
     monkeypatch.setattr(sse, "HEARTBEAT_S", 0.05)
     app = create_app(make_registry(transcriber), make_settings())
