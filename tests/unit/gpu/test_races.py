@@ -199,14 +199,6 @@ def test_parts_of_the_product_have_no_races(scenario: Scenario) -> None:
     assert not outcome.races, str(outcome)
 
 
-@pytest.mark.slow
-@pytest.mark.timeout(400)
-def test_both_roles_on_one_gpu_have_no_races() -> None:
-    outcome = run_one_gpu(windows=WINDOWS[:2])
-    assert not outcome.races, str(outcome)
-    assert all(outcome.tokens)
-
-
 @cache
 def usual_tokens() -> list[tuple[int, ...]]:
     outcome = run_one_gpu()
