@@ -11,11 +11,12 @@ import torch
 from hypothesis import given, settings
 from hypothesis import strategies as st
 from torch import Tensor
+from whisper.decoding import ApplyTimestampRules, SuppressTokens
 
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from decoder_worker.sampling.logit_rules import History, LogitRules
-from decoder_worker.sampling.sampler import Sampled, TorchSampler, best_of, noise_key
+from decoder_worker.sampling.sampler import TorchSampler, best_of, noise_key
 from decoder_worker.sampling.slots import SlotOptions, SlotTable
 from tests.support.checkpoints import cached_checkpoint
 
@@ -39,30 +40,7 @@ def drawn(row: int) -> SlotOptions:
     return SlotOptions(False, TEMPERATURES[row], noise_key(1, row, 0, 0), 99)
 
 
-def sample(tokenizer: WhisperTokenizer, rows: list[int], n_steps: int = 3) -> list[Sampled]:
-    """Run `rows` of one fixed batch through a sampler that has four slots."""
-    slots = filled(tokenizer, [drawn(row) for row in range(4)])
-    sampler = TorchSampler(LogitRules(tokenizer, 50, "cpu"), slots)
-    generator = torch.Generator().manual_seed(0)
-    noisy = [i for i, row in enumerate(rows) if TEMPERATURES[row]]
-    outcome = []
-    for _ in range(n_steps):
-        logits = torch.randn(4, tokenizer.n_vocab, generator=generator)[rows]
-        chosen = torch.tensor(noisy) if noisy else None
-        outcome.append(sampler(logits, slots.rows(torch.tensor(rows)), chosen))
-    return outcome
-
-
-def test_a_row_is_the_same_in_any_batch(tokenizer: WhisperTokenizer) -> None:
-    together = sample(tokenizer, [0, 1, 2, 3])
-    for rows in ([0], [1], [3, 1], [2, 0, 3]):
-        for step, alone in enumerate(sample(tokenizer, rows)):
-            assert torch.equal(alone.tokens, together[step].tokens[rows]), (rows, step)
-            assert torch.equal(alone.logprobs, together[step].logprobs[rows]), (rows, step)
-
-
 def test_noise_for_every_row_changes_no_greedy_one(tokenizer: WhisperTokenizer) -> None:
-    """As in a captured step, where who has noise is not known."""
     outcome = []
     for noisy in ([1, 3], [0, 1, 2, 3]):
         slots = filled(tokenizer, [drawn(row) for row in range(4)])
@@ -91,46 +69,27 @@ def test_best_of_looks_at_the_allowed_tokens_only() -> None:
     assert not best_of(logits, torch.tensor([1, 3])).logprobs[1].isfinite()
 
 
-# ---- The batched logit rules equal the plain algorithm, row by row, on any logits and history.
+# ---- The batched logit rules equal openai/whisper's, row by row, on any logits and history.
 
 
 MAX_INITIAL = 50
 NEVER = -math.inf
 
 
-def plain_rules(
+def openai_rules(
     tokenizer: WhisperTokenizer, logits: Tensor, sampled: list[int], timed: bool
 ) -> Tensor:
-    """The algorithm of openai/whisper for one sequence, one rule after the other."""
+    """By openai/whisper's filters, for one sequence behind a prompt of one token."""
     special = tokenizer.special
-    begin = special.timestamp_begin
-    logits = logits.clone()
+    logits, tokens = logits[None].clone(), torch.tensor([[0, *sampled]])
     if not sampled:
-        logits[list(tokenizer.begin_suppress_tokens)] = NEVER
-    logits[list(tokenizer.suppress_tokens)] = NEVER
-    for token in (special.sot, special.sot_prev, special.sot_lm, special.no_speech):
-        logits[token] = NEVER
-    logits[[special.transcribe, special.translate]] = NEVER
-    if not timed:
-        return logits
-    logits[special.no_timestamps] = NEVER
-    last = bool(sampled) and sampled[-1] >= begin
-    penultimate = len(sampled) < 2 or sampled[-2] >= begin
-    if last and penultimate:
-        logits[begin:] = NEVER
-    elif last:
-        logits[: special.eot] = NEVER
-    stamps = [token for token in sampled if token >= begin]
-    if stamps:
-        lowest = stamps[-1] if last and not penultimate else stamps[-1] + 1
-        logits[begin:lowest] = NEVER
-    if not sampled:
-        logits[:begin] = NEVER
-        logits[begin + MAX_INITIAL + 1 :] = NEVER
-    logprobs = logits.log_softmax(-1)
-    if logprobs[begin:].logsumexp(-1) > logprobs[:begin].max():
-        logits[:begin] = NEVER
-    return logits
+        logits[:, list(tokenizer.begin_suppress_tokens)] = NEVER
+    prompt_only = [special.sot, special.sot_prev, special.sot_lm, special.no_speech]
+    prompt_only += [special.transcribe, special.translate]
+    SuppressTokens([*tokenizer.suppress_tokens, *prompt_only]).apply(logits, tokens)
+    if timed:
+        ApplyTimestampRules(special, 1, MAX_INITIAL).apply(logits, tokens)  # type: ignore[arg-type]
+    return logits[0]
 
 
 @st.composite
@@ -146,7 +105,7 @@ def rows(draw: st.DrawFn) -> tuple[list[tuple[bool, int]], bool, float, int]:
 
 @settings(max_examples=150, deadline=None)
 @given(batch=st.lists(rows(), min_size=1, max_size=5))
-def test_equals_the_plain_algorithm(
+def test_rules_equal_openai_whispers(
     batch: list[tuple[list[tuple[bool, int]], bool, float, int]], tokenizer: WhisperTokenizer
 ) -> None:
     begin = tokenizer.special.timestamp_begin
@@ -159,7 +118,7 @@ def test_equals_the_plain_algorithm(
         row = 3 * torch.randn(tokenizer.n_vocab, generator=torch.Generator().manual_seed(seed))
         row[begin:] += lift
         logits.append(row)
-        expected.append(plain_rules(tokenizer, row, sampled, timed))
+        expected.append(openai_rules(tokenizer, row, sampled, timed))
     result = rules.apply(torch.stack(logits), slots.rows(torch.arange(len(batch))).history)
     for slot, row in enumerate(expected):
         assert torch.equal(result[slot], row), f"row {slot}: {batch[slot]}"
@@ -174,7 +133,6 @@ def no_history() -> History:
 def test_history_step_by_step_equals_history_at_once(
     history: list[tuple[bool, int]], tokenizer: WhisperTokenizer
 ) -> None:
-    """What each step notes on the device is what a retry restores from the tokens."""
     begin = tokenizer.special.timestamp_begin
     sampled = [begin + value if stamp else value for stamp, value in history]
     slots = SlotTable(2, "cpu")
@@ -198,7 +156,6 @@ def test_first_timestamp_is_unlimited_without_a_limit(tokenizer: WhisperTokenize
 
 
 def test_prompt_only_tokens_are_never_sampled(tokenizer: WhisperTokenizer) -> None:
-    """Also where a checkpoint's own list is empty, as after much fine-tuning."""
     bare = replace(tokenizer, suppress_tokens=(), begin_suppress_tokens=())
     logits = LogitRules(bare, MAX_INITIAL, "cpu").apply(torch.zeros(1, bare.n_vocab), no_history())
     special = bare.special

@@ -127,3 +127,4 @@ def test_the_likeliest_per_token_wins_and_a_penalty_changes_who() -> None:
     long = Hypothesis((1, 2, 3, 4), (-0.6,) * 4, -2.4, True)
     assert rank([short, long], None) is long
     assert rank([short, long], 0.0) is short
+    assert long.avg_logprob == -2.4 / 5, "the end of text counts"
