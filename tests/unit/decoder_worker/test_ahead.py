@@ -7,7 +7,7 @@ foresee it, and a row runs once more for nothing.
 from __future__ import annotations
 
 import json
-from collections.abc import Callable, Iterator
+from collections.abc import Iterator
 from pathlib import Path
 from typing import Any
 
@@ -30,15 +30,8 @@ from tests.support.workers.decoder_engines import (
 
 MODES: dict[str, dict[str, Any]] = {
     "together": {},
-    "ahead": {"ahead": 1},
-    "bucketed": {"bucketed": True},
     "both": {"ahead": 1, "bucketed": True},
-    "both, small pages": {
-        "ahead": 1,
-        "bucketed": True,
-        "page_tokens": 16,
-        "page_frames": 100,
-    },
+    "both, small pages": {"ahead": 1, "bucketed": True, "page_tokens": 16, "page_frames": 100},
 }
 
 
@@ -54,7 +47,6 @@ def folder(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 @pytest.fixture(scope="module")
 def expected(folder: Path) -> list[DecodeResult]:
-    """Each of REQUESTS alone, every step collected at once."""
     with make_stand(folder, max_batch=8) as stand:
         return [stand.decode(**options) for options in REQUESTS]
 
@@ -66,10 +58,7 @@ def stand(folder: Path) -> Iterator[Stand]:
         made.assert_all_returned()
 
 
-@pytest.mark.parametrize(
-    "mode",
-    [pytest.param(m, marks=pytest.mark.slow) if m in ("ahead", "bucketed") else m for m in MODES],
-)
+@pytest.mark.parametrize("mode", MODES)
 def test_results_are_those_of_single_sequences_collected_at_once(
     mode: str, folder: Path, expected: list[DecodeResult]
 ) -> None:
@@ -89,7 +78,6 @@ def test_results_are_those_of_single_sequences_collected_at_once(
 
 
 def test_the_row_that_runs_for_nothing_is_dropped(stand: Stand) -> None:
-    """One step more than the text needs, and no trace of it in what the caller gets."""
     result = stand.decode(seed=1, max_new_tokens=40, timestamps=True)
     assert result.finish_reason == "stop"
     assert result.timings.steps == len(result.tokens)  # the last gave the end of text
@@ -104,23 +92,10 @@ def test_a_length_limit_is_foreseen(stand: Stand) -> None:
     assert stand.engine.stats().steps == 39
 
 
-def poisoned(
-    run: Callable[[Any], Any], sequences_of: Callable[[Any], Any], n_tokens: int
-) -> Callable[[Any], Any]:
-    """Raises whenever window 9 takes part, once it has so many tokens."""
-
-    def poisoned_run(argument: Any) -> Any:
-        result = run(argument)
-        for s in sequences_of(argument):
-            if s.request.window == 9 and s.rows and len(s.rows[0].tokens) >= n_tokens:
-                raise RuntimeError("poison")
-        return result
-
-    return poisoned_run
-
-
-@pytest.mark.parametrize("method", ["prefill", "decode", "collect"])
-@pytest.mark.parametrize("n_tokens", [0, 4])
+@pytest.mark.parametrize(
+    ("method", "n_tokens"),
+    [("prefill", 0), ("decode", 0), ("decode", 4), ("collect", 0), ("collect", 4)],
+)
 def test_a_failure_costs_only_the_culprit(
     method: str,
     n_tokens: int,
@@ -128,21 +103,22 @@ def test_a_failure_costs_only_the_culprit(
     expected: list[DecodeResult],
     monkeypatch: pytest.MonkeyPatch,
 ) -> None:
-    """Launching or collecting it, at its prompt and later, a step in flight or not."""
     runner = stand.engine._loop._runner
-
-    def sequences_of(argument: Any) -> Any:
-        return argument.sequences if method == "collect" else argument
-
     run = getattr(runner, method)
-    monkeypatch.setattr(runner, method, poisoned(run, sequences_of, n_tokens))
+
+    def poisoned(argument: Any) -> Any:
+        """Raises whenever window 9 takes part, once it has so many tokens."""
+        result = run(argument)
+        for s in argument.sequences if method == "collect" else argument:
+            if s.request.window == 9 and s.rows and len(s.rows[0].tokens) >= n_tokens:
+                raise RuntimeError("poison")
+        return result
+
+    monkeypatch.setattr(runner, method, poisoned)
     bad = stand.engine.submit(stand.request(9, max_new_tokens=30))
     good = [stand.engine.submit(stand.request(**options)) for options in REQUESTS[:12]]
-    if method == "prefill" and n_tokens:
-        assert bad.result(ANSWER_S).tokens  # nothing ever prefills it again
-    else:
-        with pytest.raises(SequenceFailedError, match="poison"):
-            bad.result(ANSWER_S)
+    with pytest.raises(SequenceFailedError, match="poison"):
+        bad.result(ANSWER_S)
     for options, future, alone in zip(REQUESTS, good, expected, strict=False):
         assert_same(future.result(ANSWER_S), alone, options)
     stand.assert_all_returned()
@@ -153,8 +129,6 @@ def test_a_failure_costs_only_the_culprit(
 def test_a_lost_device_is_no_sequences_fault(
     method: str, folder: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The replica says that it failed, so that another one takes its windows."""
-
     def lost(argument: Any) -> Any:
         raise torch.AcceleratorError("CUDA error: an illegal memory access was encountered")
 
@@ -181,7 +155,6 @@ def test_sizes_of_buckets() -> None:
 def test_slots_that_did_not_reach_a_bucket_are_brought_again(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """A device without room for them leaves the bucket's graph with older rows'."""
     options = [{"seed": seed, "max_new_tokens": 40} for seed in range(2)]
     expected = [stand.decode(**each) for each in options]
     put, failed = Buckets._put, list[tuple[int, ...]]()

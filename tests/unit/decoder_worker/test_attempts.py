@@ -48,29 +48,21 @@ def test_an_attempt_that_passes_ends_the_ladder(stand: Stand) -> None:
 
 
 def test_silence_needs_no_further_attempt(stand: Stand) -> None:
-    """What the model takes for silence is as unsure as it should be."""
     gates = QualityGates(compression_ratio=None, avg_logprob=0.0, no_speech_prob=0.0)
     assert stand.decode(temperatures=LADDER, gates=gates).attempt == 0
 
 
 def test_the_best_attempt_stands_where_it_is_asked_for(stand: Stand) -> None:
-    gates = QualityGates(compression_ratio=None, avg_logprob=0.0, keep="best")
-    best = stand.decode(temperatures=LADDER, gates=gates)
+    """All six fail; the likeliest stands, of all or of the three that are least compressible."""
     alone = [stand.decode(temperatures=LADDER[: n + 1], gates=NEVER_GOOD) for n in range(6)]
     assert [result.attempt for result in alone] == list(range(6))
-    likeliest = max(alone, key=lambda result: result.avg_logprob)
-    assert best.tokens == likeliest.tokens
-    assert best.temperature == likeliest.temperature
-
-
-def test_text_that_repeats_itself_loses_to_less_likely_text(stand: Stand) -> None:
-    """All six attempts fail; the three most compressible ones are out of the choice."""
-    alone = [stand.decode(temperatures=LADDER[: n + 1], gates=NEVER_GOOD) for n in range(6)]
     limit = sorted(result.compression_ratio for result in alone)[2]
-    gates = QualityGates(compression_ratio=limit, avg_logprob=0.0, keep="best")
-    kept = stand.decode(temperatures=LADDER, gates=gates)
     varied = [result for result in alone if result.compression_ratio <= limit]
-    assert kept.tokens == max(varied, key=lambda result: result.avg_logprob).tokens
+    for most, choice in ((None, alone), (limit, varied)):
+        gates = QualityGates(compression_ratio=most, avg_logprob=0.0, keep="best")
+        best = stand.decode(temperatures=LADDER, gates=gates)
+        likeliest = max(choice, key=lambda result: result.avg_logprob)
+        assert (best.tokens, best.temperature) == (likeliest.tokens, likeliest.temperature)
 
 
 def test_more_candidates_are_at_least_as_likely_as_one_of_them(stand: Stand) -> None:
@@ -92,16 +84,10 @@ def test_more_rows_than_the_batch_has_are_refused(stand: Stand) -> None:
         stand.importer.drop(request.handle)
 
 
-def test_a_language_alone_can_be_asked_for(stand: Stand) -> None:
-    known = stand.decode(seed=5, language=None)
-    only = stand.decode(seed=5, language=None, detect_only=True)
-    assert only.language == known.language
-    assert only.tokens == ()
-
-
 def test_a_language_is_found_among_those_that_it_may_be(stand: Stand) -> None:
-    """Beside windows that may be in any; the text is that of the language that was found."""
     free = stand.decode(seed=5, language=None)
+    only = stand.decode(seed=5, language=None, detect_only=True)
+    assert (only.language, only.tokens) == (free.language, ())
     codes = WhisperTokenizer.from_checkpoint(stand.checkpoint).languages
     others = tuple(code for code in codes if code != free.language)
     asked = [{"languages": others}, {}, {"languages": (others[0], free.language)}]
@@ -121,7 +107,6 @@ def test_no_language_is_found_that_the_checkpoint_does_not_list(tmp_path: Path) 
 
 
 def test_words_are_aligned_for_the_attempt_that_stands(stand: Stand) -> None:
-    """Beside sequences that want none, whatever their attempts; of what makes up segments."""
     special = WhisperTokenizer.from_checkpoint(stand.checkpoint).special
     wanted = [{**options, "words": True} for options in REQUESTS]
     results = stand.decode_all((*wanted, *REQUESTS[:4]))

@@ -56,16 +56,6 @@ def test_a_seed_repeats_and_another_differs(stand: Stand) -> None:
     assert first == again != other
 
 
-def test_lengths_end_where_whisper_ends_them(stand: Stand) -> None:
-    """At most half of the text context; a long prompt leaves less."""
-    for n in (3, 12, 30):
-        result = stand.decode(0, max_new_tokens=n)
-        assert (len(result.tokens), result.finish_reason) == (n, "length")
-    for prompt, longest in (((), 224), (tuple(range(300)), 449 - (1 + 223 + 3))):
-        found = stand.decode(9, prompt_tokens=prompt, max_new_tokens=None)
-        assert len(found.tokens) <= longest
-
-
 @pytest.mark.skipif(sys.platform != "linux", reason="a thread has a priority of its own on Linux")
 def test_on_a_cpu_urgent_sequences_among_others_are_decoded_with_the_encoder_s_priority(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
@@ -157,27 +147,6 @@ def test_the_waiting_list_is_bounded() -> None:
         for future in futures:
             assert future.result(ANSWER_S).tokens
         made.assert_all_returned()
-
-
-def test_end_of_text_ends_a_sequence_and_counts_in_its_probability(
-    stand: Stand, monkeypatch: pytest.MonkeyPatch
-) -> None:
-    expected = stand.decode()
-    runner = stand.engine._loop._runner
-    collect = runner.collect
-    eot = stand.checkpoint.config["eos_token_id"]
-
-    def ending(launched: Any) -> Any:
-        return [
-            [replace(out[0], token=eot, logprob=-6.0)] if len(sequence.rows[0].tokens) == 5 else out
-            for sequence, out in zip(launched.sequences, collect(launched), strict=True)
-        ]
-
-    monkeypatch.setattr(runner, "collect", ending)
-    result = stand.decode()
-    assert result.finish_reason == "stop"
-    assert result.tokens == expected.tokens[:5]
-    assert result.avg_logprob == pytest.approx((sum(result.token_logprobs) - 6.0) / 6)
 
 
 def test_parts_that_do_not_fit_are_refused_at_start() -> None:

@@ -173,7 +173,6 @@ def test_a_forged_handle_is_refused_by_its_future(stand: Stand) -> None:
 
 @pytest.mark.parametrize("reads_states", [False, True])
 def test_pages_of_a_late_read_stay_in_quarantine_until_it_ends(reads_states: bool) -> None:
-    """Those of states alone where these land: the others are free at once."""
     options: dict[str, Any] = {"kv_windows": 8, "landing_windows": 8, "fetch_timeout_s": 0.2}
     with make_stand(cached_checkpoint(), reads_states=reads_states, **options) as stand:
         stand.exporter.freeze()
@@ -277,7 +276,6 @@ def between_turns(stand: Stand) -> Iterator[None]:
 
 
 def test_a_device_that_is_told_lost_more_than_once() -> None:
-    """As by the words of several windows, which another thread looks for."""
     with make_stand(cached_checkpoint()) as stand:
         with between_turns(stand):
             future = stand.engine.submit(stand.request(0))

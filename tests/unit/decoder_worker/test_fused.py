@@ -13,6 +13,7 @@ import torch
 from torch import Tensor
 
 from cluster.common.kernels.cpu.tile_registers import (
+    BLOCK_OUTPUTS,
     VECTORS,
     has_bfloat16_tiles,
     products_for,
@@ -22,7 +23,7 @@ from cluster.common.kv.cross_kv import packed_page
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from decoder_worker.attention.base import AttentionBatch, PagedKV
 from decoder_worker.attention.torch_backend import TorchAttention
-from decoder_worker.cpu.arrays import plain_head, stack_layers
+from decoder_worker.cpu.arrays import fits_tiles, plain_head, stack_layers
 from decoder_worker.cpu.fused import FusedDecoder, fits_layers
 from decoder_worker.cpu.step_team import CLAIMED, LEAST_REST_S, WAITED, StepTeam
 from decoder_worker.cpu.work_sharing import claim, finish, wait
@@ -92,7 +93,6 @@ class Bench:
         assert self.compiled._kernels is not None
 
     def fused(self, batch: AttentionBatch) -> tuple[Tensor, Tensor]:
-        """States and logits."""
         return forward(self.compiled, batch)
 
     def reference(self, batch: AttentionBatch) -> tuple[Tensor, Tensor]:
@@ -130,7 +130,6 @@ def make_batch(counts: list[int], lengths: list[int], per_window: int = 1) -> At
 
 
 def steps(n: int, per_window: int = 1) -> AttentionBatch:
-    """Rows of ragged lengths, so many of which share a window."""
     return make_batch([1] * n, [1 + 3 * row % 31 for row in range(n)], per_window)
 
 
@@ -169,7 +168,6 @@ def test_states_logits_and_pages_are_the_reference_ones(
 def test_windows_of_trimmed_contexts_give_what_pages_of_all_positions_give(
     checkpoint: Checkpoint, name: str, cross: torch.dtype | None
 ) -> None:
-    """Packed in the beginning of their page, of several lengths in one forward; beams, prompts."""
     make = partial(Bench, checkpoint, name, 2, int8=False, cross_page=1500, cross_dtype=cross)
     usual, packed = make(), make(packed=True)
     lengths, own = [320, 1500, 384, 128], [[4 * row + i for i in range(4)] for row in range(6)]
@@ -203,7 +201,6 @@ def test_rows_are_computed_by_the_decoder_that_is_faster_for_so_many(bench: Benc
 
 
 def test_results_do_not_depend_on_who_helps(checkpoint: Checkpoint) -> None:
-    """Bit for bit, forward after forward, with more threads than there are cores."""
     alone = Bench(checkpoint, "bfloat16", threads=1, int8=False)
     helped = Bench(checkpoint, "bfloat16", threads=5, int8=False)
     for number in range(60):
@@ -213,7 +210,6 @@ def test_results_do_not_depend_on_who_helps(checkpoint: Checkpoint) -> None:
 
 
 def test_a_row_in_tiles_does_not_depend_on_the_others(bench: Bench) -> None:
-    """Bit for bit: a tile holds eight rows, and each is alone in its columns."""
     if bench.compiled._layers.tiles is None:
         pytest.skip("not in tiles")
     states, logits = bench.fused(steps(MANY_ROWS))
@@ -221,19 +217,6 @@ def test_a_row_in_tiles_does_not_depend_on_the_others(bench: Bench) -> None:
         fewer_states, fewer_logits = bench.fused(steps(n_rows))
         assert torch.equal(fewer_states, states[:n_rows])
         assert torch.equal(fewer_logits, logits[:n_rows])
-
-
-@IN_TILES
-def test_weights_in_rows_give_what_the_same_weights_in_blocks_give(checkpoint: Checkpoint) -> None:
-    """Bit for bit: only where they lie in memory is another place."""
-    in_rows, in_blocks = (
-        Bench(checkpoint, "bfloat16", 2, int8=False, tiles=tile_config(), in_blocks=blocks)
-        for blocks in (False, True)
-    )
-    for n_rows in (1, FEW_ROWS, MANY_ROWS):
-        of_rows, of_blocks = in_rows.fused(steps(n_rows)), in_blocks.fused(steps(n_rows))
-        for one, other in zip(of_rows, of_blocks, strict=True):
-            assert torch.equal(one, other)
 
 
 def test_weights_in_eight_bits_are_near_those_in_sixteen(checkpoint: Checkpoint) -> None:
@@ -278,33 +261,15 @@ def test_a_row_of_nan_stays_one_and_leaves_others_alone(bench: Bench) -> None:
     assert torch.equal(states[[0, 2, 3]], healthy[[0, 2, 3]])
 
 
-def test_a_width_that_units_do_not_make_up_is_left_to_torch(checkpoint: Checkpoint) -> None:
-    assert fits_layers(checkpoint.dims)
-    assert not fits_layers(replace(checkpoint.dims, n_text_ffn=1000))
-
-
-def test_a_job_that_fails_is_told_and_the_next_one_is_done() -> None:
-    team, done = StepTeam(2), list[int]()
-
-    def fail(counters: Any, begin: int, leads: bool) -> None:
-        if leads:
-            raise MemoryError("no room")
-
-    def work(counters: Any, begin: int, leads: bool) -> None:
-        if leads:
-            assert counters[CLAIMED] == begin, "another job's units are open"
-            counters[CLAIMED] += 3
-            done.append(begin)
-
-    team.run(work, 3)
-    with pytest.raises(MemoryError):
-        team.run(fail, 5)
-    team.run(work, 3)
-    assert done == [0, 0]
+def test_widths_that_units_or_tiles_do_not_make_up_are_known(checkpoint: Checkpoint) -> None:
+    dims = checkpoint.dims
+    assert fits_layers(dims)
+    assert fits_tiles(dims)
+    assert not fits_layers(replace(dims, n_text_ffn=1000))
+    assert not fits_tiles(replace(dims, n_text_ffn=BLOCK_OUTPUTS + 32))
 
 
 def test_a_helper_that_fails_within_a_unit_fails_the_job_and_holds_nobody() -> None:
-    """A unit that is claimed and never done would have its leader wait for ever."""
     team, has_unit, outcomes = StepTeam(2), threading.Event(), list[str]()
 
     def job(counters: Any, begin: int, leads: bool) -> None:
@@ -331,12 +296,17 @@ def test_a_helper_that_fails_within_a_unit_fails_the_job_and_holds_nobody() -> N
     assert outcomes == ["no room", "done"]
 
 
-def test_no_helper_is_within_a_job_whose_failure_was_told() -> None:
-    """What it writes there may be what the next job computes with."""
+def test_a_job_that_fails_is_told_once_helpers_have_left_it_and_the_next_one_is_done() -> None:
     team, entered, may_end = StepTeam(1), threading.Event(), threading.Event()
-    left: list[int] = []
+    left, done = list[int](), list[int]()
 
-    def job(counters: Any, begin: int, leads: bool) -> None:
+    def work(counters: Any, begin: int, leads: bool) -> None:
+        if leads:
+            assert counters[CLAIMED] == begin, "another job's units are open"
+            counters[CLAIMED] += 3
+            done.append(begin)
+
+    def fail(counters: Any, begin: int, leads: bool) -> None:
         if leads:
             assert entered.wait(BUILD_S)
             threading.Timer(0.1, may_end.set).start()
@@ -345,9 +315,12 @@ def test_no_helper_is_within_a_job_whose_failure_was_told() -> None:
         assert may_end.wait(BUILD_S)
         left.append(begin)
 
+    team.run(work, 3)
     with pytest.raises(MemoryError):
-        team.run(job, 1)
-    assert left == [0]
+        team.run(fail, 5)
+    assert left == [3]
+    team.run(work, 3)
+    assert done == [0, 0]
 
 
 def test_helpers_end_with_their_team() -> None:
@@ -365,7 +338,6 @@ def test_helpers_end_with_their_team() -> None:
 
 
 def test_helpers_that_get_no_time_are_left_alone_for_a_while() -> None:
-    """A leader that waits long for them goes on alone, then asks again."""
     team, posted = StepTeam(1), set[int]()
 
     def job(counters: Any, begin: int, leads: bool) -> None:

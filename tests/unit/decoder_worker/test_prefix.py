@@ -54,7 +54,6 @@ def test_behind_any_part_of_a_free_decode_comes_its_rest(stand: Stand, name: str
 
 
 def test_beams_and_candidates_grow_behind_a_prefix(stand: Stand) -> None:
-    """Both hold what one row gives that is fed the prefix as its own tokens: none is scored."""
     prefix = decode(stand).tokens[:5]
     one = decode(stand, prefix_tokens=prefix, max_new_tokens=1, beam_size=4)
     greedy = decode(stand, prefix_tokens=prefix, max_new_tokens=1)
@@ -82,7 +81,6 @@ def test_words_are_told_of_the_prefix_too(stand: Stand) -> None:
 
 
 def test_the_longest_context_and_a_long_prefix_fill_the_text_context(stand: Stand) -> None:
-    """Longer than any bucket of prompts has."""
     context = tuple(range(300))
     prefix = tuple(range(200, 400))
     found = decode(stand, prompt_tokens=context, prefix_tokens=prefix, max_new_tokens=400)
@@ -114,3 +112,5 @@ def test_the_most_of_prefix_and_context_that_fits_is_taken() -> None:
     prompts.check(options)
     assert prompts.n_new_max(options) == 1
     assert len(prompts.prompt(options, "en").tokens) == N_TEXT_CTX
+    for n_context, most in ((0, 224), (300, N_TEXT_CTX + 1 - (1 + 223 + 3))):  # by default half
+        assert prompts.n_new_max(DecodeOptions(prompt_tokens=(5,) * n_context)) == most

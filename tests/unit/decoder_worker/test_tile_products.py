@@ -2,7 +2,6 @@
 
 from __future__ import annotations
 
-from dataclasses import replace
 from typing import Any
 
 import numpy as np
@@ -17,14 +16,8 @@ from cluster.common.kernels.cpu.tile_registers import (
     products_for,
     tile_config,
 )
-from cluster.common.model.checkpoint import open_checkpoint
 from decoder_worker.cpu import tile_products, vector_products
-from decoder_worker.cpu.arrays import (
-    BLOCK_OUTPUTS,
-    fits_tiles,
-    in_blocks,
-)
-from tests.support.checkpoints import ModelShape, make_checkpoint
+from decoder_worker.cpu.arrays import BLOCK_OUTPUTS, in_blocks
 
 IN_TILES = pytest.mark.skipif(not has_bfloat16_tiles(), reason="needs a CPU with AMX's tiles")
 BY_VECTORS = pytest.mark.skipif(
@@ -112,12 +105,3 @@ def test_rows_in_8_bits_that_are_zero_or_not_finite_leave_others_alone(by: str) 
     assert not out[[1, 4]].any()
     assert out[[2, 3]].isnan().all()
     assert torch.equal(out[[0, 5]], expected[[0, 5]])
-
-
-def test_sizes_that_tiles_do_not_make_up_are_left_to_other_products(
-    tmp_path_factory: pytest.TempPathFactory,
-) -> None:
-    shape = ModelShape(128, 2, 1, 1, n_vocab=2_000, n_languages=4)
-    dims = open_checkpoint(str(make_checkpoint(tmp_path_factory.mktemp("model"), shape))).dims
-    assert fits_tiles(dims)
-    assert not fits_tiles(replace(dims, n_text_ffn=BLOCK_OUTPUTS + 32))

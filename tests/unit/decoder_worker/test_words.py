@@ -61,7 +61,6 @@ def stand() -> Iterator[Stand]:
 
 
 def test_no_text_waits_for_what_finds_words_to_be_compiled() -> None:
-    """Also where nothing else of a decoder is, as on a GPU."""
     path_finder.cache_clear()
     with make_stand(cached_checkpoint(), max_batch=MAX_BATCH):
         assert path_finder.cache_info().currsize
@@ -90,7 +89,6 @@ def test_others_step_on_and_have_its_rows(stand: Stand, monkeypatch: pytest.Monk
 
 
 def test_texts_that_end_together_are_fed_a_few_at_a_time(monkeypatch: pytest.MonkeyPatch) -> None:
-    """All of them at once would hold up every step, for a minute with a large model on a CPU."""
     n_texts, text, fed = 5, tuple(range(300, 312)), list[int]()
     monkeypatch.setattr(loop, "TOKENS_AT_ONCE", 2 * len(text))
     with make_stand(cached_checkpoint(), max_batch=n_texts, kv_windows=n_texts) as stand:
@@ -128,7 +126,6 @@ def test_the_most_urgent_text_is_fed_first() -> None:
 
 
 def test_a_text_that_is_known_is_aligned_as_if_it_had_been_sampled(stand: Stand) -> None:
-    """Without a step, beside others, and for whoever sends more than fits, a clear no."""
     sampled = stand.decode(0, words=True)
     assert sampled.alignment is not None
     known = {"words": True, "language": "en", "known_text": sampled.alignment.tokens}
@@ -151,7 +148,6 @@ def test_a_text_that_is_known_is_aligned_as_if_it_had_been_sampled(stand: Stand)
 def test_words_of_the_most_urgent_text_are_found_first(
     stand: Stand, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However many of a long file, or of bulk work, wait for theirs."""
     held, ended = Held(monkeypatch), list[str]()
 
     def note(priority: Priority, _: Future[DecodeResult]) -> None:

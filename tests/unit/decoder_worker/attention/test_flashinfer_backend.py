@@ -43,12 +43,8 @@ def make_pools(page_tokens: int, page_frames: int) -> tuple[torch.Tensor, torch.
     return own, torch.randn(24, *shape, page_frames, N_HEAD, HEAD_DIM)
 
 
-def test_steps_follow_positions_and_plan_only_what_changed(backend: ModuleType) -> None:
-    """Two rows over several pages; a third comes in the place of an inert one, and another goes."""
-    own, cross = make_pools(4, 20)
-    expected_own = own.clone()
-    steps = backend.FlashInfer(own, cross).fixed(4, 1)
-    reference = TorchAttention(expected_own, cross)
+def test_steps_plan_only_what_changed(backend: ModuleType) -> None:
+    steps = backend.FlashInfer(*make_pools(4, 20)).fixed(4, 1)
     self_wrapper, cross_wrapper = fake.BatchDecodeWithPagedKVCacheWrapper.made
     inert = ([23], [0], 0)
     rows = [([0, 1, 2, 3], [0, 1, 2], 0), ([4, 5, 6, 7], [5, 4, 3], 0), inert, inert]
@@ -65,16 +61,6 @@ def test_steps_follow_positions_and_plan_only_what_changed(backend: ModuleType) 
             PagedKV.make([1] * 4, [row[1] for row in rows], frames, 20),
         )
         steps.plan(batch)
-        steps.begin(torch.tensor([length - 1 for length in lengths]))
-        reference.plan(batch)
-        q, k, v = torch.randn(3, 4, N_HEAD, HEAD_DIM)
-        k[3], v[3] = k[2], v[2]  # inert rows write to one place
-        for layer in range(N_LAYER):
-            mixed = steps.self_attention(layer, q, k, v)
-            live = [i for i, row in enumerate(rows) if row is not inert]
-            torch.testing.assert_close(mixed[live], reference.self_attention(layer, q, k, v)[live])
-            looked = steps.cross_attention(layer, q)
-            torch.testing.assert_close(looked, reference.cross_attention(layer, q))
         rows = [row if row is inert else (row[0], row[1], row[2] + 1) for row in rows]
         plans.append((self_wrapper.n_plans, cross_wrapper.n_plans))
     # Pages begin at steps 4 and 8, for the third row at 9, when the first one goes.
@@ -87,7 +73,6 @@ def test_steps_follow_positions_and_plan_only_what_changed(backend: ModuleType) 
 def test_a_plan_that_raised_is_made_anew(
     part: str, goes_on: bool, backend: ModuleType, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """For the same rows, or those before, as where the device has no room for what it brings."""
     own, cross = make_pools(4, 20)
     own.normal_()
     steps, reference = backend.FlashInfer(own, cross).fixed(2, 1), TorchAttention(own, cross)
@@ -116,7 +101,7 @@ def test_a_plan_that_raised_is_made_anew(
 
 
 def test_prompts_are_planned_for_their_length_and_only_for_other_pages(backend: ModuleType) -> None:
-    """All entries of a graph have as many queries, which every plan says (asserted by the fake)."""
+    """The fake asserts that every plan names the length."""
     own, cross = make_pools(8, 20)
     prompts = backend.FlashInfer(own, cross).fixed(2, 4)
     wrappers = fake.BatchPrefillWithPagedKVCacheWrapper.made
@@ -130,7 +115,6 @@ def test_prompts_are_planned_for_their_length_and_only_for_other_pages(backend: 
 
 
 def test_all_tables_share_a_few_pinned_buffers(backend: ModuleType) -> None:
-    """Of 8 MB each; plans one after the other take different ones."""
     own, cross = make_pools(8, 20)
     kernels = backend.FlashInfer(own, cross)
     prompts = [kernels.fixed(2, 4) for _ in range(20)]
@@ -145,10 +129,8 @@ def test_all_tables_share_a_few_pinned_buffers(backend: ModuleType) -> None:
 
 
 def test_rows_that_share_a_window_are_queries_of_one_entry(backend: ModuleType) -> None:
-    """Three beams of two windows: each window's pages are planned once, not once for each beam."""
     own, cross = make_pools(4, 20)
     steps = backend.FlashInfer(own, cross).fixed(6, 1, 3)
-    reference = TorchAttention(own.clone(), cross)
     (window_wrapper,) = fake.BatchPrefillWithPagedKVCacheWrapper.made
     for step in range(6):
         batch = AttentionBatch(
@@ -156,20 +138,13 @@ def test_rows_that_share_a_window_are_queries_of_one_entry(backend: ModuleType) 
             PagedKV.make([3, 3], [[0, 1, 2], [5, 4, 3]], [FRAMES, 43], 20),
         )
         steps.plan(batch)
-        steps.begin(torch.full((6,), step))
-        reference.plan(batch)
-        q, k, v = torch.randn(3, 6, N_HEAD, HEAD_DIM)
-        mixed = steps.self_attention(1, q, k, v)
-        torch.testing.assert_close(mixed, reference.self_attention(1, q, k, v))
-        looked = steps.cross_attention(1, q)
-        torch.testing.assert_close(looked, reference.cross_attention(1, q))
     assert window_wrapper.n_plans == 1
     assert window_wrapper.counts == [3, 3]
 
 
 @contextmanager
 def layers_of_a_gpu() -> Iterator[None]:
-    """Products as they are loaded, which our kernels' layers are made of; and the GPU's sampler."""
+    """Products as they are loaded, as our kernels' layers need them, and the GPU's sampler."""
 
     def choose(rules: LogitRules, slots: SlotTable) -> GpuSampler:
         return GpuSampler(TorchSampler(rules, slots), rules, slots)
@@ -181,29 +156,16 @@ def layers_of_a_gpu() -> Iterator[None]:
         yield
 
 
-@pytest.mark.parametrize(
-    ("pages", "fewer"),
-    [
-        pytest.param((0, 0), False, marks=pytest.mark.slow),
-        ((16, 100), False),
-        ((16, 100), True),
-    ],
-)
-def test_the_engine_gives_the_same_texts(
-    pages: tuple[int, int], fewer: bool, backend: ModuleType
-) -> None:
-    """Prompts, buckets, beams and alignment, a step ahead, through the backend's page tables.
-
-    fewer: with the GPU's layers and sampler of few kernels, by their plain twins.
-    """
+@pytest.mark.parametrize("fewer", [False, True])
+def test_the_engine_gives_the_same_texts(fewer: bool, backend: ModuleType) -> None:
+    """fewer: with the GPU's layers and sampler of few kernels, by their plain twins."""
 
     def choose(own: torch.Tensor, cross: torch.Tensor) -> Attentions:
         kernels = backend.FlashInfer(own, cross)
         ragged = kernels.ragged()
         return Attentions(ragged, kernels.fixed, projected=ragged if fewer else None)
 
-    sizes = {"page_tokens": pages[0], "page_frames": pages[1]}
-    make = partial(make_stand, cached_checkpoint(), max_batch=8, **sizes)
+    make = partial(make_stand, cached_checkpoint(), max_batch=8, page_tokens=16, page_frames=100)
     with make() as stand:
         expected = stand.decode_all()
     with (

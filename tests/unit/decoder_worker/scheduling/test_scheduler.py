@@ -8,8 +8,6 @@ from dataclasses import replace
 from itertools import pairwise
 from typing import Any
 
-import pytest
-
 from cluster.common.errors import DeadlineExceededError
 from cluster.common.kv.layout import PageLayout
 from cluster.common.kv.pool import PagePool
@@ -49,22 +47,8 @@ def add(scheduler: Scheduler, *sequences: DecodeSequence) -> None:
 
 
 def fetch(*sequences: DecodeSequence) -> None:
-    """Their KV is in their pages."""
     for one in sequences:
         one.fetched = FETCHED
-
-
-def test_the_earliest_deadline_is_admitted_first() -> None:
-    scheduler = make_scheduler(windows=2)
-    late, early, middle = (make_sequence(deadline) for deadline in (9.0, 1.0, 5.0))
-    add(scheduler, late, early, middle)
-    assert scheduler.admit() == [early, middle]
-    assert late.state is SequenceState.WAITING
-    assert not late.cross_pages
-    assert not late.rows
-    assert scheduler.next_deadline() == 1.0
-    scheduler.release(early)
-    assert scheduler.admit() == [late]
 
 
 def test_a_trimmed_window_takes_as_many_pages_as_its_handle_has() -> None:
@@ -84,10 +68,12 @@ def test_a_trimmed_window_takes_as_many_pages_as_its_handle_has() -> None:
 def test_kv_is_read_ahead_of_free_rows_up_to_a_bound() -> None:
     """A batch of 4: four begin, the KV of two more is read, others wait though pages are free."""
     scheduler = make_scheduler(windows=9, max_batch=4)
-    add(scheduler, *(make_sequence(deadline) for deadline in range(8)))
+    sequences = [make_sequence(deadline) for deadline in reversed(range(8))]
+    add(scheduler, *sequences)
     admitted = scheduler.admit()
     assert [sequence.deadline_s for sequence in admitted] == [0, 1, 2, 3, 4, 5]
     assert all(sequence.cross_pages and not sequence.rows for sequence in admitted)
+    assert all(s.state is SequenceState.WAITING and not s.cross_pages for s in sequences[:2])
     assert (scheduler.n_free_slots, scheduler.n_without_slots, scheduler.n_waiting) == (0, 2, 2)
     fetch(*admitted)
     running = scheduler.start_running()
@@ -100,7 +86,6 @@ def test_kv_is_read_ahead_of_free_rows_up_to_a_bound() -> None:
 
 
 def test_who_needs_many_rows_is_not_passed_by_for_ever() -> None:
-    """Two rows are free, three are wanted: later ones of one row wait behind it."""
     scheduler = make_scheduler(windows=9, max_batch=4)
     first, second, wide, small = (make_sequence(deadline) for deadline in range(4))
     add(scheduler, first, second)
@@ -138,27 +123,14 @@ def test_late_sequences_are_named_until_they_are_answered_also_those_that_came_l
     scheduler.admit()
     for _ in range(2):
         assert scheduler.expired(6.0) == [sooner]
+    assert scheduler.next_deadline() == 5.0
     sooner.future.set_exception(DeadlineExceededError("late"))
+    assert scheduler.next_deadline() == 9.0
+    assert scheduler.expired(6.0) == []
     scheduler.release(sooner)
     assert scheduler.expired(6.0) == []
     for _ in range(2):
         assert scheduler.expired(9.0) == [later]
-
-
-@pytest.mark.parametrize("running", [False, True])
-def test_the_deadline_of_an_answered_sequence_matters_no_more(running: bool) -> None:
-    """It stays until its READ or forward ends, and the loop may sleep until then."""
-    scheduler = make_scheduler(windows=2)
-    answered, other = make_sequence(1.0), make_sequence(9.0)
-    add(scheduler, answered, other)
-    scheduler.admit()
-    if running:
-        answered.fetched = FETCHED
-        scheduler.start_running()
-    assert scheduler.next_deadline() == 1.0
-    answered.future.set_exception(DeadlineExceededError("late"))
-    assert scheduler.next_deadline() == 9.0
-    assert scheduler.expired(5.0) == []
 
 
 def test_random_lives_return_everything() -> None:
@@ -202,7 +174,6 @@ def test_classes_come_before_deadlines() -> None:
 
 
 def test_live_kv_is_read_though_enough_of_others_waits_for_rows() -> None:
-    """And it gets the next row."""
     scheduler = make_scheduler(windows=9, max_batch=2)
     clips = [make_sequence(deadline) for deadline in range(4)]
     add(scheduler, *clips)
@@ -273,8 +244,6 @@ def test_no_class_starves_for_rows_or_pages() -> None:
 
 
 class AnySearch:
-    """Of a sequence whose attempt goes on."""
-
     done, runs_ahead = False, False
 
 
