@@ -191,7 +191,7 @@ class EncoderCore:
 def _drop_cancelled(
     batcher: Batcher, known: ref[QueuedWindow], future: Future[EncodeReply]
 ) -> None:
-    """A strong reference to the window would be a cycle, which keeps its audio for a while."""
+    """Take a cancelled window out; a strong reference to it would be a cycle with its audio."""
     if future.cancelled() and (window := known()) is not None:
         batcher.cancel(window)
 

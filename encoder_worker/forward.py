@@ -166,7 +166,7 @@ class WindowEncoder:
             self._shared.team.close()
 
     def _team(self, kernels: TeamKernels) -> TeamEncoder:
-        """Made by the first call, with torch's number of threads and its caller's priority."""
+        """Make the threads on the first call, with torch's number and the caller's priority."""
         if self._shared.team is None:
             self._shared.team = TeamEncoder(self._plain, kernels, torch.get_num_threads())
         return self._shared.team
@@ -198,13 +198,13 @@ class WindowEncoder:
 
 @dataclass(slots=True)
 class _Shared:
-    """Shared by encoders made with `beside`; one's first call must end before the next begins."""
+    """State of encoders made with `beside`; the first call must end before others begin."""
 
     team: TeamEncoder | None = None
 
 
 def _as_paged(pool: Tensor) -> Tensor:
-    """The pool as [n_pages, L, 2, page_frames, H, Dh]; a view of one of states."""
+    """View a pool of states as [n_pages, 1, 1, T, 1, n]; a pool of KV is returned as it is."""
     return as_kv_pool(pool) if pool.dim() == 3 else pool
 
 

@@ -118,7 +118,7 @@ class EncodeLoop:
             self._launched = self._take(n_ready, PAGE_WAIT_S if self._blocks else 0.0)
 
     def _hold(self) -> bool:
-        """Hold back classes that have used up their share of the pool; whether there are any."""
+        """Hold back classes that have used up their share of the pool; True if there are any."""
         exporter = self._exporter
         n_pages, wanted = exporter.pool.n_pages, exporter.layout.pages_per_window
         used = n_pages - exporter.n_free_pages
@@ -160,7 +160,7 @@ class EncodeLoop:
             self._publisher.fail(window, error)
 
     def _take(self, n_windows: int, page_wait_s: float) -> _Batch | None:
-        """Launch the next windows, as many as there are pages for; None if that is none."""
+        """Launch the next windows, as many as there are pages for; None if none can go."""
         exporter = self._exporter
         reserved = self._reserve(n_windows, page_wait_s)
         popped = self.batcher.pop(len(reserved))
@@ -187,7 +187,7 @@ class EncodeLoop:
         return batch
 
     def _reserve(self, n_windows: int, wait_s: float = PAGE_WAIT_S) -> list[Pages]:
-        """Pages for up to `n_windows` windows; waits only for those of the first."""
+        """Reserve pages for up to `n_windows` windows; waits only for the first window's."""
         n_pages = self._exporter.layout.pages_per_window
         reserved: list[Pages] = []
         while len(reserved) < n_windows:

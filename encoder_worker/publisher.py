@@ -68,7 +68,7 @@ class Publisher:
         return hashlib.blake2b(request.kept_key, digest_size=KEY_BYTES, key=self._worker).digest()
 
     def find(self, request: EncodeRequest, key: bytes, queue_s: float) -> EncodeReply | None:
-        """Answer from published KV and count a hit, or None. WorkerDrainingError if closed."""
+        """Answer from published KV and count a hit; None without. WorkerDrainingError if closed."""
         if not key or request.fresh:
             return None
         handle = self.exporter.publish_again(

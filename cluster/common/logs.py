@@ -151,7 +151,7 @@ def _extras(record: logging.LogRecord) -> dict[str, Any]:
 
 
 def _unquoted(error: BaseException) -> list[str]:
-    """An exception with its causes and its group: classes, places, and our own messages."""
+    """Format an exception with its causes and group: classes, places, and our own messages."""
     lines = []
     if (cause := error.__cause__ or error.__context__) is not None:
         lines += [*_unquoted(cause), "", "which led to:", ""]

@@ -77,7 +77,7 @@ class WorkerLoad:
 
 @dataclass(frozen=True, slots=True)
 class WindowRequest:
-    """What both roles are told of a window."""
+    """The fields of a window that both roles get."""
 
     request_id: str
     window: int
@@ -226,7 +226,7 @@ class DecodeOptions:
 
     @property
     def n_rows(self) -> int:
-        """Most hypotheses that are decoded side by side."""
+        """Largest number of hypotheses that are decoded side by side."""
         if self.beam_size == 1 and self.best_of == 1:
             return 1
         beams = self.beam_size if 0.0 in self.temperatures else 1
@@ -270,7 +270,7 @@ class TokenAlignment:
 
 @dataclass(frozen=True, slots=True)
 class DecodeResult:
-    """A finished sequence: of all attempts, the one that stands."""
+    """A finished sequence: the attempt that stands."""
 
     request_id: str
     window: int

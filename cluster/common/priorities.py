@@ -37,7 +37,7 @@ class Turns:
         self._passed_by: dict[Priority, int] = {}
 
     def next(self, waiting: Collection[Priority]) -> Priority:
-        """The class whose window goes now, of those that have one waiting: at least one."""
+        """The class whose window goes now, among those that wait (at least one)."""
         return min(waiting, key=lambda one: (not self.is_due(one), URGENCY[one]))
 
     def is_due(self, priority: Priority) -> bool:

@@ -80,7 +80,7 @@ class PlainProducts:
         return normed
 
     def last_layer(self, x: Tensor, attended: Tensor) -> Tensor:
-        """As `layer`, of the last one; returns the encoder's states [n, d]."""
+        """Do the same for the last layer; returns the encoder's states [n, d]."""
         return self.layer(len(self._layers) - 1, x, attended)
 
     def _add_norm(self, x: Tensor, delta: Tensor, norm: LayerNorm, out: Tensor) -> None:
@@ -150,7 +150,7 @@ class Int8Products:
         return states
 
     def _deltas(self, index: int, x: Tensor, attended: Tensor) -> tuple[Any, Any, Any]:
-        """Add the product of `attended` to x; returns what the MLP adds then."""
+        """Add the product of `attended` to x; returns the MLP's result, still to be added."""
         delta = self._out[index](self._quantized(attended), self._dtype)
         normed = self._add_norm(x, delta, self._mlp_norms[index])
         wide = self._fc1[index](normed, self._dtype)

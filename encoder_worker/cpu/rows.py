@@ -119,7 +119,7 @@ def scale_of(row: Any) -> Any:
 
 @njit(error_model="numpy", nogil=True, cache=True)
 def _quantize_row(row: Any, quantized: Any) -> Any:
-    """The same integers as `quantize_rows`, but with zero at MIDDLE; returns the scale."""
+    """Quantise like `quantize_rows`, but with zero at MIDDLE; returns the scale."""
     scale = scale_of(row)
     inverse = _ONE / scale
     for c in range(len(quantized)):  # no fastmath: the product must be rounded first

@@ -136,7 +136,7 @@ class TeamEncoder:
                 self._changed.wait()
 
     def _able(self) -> list[_Window]:
-        """Windows to work on; others than urgent ones only if threads are left for them."""
+        """Windows to work on; only urgent ones while their units need the other threads."""
         if not self._windows or not self._windows[0].is_urgent:
             return self._windows
         urgent = [window for window in self._windows if window.is_urgent]
@@ -185,7 +185,7 @@ class TeamEncoder:
             self._start(window, unit)
 
     def _start(self, window: _Window, unit: int) -> None:
-        """Convolutions and positions, then the first layer's queries, keys and values."""
+        """Compute convolutions and positions, then the first layer's queries, keys and values."""
         begin, end = window.memory.units[unit]
         x = window.memory.x[begin:end]
         x.copy_(self._encoder.embed_rows(window.mel, begin, end, window.alike))

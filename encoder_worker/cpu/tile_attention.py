@@ -246,7 +246,7 @@ def _find_highest(keys: Any, n_blocks: Any, n_keys: Any, scores: Any, highest: A
 
 @njit(nogil=True, cache=True)
 def _mix(k: Any, v: Any, n_keys: Any, scale: Any, memory: Any) -> None:
-    """All blocks' turns for the loaded queries, after `_find_highest`."""
+    """Go through all blocks for the loaded queries, after `_find_highest`."""
     scores, powers, highest, total, mixed = memory  # as `attend` makes it
     # Addresses are taken once, as arrays would be reference-counted in each turn.
     keys, values, stride = address(k), address(v), np.int64(2 * v.shape[1])
@@ -274,7 +274,7 @@ def _mix(k: Any, v: Any, n_keys: Any, scale: Any, memory: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def _attend_block(queries: Any, k: Any, v: Any, n_keys: Any, scale: Any, memory: Any) -> None:
-    """One head's mixed values of the laid out queries, and their sums of powers."""
+    """Compute one head's mixed values and sums of powers for laid out queries."""
     scores, _, highest, total, _ = memory
     n_blocks = len(k) // KEYS
     for n_asked in (1, n_blocks):

@@ -223,7 +223,7 @@ def _attend_head(
     memory: Any,
     out: Any,
 ) -> None:
-    """One head's part of `attend_in_8_bits`, which makes the memory."""
+    """Compute one head of `attend_in_8_bits`, which makes the memory."""
     rows, begins, nothing, steps, sums, scores, highest, powers, totals, dither = memory
     # Addresses are taken once, as arrays would be reference-counted in each turn. The arrays must
     # be arguments: numba frees its own ones after the last use of their names.

@@ -62,7 +62,7 @@ class KVExporter:
         wire: Wire,
         make_thread: MakeThread = WireThread,
     ) -> None:
-        """Opens `wire` and owns it from now on. Raises ConfigurationError.
+        """Open `wire` and own it from now on. Raises ConfigurationError.
 
         make_thread: where it makes no thread, its maker calls `handle_notifications` and `expire`.
         """
@@ -115,7 +115,7 @@ class KVExporter:
             return self.pool.n_free + self.n_kept_pages
 
     def refused(self) -> Mapping[str, int]:
-        """Ignored notifications by reason; a release may come after its lease's end."""
+        """Ignored notifications by reason. A release may arrive after its lease's end."""
         return {"malformed": self._n_malformed, "unknown_lease": self._n_unknown}
 
     def reserve(self, n_pages: int, timeout_s: float = 0.0) -> Pages | None:
@@ -163,7 +163,7 @@ class KVExporter:
     def publish_again(
         self, key: bytes, *, request_id: str, window: int, attempt: int
     ) -> CrossKVHandle | None:
-        """A further lease on what has this key, or None. WorkerDrainingError if closed."""
+        """A further lease on the window under `key`, or None. WorkerDrainingError if closed."""
         self._refuse_closed()
         with self._lock:
             if (found := self._by_key.get(key)) is None:
@@ -347,7 +347,7 @@ class KVExporter:
         self._free(window.pages)
 
     def _free(self, pages: Sequence[int]) -> None:
-        """The only way back. Counters first: a free page may be written by its next owner."""
+        """Give pages back, counters first: a free page may be written by its next owner."""
         self.pool.check_used(pages)
         self._bump(pages)
         self.pool.release(pages)

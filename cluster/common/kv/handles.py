@@ -33,7 +33,7 @@ def sign(handle: CrossKVHandle, cluster_key: bytes) -> CrossKVHandle:
 
 
 def verify(handle: CrossKVHandle, cluster_key: bytes) -> None:
-    """Raise HandleRefusedError if it was altered, has another key's signature or is no handle."""
+    """Raise HandleRefusedError if the handle was altered, is signed by another key, or is none."""
     try:
         genuine = hmac.compare_digest(_mac(handle, cluster_key), handle.signature)
     except (AttributeError, TypeError, ValueError, OverflowError) as error:

@@ -38,7 +38,7 @@ class KVImporter:
     def __init__(
         self, layout: PageLayout, n_pages: int, config: TransferConfig, wire: Wire
     ) -> None:
-        """Opens `wire` and owns it from now on. Raises ConfigurationError."""
+        """Open `wire` and own it from now on. Raises ConfigurationError."""
         self.layout = layout
         self.pool = PagePool(layout, n_pages, config.device)
         self._layout_hash = self.pool.layout_hash
@@ -106,7 +106,7 @@ class KVImporter:
         self._submit(partial(self._reader.drop, handle))
 
     def refused(self) -> Mapping[str, int]:
-        """Numbers of handles by reason: "signature", "layout", "replayed" or "stale"."""
+        """Number of refused handles by reason: signature, layout, replayed or stale."""
         with self._lock:
             return dict(self._refused)
 

@@ -19,7 +19,7 @@ ITEM_BYTES = {"float32": 4, "bfloat16": 2, "float16": 2, FLOAT8: 1}
 
 @dataclass(frozen=True, slots=True)
 class PageLayout:
-    """What both ends must agree on to the byte."""
+    """The layout of a pool's pages, on which both ends must agree to the byte."""
 
     model: str  # the checkpoint's fingerprint
     n_layer: int

@@ -218,7 +218,7 @@ _UNREADABLE = {  # modes whose memory other processes cannot map
 
 
 def check_allocator(environ: Mapping[str, str] = os.environ) -> None:
-    """Raise ConfigurationError if torch's GPU memory cannot be registered once for all."""
+    """Raise ConfigurationError if torch's allocator makes memory that cannot be registered."""
     for variable in _VARIABLES:
         for pattern, mode in _UNREADABLE.items():
             if pattern.search(environ.get(variable, "")):
@@ -230,7 +230,7 @@ def check_allocator(environ: Mapping[str, str] = os.environ) -> None:
 
 @dataclass(frozen=True, slots=True)
 class _PoolMemory:
-    """Where a pool lies, which a READ must name: it is sent in front of NIXL's metadata."""
+    """A pool's kind of memory, sent in front of NIXL's metadata since a READ must name it."""
 
     memory: str  # "DRAM" or "VRAM"
     device_id: int

@@ -65,7 +65,7 @@ class PagePool:
 
     @property
     def layout_hash(self) -> str:
-        """What both ends must agree on: the layout, and how a short window lies in a page."""
+        """Hash that both ends share: of the layout, and of how a short window lies in a page."""
         is_whole = self.layout.page_frames == self.layout.n_frames
         return f"{self.layout.hash}-unpacked" if is_whole and not self.packs else self.layout.hash
 

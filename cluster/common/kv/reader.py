@@ -308,7 +308,7 @@ class Reader:
     # Peers.
 
     def _peer_of(self, agent: str, now: float) -> Peer:
-        """Make the peer if need be; raises PeerLostError if it was lost recently."""
+        """Get or make the peer; raises PeerLostError if it was lost recently."""
         peer = self._peers.get(agent)
         if peer is None or peer.lost:
             self.check(agent)

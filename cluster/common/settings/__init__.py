@@ -40,7 +40,7 @@ BUNDLED_MODEL_IS = "a toy that knows 553 English words in synthetic voices"
 
 
 class ModelSettings(FrozenModel):
-    """One of several models. What `encoder` and `decoder` leave out is as for all of them."""
+    """One of several models. Settings that it leaves out are those of all models."""
 
     model: str = Field(description="'demo' (bundled), a folder, or a Hub id")
     aliases: Texts = Field((), description="more names that clients may use")

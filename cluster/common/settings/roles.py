@@ -29,7 +29,7 @@ LogLevel = Literal["DEBUG", "INFO", "WARNING", "ERROR"]
 
 
 def none_if_empty(value: Any) -> Any:
-    """Compose files make an empty variable of one that is not set."""
+    """Compose files set an empty variable for one that is not set."""
     return None if value == "" else value
 
 
