@@ -4,8 +4,8 @@
     python -m benchmark.serving.live --sessions 1 4 12 20 --seconds 30 --context trimmed
 
 Each session sends its own synthesised talk over WebSocket at speaking speed, all sessions at once.
-The delay of a word that was heard right is from its true end to the delta that ends it. Its ceiling
-is half a hop in the mean, the wait for the next update, and the audio that a policy holds back. The
+The delay of a word that was heard right is from its true end to the delta that ends it. At best it
+is the wait for the next update, half a hop in the mean, and the audio that a policy holds back. The
 same talks are then sent to the file endpoint, whose word error rate stands beside.
 
 Deltas and CPU seconds are per second of audio. If other programs took more than a tenth of a core,

@@ -140,7 +140,7 @@ def _make_demo_clips(files: list[Path]) -> None:
 
 
 class UniqueFiles:
-    """Files of one recording, each with noise of one step of 16 bits against cached results."""
+    """Files of one recording, each with noise of one 16-bit step, so that no result is cached."""
 
     def __init__(self, folder: Path, recording: str) -> None:
         self._folder = folder

@@ -41,7 +41,9 @@ class Talk:
 
 
 def make_talks(n: int, seconds: float, seed: int = 0) -> list[Talk]:
-    """Make `n` talks, in two voices that training never had and then in others."""
+    """Make `n` talks, the same for the same arguments, in two voices that training never had and
+    then in others. Raises SystemExit without espeak-ng.
+    """
     rng = Random(seed)
     voices = (*UNHEARD_VOICES, *ESPEAK_VOICES)
     try:

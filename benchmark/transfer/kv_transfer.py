@@ -3,9 +3,10 @@
     python -m benchmark.transfer.kv_transfer [--device cuda]
 
 In every round these run in random order: ours (accept, READ, generation, release; the encoder is in
-another process), raw `process_vm_readv` of the same pages, memcpy, and Ray's object store. KV lies
-in pages of 1500 frames, as served on a CPU, and with `--device cuda` in pages of 125 frames on one
-GPU for both processes; the ceiling is a copy there. Prints a table, and one JSON line last.
+another process), the ceilings (raw `process_vm_readv` of the same pages, and memcpy), and Ray's
+object store. KV lies in pages of 1500 frames, as served on a CPU, and with `--device cuda` in pages
+of 125 frames on one GPU for both processes, where the ceiling is a copy. Prints a table, and one
+JSON line last.
 """
 
 from __future__ import annotations

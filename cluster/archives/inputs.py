@@ -42,7 +42,9 @@ ASKED_AT_ONCE = 32  # files of a list whose size is asked for in parallel
 
 @dataclass(frozen=True, slots=True)
 class Item:
-    """size (bytes) and mtime_ns (Unix time) are 0 where unknown. relative: names the outputs."""
+    """path: absolute, or a URL. size (bytes) and mtime_ns (Unix time) are 0 where unknown.
+    relative: the path below the folder that was named, which names the outputs.
+    """
 
     path: str
     size: int

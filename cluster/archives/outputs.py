@@ -1,6 +1,6 @@
 """The outputs of an archive, and which of its files are done already.
 
-`talk.wav` becomes `talk.srt`; inputs that would share this name become `talk.wav.srt` and
+`talk.wav` becomes `talk.srt`; later inputs that would share this name become `talk.wav.srt` and
 `talk.wav-2.srt`. An input is done when its sidecar, `.talk.splitscribe.json`, has the same source
 and settings and lists all formats. The sidecar is removed before outputs are replaced and written
 after them, so it is correct whenever a run is killed.

@@ -1,4 +1,4 @@
-"""The command `splitscribe align`."""
+"""The command `splitscribe align`, which finds when the words of a known text are said."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `splitscribe check`."""
+"""The command `splitscribe check`, which tells what a cluster would use on this machine."""
 
 from __future__ import annotations
 

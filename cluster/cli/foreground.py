@@ -31,7 +31,8 @@ from cluster.serve.start.readiness import StopRequest
 def serve_foreground(
     settings: Settings, console: Console, stop: StopRequest, *, verbose: bool = False
 ) -> None:
-    """Run the cluster in a thread of its own, since Ray would handle SIGTERM in the main thread.
+    """Run the cluster until `stop` is set, in a thread of its own: in the main thread Ray would
+    handle SIGTERM.
 
     verbose: also show what Ray and Serve log. Raises ConfigurationError or CheckpointError; where
     log lines are JSON, SystemExit.

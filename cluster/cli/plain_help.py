@@ -1,4 +1,7 @@
-"""Typer commands whose `--help` and errors are plain text, wrapped to the terminal."""
+"""Typer commands whose `--help` and errors are plain text, wrapped to the terminal.
+
+Typer's own tables cut long names and take brackets for markup.
+"""
 
 from __future__ import annotations
 
@@ -13,9 +16,8 @@ import typer
 from typer.core import TyperCommand, TyperGroup
 
 _Function = TypeVar("_Function", bound=Callable[..., Any])
-HYPHEN = (
-    "\N{NON-BREAKING HYPHEN}"  # stands for "-" while lines are wrapped, so that no name is broken
-)
+# Stands for "-" while lines are wrapped, so that no name is broken.
+HYPHEN = "\N{NON-BREAKING HYPHEN}"
 TYPE = re.compile(r" <(?:list\[)?(\w+)(?: range)?\]?>")  # typer's types, such as <list[str]>
 Row = tuple[str, tuple[str, str]]  # section, (name, text)
 

@@ -1,4 +1,4 @@
-"""The command `splitscribe pull`."""
+"""The command `splitscribe pull`, which downloads models before they are needed."""
 
 from __future__ import annotations
 

@@ -1,4 +1,4 @@
-"""The command `splitscribe serve`."""
+"""The command `splitscribe serve`, which runs a cluster in the foreground."""
 
 from __future__ import annotations
 

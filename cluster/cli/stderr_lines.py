@@ -52,9 +52,8 @@ class WorkerLines:
     def _is_shown(self, line: str, level: str) -> bool:
         if self.is_quiet:
             return level in ("ERROR", "CRITICAL")
-        return (
-            self._all_of_serve or level not in HIDDEN or line[0].isdigit()
-        )  # one of splitscribe, which begins with the time
+        # Lines of splitscribe begin with the time.
+        return self._all_of_serve or level not in HIDDEN or line[0].isdigit()
 
 
 def json_line(level: str, message: str, error: BaseException | None = None) -> str:

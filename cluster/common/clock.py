@@ -1,4 +1,7 @@
-"""Time and randomness, passed in so that policies can run on a virtual clock."""
+"""Time and randomness, passed in so that policies can run on a virtual clock.
+
+The event loop must then have the same virtual time, since asyncio's timeouts follow it.
+"""
 
 from __future__ import annotations
 

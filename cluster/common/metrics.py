@@ -164,7 +164,7 @@ CONTROLLER_METRICS = (  # of Serve's controller, which decides how many workers 
 class Recorder:
     def __init__(self, specs: tuple[MetricSpec, ...], make: Callable[[MetricSpec], Any]) -> None:
         self._specs = specs
-        self._metrics: dict[str, list[Any]] = {spec.name: [] for spec in specs}  # to be told
+        self._metrics: dict[str, list[Any]] = {spec.name: [] for spec in specs}  # see `tell_also`
         self._totals: dict[tuple[str, ...], float] = {}  # told so far, by name and tags
         self.tell_also(make)
 

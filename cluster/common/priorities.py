@@ -5,7 +5,8 @@ class that was passed by `PASSED_BY` windows has its turn, so that none starves.
 bulk work leave room to shorter ones (`SHARES`).
 
 On a CPU bulk work runs in idle threads, which yield their core within microseconds. Linux first
-shares cores out between sessions (`kernel.sched_autogroup_enabled`), so a server is one session.
+shares cores out between sessions (`kernel.sched_autogroup_enabled`), so all processes of a server
+are in one session.
 """
 
 from __future__ import annotations
@@ -33,7 +34,7 @@ class Turns:
     """Counts how often each class was passed by. Not thread-safe."""
 
     def __init__(self, passed_by: Mapping[Priority, int] = PASSED_BY) -> None:
-        self._most = passed_by  # a class that is not in it has no turns
+        self._most = passed_by  # other classes may be passed by for ever
         self._passed_by: dict[Priority, int] = {}
 
     def next(self, waiting: Collection[Priority]) -> Priority:

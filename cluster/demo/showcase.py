@@ -1,4 +1,4 @@
-"""The command `splitscribe demo`."""
+"""The command `splitscribe demo`, which transcribes the bundled recordings by a cluster."""
 
 from __future__ import annotations
 

@@ -53,7 +53,9 @@ class Blobs:
             file.write(piece)
 
     def keep(self, upload_id: str, size_bytes: int) -> None:
-        """Turn an upload into a file, unless that is done. Raises OverloadedError."""
+        """Turn an upload into a file, unless that is done. Raises OverloadedError if bytes are
+        missing, or InsufficientStorageError.
+        """
         upload, path = self._path(self._uploads, upload_id), self.path(upload_id)
         if not upload.exists() and path.exists():
             return

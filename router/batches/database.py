@@ -1,7 +1,7 @@
 """Opens the SQLite database of files, batches and lines, and runs its transactions in one thread.
 
 A transaction is on the disk when it returns. The process that opens the database locks it until it
-exits. Network file systems are refused because their locks do not hold. Files and batches are
+closes it. Network file systems are refused because their locks do not hold. Files and batches are
 stored as the API's JSON documents, with generated columns for the queried fields.
 """
 
@@ -98,7 +98,9 @@ def new_id(kind: str) -> str:
 
 class Database:
     def __init__(self, folder: Path, owned_s: float = 0.0) -> None:
-        """owned_s: longest wait for the lock of another process. Raises ConfigurationError."""
+        """Raises ConfigurationError if another process keeps the lock for longer than `owned_s`, or
+        if another version of splitscribe wrote the file.
+        """
         file = folder / FILE_NAME
         file.touch(0o600)
         file.chmod(0o600)  # SQLite copies this mode to its WAL file

@@ -64,7 +64,9 @@ class HostRules:
         private_networks: Sequence[str],
         resolve: Resolve,
     ) -> None:
-        """hosts: NAME, NAME:PORT, *.DOMAIN or '*'. Raises ConfigurationError."""
+        """hosts: NAME, NAME:PORT, *.DOMAIN or '*'; without a port 80 and 443 are allowed. Raises
+        ConfigurationError for an invalid network.
+        """
         self._hosts = [_host_and_port(one) for one in hosts]
         try:
             self._networks = [ipaddress.ip_network(one) for one in private_networks]

@@ -57,7 +57,9 @@ class BulkTranscriber(Protocol):
         """Raises SplitscribeError."""
 
     async def transcribe(self, upload: Path, params: TranscriptionParams, *, name: str) -> Any:
-        """Return an object with `transcript` and `body()`. Raises SplitscribeError."""
+        """Transcribe a file, however long it waits for workers. Return an object with `transcript`
+        and `body()`. Raises SplitscribeError.
+        """
 
 
 class LineWork:

@@ -49,7 +49,9 @@ class CheckedInput:
 
 
 def check_input(path: Path, endpoint: str, models: Models, max_lines: int) -> CheckedInput:
-    """Check all lines. Blocks for seconds if the file is large."""
+    """Check the lines until `MAX_ERRORS` are wrong. More than `max_lines` give one error, which
+    replaces the others. Blocks for seconds if the file is large.
+    """
     found = CheckedInput()
     seen: dict[str, int] = {}
     with path.open("rb") as file:

@@ -46,7 +46,9 @@ class _TryAgainError(Exception):
 
 
 class Caller:
-    """The certificates are read at the first request, since most servers make none."""
+    """Trusts the system's certificates, and those of SSL_CERT_FILE or else of httpx. They are read
+    at the first call, since most servers make none.
+    """
 
     def __init__(self) -> None:
         self._client: httpx.AsyncClient | None = None
@@ -85,6 +87,7 @@ def _make_client() -> httpx.AsyncClient:
         verify=context,
         follow_redirects=False,
         timeout=httpx.Timeout(SILENCE_S, connect=CONNECT_S),
+        # Connections are kept by address, and would be reused for other hosts at that address.
         limits=httpx.Limits(max_keepalive_connections=0),
     )
 
@@ -147,7 +150,7 @@ class Downloads(Caller):
                 await asyncio.to_thread(self._put, file, piece)
 
     def _put(self, file: BinaryIO, piece: bytes) -> None:
-        """Write by the file object: another file may have got the descriptor by now."""
+        """Write by the file object, which a cancelled download closes: its descriptor is reused."""
         self._blobs.check_room(len(piece))
         file.write(piece)
 

@@ -7,7 +7,9 @@ from router.batches.store import Store
 
 
 def reserve(store: Store, owner: str, upload_id: str, n_bytes: int, most_bytes: int) -> None:
-    """Raises InsufficientStorageError if the key's files and uploads would exceed `most_bytes`."""
+    """Count an upload as at least `n_bytes` until it is a file or is released. Raises
+    InsufficientStorageError if the key's files and uploads would exceed `most_bytes`.
+    """
     run = store.database.run
     reserved = run("SELECT bytes FROM uploads WHERE id = ?", upload_id).fetchone()
     if reserved is None or n_bytes > reserved[0]:

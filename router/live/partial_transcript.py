@@ -45,7 +45,9 @@ class AttentionPeak:
     def count_confirmed(
         self, new: Hypothesis, last: Hypothesis | None, eot: int, attended_to: int
     ) -> int:
-        """attended_to: the latest confirmed peak. After a peak far before it, attention is lost."""
+        """Return how many of `new`'s tokens are confirmed. attended_to: the latest confirmed peak.
+        A peak that is more than REWIND before it ends them, since attention is lost there.
+        """
         limit = new.end - round(self.hold_s * POSITIONS_PER_S)
         for index, token in enumerate(new.tokens):
             if token.id > eot:
@@ -163,7 +165,7 @@ class PartialTranscript:
         return sample <= self.last_end and (turn_end is None or self.last_end <= turn_end)
 
     def text_end(self) -> int:
-        """Return the sample at which the confirmed text ends, by timestamps or attention."""
+        """Return the sample where the confirmed text ends, or the start if that is not known."""
         stamps = [token.id - self._begin for token in self._tokens if token.id >= self._begin]
         is_closed = bool(self._tokens) and self._tokens[-1].id >= self._begin
         attended_to = self.attended_to
@@ -173,7 +175,10 @@ class PartialTranscript:
     # -- cutting -----------------------------------------------------------------------------
 
     def cut(self, audio: Pcm, *, anywhere: bool = False) -> list[TurnSegment]:
-        """Cut off the beginning at a quiet place after confirmed words, and return its segments."""
+        """Cut off the beginning at a quiet place after a sentence, and return its segments.
+
+        anywhere: also between two confirmed words, if no sentence has ended.
+        """
         sentences = self._boundaries(self._ends_sentence)
         boundaries = sentences[-1:] or (self._boundaries(self._begins_word) if anywhere else [])
         places = [

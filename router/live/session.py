@@ -46,6 +46,7 @@ class LiveEngine(LiveEngineParts):
         return session
 
     def check(self, config: LiveConfig) -> None:
+        """Raises UnsupportedValueError if speakers are wanted and there is no network for them."""
         if config.diarize and self.voices is None:
             raise UnsupportedValueError(
                 NO_SPEAKER_MODEL, param="session.audio.input.transcription.diarize"
@@ -78,7 +79,7 @@ class LiveSession:
         self._updating = asyncio.get_running_loop().create_task(self._update_until_done())
 
     def configure(self, config: LiveConfig) -> None:
-        """Turn detection changes at once, all else for turns without text."""
+        """Change turn detection at once, and all else for turns without text. Raises as `check`."""
         self._engine.check(config)
         self._detector.configure(config)
         self._changed.set()

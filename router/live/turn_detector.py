@@ -2,7 +2,8 @@
 
 Turns begin and end by the client's rule (`server_vad`, `semantic_vad` or none). Pauses cut a turn
 into utterances. A frame is speech if its probability reaches the threshold. Adjacent frames down to
-0.15 below the threshold count too, at most 0.3 s before it. Less than 96 ms is a click.
+0.15 below the threshold count too, but before the first speech frame only 0.3 s of them. Speech of
+less than 96 ms is a click.
 """
 
 from __future__ import annotations

@@ -85,7 +85,7 @@ class AudioBuffer:
 class Token:
     id: int
     logprob: float
-    peak: int | None  # attention peak; None: a timestamp, or not requested
+    peak: int | None  # attention peak, a position; None: a timestamp, or not requested
 
 
 @dataclass(eq=False, slots=True)

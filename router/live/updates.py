@@ -59,7 +59,7 @@ TOKENS_PER_S = 16
 MOST_FINALS = 4  # final updates of one utterance
 START_TOKENS = 5  # <|startofprev|> and the start sequence
 LEAST_ROOM = 64  # tokens that a long prompt leaves for new text
-# Without avg_logprob, since audio that ends within a word lowers it.
+# An update fails for repetition only: audio that ends within a word lowers avg_logprob.
 UPDATE_GATES = QualityGates(avg_logprob=None, no_speech_prob=None)
 
 

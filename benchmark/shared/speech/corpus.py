@@ -1,4 +1,7 @@
-"""Sentences for the demo checkpoint: from a grammar, and known words in free order."""
+"""Sentences for the demo checkpoint: from a grammar, and known words in free order.
+
+A grammar alone would teach a model to complete its templates.
+"""
 
 from collections.abc import Callable, Mapping
 from random import Random

@@ -87,7 +87,7 @@ def run_batch(
             return _finish(archive, progress, out)
         say_if_toy({archive.model}, err)
         if there is None:
-            for own in settings.by_model().values():  # longer than replicas may take to start
+            for own in settings.by_model().values():  # may take longer than replicas may to start
                 download(own.model, err)
             os.environ.setdefault(KEEP_SIGNALS, "1")
             from cluster.serve.start.launch import running_cluster

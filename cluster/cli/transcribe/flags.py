@@ -32,7 +32,7 @@ from router.api.params import LADDER
 from router.api.request_fields import FIELDS, SECTIONS
 from router.words import APPENDED, PREPENDED
 
-SWITCH = "True|False"  # the metavar of all switches
+SWITCH = "True|False"  # the metavar of switches, by which they are found
 DEFAULT_JOBS = 4
 FALLBACK_STEP = f"{LADDER[1] - LADDER[0]:g}"  # between the temperatures of fallback
 

@@ -182,7 +182,7 @@ class KVExporter:
             return True
 
     def check_integrity(self, n_leases: int = 0, n_reserved: int = 0) -> None:
-        """Raise RuntimeError unless the tables agree and so many leases and pages are out."""
+        """Raise RuntimeError unless the tables agree, with so many leases and reserved pages."""
         with self._lock:
             windows = set(self._by_page.values())
             readers = sum(window.readers for window in windows)

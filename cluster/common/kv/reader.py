@@ -2,8 +2,8 @@
 
 Nothing here waits for a peer, so a slow one delays nobody else. A handle is held, and its lease
 renewed, from `hold` until its payload was read or it is dropped. A successful fetch releases the
-lease by the notification of its counter's read, a failed one at once. Pages of a read that timed
-out stay in quarantine until that read ends.
+lease by the notification of its counter's read, so never before that read; a failed one releases it
+at once. Pages of a read that timed out stay in quarantine until that read ends.
 
 A peer is connected on first contact, warmed, and kept. It is lost when an operation on it raises
 PeerLostError, refused for a while, and removed once nothing of it is in flight. A peer from which a
@@ -89,7 +89,7 @@ class Read:
 
 
 class Reader:
-    """Moves fetches along. One thread calls its methods, but for `check`; none waits."""
+    """Moves fetches along. One thread calls its methods, but for `check`; none waits for a peer."""
 
     def __init__(
         self, pool: PagePool, wire: Wire, config: TransferConfig, refuse: Callable[[str], None]

@@ -55,7 +55,9 @@ def use_threads(threads: int) -> None:
 
 
 def use_step_threads(threads: int) -> None:
-    """Take half of the cores for 0: a decode step's products are too short for more threads."""
+    """Set torch's threads for a decoder; 0 takes half of the cores, since the products of a step
+    are too short for more.
+    """
     use_threads(threads or max(1, usable_cores() // 2))
 
 

@@ -33,7 +33,9 @@ UNTUNED_MAX_CONTENT_S = 8.0
 
 @dataclass(frozen=True, slots=True)
 class EncoderContext:
-    """`slack` is the least number of positions (20 ms each) after the content."""
+    """`slack` is the least number of positions (20 ms each) after the content. Content that is
+    longer than `max_content_s` gets all positions.
+    """
 
     slack: int = UNTUNED_SLACK
     max_content_s: float = UNTUNED_MAX_CONTENT_S

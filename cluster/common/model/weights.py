@@ -26,7 +26,9 @@ def load_tensors(
     dtype: torch.dtype = torch.float32,
     device: torch.device | str = "cpu",
 ) -> dict[str, torch.Tensor]:
-    """Raises CheckpointError, which names tensors that are missing or have another shape."""
+    """Load the tensors named in `shapes`, contiguous. Raises CheckpointError, which names those
+    that are missing or have another shape.
+    """
     _check_tensors(checkpoint, shapes)
     by_file: dict[str, list[str]] = defaultdict(list)
     for name in shapes:

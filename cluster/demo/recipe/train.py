@@ -73,7 +73,9 @@ def context_shape(rng: Random, _done: float) -> WindowShape:
 
 @dataclass(frozen=True, slots=True)
 class Stage:
-    """losses: the weight of each; others are not trained. muon: for the matrices between layers."""
+    """losses: the weight of each; others are not trained. muon: Muon instead of AdamW for the
+    matrices of the layers, which learns faster from random weights.
+    """
 
     draw: Callable[[Random, float], WindowShape]
     losses: Mapping[str, float]
@@ -124,9 +126,8 @@ class Trainer:
         self.model = whisper._from_config(config, **options)
         if start_from is not None:  # `from_pretrained` would make positions trainable
             weights = load_file(start_from / "model.safetensors")
-            self.model.load_state_dict(
-                weights, strict=False
-            )  # the output layer shares the embedding
+            # Not strict, since the output layer shares the embedding.
+            self.model.load_state_dict(weights, strict=False)
         width, n_words = self.model.config.d_model, len(lexicon.all_words()) + 1
         self.heads = nn.ModuleDict(
             {"sound": nn.Linear(width, len(self.store.sounds)), "word": nn.Linear(width, n_words)}
@@ -232,9 +233,8 @@ class Trainer:
         part.replace(self.state_path)
         half = copy.deepcopy(self.average.module).to(torch.float16)
         half.save_pretrained(self.checkpoint)
-        (self.checkpoint / "model.safetensors").chmod(
-            0o644
-        )  # it is written readable for its owner only
+        # It is written readable for its owner only.
+        (self.checkpoint / "model.safetensors").chmod(0o644)
         for name in SETTINGS:
             shutil.copyfile(self.base / name, self.checkpoint / name)
 

@@ -93,7 +93,7 @@ class LiveProtocol:
         return [self.writer.event("session.created", session=self._written())]
 
     def receive(self, event: ClientEvent) -> list[Event]:
-        """Return the earlier events, the answer, and the events that this client event caused.
+        """Return the engine's events before this one, the answer, and the engine's events after it.
 
         Raises TooManyMistakesError.
         """
@@ -187,7 +187,7 @@ class LiveProtocol:
         return self._answer_empty_commits()
 
     def _answer_empty_commits(self) -> list[Event]:
-        """Answer when no item is open, so that a client's next completion has its text."""
+        """Answer only when no item is open: a client may take the next completion for its text."""
         events: list[Event] = []
         while self._empty_commits and not self._open_items:
             self._empty_commits -= 1

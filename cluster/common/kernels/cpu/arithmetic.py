@@ -46,8 +46,8 @@ def _half_bits(float8: Any) -> Any:
 
 
 def number(stored: Any) -> Any:
-    """Convert a stored element to float32: uint16 has the bits of a bfloat16, uint8 those of a
-    float8_e4m3fn that is not NaN.
+    """Convert a stored element to float32: uint16 has the bits of a bfloat16, int8 an integer, and
+    uint8 the bits of a float8_e4m3fn that is not NaN.
     """
     raise NotImplementedError("only inside a kernel")
 

@@ -34,7 +34,9 @@ def has_bfloat16_tiles() -> bool:
 
 
 def products_for(*, bfloat16: bool, int8: bool) -> Any:
-    """Return the tiles' configuration, `VECTORS`, or None for plain loops."""
+    """Choose how products of few rows are computed over weights that are stored so. Return the
+    tiles' configuration, `VECTORS`, or None for plain loops.
+    """
     if bfloat16 and has_bfloat16_tiles():
         return tile_config()
     capabilities: Mapping[str, Any] = getattr(torch.cpu, "get_capabilities", dict)()

@@ -90,6 +90,7 @@ def lanes_sum(builder: Any, vector: Any) -> Any:
 
 
 def four_sums(builder: Any, summands: Sequence[Any]) -> Any:
+    """Sum the lanes of each of four vectors, into a vector of four float32."""
     low = [0, 16, 1, 17]  # of each 4 lanes, from two vectors by turns
     groups = range(0, LANES, 4)
     mixed = [[lane + group for group in groups for lane in low]]

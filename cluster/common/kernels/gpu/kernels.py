@@ -4,7 +4,7 @@ An operator has a schema of what it reads and writes, a kernel for CUDA, one for
 computes the same by torch, and one for shapes only; tests use all of them. A call costs 3
 microseconds more (`torch.library.custom_op`: 18), and nothing in a replayed graph.
 
-An operator allocates nothing and does not wait for the host. Triton's kernels stand in modules of
+An operator allocates nothing and waits for nothing. Triton's kernels stand in modules of
 their own, which the module that defines the operator does not import.
 """
 
