@@ -8,7 +8,7 @@ from pathlib import Path
 from typing import TypeVar
 
 from cluster.common.errors import ConfigurationError
-from cluster.common.settings import Listener, Settings
+from cluster.common.settings import BUNDLED_MODEL, Listener, Settings
 from cluster.common.settings_sources import read_api_keys
 
 _Name = TypeVar("_Name", str, str | None)
@@ -54,8 +54,8 @@ def resolved(settings: Settings, *, cluster_key: str, port: int, listener: Liste
 
 
 def _absolute(model: _Name) -> _Name:
-    if model is None:
-        return None
+    if model is None or model == BUNDLED_MODEL:  # also where a folder has this name
+        return model
     path = Path(model).expanduser()
     return str(path.resolve()) if path.exists() else model
 

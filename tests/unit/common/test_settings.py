@@ -345,7 +345,9 @@ def test_the_network_of_speakers_is_found_from_every_folder(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
     (tmp_path / "voices").write_bytes(b"")
+    (tmp_path / "demo").mkdir()
     monkeypatch.chdir(tmp_path)
     for named, found in (("voices", str(tmp_path / "voices")), ("demo", "demo"), (None, None)):
         settings = Settings.model_validate({"speakers": {"model": named}, "router": {"port": 0}})
-        assert resolve_settings(settings).speakers.model == found
+        resolved = resolve_settings(settings)
+        assert (resolved.model, resolved.speakers.model) == ("demo", found)
