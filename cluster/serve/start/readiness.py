@@ -154,7 +154,7 @@ def answers(address: str) -> bool:
     try:
         host, _, port = address.rpartition(":")
         socket.create_connection((host.strip("[]"), int(port)), CONNECT_S).close()
-    except (OSError, OverflowError):  # a port of six digits
+    except (OSError, OverflowError, UnicodeError):  # a port of six digits, no host's name
         return False
     return True
 

@@ -10,7 +10,7 @@ from collections.abc import Iterator
 
 import pytest
 
-from cluster.serve.start.readiness import LOOK_S, has_ended
+from cluster.serve.start.readiness import LOOK_S, answers, has_ended
 
 PATIENCE_S = 30.0
 
@@ -65,3 +65,8 @@ def test_nobody_is_told_once_the_run_is_over(cluster: Cluster) -> None:
     cluster.watch.join(PATIENCE_S)
     assert not cluster.watch.is_alive()
     assert not cluster.ended.is_set()
+
+
+@pytest.mark.parametrize("address", ["127.0.0.1:9", "127.0.0.1:999999", "host..x:6379"])
+def test_where_no_cluster_can_be_nothing_answers(address: str) -> None:
+    assert not answers(address)
