@@ -63,6 +63,8 @@ def parse_kinds(text: str, model: str) -> tuple[NodeKind, ...]:
         name, _, told = part.partition(":")
         try:
             price = float(told or 1)
+            if not 0 < price < math.inf:
+                raise ValueError(told)
         except ValueError as error:
             raise ConfigurationError(
                 f"--gpus is DEVICE:DOLLARS_PER_HOUR, separated by commas, such as "

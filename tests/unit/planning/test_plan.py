@@ -58,8 +58,9 @@ def test_devices_are_found_by_model_and_only_together_where_they_fit() -> None:
         parse_kinds("h200,two-cores", "large-v3")
     with pytest.raises(ConfigurationError, match="splitscribe profile"):
         parse_kinds("tpu:1", "large-v3")
-    with pytest.raises(ConfigurationError, match="DOLLARS_PER_HOUR"):
-        parse_kinds("h200:cheap", "large-v3")
+    for price in ("cheap", "nan", "-1", "inf"):
+        with pytest.raises(ConfigurationError, match="DOLLARS_PER_HOUR"):
+            parse_kinds(f"h200:{price}", "large-v3")
     assert parse_kinds("h200", "large-v3")[0].price == 1.0, "devices are counted"
     with pytest.raises(ConfigurationError, match=r"for all of h200:1\.9,l40s, or"):
         parse_kinds("h200:1.9,l40s", "large-v3")
