@@ -7,6 +7,7 @@ from __future__ import annotations
 
 import asyncio
 import logging
+import secrets
 from collections.abc import AsyncIterator, Iterable
 from contextlib import asynccontextmanager
 from pathlib import Path
@@ -129,7 +130,9 @@ class LineWork:
 
     @asynccontextmanager
     async def _audio(self, claim: Claim, source: str, value: Any) -> AsyncIterator[Path]:
-        path = self._owned.blobs.fetched / request_id(claim.batch.id, claim.number)
+        # A thread of a cancelled run may still make its file, so each run has a name of its own.
+        name = f"{request_id(claim.batch.id, claim.number)}-{secrets.token_hex(4)}"
+        path = self._owned.blobs.fetched / name
         try:
             if source == FILE_ID:
                 await self._link(claim, value, path)
