@@ -148,7 +148,7 @@ class Aligner:
 
     @torch.inference_mode()
     def align(self, items: Sequence[KnownText]) -> list[PendingAlignment]:
-        """Launch the alignment of each item by itself. Overwrites their self pages."""
+        """Launch the alignment of all items, independently. Overwrites their self pages."""
         starts = [self._tokenizer.sot_sequence(i.language, i.task, False) for i in items]
         eot = self._tokenizer.special.eot
         texts = [(*s, *item.tokens, eot) for s, item in zip(starts, items, strict=True)]

@@ -232,7 +232,7 @@ class DecodeLoop:
         self._end(sequence, _as_failure("decoding failed", error))
 
     def _take_unaligned(self) -> list[DecodeSequence]:
-        """Remove and return the most urgent texts, TOKENS_AT_ONCE tokens but at least one text."""
+        """Remove and return the most urgent texts: TOKENS_AT_ONCE at most, one text at least."""
         waiting = [s for s in self._unaligned if s.state is SequenceState.RUNNING]
         waiting.sort(key=lambda s: URGENCY[s.priority])
         n_tokens = accumulate(len(s.attempts[-1].hypothesis.tokens) for s in waiting)

@@ -57,7 +57,7 @@ class Landing:
         self._arrived.append(sequence)
 
     def step(self) -> None:
-        """Launch what has arrived, and settle what is done."""
+        """Launch the projections that have arrived, and settle those that are done."""
         arrived = [s for s in self._arrived if s.landing_pages and not s.resolved]
         self._arrived = []
         if arrived:

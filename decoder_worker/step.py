@@ -67,7 +67,7 @@ class DecodeStep:
     def start(
         self, prompts: Prompts, index: Tensor, decoder: TextDecoder, noisy: Tensor | None
     ) -> tuple[Sampled, Tensor]:
-        """Run prompts and sample their first tokens; with the probabilities of no speech [n]."""
+        """Run prompts and sample their first tokens; also returns no-speech probabilities [n]."""
         sots, lasts = self.prompt_logits(prompts, decoder)
         return self.sample(lasts, index, noisy), self.no_speech_probs(sots)
 

@@ -169,7 +169,7 @@ class FusedDecoder:
         self._interrupted[0] = 1
 
     def most_steps(self, n_rows: int) -> int:
-        """How many steps of so many rows may run at once now; 1 if more gain nothing."""
+        """How many steps of so many rows to run at once now; 1 where more gain nothing."""
         if not self.takes(n_rows):
             return 1
         if self._team.rests:

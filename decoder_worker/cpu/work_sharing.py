@@ -116,7 +116,7 @@ def wait(counters: Any, end: Any, leads: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def conclude(counters: Any) -> None:
-    """Open the next phase, whose preparation followed this one's last unit."""
+    """Count a phase's concluding work as one unit more, which opens the next phase."""
     claim(counters, np.iinfo(np.int64).max)
     finish(counters)
 

@@ -87,7 +87,7 @@ class GpuSampler:
         return Sampled(tokens, logprobs)
 
     def is_right(self) -> bool:
-        """Whether the kernels choose on their device as their twins on the CPU."""
+        """Whether the kernels choose the same as their plain twins on the CPU."""
         device, table = self._slots.device, self._slots.table[:LOOKED_AT].cpu()
         logits = noise(len(table), len(self._rules[0]))
 

@@ -64,7 +64,7 @@ class Scheduler:
 
     @property
     def is_mixed(self) -> bool:
-        """Whether classes load or run of which some may have to wait for others."""
+        """Whether sequences load or run of which some may have to wait for others."""
         return sum(n > 0 for n in self._n_in_order.values()) > 1
 
     def classes(self) -> set[Priority]:
@@ -163,7 +163,7 @@ class Scheduler:
         return True
 
     def _n_cross_pages(self, sequence: DecodeSequence) -> int:
-        """As many as its KV has at the encoder, or as its states will take."""
+        """Pages that its KV has at the encoder, or that its projected states will take."""
         if self._landing_pool is None:
             return len(sequence.request.handle.addresses)
         return self._cross_pool.layout.pages_for(sequence.n_positions)
