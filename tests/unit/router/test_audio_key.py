@@ -24,23 +24,17 @@ def test_whatever_differs_gives_another_name() -> None:
     louder = PCM.copy()
     louder[17] += 1
     names = [
-        audio_key(PCM, None, OWNER),
-        audio_key(PCM, None, b"p" * 32),
-        audio_key(PCM, None, b""),
-        audio_key(louder, None, OWNER),
-        audio_key(PCM[:-1], None, OWNER),
-        audio_key(np.append(PCM, np.int16(0)), None, OWNER),
+        *(audio_key(PCM, None, owner) for owner in (OWNER, b"p" * 32, b"")),
+        *(audio_key(pcm, None, OWNER) for pcm in (louder, PCM[:-1], np.append(PCM, np.int16(0)))),
         *(
-            audio_key(PCM, mel, OWNER)
-            for mel in (FileMel(0, 10, 0.5), FileMel(160, 10, 0.5), FileMel(0, 9, 0.5))
+            audio_key(PCM, FileMel(*mel), OWNER)
+            for mel in ((0, 10, 0.5), (160, 10, 0.5), (0, 9, 0.5), (0, 10, 0.25))
         ),
-        audio_key(PCM, FileMel(0, 10, 0.25), OWNER),
     ]
     assert len(set(names)) == len(names)
 
 
 def test_samples_cannot_pass_for_what_stands_before_them() -> None:
-    """A slice's name never equals that of a window alone whose samples begin with the same."""
     mel = FileMel(0, 10, 0.5)
     packed = np.frombuffer(struct.pack("<qqd", 0, 10, 0.5), np.int16)
     assert audio_key(PCM, mel, OWNER) != audio_key(np.append(packed, PCM), None, OWNER)

@@ -27,7 +27,7 @@ from cluster.common.errors import (
     WorkerError,
     WorkerGoneError,
 )
-from cluster.common.messages import DecodeOptions
+from cluster.common.messages import DecodeOptions, Priority
 from cluster.planning.virtual_time import virtual_clock
 from router.deadly_audio import REFUSED_S
 from router.interface import Progress, RequestContext
@@ -45,6 +45,7 @@ from tests.support.played_pools import (
     run,
 )
 
+TRIES = SETTINGS.max_attempts
 ON_VIRTUAL_TIME = True  # read by this room's conftest.py
 
 
@@ -54,12 +55,7 @@ ON_VIRTUAL_TIME = True  # read by this room's conftest.py
         ("encode", WorkerGoneError("died"), 1, (2, 1)),
         ("encode", WorkerDrainingError("ends"), 29, (30, 1)),
         ("decode", WorkerGoneError("died"), 1, (1, 2)),  # another decoder reads the same KV
-        (
-            "decode",
-            OverloadedError("full"),
-            SETTINGS.max_attempts + 2,
-            (1, SETTINGS.max_attempts + 3),
-        ),
+        ("decode", OverloadedError("full"), TRIES + 2, (1, TRIES + 3)),
         ("decode", LayoutMismatchError("pages of 7"), 2, (3, 3)),  # of another version
     ],
 )
@@ -73,7 +69,6 @@ async def test_what_may_pass_is_tried_again_until_it_has_passed(
 
 
 async def test_what_people_read_counts_the_tries_of_a_window_alone(pools: PlayedPools) -> None:
-    """And not the encodes of the whole request, by which a first try would seem the eighth."""
     pools.encode_fault = lambda window, nth: (
         WorkerGoneError("died") if (window, nth) == (2, 1) else None
     )
@@ -86,8 +81,8 @@ async def test_what_people_read_counts_the_tries_of_a_window_alone(pools: Played
 @pytest.mark.parametrize(
     ("stage", "error", "told", "tries"),
     [
-        ("encode", WorkerGoneError("cannot be reached"), OverloadedError, SETTINGS.max_attempts),
-        ("decode", SequenceFailedError("nan"), SequenceFailedError, SETTINGS.max_attempts),
+        ("encode", WorkerGoneError("cannot be reached"), OverloadedError, TRIES),
+        ("decode", SequenceFailedError("nan"), SequenceFailedError, TRIES),
         ("decode", HandleRefusedError("bad signature"), HandleRefusedError, 1),
         ("decode", OverloadedError("full"), DeadlineExceededError, None),
     ],
@@ -103,6 +98,13 @@ async def test_what_does_not_pass_ends_the_request(
     assert tries in (None, getattr(pools, f"{stage}s")[0])
 
 
+def transcriber_of(encoders: Any, decoders: Any) -> RequestTranscriber:
+    audio: Any = PlayedAudio(1)
+    tokenizer = (encoders if isinstance(encoders, PlayedPools) else decoders).tokenizer
+    parts = (audio, encoders, decoders, tokenizer, SETTINGS)
+    return RequestTranscriber(*parts, dims=DIMS, clock=virtual_clock())
+
+
 @pytest.mark.parametrize("dead", ["encoder", "decoder"])
 async def test_an_engine_of_this_process_that_died_ends_what_it_is_asked(
     pools: PlayedPools, dead: str
@@ -113,11 +115,8 @@ async def test_an_engine_of_this_process_that_died_ends_what_it_is_asked(
         raise WorkerDrainingError("the device is lost")
 
     engine: Any = EnginePool(submit, lambda: None)  # type: ignore[arg-type, return-value]
-    both: Any = (engine, pools) if dead == "encoder" else (pools, engine)
-    audio: Any = PlayedAudio(1)
-    transcriber = RequestTranscriber(
-        audio, *both, pools.tokenizer, SETTINGS, dims=DIMS, clock=virtual_clock()
-    )
+    both = (engine, pools) if dead == "encoder" else (pools, engine)
+    transcriber = transcriber_of(*both)
     with pytest.raises(WorkerError, match="the device is lost") as failure:
         await transcriber.transcribe(Path("none"), PARAMS, request_of(3600.0))
     assert type(failure.value) is WorkerError
@@ -135,44 +134,33 @@ async def test_lost_kv_is_encoded_again(pools: PlayedPools) -> None:
     assert {one.audio_key for one in again} == {lost.audio_key} != {b""}
 
 
-@pytest.mark.parametrize(("usual_s", "tries"), [(0.0, 2), (90.0, 1)])
+@pytest.mark.parametrize(
+    ("priority", "lost_s", "usual_s", "tries"),
+    [
+        ("interactive", 300.0, 0.0, 2),
+        ("interactive", 300.0, 90.0, 1),  # all of them take their time
+        ("bulk", 3000.0, 0.0, 1),  # which may stand still for an hour
+        ("bulk", 4000.0, 0.0, 2),
+    ],
+)
 async def test_a_call_that_gets_no_answer_is_sent_again(
-    pools: PlayedPools, usual_s: float, tries: int
+    pools: PlayedPools, priority: Priority, lost_s: float, usual_s: float, tries: int
 ) -> None:
-    """Its worker may be well and yet have lost it; or all of them take their time."""
-    pools.delay_s = lambda window: 300.0 if window == 9 else usual_s
-    text = await run(pools, 12, context=request_of(3600.0))
+    pools.delay_s = lambda window: lost_s if window == 9 else usual_s
+    text = await run(pools, 12, context=request_of(7 * 24 * 3600.0, priority=priority))
     assert len(text.split()) == 12
     assert (pools.decodes[9], pools.cancelled) == (tries, tries - 1)
-
-
-@pytest.mark.parametrize(("lost_s", "tries"), [(3000.0, 1), (4000.0, 2)])
-async def test_bulk_work_may_stand_still_for_an_hour(
-    pools: PlayedPools, lost_s: float, tries: int
-) -> None:
-    pools.delay_s = lambda window: lost_s if window == 9 else 0.0
-    text = await run(pools, 12, context=request_of(7 * 24 * 3600.0, priority="bulk"))
-    assert len(text.split()) == 12
-    assert (pools.decodes[9], pools.cancelled) == (tries, tries - 1)
-
-
-def ends_workers(window: int, nth: int) -> Exception | None:
-    return WorkerDiedError("out of memory") if window == 0 else None
 
 
 async def test_a_window_ends_two_workers_at_most_and_so_does_its_audio(pools: PlayedPools) -> None:
-    """All later requests of the same owner with it are refused at once, for a while."""
-    clock = virtual_clock()
-    audio: Any = PlayedAudio(1)
-    parts = (audio, pools, pools, pools.tokenizer, SETTINGS)
-    transcriber = RequestTranscriber(*parts, dims=DIMS, clock=clock)
+    transcriber = transcriber_of(pools, pools)
 
     async def refused(**changes: Any) -> str:
         with pytest.raises(WindowRefusedError) as refusal:
             await transcriber.transcribe(Path("none"), PARAMS, request_of(**changes))
         return refusal.value.message
 
-    pools.decode_fault = ends_workers
+    pools.decode_fault = lambda window, nth: WorkerDiedError("out of memory")
     reason = await refused()
     assert "out of memory" in reason
     assert pools.decodes == {0: 2}
@@ -182,7 +170,7 @@ async def test_a_window_ends_two_workers_at_most_and_so_does_its_audio(pools: Pl
     await refused(owner=b"another")
     assert pools.decodes == {0: 4}, "nobody is told what others sent"
     pools.decode_fault = lambda window, nth: None
-    await clock.sleep(REFUSED_S)
+    await transcriber._clock.sleep(REFUSED_S)
     done = await transcriber.transcribe(Path("none"), PARAMS, request_of())
     assert done.transcript.text == "word0"
 
@@ -198,24 +186,10 @@ async def test_windows_that_were_at_workers_that_died_of_another_are_done(
             last.append(pools.running)
         return WorkerDiedError("it") if window == 2 or (window < 6 and nth <= 2) else None
 
-    clock = virtual_clock()
     pools.decode_fault = fault
-    transcriber = RequestTranscriber(
-        PlayedAudio(1),
-        pools,
-        pools,
-        pools.tokenizer,
-        SETTINGS,
-        dims=DIMS,
-        clock=clock,  # type: ignore[arg-type]
-    )
-    request = RequestRun(request_of())
-    sent = (
-        transcriber._pipeline.decode(
-            request, WindowAudio.of_samples(n, np.full(9, n, np.int16)), DecodeOptions()
-        )
-        for n in range(8)
-    )
+    decode, request = transcriber_of(pools, pools)._pipeline.decode, RequestRun(request_of())
+    windows = [WindowAudio.of_samples(n, np.full(9, n, np.int16)) for n in range(8)]
+    sent = (decode(request, window, DecodeOptions()) for window in windows)
     results = await asyncio.gather(*sent, return_exceptions=True)
     failed = [n for n, one in enumerate(results) if isinstance(one, BaseException)]
     assert failed == [2]
@@ -229,7 +203,6 @@ def patient_request(**changes: Any) -> RequestContext:
 
 
 async def test_a_request_lives_while_its_windows_end(pools: PlayedPools) -> None:
-    """However long it takes, though no window may take longer than the limit."""
     pools.delay_s = lambda window: 400.0
     context = patient_request()
     text = await run(pools, 40, context=context)
@@ -262,7 +235,6 @@ async def test_it_lives_while_it_waits_for_others_whose_windows_end(pools: Playe
 async def test_what_waits_for_its_turn_has_all_of_its_time_at_the_workers(
     pools: PlayedPools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """The time of the request grows meanwhile, as others end."""
     monkeypatch.setattr(pools, "room", lambda: Room(1, 1.0))
     pools.delay_s = lambda window: 400.0
     await run(pools, 4, context=patient_request())
@@ -281,7 +253,6 @@ async def test_the_time_that_a_client_gives_ends_a_request_whose_windows_end(
 async def test_a_time_that_the_workers_speed_cannot_meet_is_refused_at_once(
     pools: PlayedPools, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Where the file says how long it is, and windows have been measured."""
     progress, a_file = Progress(pace_s=0.5), patient_request(timeout_s=100.0)
     monkeypatch.setattr(PlayedStream, "expected_s", 4 * 3600.0)
     with pytest.raises(InvalidRequestError, match=r"audio take 240 s .*/v1/batches") as no:

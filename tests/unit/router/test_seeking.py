@@ -102,7 +102,6 @@ def test_clips_in_frames(timestamps: tuple[float, ...], expected: list[tuple[int
 def test_each_window_is_in_a_clip_and_begins_behind_the_one_before(
     data: st.DataObject, content_frames: int, clips: list[float], silence_s: float | None
 ) -> None:
-    """Whatever is decoded; so every file comes to its end."""
     seeker = seeker_of(
         content_frames,
         aligned=True,

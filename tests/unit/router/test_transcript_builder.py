@@ -21,8 +21,6 @@ WORDS = {1: " one", 2: " two", 3: " three", 4: " "}
 
 
 class Words:
-    """A tokenizer of three words."""
-
     special = SimpleNamespace(timestamp_begin=T0, eot=T0 - 1)
     timestamp_step_s = 0.02
 
@@ -99,8 +97,24 @@ def test_a_rest_without_closing_timestamp_is_left_to_be_decoded_again(
     assert window.has_tail is has_tail
 
 
-def test_without_pairs_the_window_is_one_segment_until_its_last_timestamp() -> None:
-    assert spans(gather(t(0.4), 1, 2, t(3.0))) == [(0.0, 3.0, " one two")]
+@pytest.mark.parametrize(
+    ("tokens", "expected"),
+    [
+        ((t(0.4), 1, 2, t(3.0)), [(0.0, 3.0, " one two")]),  # one segment without pairs
+        ((t(0.0), 1), [(0.0, 10.0, " one")]),
+        ((1, 2), [(0.0, 10.0, " one two")]),
+        ((1, t(0.0)), [(0.0, 10.0, " one")]),
+        ((t(0.0), 1, t(2.0), t(11.0), 2, t(12.0)), [(0.0, 2.0, " one")]),  # behind the audio
+        (
+            (t(0.0), 1, t(1.0), t(1.0), 4, t(2.0), t(2.0), 2, t(2.0), t(3.0), 3, t(4.0)),
+            [(0.0, 1.0, " one"), (3.0, 4.0, " three")],  # neither empty nor without a length
+        ),
+    ],
+)
+def test_tokens_become_segments_inside_the_audio(
+    tokens: tuple[int, ...], expected: list[tuple[float, float, str]]
+) -> None:
+    assert spans(gather(*tokens)) == expected
 
 
 def test_such_a_window_begins_with_its_first_timestamp_where_that_is_trusted() -> None:
@@ -113,26 +127,10 @@ def test_such_a_window_begins_with_its_first_timestamp_where_that_is_trusted() -
         assert [(s.start, s.end) for s in whole(window).segments] == [(60.0 + start, 60.0 + end)]
 
 
-@pytest.mark.parametrize("tokens", [(t(0.0), 1), (1, 2), (1, t(0.0))])
-def test_without_a_nonzero_timestamp_it_lasts_until_the_windows_end(tokens: list[int]) -> None:
-    assert [(start, end) for start, end, _ in spans(gather(*tokens))] == [(0.0, 10.0)]
-
-
 def test_times_are_offsets_in_the_upload_and_stay_inside_the_window() -> None:
     window = gather(t(0.0), 1, t(2.0), t(2.0), 2, t(29.0), offset_s=60.12, duration_s=4.5)
     assert spans(window) == [(60.12, 62.12, " one"), (62.12, 64.62, " two")]
     assert {s.seek for s in window.segments} == {6012}
-
-
-def test_what_begins_behind_the_audio_is_dropped() -> None:
-    assert spans(gather(t(0.0), 1, t(2.0), t(6.0), 2, t(7.0), duration_s=5.0)) == [
-        (0.0, 2.0, " one")
-    ]
-
-
-def test_empty_and_zero_length_segments_are_dropped() -> None:
-    window = gather(*(t(0.0), 1, t(1.0), t(1.0), 4, t(2.0), t(2.0), 2, t(2.0), t(3.0), 3, t(4.0)))
-    assert spans(window) == [(0.0, 1.0, " one"), (3.0, 4.0, " three")]
 
 
 @pytest.mark.parametrize(
@@ -164,17 +162,7 @@ def test_scores_belong_to_the_window_and_logprobs_to_the_tokens() -> None:
     ]
 
 
-def test_windows_become_one_transcript_in_time_order() -> None:
-    first = gather(t(0.0), 1, t(1.0), t(1.0), 2, t(2.0))
-    second = gather(t(0.0), 3, t(1.0), offset_s=10.0)
-    transcript = whole(first, second)
-    assert transcript.text == "one two three"
-    assert [(s.id, s.start) for s in transcript.segments] == [(0, 0.0), (1, 1.0), (2, 10.0)]
-    assert (transcript.duration_s, transcript.task) == (30.0, "transcribe")
-
-
 def test_what_is_told_in_any_order_of_arrival_is_the_transcript_piece_by_piece() -> None:
-    """Each text once, in order, as soon as all before it is there."""
     rng = random.Random(0)
     for _ in range(50):
         windows = [
@@ -194,11 +182,9 @@ def test_what_is_told_in_any_order_of_arrival_is_the_transcript_piece_by_piece()
         assert "".join(texts) == transcript.text
         assert tuple(segments) == transcript.segments
         assert [segment.id for segment in segments] == list(range(len(segments)))
-
-
-def make_window(language: str, spoken_s: float, offset_s: float) -> WindowTranscript:
-    tokens = (t(0.0), 1, t(spoken_s)) if spoken_s else ()
-    return gather(*tokens, language=language, offset_s=offset_s)
+        starts_s = [segment.start for segment in segments]
+        assert starts_s == sorted(starts_s)
+        assert (transcript.duration_s, transcript.task) == (60.0, "transcribe")
 
 
 @pytest.mark.parametrize("times_s", [(0.0, 1.9, 4.3), (0.0, 4.1, 4.9)], ids=["half", "all"])
@@ -219,11 +205,8 @@ def test_no_word_of_a_part_is_said_behind_the_first_of_the_next_part(
 
 
 def test_the_language_is_the_one_with_most_speech() -> None:
-    windows = [
-        make_window("de", 2.0, 0.0),
-        make_window("en", 5.0, 10.0),
-        make_window("ja", 0, 20.0),
-    ]
+    windows = [gather(t(0.0), 1, t(n), language=code) for code, n in (("de", 2.0), ("en", 5.0))]
+    windows.append(gather(language="ja"))
     assert whole(*windows).language == "en"
     assert whole(*windows, language="ja").language == "ja"
     assert whole(*windows[2:]).language == "ja", "none spoken: the first"

@@ -66,17 +66,32 @@ def test_nothing_is_left_out_where_that_cannot_be_told() -> None:
     assert without_hallucinations(part, window, OFF) is part
 
 
-def test_the_rest_begins_shortly_before_the_speech_that_was_not_heard() -> None:
-    part = make_part((101, 103, -0.3))
-    assert unheard_from(part, make_window((101, 103), (110, 112))) == pytest.approx(109.7)
-    assert unheard_from(part, make_window((101, 105))) == pytest.approx(103.0)
-    assert unheard_from(part, make_window((103.1, 103.7), (110, 110.5))) == pytest.approx(103.0)
+@pytest.mark.parametrize(
+    ("segments", "speech", "start_s"),
+    [
+        ([(101, 103)], [(101, 103), (110, 112)], 109.7),
+        ([(101, 103)], [(101, 105)], 103.0),
+        ([(101, 103)], [(103.1, 103.7), (110, 110.5)], 103.0),
+        ([(101, 103)], [(101, 103.1), (110, 112)], 109.7),  # the text's own end, and a pause
+        ([(101, 103)], [(101, 103.9)], None),  # too short
+        ([(101, 103)], [(101, 103)], None),
+        ([(101, 103), (104, 129)], [(101, 103), (110, 112)], None),
+        ([], [(101, 103), (110, 112)], None),
+        ([(100, 100)], [(100, 110)], None),  # it would be the whole part again
+    ],
+)
+def test_the_rest_begins_shortly_before_the_speech_that_was_not_heard(
+    segments: list[tuple[float, float]], speech: list[tuple[float, float]], start_s: float | None
+) -> None:
+    part = make_part(*((start, end, -0.3) for start, end in segments))
+    found = unheard_from(part, make_window(*speech))
+    assert found == (None if start_s is None else pytest.approx(start_s))
 
 
-def test_the_end_of_the_text_itself_is_no_speech_that_was_not_heard() -> None:
-    """Decoded from there, the pause would come first, and what follows it would be doubted."""
-    part = make_part((101, 103, -0.3))
-    assert unheard_from(part, make_window((101, 103.1), (110, 112))) == pytest.approx(109.7)
+def test_without_known_speech_in_the_part_there_is_no_rest() -> None:
+    part, window = make_part((101, 103, -0.3)), make_window((101, 103), (106, 112))
+    assert unheard_from(part, replace(window, speech=None)) is None
+    assert unheard_from(replace(part, duration_s=4.0), window) is None
 
 
 def test_speech_whose_text_was_left_out_is_heard_again() -> None:
@@ -87,27 +102,3 @@ def test_speech_whose_text_was_left_out_is_heard_again() -> None:
     nothing = without_hallucinations(make_part((103, 116, -1.4)), window, GATES)
     again = replace(nothing, offset_s=109.7)
     assert unheard_from(again, window) is None, "that was decoded from its beginning"
-
-
-def test_a_short_rest_is_a_matter_of_exactness() -> None:
-    part = make_part((101, 103, -0.3))
-    assert unheard_from(part, make_window((101, 103.9))) is None
-    assert unheard_from(part, make_window((101, 103))) is None
-
-
-def test_speech_behind_the_part_is_not_its_rest() -> None:
-    part = replace(make_part((101, 103, -0.3)), duration_s=4.0)
-    assert unheard_from(part, make_window((101, 103), (106, 112))) is None
-    beyond = make_part((101, 103, -0.3), (104, 129, -0.3))
-    assert unheard_from(beyond, make_window((101, 103), (110, 112))) is None
-
-
-def test_without_text_or_cuts_there_is_no_rest() -> None:
-    window = make_window((101, 103), (110, 112))
-    part = make_part((101, 103, -0.3))
-    assert unheard_from(make_part(), window) is None
-    assert unheard_from(part, replace(window, speech=None)) is None
-
-
-def test_a_rest_is_shorter_than_what_it_is_a_rest_of() -> None:
-    assert unheard_from(make_part((100, 100, -0.3)), make_window((100, 110))) is None

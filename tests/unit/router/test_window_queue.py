@@ -17,8 +17,6 @@ from router.window_queue import Turn, WindowQueue
 
 @dataclass
 class Pool:
-    """A pool that has only room, and KV."""
-
     each: float = math.inf
     workers: int = 1
     kept: set[bytes] = field(default_factory=set)
@@ -47,7 +45,8 @@ class Router:
         owner: bytes = b"",
         kv_key: bytes = b"",
     ) -> str:
-        turn = Turn(*_place(window, priority, owner), 1.0, 1.0, kv_key)
+        priority, rank = place_of(window, priority, 0.0)
+        turn = Turn(priority, owner, rank, 1.0, 1.0, kv_key)
         name, is_done = f"{request}{window}", asyncio.Event()
         task = asyncio.create_task(self._go(name, turn, is_done))
         self._turns[name] = (turn, is_done, task)
@@ -75,16 +74,6 @@ class Router:
         await asyncio.sleep(0)
 
 
-def _place(window: int, priority: Priority, owner: bytes) -> tuple[Priority, bytes, int]:
-    priority, rank = place_of(window, priority, 0.0)
-    return priority, owner, rank
-
-
-def played(test):  # type: ignore[no-untyped-def]
-    return lambda: asyncio.run(test())
-
-
-@played
 async def test_live_windows_and_kept_kv_wait_for_nobody() -> None:
     encoders = Pool(each=1.0)
     router = Router(encoders)
@@ -96,7 +85,6 @@ async def test_live_windows_and_kept_kv_wait_for_nobody() -> None:
     assert router.went == ["file0-0", "live500", "again0"]
 
 
-@played
 async def test_the_same_audio_waits_for_one_encode() -> None:
     router = Router(Pool(each=1.0))
     first = await router.send("a")
@@ -107,9 +95,7 @@ async def test_the_same_audio_waits_for_one_encode() -> None:
     assert router.went == ["a0", "b0", "d0"]
 
 
-@played
 async def test_where_no_worker_is_known_one_window_is_sent() -> None:
-    """It wakes the pool; the others go when there is one."""
     encoders = Pool(each=8.0, workers=0)
     router = Router(encoders)
     for n in range(3):
@@ -123,15 +109,12 @@ async def test_where_no_worker_is_known_one_window_is_sent() -> None:
 
 
 @pytest.mark.parametrize("is_waiting", [True, False])
-def test_who_gives_up_leaves_its_place(is_waiting: bool) -> None:
-    async def run() -> None:
-        router = Router(Pool(each=1.0), Pool(each=1.0))
-        for name in ("a", "b", "c"):
-            await router.send(name)
-        await router.cancel("b0" if is_waiting else "a0")
-        if is_waiting:
-            await router.done("a0")
-        assert router.went == (["a0", "c0"] if is_waiting else ["a0", "b0"])
-        assert router.queue.backlog("encoder", "interactive") == (0 if is_waiting else 1)
-
-    asyncio.run(run())
+async def test_who_gives_up_leaves_its_place(is_waiting: bool) -> None:
+    router = Router(Pool(each=1.0), Pool(each=1.0))
+    for name in ("a", "b", "c"):
+        await router.send(name)
+    await router.cancel("b0" if is_waiting else "a0")
+    if is_waiting:
+        await router.done("a0")
+    assert router.went == (["a0", "c0"] if is_waiting else ["a0", "b0"])
+    assert router.queue.backlog("encoder", "interactive") == (0 if is_waiting else 1)

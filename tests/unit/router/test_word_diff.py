@@ -15,7 +15,6 @@ WORDS = st.lists(st.sampled_from("abcd"), max_size=12)
 
 
 def least_cost(left: Sequence[str], right: Sequence[str]) -> int:
-    """By the textbook's whole table."""
     row = [2 * j for j in range(len(right) + 1)]
     for i, word in enumerate(left, start=1):
         before, row = row, [2 * i]

@@ -85,7 +85,6 @@ class Case:
     def _find_alignment(
         self, model: Any, tokenizer: Any, tokens: list[int], *_: Any
     ) -> list[timing.WordTiming]:
-        """The reference's words of the times that are given."""
         words, groups = tokenizer.split_to_word_tokens([*tokens, tokenizer.eot])
         bounds = list(accumulate((len(group) for group in groups[:-1]), initial=0))
         times, probs = np.array(self.times_s), self.probs or []

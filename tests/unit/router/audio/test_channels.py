@@ -75,7 +75,6 @@ def test_mono_in_stereo_is_one_with_any_gain_and_codec(
 
 @pytest.mark.parametrize("codec", ["mulaw", "mp3"])
 def test_a_word_in_one_channel_only_keeps_both(codec: str, tmp_path: Path) -> None:
-    """However much of the rest is equal, and also where each hears the other's leak."""
     word = joined(silence(2.5), np.roll(voice(0.4), 5_000), silence(2.1))
     more = AGENT + word
     assert channels_of(stereo(tmp_path / "word", AGENT, more, codec)) == (0, 1)
@@ -86,7 +85,6 @@ def test_a_word_in_one_channel_only_keeps_both(codec: str, tmp_path: Path) -> No
 
 
 def test_a_quiet_word_behind_a_leak_keeps_both(tmp_path: Path) -> None:
-    """The second channel is 40 dB quieter than its own leak's source."""
     second = (0.005 * AGENT + 0.005 * CALLER).astype(np.int16)
     assert channels_of(stereo(tmp_path / "quiet", AGENT, second)) == (0, 1)
 

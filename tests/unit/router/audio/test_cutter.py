@@ -54,7 +54,6 @@ def cut(pcm: Pcm, detector: Any, feed_samples: int = 32_000) -> list[Window]:
 
 
 def check(windows: list[Window], pcm: Pcm) -> None:
-    """What holds for any windows of any audio."""
     assert [w.index for w in windows] == list(range(len(windows)))
     for window in windows:
         assert 0 < window.n_samples <= WINDOW_SAMPLES
@@ -130,7 +129,6 @@ def test_a_cut_is_in_a_pause_where_the_last_ten_seconds_have_one(
 
 
 def test_without_a_pause_the_quietest_moment_is_taken() -> None:
-    """Speech of 40 s with one soft 0.15 s, too short for a pause."""
     pcm = make_pcm([(True, round(40 / FRAME_S))])
     soft = slice(round(25.0 * SAMPLE_RATE), round(25.2 * SAMPLE_RATE))
     pcm[soft] //= 50
@@ -170,7 +168,6 @@ def test_the_first_window_leaves_before_the_rest_is_there() -> None:
 
 
 def test_the_detector_streams(detector: SpeechDetector) -> None:
-    """Blocks of any size give the probabilities that the whole gives."""
     pcm = joined(silence(0.5), 2 * voice(4.0), silence(1.0))
     pcm += np.random.default_rng(0).integers(-30, 30, pcm.shape[0]).astype(np.int16)
     whole = detector.stream(20_000).feed(pcm)
@@ -243,7 +240,6 @@ IN_NOISE = [(name, -15) for name in VOICES]  # the detector loses whispered word
 def test_spoken_words_at_both_ends_are_kept(
     name: str, gain_db: int, noise_db: int | None, detector: SpeechDetector
 ) -> None:
-    """No word is lost: neither the first, at once, nor the last, nor across long silences."""
     spoken = espeak(TEXT, name)
     loud = np.flatnonzero(np.abs(spoken.astype(np.int32)) > 0.02 * np.abs(spoken).max())
     spoken = spoken[loud[0] : loud[-1] + 1]
@@ -295,8 +291,3 @@ def test_a_run_is_speech_when_it_reaches_the_threshold() -> None:
     options = VadOptions(threshold=0.3, release=0.1, min_speech_frames=2)
     probabilities = np.array([0.0, 0.15, 0.5, 0.2, 0.0, 0.2, 0.2, 0.0, 0.9, 0.0], np.float32)
     assert runs(speech_mask(probabilities, options)) == [(1, 4)]
-
-
-def test_runs() -> None:
-    assert runs(np.array([], np.bool_)) == []
-    assert runs(np.array([True, False, True, True])) == [(0, 1), (2, 4)]

@@ -31,9 +31,6 @@ def test_a_network_gives_vectors_of_length_one(tmp_path: Path) -> None:
 def test_another_network_is_refused(tmp_path: Path, form: dict[str, Any], reason: str) -> None:
     with pytest.raises(ConfigurationError, match=rf"speakers\.model.*{reason}"):
         SpeakerNetwork(write_network(tmp_path / "other.onnx", **form))
-
-
-def test_what_is_no_network_is_refused(tmp_path: Path) -> None:
     (tmp_path / "text.onnx").write_text("hello")
     for name in ("text.onnx", "missing.onnx"):
         with pytest.raises(ConfigurationError, match=name):

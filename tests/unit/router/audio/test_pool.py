@@ -18,7 +18,6 @@ import numpy as np
 import pytest
 
 from cluster.common.errors import (
-    AudioTooShortError,
     ConfigurationError,
     DeadlineExceededError,
     InvalidAudioError,
@@ -75,7 +74,6 @@ def long_file(tmp_path_factory: pytest.TempPathFactory) -> Path:
 
 
 async def test_a_client_may_wish_how_it_is_cut(pool: AudioPool, tmp_path: Path) -> None:
-    """The silence kept in front of speech, and what counts as speech."""
     path = write_wav(tmp_path / "upload", joined(silence(5.0), voice(3.0)))
     wishes = (None, Chunking(prefix_padding_ms=1500), Chunking(threshold=1.0))
     found = [(await read(pool, path, chunking=chunking))[0] for chunking in wishes]
@@ -98,29 +96,12 @@ async def test_an_upload_becomes_windows_with_true_offsets(pool: AudioPool, tmp_
     assert windows[-1].start_s == pytest.approx(52.7, abs=0.3)
 
 
-async def test_twenty_garbage_uploads_in_a_row_change_nothing(
-    pool: AudioPool, tmp_path: Path, clip: Path
-) -> None:
-    rng = np.random.default_rng(0)
-    heads = (b"", b"fLaC", b"OggS\0", b"\x1a\x45\xdf\xa3", b"\0\0\0\x18ftypisom", b"\xff\xfb\x90")
-    before = pids(pool)
-    for index in range(20):
-        path = tmp_path / f"garbage-{index}"
-        path.write_bytes(heads[index % len(heads)] + rng.bytes(int(rng.integers(0, 60_000))))
-        with pytest.raises((InvalidAudioError, AudioTooShortError)):
-            await read(pool, path)
-    windows, _ = await read(pool, clip)
-    assert len(windows) == 1
-    assert pids(pool) == before
-
-
 # ------------------------------------------------------------------------ many at once
 
 
 async def test_a_worker_is_started_when_there_are_more_uploads_than_workers(
     clip: Path, long_file: Path
 ) -> None:
-    """One at a time, until there are as many as set; then they stay."""
     async with running(audio_workers=3) as pool:
         for _ in range(3):
             await read(pool, clip)
@@ -166,7 +147,6 @@ async def test_short_clips_pass_a_long_file(pool: AudioPool, clip: Path, long_fi
 async def test_clips_pass_long_files_that_wait_for_a_place(
     clip: Path, long_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Whoever opens a file holds its place until all its windows were decoded."""
     monkeypatch.setattr("router.audio.pool.MAX_UPLOADS", 3)
     monkeypatch.setattr("router.audio.pool.MAX_LONG", 2, raising=False)
     async with running() as pool, opened(pool, long_file), opened(pool, long_file):
@@ -199,7 +179,6 @@ async def test_a_worker_serves_a_clip_in_three_of_four_steps_whatever_else_it_ha
 
 
 async def test_a_slow_consumer_is_waited_for(pool: AudioPool, clip: Path, long_file: Path) -> None:
-    """The worker rests after its credit, works for others, and goes on when asked."""
     async with opened(pool, long_file) as stream:
         await until(lambda: stream.n_received == CREDIT)
         await read(pool, clip)
@@ -227,29 +206,12 @@ async def test_a_path_may_be_another_uploads_while_the_first_is_in_work(
     assert [window.speech for window in windows] == [window.speech for window in expected]
 
 
-async def test_a_client_that_leaves_frees_its_worker(
-    pool: AudioPool, clip: Path, long_file: Path
-) -> None:
-    before = pids(pool)
-    task = asyncio.create_task(read(pool, long_file))
-    await until(lambda: any(s.n_received > 1 for w in pool._workers for s in w.streams.values()))
-    task.cancel()
-    with pytest.raises(asyncio.CancelledError):
-        await task
-    (worker,) = pool._workers
-    assert worker.streams == {}
-    await until(lambda: worker.slot.get() == 0)
-    assert len((await read(pool, clip))[0]) == 1
-    assert pids(pool) == before
-
-
 # ------------------------------------------------------------------------- workers that die
 
 
 async def test_a_killed_worker_fails_only_the_upload_it_was_on(
     clip: Path, long_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """However often: it does not count for the others."""
     monkeypatch.setattr("router.audio.pool.MAX_MOVES", 0)
     other_file = write_wav(tmp_path / "other", voice(150.0))
     async with running() as pool:
@@ -308,30 +270,21 @@ async def test_an_upload_over_its_time_fails_alone(clip: Path, long_file: Path) 
         assert pids(pool) == before
 
 
-def many_huge_pictures(path: Path) -> Path:
-    """A FLAC file with 30 cover pictures of 16 MB: holes on disk, half a gigabyte once read."""
-    flac = encode(path, tone(1.0), "flac", "flac", 16_000).read_bytes()
-    n_bytes = 2**24 - 1
-    fields = struct.pack(">II9sIIIIII", 3, 9, b"image/png", 0, 1, 1, 24, 0, n_bytes - 41)
-    with path.open("wb") as file:
-        file.write(flac[:42])  # the signature, and the block that describes the stream
-        for _ in range(30):
-            file.write(b"\x06" + n_bytes.to_bytes(3) + fields)
-            file.seek(n_bytes - len(fields), os.SEEK_CUR)
-        file.write(flac[42:])
+def a_forged_table(path: Path) -> Path:
+    """An MP4 file of 400 million samples, as it says: libav asks for memory for each."""
+    mp4 = encode(path, tone(1.0), "mp4", "aac", 16_000).read_bytes()
+    at = mp4.index(b"stsz")
+    forged = b"stz2" + bytes(7) + b"\4" + struct.pack(">I", 400_000_000)
+    path.write_bytes(mp4[:at] + forged + mp4[at + len(forged) :])
     return path
 
 
 async def test_an_upload_over_its_memory_fails_alone(
     clip: Path, long_file: Path, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Its worker ends on purpose, which does not count for the others."""
     monkeypatch.setattr("router.audio.pool.MAX_MOVES", 0)
-    huge = many_huge_pictures(tmp_path / "huge")
-    async with (
-        running(audio_memory_mb=128, max_upload_bytes=2**30) as pool,
-        opened(pool, long_file) as other,
-    ):
+    huge = a_forged_table(tmp_path / "huge")
+    async with running(audio_memory_mb=128) as pool, opened(pool, long_file) as other:
         first = await anext(other)
         with pytest.raises(InvalidAudioError, match="128 MB"):
             await read(pool, huge)
@@ -342,7 +295,6 @@ async def test_an_upload_over_its_memory_fails_alone(
 async def test_a_client_whose_uploads_end_workers_is_refused_for_a_while(
     clip: Path, long_file: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    """Also one that hangs up before they end."""
     monkeypatch.setattr("router.audio.pool.MOST_ENDED", 2)
     async with running() as pool:
         for waits in (True, False):

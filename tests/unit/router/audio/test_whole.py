@@ -48,11 +48,6 @@ async def load(pool: AudioPool, path: Path) -> tuple[NDArray[np.int16], WholeAud
         return await audio.read(0, audio.n_samples), audio
 
 
-def is_gone(audio: WholeAudio) -> bool:
-    """Its file has no name, so closing it is deleting it."""
-    return audio._file.closed
-
-
 async def test_every_sample_can_be_read_silence_included(
     pool: AudioPool, long_file: Path, long_pcm: NDArray[np.int16]
 ) -> None:
@@ -82,7 +77,6 @@ async def test_the_peak_is_the_references(
 async def test_another_uploads_death_costs_nothing(
     tmp_path: Path, long_file: Path, long_pcm: NDArray[np.int16]
 ) -> None:
-    """Decoding begins anew in another worker; what was received is not received twice."""
     victim_file = write_wav(tmp_path / "victim", voice(100.0))
     async with running() as pool:
         _, undisturbed = await load(pool, long_file)
@@ -118,7 +112,7 @@ async def test_a_client_that_leaves_frees_worker_and_file(pool: AudioPool, long_
     (worker,) = pool._workers
     assert worker.streams == {}
     await until(lambda: worker.slot.get() == 0)
-    assert is_gone(opened[0])
+    assert opened[0]._file.closed, "it has no name, so this deletes it"
     assert pids(pool) == workers
 
 

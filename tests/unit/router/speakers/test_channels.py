@@ -12,17 +12,11 @@ from cluster.common.errors import InvalidAudioError, InvalidRequestError
 from router.interface import RequestContext, Update
 from router.pipeline import RequestRun
 from router.speakers.channels import channels_of, transcribe_channels
-from router.transcript import Segment, Transcript
+from router.transcript import Transcript
 from tests.support.router_fakes import make_segment
 
 # By channel: the starts of its segments.
 STARTS = {0: (0.0, 4.0, 5.0), 1: (1.0, 4.0), 2: (0.5,), 3: ()}
-
-
-def segments_of(channel: int) -> list[Segment]:
-    return [
-        make_segment(i, f" {channel}.{start:g}", start) for i, start in enumerate(STARTS[channel])
-    ]
 
 
 class Channels:
@@ -38,7 +32,8 @@ class Channels:
         self.contexts[channel] = run.context
         self.now += 1
         self.most = max(self.most, self.now)
-        found = segments_of(channel)
+        starts = enumerate(STARTS[channel])
+        found = [make_segment(i, f" {channel}.{start:g}", start) for i, start in starts]
         await asyncio.sleep(0)
         if (before := self.after.get(channel)) is not None:
             await self.ends[before].wait()

@@ -60,13 +60,8 @@ async def test_a_larger_threshold_takes_other_voices_for_one() -> None:
 
 
 async def test_a_new_voice_has_no_name_before_it_spoke_long_enough() -> None:
-    assert await told((1, 1.4), (1, 1.6), (1, 0.5), (2, 0.5), (0, 3.0)) == [
-        None,
-        "A",
-        "A",
-        None,
-        None,
-    ]
+    found = await told((1, 1.4), (1, 1.6), (1, 0.5), (2, 0.5), (0, 3.0))
+    assert found == [None, "A", "A", None, None]
 
 
 async def test_a_session_goes_on_without_speakers_where_the_disk_is_full(

@@ -46,8 +46,6 @@ def contents(search: SpeakerSearch) -> list[bytes]:
 
 
 class PlayedPool:
-    """Notes what it was asked and which files were there."""
-
     known_limit, threshold = 1, 0.5
 
     def __init__(self) -> None:
@@ -110,7 +108,8 @@ async def test_a_killed_worker_costs_a_search(tmp_path: Path) -> None:
         await pool.close()
 
 
-async def test_segments_wait_for_the_turns_and_go_on_as_they_come() -> None:
+@pytest.mark.parametrize("words", [False, True])
+async def test_segments_wait_for_the_turns_and_go_on_as_they_come(words: bool) -> None:
     updates: list[Update] = []
     found, told, third = asyncio.Event(), asyncio.Event(), make_segment(2, " Good.", 4.0)
     heard = (make_segment(0, " How are you?"), make_segment(1, " Fine.", 2.0), third)
@@ -135,26 +134,12 @@ async def test_segments_wait_for_the_turns_and_go_on_as_they_come() -> None:
         told.set()
 
     run = run_of(tell)
-    transcript = await transcribe_voices(run, transcribe, turns(), words=False)
+    transcript = await transcribe_voices(run, transcribe, turns(), words=words)
     assert transcript.text == "A: How are you?\nB: Fine.\nA: Good."
     assert "".join(update.text for update in updates) == transcript.text
     assert [segment.id for segment in transcript.segments] == [0, 1, 2]
     assert sum((update.segments for update in updates), ()) == transcript.segments
-    assert all(not segment.words for segment in transcript.segments)
-
-
-async def test_words_keep_their_speakers_where_they_are_wanted() -> None:
-    heard = (make_segment(0, " How are you?"), make_segment(1, " Fine.", 2.0))
-
-    async def transcribe(run: RequestRun) -> Transcript:
-        run.context.update(Update("How are you? Fine.", heard))
-        return Transcript("transcribe", "en", 4.0, "How are you? Fine.", heard)
-
-    async def turns() -> list[SpeakerTurn]:
-        return [SpeakerTurn(0.0, 1.8, "A"), SpeakerTurn(1.9, 4.0, "B")]
-
-    kept = await transcribe_voices(run_of(), transcribe, turns(), words=True)
-    assert [word.speaker for word in kept.words] == ["A", "A", "A", "B"]
+    assert [word.speaker for word in transcript.words] == (list("AAABA") if words else [])
 
 
 async def test_what_keeps_voices_from_being_found_ends_the_work() -> None:
