@@ -73,7 +73,7 @@ class Sizes:
     rival_batches: tuple[int, ...]  # of Hugging Face's generate
     point_s: float  # of one load point
     encoded: int  # windows in a timed group
-    repeats: int  # of what is timed otherwise; 1: one group of each is enough
+    repeats: int  # 1: time one group of runs, not three, and run LoadGen for a second
 
 
 FULL = Sizes(

@@ -18,6 +18,7 @@ from cluster.common.errors import ConfigurationError
 
 WARM_UP_SHARE = 0.25  # of a load point's time, before it
 LOADGEN_S = 30.0  # of a scenario: MLPerf wants ten minutes
+# MLPerf submissions, with weights and settings of their own.
 OTHERS = {"TensorRT-LLM, H200, Offline: windows/s": 67.9, "vLLM, H200, Offline: windows/s": 60.7}
 OPTIONS: dict[str, dict[str, Any]] = {
     "as served": {},
@@ -52,7 +53,7 @@ async def closed_loop(
     within = [request for request in served if begun <= request.ended_s <= end]
     if within:
         return within, len(within) / seconds
-    last = served[-1]  # only where one takes longer than all the time, as in a smoke run
+    last = served[-1]  # only where a request takes longer than `seconds`, as in a smoke run
     return [last], n / (last.ended_s - last.begun_s)
 
 

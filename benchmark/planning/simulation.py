@@ -46,7 +46,7 @@ from cluster.serve.replicas.pool_replicas import DecoderReplica, EncoderReplica
 ENCODE_S = 0.4  # of a window: one encoder does 2.5 a second
 STEP_S, ROW_S = 0.05, 0.0005
 ROWS = (1, 16)
-ROUTER_S = 0.006  # of a router's processor for a request, as two cores of a Xeon take beside others
+ROUTER_S = 0.006  # a router's processor time for a request, on two cores of a busy Xeon
 LIGHT, MEDIUM = 0.15, 0.6  # loads: of the fit; of wider lengths
 LOADS = (0.3, 0.6, 0.9, 1.2)
 CLIPS = Lengths(median_s=5.0, sigma=0.4, max_s=10.0)

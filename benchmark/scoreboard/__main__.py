@@ -141,7 +141,7 @@ PARTS = {
     "small": Part(
         (
             *(CPU, "--shapes", "small", "--recording", "medium", "--tokens", "64"),
-            *("--rounds", "1", "--files", "16", *CLIPS[4:]),  # 8 at once would be a burst alone
+            *("--rounds", "1", "--files", "16", *CLIPS[4:]),  # 8 files would all be in flight
         ),
         ENGINES,
         of_engines,

@@ -58,7 +58,7 @@ class Heard:
     committed: list[str] = field(default_factory=list)
     open: set[str] = field(default_factory=set)  # items that have begun and not ended
     is_sent: bool = False  # all audio, and the last commit
-    late_s: float = 0.0  # most that a piece was sent too late
+    late_s: float = 0.0  # largest delay of a piece
     error: str = ""
 
     def take(self, event: dict[str, Any], at_s: float) -> bool:

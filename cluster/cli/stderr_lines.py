@@ -32,7 +32,9 @@ def level_of(line: str) -> str | None:
 
 
 class WorkerLines:
-    """is_quiet: print errors only. all_of_serve: also print what Serve logs below warnings."""
+    """is_quiet: print only errors and lines that are no log lines. all_of_serve: also print what
+    Serve and Ray log below warnings.
+    """
 
     def __init__(self, *, is_quiet: bool, all_of_serve: bool) -> None:
         self.is_quiet = is_quiet

@@ -110,7 +110,7 @@ class Tracer:
             return NO_SPAN
         span = self._tracer.start_span(
             name,
-            # An empty context where there is no parent: the task's own belongs to others.
+            # Never the task's current context, which may belong to another trace.
             context=W3C.extract({"traceparent": parent}, Context()),
             kind=trace.SpanKind[kind.upper()],
             attributes=_named(attributes),

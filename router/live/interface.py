@@ -87,6 +87,8 @@ class TextDelta:
 
 @dataclass(frozen=True, slots=True)
 class TurnSegment:
+    """A segment of the turn's text, sent after the deltas with its text."""
+
     turn: int
     text: str
     start_s: float  # from the beginning of the turn's audio

@@ -31,7 +31,7 @@ LEAD = samples(0.3)  # audio before the speech at which an utterance begins
 # Seconds of silence that end a turn of `semantic_vad`: after a complete sentence, after other text.
 SEMANTIC_S = {"high": (0.5, 2.0), "medium": (0.7, 4.0), "auto": (0.7, 4.0), "low": (1.0, 8.0)}
 USUAL_THRESHOLD = 0.5  # probability from which a VAD frame counts as speech
-RELEASE_BELOW = 0.15  # of the threshold
+RELEASE_BELOW = 0.15  # subtracted from the threshold for adjacent frames
 LEAST_RUN = 3  # frames; shorter speech is a click
 MOST_UNSURE = 10  # frames below the threshold that count before the first one that reaches it
 

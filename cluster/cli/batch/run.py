@@ -216,7 +216,7 @@ def joined_cluster(address: str) -> Iterator[None]:
 
 @contextmanager
 def cluster_watched(progress: RunProgress) -> Iterator[None]:
-    """End the process with a message soon after its Ray cluster; Ray itself waits a minute."""
+    """End the process with a message soon after its Ray cluster has ended: Ray waits a minute."""
     from cluster.serve.start.ray_session import end_without_ray, ray_watch
 
     over = threading.Event()

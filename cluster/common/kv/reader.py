@@ -195,7 +195,7 @@ class Reader:
         lease, agent = fetch.handle.lease, fetch.handle.agent
         peer, problem = self._peers.get(agent), "is being fetched already"
         if peer is None or lease not in peer.leases:
-            self.check(agent)  # what was held of a lost peer is held no longer
+            self.check(agent)  # a lost peer's handles are no longer held
             problem = "was not accepted, or was fetched or dropped"
         elif peer.leases[lease] is None:
             peer.leases[lease] = fetch

@@ -95,7 +95,7 @@ def chosen_context(checkpoint: Checkpoint, settings: EncoderSettings) -> Encoder
 
 
 def unused_settings(settings: EncoderSettings, rule: EncoderContext | None) -> tuple[str, ...]:
-    if rule is not None or settings.context == "full":  # `full` takes them back on purpose
+    if rule is not None or settings.context == "full":  # `full` overrides them on purpose
         return ()
     given = {"context_slack": settings.context_slack, "context_max_s": settings.context_max_s}
     return tuple(f"encoder.{name}" for name, value in given.items() if value is not None)

@@ -1,4 +1,4 @@
-"""The settings of routers: who may come in, how much, and for how long."""
+"""The settings of routers: API keys, limits and time budgets."""
 
 from __future__ import annotations
 

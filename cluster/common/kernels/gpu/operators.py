@@ -108,7 +108,7 @@ def stored_as(kv: Tensor, dtype: torch.dtype) -> Tensor:
 
 
 def scatters(pool: Tensor) -> bool:
-    """Whether the scatter writes to such a pool's pages what it writes on the CPU."""
+    """Check that the scatter writes the same pages on the pool's device as on the CPU."""
     _, _, blocks, page_frames, *row = pool.shape  # one layer will do
     page = torch.zeros(4, 1, blocks, page_frames, *row).to(pool.dtype)
     kv = noise(1, page_frames + page_frames // 2, 1, blocks, *row)
