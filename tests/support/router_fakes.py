@@ -110,7 +110,6 @@ class FakeTranscriber:
 
     def __init__(self) -> None:
         self.uploads: list[bytes] = []
-        self.paths: list[Path] = []
         self.params: list[TranscriptionParams] = []
         self.contexts: list[RequestContext] = []
         self.error: BaseException | None = None
@@ -132,7 +131,6 @@ class FakeTranscriber:
     async def transcribe(
         self, upload: Path, params: TranscriptionParams, context: RequestContext
     ) -> TranscriptionResult:
-        self.paths.append(upload)
         self.uploads.append(await asyncio.to_thread(upload.read_bytes))
         self.params.append(params)
         self.contexts.append(context)
@@ -157,7 +155,6 @@ class FakeTranscriber:
         return TranscriptionResult(transcript, self.timings)
 
     async def detect_language(self, upload: Path, context: RequestContext) -> tuple[str, float]:
-        self.paths.append(upload)
         self.uploads.append(await asyncio.to_thread(upload.read_bytes))
         self.contexts.append(context)
         if self.error is not None:

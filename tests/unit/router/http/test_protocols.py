@@ -221,13 +221,6 @@ async def test_few_requests_wait_on_a_connection_and_these_are_answered(server: 
     await is_well(server)
 
 
-async def test_a_body_of_many_pieces_arrives_whole(server: Server) -> None:
-    async with connected(server) as client:
-        head = b"POST / HTTP/1.1\r\nHost: x\r\nContent-Length: 3000000\r\nConnection: close\r\n\r\n"
-        await client.flood(head + bytes(3_000_000))
-        assert (await client.rest()).endswith(b"3000000")
-
-
 async def test_a_body_in_tiny_chunks_ends_the_connection_and_one_in_small_ones_does_not(
     server: Server,
 ) -> None:

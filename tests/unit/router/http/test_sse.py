@@ -59,10 +59,6 @@ def post_stream(url: str, **form: str) -> httpx.Response:
     return httpx.post(f"{url}{URL}", data={**STREAM, **form}, files=files, timeout=20)
 
 
-def writer_of(**fields: Any) -> EventWriter:
-    return EventWriter(TranscriptionParams("m", **fields), lambda timings: "total;dur=1.0")
-
-
 def events_of(answer: httpx.Response) -> list[dict[str, Any]]:
     """The JSON of every event but [DONE], of which there must be one, at the end."""
     assert answer.status_code == 200, answer.text
@@ -253,7 +249,7 @@ def test_verbose_json_streams_closed_segments_and_ends_with_its_whole_body(url: 
 
 def test_an_event_is_one_line_to_every_reader_of_lines() -> None:
     text = "a\nb\r\x0b\x85\u2028\u2029c"
-    writer = writer_of()
+    writer = EventWriter(TranscriptionParams("m"), lambda timings: "")
     event = writer.delta(Update(text))
     assert event is not None
     assert len(event.decode().strip().splitlines()) == 1

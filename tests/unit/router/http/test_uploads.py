@@ -48,13 +48,12 @@ def body_of(*parts: tuple[str, bytes]) -> bytes:
 
 
 class Channel:
-    """An ASGI channel with a body cut into pieces; then silence, or a hang-up."""
+    """An ASGI channel with a body cut into pieces."""
 
-    def __init__(self, body: bytes, piece: int = 64 * 1024, *, hang_up: bool = False) -> None:
+    def __init__(self, body: bytes, piece: int = 64 * 1024) -> None:
         self._pieces: Iterator[bytes] = iter(
             [body[start : start + piece] for start in range(0, len(body), piece)]
         )
-        self._hang_up = hang_up
         self.read_bytes = 0
 
     async def receive(self) -> dict[str, Any]:
@@ -62,8 +61,6 @@ class Channel:
         if piece is not None:
             self.read_bytes += len(piece)
             return {"type": "http.request", "body": piece, "more_body": True}
-        if self._hang_up:
-            return {"type": "http.disconnect"}
         return {"type": "http.request", "body": b"", "more_body": False}
 
 
