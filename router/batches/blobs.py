@@ -92,6 +92,7 @@ class Blobs:
         return self._path(self._files, file_id)
 
     def read(self, file_id: str, offset: int, length: int) -> bytes:
+        """Raises FileNotFoundError."""
         with self.path(file_id).open("rb") as file:
             file.seek(offset)
             return file.read(length)

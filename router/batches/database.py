@@ -140,7 +140,7 @@ class Database:
     async def call(
         self, work: Callable[Values, Result], *values: Values.args, **named: Values.kwargs
     ) -> Result:
-        """Run `work` as a transaction, even if the caller is cancelled.
+        """Run `work` in the thread as a transaction, to its end even if the caller is cancelled.
 
         Raises InsufficientStorageError if the disk is full.
         """

@@ -88,6 +88,7 @@ class Store:
     def files(
         self, owner: str, after: str | None, limit: int, order: Order, purpose: str | None
     ) -> FilePage:
+        """Raises InvalidRequestError if `after` is unknown."""
         where = f"{EXISTS} AND purpose = coalesce(?, purpose)"
         return self._page(FilePage, "files", owner, after, limit, order, where, self.now, purpose)
 
@@ -181,6 +182,7 @@ class Store:
         return self.batch(owner, batch_id)
 
     def batches(self, owner: str, after: str | None, limit: int) -> BatchPage:
+        """Return the newest first. Raises InvalidRequestError if `after` is unknown."""
         return self._page(BatchPage, "batches", owner, after, limit)
 
     def cancel(self, owner: str, batch_id: str) -> Batch:

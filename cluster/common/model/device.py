@@ -13,6 +13,7 @@ MOST_STEP = 8  # so many threads reach the memory's full bandwidth
 
 
 def resolve_device(device: Device) -> str:
+    """Raises ConfigurationError for "cuda" without a GPU."""
     found = torch.cuda.is_available()
     if device == "auto":
         return "cuda" if found else "cpu"

@@ -104,6 +104,7 @@ def larger(_context: Any, _x: Any, _y: Any) -> Any:
 
 @intrinsic
 def _nearest_whole(_context: Any, _x: Any) -> Any:
+    # One instruction, unlike a conversion to an integer that chooses how to round.
     def generate(_: Any, builder: Any, __: Any, args: Any) -> Any:
         return builder.call(builder.module.declare_intrinsic("llvm.rint", (ir.FloatType(),)), args)
 
