@@ -78,7 +78,7 @@ class QueryTap:
 
 
 def alignment_heads(checkpoint: Checkpoint) -> dict[int, list[int]]:
-    """Layer -> heads: those that the checkpoint lists, else all of the upper half of the layers."""
+    """Layer -> heads that the checkpoint lists (or CheckpointError), else all of the upper half."""
     dims = checkpoint.dims
     listed = checkpoint.generation_config.get("alignment_heads")
     if not listed:
@@ -101,7 +101,7 @@ class PendingAlignment:
     def __init__(
         self, tokens: tuple[int, ...], look: Callable[[], Tensor], probs: Tensor, rate: float
     ) -> None:
-        """look: float32 [n_tokens, n_frames], from the window's pages. rate: frames a second."""
+        """look: makes float32 [n_tokens, n_frames] of the window's pages. rate: frames a second."""
         self._tokens = tokens
         self._look = look
         self._probs = probs
@@ -110,7 +110,10 @@ class PendingAlignment:
 
     @torch.inference_mode()
     def find(self) -> TokenAlignment:
-        """Compute the times, on any thread, while the window's pages are held."""
+        """Compute the times, on any thread, while the window's pages are held.
+
+        Raises SequenceFailedError if the model gave no numbers.
+        """
         readback = self._readback or Readback([self._look(), self._probs])
         look, probs = cast("list[Tensor]", readback.wait())
         known = tuple(probs.tolist())

@@ -91,7 +91,7 @@ def build_parts(
 
 
 def steps_ahead(device: str) -> int:
-    """Return 0 for a CPU, whose launch returns when it is done."""
+    """Decode steps launched before the last results are read; a CPU's launch waits for them."""
     return 0 if device == "cpu" else 1
 
 

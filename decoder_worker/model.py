@@ -37,7 +37,7 @@ class DecoderTensors:
     dims: ModelDims
     dtype: torch.dtype
     by_name: Mapping[str, Tensor]
-    head: Tensor
+    head: Tensor  # in the residual stream's dtype
 
     @classmethod
     def load(

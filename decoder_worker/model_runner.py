@@ -227,6 +227,7 @@ class ModelRunner:
         return [next(found) if text else () for text in texts]
 
     def restore(self, sequence: DecodeSequence) -> None:
+        """Set the slots of the live rows to what the host knows that they have sampled."""
         with self._on_device():
             self._restore([sequence])
 

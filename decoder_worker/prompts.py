@@ -42,7 +42,7 @@ class PromptBuilder:
         return self._tokenizer.language_of(token)
 
     def text_of(self, tokens: Sequence[int]) -> str:
-        return self._tokenizer.decode_with_names(tokens).strip()
+        return self._tokenizer.decode_with_names(tokens).strip()  # as openai/whisper
 
     def check(self, options: DecodeOptions) -> None:
         """Raise UnsupportedValueError, naming the field, if the model cannot do this."""

@@ -85,7 +85,7 @@ class MakeFixed(Protocol):
     """Makes backends for forwards of fixed sizes, which may be captured."""
 
     def __call__(self, n_rows: int, n_tokens: int, n_sharing: int = 1) -> ProjectedAttention:
-        """For `n_rows` rows of `n_tokens` tokens, of which `n_sharing` rows share a window."""
+        """For `n_rows` rows of `n_tokens` tokens; `n_sharing` neighbouring rows share a window."""
 
 
 class AttentionBackend(Protocol):

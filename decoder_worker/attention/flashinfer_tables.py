@@ -115,7 +115,7 @@ class Table:
         append_to_pages(k, v, entries, positions, *pages, *table)
 
     def run(self, layer: int, q: Tensor) -> Tensor:
-        # A prefill wrapper would fill one of its own with zeros by one more kernel.
+        # Without it a prefill wrapper would make one, and zero it by one more kernel.
         out = torch.empty(q.shape, dtype=q.dtype, device=q.device)
         table = (self.indptr, self.indices, self.last_page_len)
         number = self._planned_run.number

@@ -254,7 +254,7 @@ def new_run(slots: Any, most: int, logits: Any, interrupt: Any) -> Run:
 
 
 def step_units(units: Any, n_layer: int, n_rows: int, n_vocab: int) -> Any:
-    """int64 [3]: units of a step's layers, of its head, and of all of it."""
+    """int64 [3]: units of a step's layers, of its head, and of the whole step."""
     layers, head = n_units(units, n_layer), n_head_units(n_vocab)
     return np.array([layers, head, 1 + layers + head + n_rows], np.int64)
 

@@ -19,11 +19,11 @@ from decoder_worker.cpu.work_sharing import claim, finish
 
 _LOWEST = np.float32(-3.0e38)
 
-# The next three use `attention_vectors` where that takes the dtype on this CPU.
+# `lay_out_query`, `scores_of` and `mix_values` use `attention_vectors` where it takes the dtype.
 
 
 def lay_out_query(query: Any, scale: Any, keys: Any, laid_out: Any) -> None:
-    """Write query float32 [H * HEAD_DIM or more] times scale to laid_out [H, HEAD_DIM]."""
+    """query float32 [H * HEAD_DIM or more] times scale, in any order, to laid_out [H, HEAD_DIM]."""
     raise NotImplementedError("only inside a kernel")
 
 

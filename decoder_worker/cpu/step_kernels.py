@@ -73,7 +73,7 @@ def _move_on(own: Any) -> None:
 
 @njit(nogil=True, cache=True)
 def _ends(run: Any, step: Any, eot: Any, counters: Any) -> Any:
-    """Whether the run ends before `step`: a row ended, or somebody asks for it."""
+    """Whether the run ends before `step`: a row ended, an interrupt, or helpers left or lag."""
     control = run.control
     if run.interrupt[0] != 0 or control[LEFT] != 0 or counters[WAITED] != control[WAITED_BEFORE]:
         return True

@@ -266,7 +266,7 @@ def split_in_8_bits(x: Any) -> Any:
 
 @njit(nogil=True, cache=True)
 def int8_tile_product(rows: Any, weight: Any, scale: Any, first: Any, last: Any, out: Any) -> None:
-    """Like `tile_product`, of rows from `split_in_8_bits` and a weight `in_int8_blocks`."""
+    """Like `tile_product` (`split_in_8_bits`, `in_int8_blocks`); `last` may be within a block."""
     split, steps = rows
     n_tiles = weight.shape[1]
     sums = np.empty((TILES_OF_BLOCK, TILE_ROWS, TILE_ROWS), np.int32)

@@ -12,7 +12,8 @@ from numba import njit
 def first_columns(x: Any) -> Any:
     """The column where the cheapest path through x float32 [n, m] enters each row: int64 [n].
 
-    Steps and ties are openai/whisper's: diagonal or down only if strictly cheapest of the three.
+    Steps and ties are openai/whisper's: diagonal or down only if strictly cheapest of the three,
+    else along the row, even where that is dearer.
     """
     n, m = x.shape
     cost = np.full((n + 1, m + 1), np.inf, np.float32)

@@ -111,7 +111,7 @@ def gumbel(keys: Tensor, steps: Tensor, n_vocab: int) -> Tensor:
     """Gumbel noise of keys and steps (tokens sampled before), int64 [n]: float32 [n, n_vocab]."""
     bits = random_bits(keys, steps, n_vocab) & 0x7FFF_FFFF
     # Small values keep their full precision, and these are the ones that win: -log(1 - u) is
-    # exponential, and its negative logarithm is Gumbel.
+    # exponential, and its negative logarithm is Gumbel. The clamp keeps all values finite.
     u = bits.float().add_(0.5).mul_(2.0**-31).clamp_(max=1 - 2.0**-24)
     return u.neg_().log1p_().neg_().log_().neg_()
 

@@ -245,7 +245,7 @@ class Scheduler:
         self._loading[sequence] = None
 
     def release(self, sequence: DecodeSequence) -> None:
-        """Remove a sequence with all that it holds; idempotent. No READ or launch is in flight."""
+        """Remove a sequence and all it holds; idempotent. Only with no READ or launch in flight."""
         assert not sequence.reading
         assert not sequence.n_in_flight
         if sequence.state is SequenceState.WAITING:
