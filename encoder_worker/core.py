@@ -116,6 +116,7 @@ class EncoderCore:
 
         Raises:
             InvalidAudioError: the samples are not what `EncodeRequest` promises.
+            OverloadedError: too many windows of its class wait here.
             WorkerDrainingError: the engine takes nothing new, or has failed.
         """
         check_request(request, self._n_audio_ctx)

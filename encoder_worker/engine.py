@@ -113,7 +113,7 @@ class EncoderEngine(EncoderCore):
         started.result()
 
     def drain(self, timeout_s: float) -> bool:
-        """Take nothing new, finish the rest; False if pages are leased after `timeout_s`."""
+        """Take nothing new, finish the rest; False if windows or leases are left at `timeout_s`."""
         self.begin_drain()
         end = time.monotonic() + timeout_s
         while not self.is_idle():

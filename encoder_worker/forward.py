@@ -65,7 +65,7 @@ class WindowEncoder:
         *,
         payload: Payload = "cross_kv",  # what is written to pages
         int8: bool = False,  # hold the weights in 8 bits (CPU)
-        contexts: Sequence[int] = (),  # shorter ones; on a GPU they get graphs
+        contexts: Sequence[int] = (),  # positions below the full number; on a GPU with graphs
         kv_dtype: torch.dtype | None = None,  # of the pool for K/V
     ) -> None:
         """Load onto `device` ("cpu" or "cuda"); `dtype` is a key of TORCH_DTYPES."""

@@ -28,7 +28,7 @@ from cluster.common.model.mel_filters import mel_filters
 INT16_SCALE = 32_768.0
 _HALF = N_FFT // 2  # a frame looks 200 samples to each side of its middle
 _FLOOR = 1e-10  # power below which the logarithm is cut
-_LOG_FLOOR = -10.0  # log10 of it: every frame that sees only padding
+_LOG_FLOOR = -10.0  # its log10, the value of frames that see only padding
 _RANGE = 8.0  # decades kept below the maximum
 _FRAMES = WINDOW_FRAMES + MEL_CONTEXT_SAMPLES // HOP_LENGTH  # 3002: up to two of context in front
 ROW_SAMPLES = (_FRAMES - 1) * HOP_LENGTH + N_FFT - _HALF  # 480360: what these frames see

@@ -1,8 +1,8 @@
 """Answers windows with handles to pages just written or published before, or with an error.
 
-Pages are published under the window's key; windows of the same audio get further leases on them. A
-lane's thread calls everything but `count`, `find` and `fail`. As another lane may evict pages
-without readers, duplicates that waited get their leases before the window itself is answered.
+Pages are published under the window's key; windows of the same audio get further leases on them.
+`share`, `publish` and `give_up` are for a lane's thread, the rest for any. Another lane may evict
+pages without readers, so waiting duplicates get leases before the window itself is answered.
 """
 
 from __future__ import annotations

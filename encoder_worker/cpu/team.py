@@ -283,7 +283,7 @@ class _Window:
         self.begin_layer(0)
 
     def begin_layer(self, layer: int) -> None:
-        self.layer = layer  # that units are taken of; 0: what comes before the first one
+        self.layer = layer  # whose units are taken; 0: the work before the first layer
         self.n_left = len(self.memory.units)
         self.n_running = 0
 

@@ -74,7 +74,7 @@ class Staging:
         pages: Sequence[Sequence[int]],
         file_mels: Sequence[FileMel | None],
     ) -> list[int]:
-        """Write a batch into host memory, without pages in other rows; samples of each row."""
+        """Write a batch into host memory, no pages in other rows; returns each row's samples."""
         pcm, marks, table = (
             t.numpy() for t in (self._host.pcm, self._host.marks, self._host.pages)
         )
