@@ -16,7 +16,7 @@ REFUSED_S = 300.0  # how long the audio is refused
 
 
 class DeadlyAudio:
-    """Serves all requests for one model in this process. Windows are named by their `id`."""
+    """Serves all requests for one model in this process. Windows are named by their `id()`."""
 
     def __init__(self, clock: Clock) -> None:
         self.one_by_one = asyncio.Lock()

@@ -187,7 +187,7 @@ class RequestContext:
 
 class Transcriber(Protocol):
     def check(self, params: TranscriptionParams) -> None:
-        """Raises UnsupportedValueError if the server lacks the network that they need."""
+        """Raises UnsupportedValueError if the server lacks the network that `params` need."""
 
     async def transcribe(
         self, upload: Path, params: TranscriptionParams, context: RequestContext

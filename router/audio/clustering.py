@@ -54,7 +54,7 @@ def find_voices(vectors: Vectors, search: SpeakerSearch) -> Generator[None, None
 
 
 def _part(sums: Vectors, sizes: Sizes, search: SpeakerSearch) -> tuple[Vectors, Sizes]:
-    """Join at most a few thousand clusters, each the sum of so many vectors, to k voices."""
+    """Join some thousand clusters at most, sums [n, size] of `sizes` vectors, to k voices."""
     n = sums.shape[0]
     if n < 2:
         return sums, sizes

@@ -127,7 +127,8 @@ class AudioPool:
         channel: int | None = None,
     ) -> AsyncIterator[AudioStream]:
         """Decode the file at `path`, which must exist until the block is left. Raises WorkerError
-        if its worker died on it, InvalidRequestError, RateLimitError or DeadlineExceededError.
+        if its worker died on it, InvalidRequestError, PayloadTooLargeError, RateLimitError or
+        DeadlineExceededError.
         """
         upload = OpenUpload(next(self._upload_ids), str(path), chunking=chunking, channel=channel)
         async with self._opened(AudioStream(upload, context)) as stream:

@@ -2,7 +2,7 @@
 
 A message is one of the dataclasses below as JSON, for a window followed by its PCM, framed as by
 `multiprocessing.connection`. Fields are validated and nothing is pickled, so a worker that an
-upload has taken over can only send bounded numbers, text and samples.
+upload has taken over can only send bounded numbers, text and samples. Imports no codec, no model.
 """
 
 from __future__ import annotations
@@ -118,7 +118,7 @@ class SpeakerSearch:
 
     @property
     def least_cosine(self) -> float:
-        """Bound between a known voice and what was heard, both of which are noisy."""
+        """Least cosine between a known voice and a heard one that is the same; both are noisy."""
         return (1 - self.threshold) / 2
 
 

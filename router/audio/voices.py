@@ -68,7 +68,7 @@ class Heard:
 
     def feed(self, pcm: Pcm) -> Iterator[None]:
         self._audio.add(pcm)
-        if self.n_samples > WINDOW_SAMPLES:
+        if self.n_samples > WINDOW_SAMPLES:  # less is heard at its end, as in the cutter
             yield from self._hear(BLOCK_SAMPLES)
 
     def finish(self) -> Generator[None, None, Vectors]:

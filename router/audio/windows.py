@@ -41,7 +41,7 @@ class CutOptions:
     min_pause_s: float = 0.19  # six frames: 0.2 s, less the frame grid
     search_s: float = 10.0  # from a window's limit back to the earliest pause that may end it
     drop_s: float = 1.6  # shortest silence that is left out
-    half_full_s: float = 15.0
+    half_full_s: float = 15.0  # so that short remarks do not take an encode each
     short_s: float = 10.0  # a clip of which only start and end are searched for speech
     long_silence_s: float = 3.0  # ends a window of at least `half_full_s`
     skip_silence_s: float = 8.0  # ends any window

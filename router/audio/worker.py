@@ -260,7 +260,8 @@ def make_cutter(
 class MelPeak:
     """The largest log10 mel power of a whole recording, found while it is decoded.
 
-    openai/whisper clips a file's log-mel 8 decades below it. Frames are of a centred STFT.
+    openai/whisper clips a file's log-mel 8 decades below it. Frames are of a centred STFT, which is
+    computed by numpy, since audio workers run without torch.
     """
 
     def __init__(self, n_mels: int) -> None:

@@ -45,7 +45,7 @@ class HttpListener(uvicorn.Server):
         cls, app: ASGIApp, host: str, port: int, max_message_bytes: int = 0
     ) -> HttpListener:
         """Listen. Port 0 takes a free one. Messages of WebSockets up to `max_message_bytes` reach
-        the application; much longer ones close the connection.
+        the application; those above both 16 MiB and twice that close the connection.
 
         Raises OSError if the address cannot be bound, and WorkerError if `app` does not start.
         """
@@ -84,6 +84,7 @@ class HttpListener(uvicorn.Server):
         self._up.set()
 
     def check(self) -> None:
+        """Raises WorkerError if nothing listens any more."""
         if self._serving.done():
             raise WorkerError("the router's HTTP server has ended")
 

@@ -74,7 +74,8 @@ def create_app(
 ) -> FastAPI:
     """Build the application. Drain the sessions of its `state.realtime` before it ends.
 
-    echo_request_id: False behind Ray Serve's proxy, which adds `x-request-id` itself.
+    echo_request_id: False behind Ray Serve's proxy, which adds `x-request-id` itself. The
+        proxy also queues what WebSockets send, so too fast or slow clients are disconnected.
     cluster_key: signs client secrets; routers with the same key accept each other's.
     """
 
