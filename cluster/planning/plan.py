@@ -124,7 +124,7 @@ class _Search:
         able = (one for one in grown if one.workers <= MOST_WORKERS and self._keeps(one))
         if (found := next(able, None)) is None:
             return None
-        for dim in least.dims:
+        for dim in least.dims:  # bisection assumes that more workers keep what fewer keep
             sizes = range(getattr(least, dim), getattr(found, dim))
             change: list[dict[str, Any]] = [{dim: size} for size in sizes]
             tried = [replace(found, **one) for one in change]

@@ -25,7 +25,7 @@ from ray.serve.request_router import (
 from cluster.common.messages import Role
 from cluster.common.signals import DecoderSignals, EncoderSignals
 
-# These stay imported modules: an object of theirs named in this one would be pickled as a copy.
+# Shared state is looked up in these modules: named in this one it would be pickled as a copy.
 from cluster.serve import own_calls, replica_count
 from cluster.serve.own_calls import OwnCalls, key_of
 from cluster.serve.replica_count import Balancer, Decision, PoolView, ScalingRules

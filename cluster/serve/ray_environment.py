@@ -36,8 +36,8 @@ ENVIRONMENT = {
     # Serve's gRPC calls between replicas must not go through a node's `http_proxy`.
     "no_grpc_proxy": "0.0.0.0/0,::/0",
     "RAY_SERVE_REQUEST_PATH_LOG_BUFFER_SIZE": "1",  # so that a killed worker's last lines are kept
-    # Ray's default nice value of 15 would leave the idle-priority threads for bulk work a
-    # thirteenth of a core beside other work; beside a nice value of 0 they get a 340th.
+    # Idle-priority threads for bulk work take a 340th of a core from other work with a nice value
+    # of 0, and a thirteenth from work with 15, Ray's default for workers.
     "RAY_worker_niceness": "0",
     "OMP_WAIT_POLICY": "PASSIVE",  # both roles may use every core; only one works at a time
     # Huge pages for torch's large tensors: with fewer page faults a prompt takes half of the time,
@@ -74,7 +74,7 @@ ONE_MACHINE_ENVIRONMENT = {
 
 
 def joining_environment() -> dict[str, str]:
-    """Ray sends the token in `~/.ray/auth_token` only if RAY_AUTH_MODE is "token"."""
+    """What to set before joining a Ray cluster; Ray sends its auth token only in mode "token"."""
     has_token = Path("~/.ray/auth_token").expanduser().is_file()
     return {**ENVIRONMENT, "RAY_AUTH_MODE": "token"} if has_token else dict(ENVIRONMENT)
 

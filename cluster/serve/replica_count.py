@@ -94,7 +94,7 @@ class Balancer:
         self._note_wake(pool, now_s)
         if _is_active(everything := view.with_bulk()):
             pool.active_s = now_s
-        pool.view = everything if rules.for_bulk else view
+        pool.view = everything if rules.for_bulk else view  # else bulk work only keeps it awake
         _note_queue(pool, now_s)
         workers, reason = self._wanted(role, now_s)
         pool.wanted.append((now_s, workers, reason))
