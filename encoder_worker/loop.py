@@ -118,7 +118,7 @@ class EncodeLoop:
             self._launched = self._take(n_ready, PAGE_WAIT_S if self._blocks else 0.0)
 
     def _hold(self) -> bool:
-        """Hold back classes that have used up their share of the pool; True if there are any."""
+        """Hold back classes that must leave the rest of the pool free; True if there are any."""
         exporter = self._exporter
         n_pages, wanted = exporter.pool.n_pages, exporter.layout.pages_per_window
         used = n_pages - exporter.n_free_pages

@@ -92,6 +92,7 @@ _Asked = TypeVar("_Asked", Scenario, Load)
 
 
 def checked(kind: type[_Asked], fields: dict[str, Any]) -> _Asked:
+    """Raises ConfigurationError, which names the field."""
     try:
         return kind.model_validate(fields)
     except ValidationError as error:

@@ -103,6 +103,7 @@ class TeamEncoder:
         return window.future
 
     def close(self) -> None:
+        """End the threads once all submitted windows are done."""
         with self._changed:
             self._closing = True
             self._changed.notify_all()

@@ -126,7 +126,7 @@ class Voices:
     def turns_of(
         self, path: Path, search: SpeakerSearch, shared: SharedStream | None = None
     ) -> Generator[Event]:
-        """Yield `Opened`, then None between steps, then `Finished` with turns or a voice. Raises
+        """Yield `Opened`, then `Finished` with turns or a voice, and None between steps. Raises
         as `AudioFile`, and InvalidAudioError for a reference.
         """
         known = []

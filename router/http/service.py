@@ -98,6 +98,7 @@ class TranscriptionService:
         record("splitscribe_max_pending_audio_seconds", self._shared.settings.max_pending_audio_s)
 
     async def answer(self, request: Request, endpoint: Endpoint) -> Response:
+        """Raises SplitscribeError."""
         started_s = self._shared.clock.monotonic()
         try:
             async with AsyncExitStack() as stack:

@@ -122,7 +122,7 @@ class BulkEngine:
         name: str = "",
         on_progress: OnProgress | None = None,
     ) -> BulkResult:
-        """Transcribe one file, however long it has to wait.
+        """Transcribe one file, however long it has to wait. Cancelling ends it in all workers.
 
         upload: a file that is not changed meanwhile, or its bytes. name: of the request in logs,
         random if empty. on_progress: called with seconds of audio that are done, and known so far.
