@@ -25,7 +25,9 @@ class DeadlyAudio:
         self._refused: dict[bytes, tuple[float, str]] = {}  # (until when, why) by audio key
 
     def __bool__(self) -> bool:
-        return bool(self._refused)
+        """Whether some audio is refused now, so that keys are worth computing."""
+        now_s = self._clock.monotonic()
+        return any(until_s > now_s for until_s, _ in self._refused.values())
 
     def check(self, audio_key: bytes) -> None:
         """Raises WindowRefusedError while this audio is refused."""
