@@ -78,10 +78,13 @@ def take(importer: Any, handle: CrossKVHandle) -> torch.Tensor:
     try:
         stats = importer.fetch(handle, pages).result(DEADLINE_S)
         assert stats.n_bytes == window_bytes(importer.layout)
-        return pages_of(importer, pages)
-    finally:
+        copied = pages_of(importer, pages)
+    except BaseException:
         with suppress(RuntimeError):  # after a timeout they are in quarantine
             importer.pool.release(pages)
+        raise
+    importer.pool.release(pages)
+    return copied
 
 
 def make_importer(
