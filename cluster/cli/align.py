@@ -45,9 +45,9 @@ def align(
     from rich.console import Console
 
     from cluster.cli.default_model import default_model, download, say_if_toy
+    from cluster.cli.transcribe.client import align as align_by
     from cluster.cli.transcribe.job import ALIAS, Target
-    from cluster.cli.transcribe.local import align_in_process, check_audio
-    from cluster.cli.transcribe.remote import align_through_server
+    from cluster.cli.transcribe.local import declared_s
 
     try:
         content = sys.stdin.read() if text == "-" else Path(text).read_text(encoding="utf-8")
@@ -64,15 +64,14 @@ def align(
     model = model or (ALIAS if server else default_model())
     if not server:
         try:
-            check_audio(audio)
+            declared_s(audio)
         except InvalidRequestError as error:
             raise InvalidRequestError(f"{audio}: {error.message}") from error
         err = Console(stderr=True, highlight=False, soft_wrap=True)
         download(model, err)
         say_if_toy({model}, err)
-    target = Target(server, api_key, device)
-    do = align_through_server if server else align_in_process
-    answer = asyncio.run(do(audio, model, form, target))
+    target = Target(server, api_key, device=device)
+    answer = asyncio.run(align_by(audio, model, form, target))
     if output is None:
         typer.echo(answer.decode().removesuffix("\n"))
         return

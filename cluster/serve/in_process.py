@@ -1,6 +1,6 @@
-"""Both roles in this process, on one device and without Serve; KV moves in memory.
+"""One model's roles, router and HTTP server in this process, on one device and without Ray.
 
-For offline transcription and for tests.
+KV moves in memory. For the commands that need no cluster, and for tests.
 """
 
 from __future__ import annotations
@@ -13,6 +13,8 @@ from dataclasses import dataclass
 from functools import partial
 from typing import Any, TypeVar
 
+from starlette.types import ASGIApp
+
 from cluster.common.errors import ConfigurationError
 from cluster.common.kv.connect import make_exporter, make_importer, make_kv_pool
 from cluster.common.kv.importer import KVImporter
@@ -22,13 +24,16 @@ from cluster.common.metrics import ROUTER_METRICS, silent_recorder
 from cluster.common.model.checkpoint import Checkpoint, open_checkpoint
 from cluster.common.model.device import resolve_device
 from cluster.common.settings import Settings, Transport
-from cluster.serve.model_parts import make_live_engine, make_transcriber
+from cluster.serve.model_parts import make_live_engine, make_transcriber, served_model
 from cluster.serve.replicas.workers import EXPORT_PORTION
 from decoder_worker import build as decoder_build
 from decoder_worker.engine import DecoderEngine
 from encoder_worker import sizing as encoder_sizing
 from encoder_worker.engine import EncoderEngine
 from router.audio.pool import AudioPool
+from router.http.listener import HttpListener
+from router.http.models import ModelRegistry
+from router.http.routes import create_app
 from router.live.activity import VoiceActivity
 from router.live.session import LiveEngine
 from router.pools import EnginePool
@@ -165,3 +170,34 @@ async def live_engine_over(engines: LocalEngines) -> AsyncIterator[LiveEngine]:
     finally:
         await live.close()
         await activity.close()
+
+
+@asynccontextmanager
+async def local_server(settings: Settings) -> AsyncIterator[str]:
+    """Serve one model on a free port of this machine; yields the URL. Raises as `local_engines`."""
+    async with (
+        local_registry(settings) as registry,
+        listening(create_app(registry, settings.router), settings) as url,
+    ):
+        yield url
+
+
+@asynccontextmanager
+async def local_registry(settings: Settings) -> AsyncIterator[ModelRegistry]:
+    name, own = next(iter(settings.by_model().items()))
+    async with (
+        local_engines(own) as engines,
+        transcriber_over(engines) as transcriber,
+        live_engine_over(engines) as live,
+    ):
+        yield ModelRegistry([served_model(settings, name, transcriber, live)])
+
+
+@asynccontextmanager
+async def listening(app: ASGIApp, settings: Settings) -> AsyncIterator[str]:
+    longest = settings.router.live.max_event_bytes
+    listener = await HttpListener.open(app, "127.0.0.1", 0, longest)
+    try:
+        yield f"http://127.0.0.1:{listener.port}"
+    finally:
+        await listener.close()

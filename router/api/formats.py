@@ -64,6 +64,8 @@ def document_of(
         language = "english" if translated else language_name(transcript.language)
         duration_s = round(transcript.duration_s, 3)
         body = {"task": transcript.task, "language": language, "duration": duration_s, **body}
+        if translated:
+            body["source_language"] = language_name(transcript.language)
         if params.segments:
             body["segments"] = segment_bodies(transcript.segments)
         if params.words:

@@ -197,11 +197,15 @@ _STREAM = (
     "with `:` are no events."
 )
 
+_STREAMED: Schema = {**_TEXTS, "text/event-stream": _EVENTS}
 TRANSCRIPTION_OK: Schema = {
     "description": f"The transcript. {_TIMING} {_STREAM}",
-    "content": {**_TEXTS, "text/event-stream": _EVENTS},
+    "content": _STREAMED,
 }
-TRANSLATION_OK: Schema = {"description": f"The translation. {_TIMING}", "content": _TEXTS}
+TRANSLATION_OK: Schema = {
+    "description": f"The translation. {_TIMING} {_STREAM}",
+    "content": _STREAMED,
+}
 ALIGNMENT_OK: Schema = {"description": f"The text with its times. {_TIMING}", "content": _TEXTS}
 
 ERRORS: dict[int | str, Schema] = {

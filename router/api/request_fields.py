@@ -137,7 +137,6 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
             ListOf(Choice(("word", "segment"))),
             "What `verbose_json` lists: `segment` (the default), `word`, or both.",
             sets=NO_ATTRIBUTE,
-            tasks=TRANSCRIPTIONS,
         ),
         RequestField(
             "include",
@@ -152,7 +151,6 @@ SECTIONS: dict[str, tuple[RequestField, ...]] = {
             "Send the text as server-sent events while the rest is still being transcribed. With "
             "`srt` and `vtt`, each delta holds whole cues; with `verbose_json`, the last event "
             "has the whole answer.",
-            tasks=TRANSCRIPTIONS,
         ),
         RequestField(
             "stream_include_usage",

@@ -125,9 +125,11 @@ class VerboseTranslationResponse(BaseModel):
 
     task: Literal["translate"]
     language: Literal["english"]
+    source_language: str = Field(description="the spoken one; not in OpenAI's API")
     duration: float = Field(description="seconds of audio")
     text: str
-    segments: list[SegmentResponse]
+    segments: list[SegmentResponse] | None = None
+    words: list[WordResponse] | None = None
 
 
 class AlignedWordResponse(BaseModel):

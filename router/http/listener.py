@@ -10,6 +10,8 @@ import asyncio
 import errno
 import logging
 import socket
+from collections.abc import Iterator
+from contextlib import contextmanager
 
 import uvicorn
 from starlette.types import ASGIApp
@@ -82,6 +84,11 @@ class HttpListener(uvicorn.Server):
         except SystemExit:  # would end the whole process
             raise WorkerError("the application did not start; the log says why") from None
         self._up.set()
+
+    @contextmanager
+    def capture_signals(self) -> Iterator[None]:
+        """Leave signals to the process that this server is part of."""
+        yield
 
     def check(self) -> None:
         """Raises WorkerError if nothing listens any more."""

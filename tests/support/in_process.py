@@ -15,12 +15,9 @@ from cluster.common.model.tensor_files import BUNDLED_FOLDER
 from cluster.common.settings import Settings
 from cluster.common.settings_sources import load_settings
 from cluster.serve.bulk.engine import BulkEngine
-from cluster.serve.in_process import live_engine_over, local_engines, transcriber_over
-from cluster.serve.model_parts import served_model
+from cluster.serve.in_process import listening, local_registry
 from router.batches.service import open_service
 from router.http.batches import BatchAccess
-from router.http.listener import HttpListener
-from router.http.models import ModelRegistry
 from router.http.routes import create_app
 
 
@@ -40,28 +37,18 @@ def in_process_server(others: Mapping[str, Any] | None = None, **router: Any) ->
     settings = load_settings(None, flags, environ={})
     with (
         start_blocking_portal() as portal,
-        portal.wrap_async_context_manager(_serving(settings)) as port,
+        portal.wrap_async_context_manager(_serving(settings)) as url,
     ):
-        yield f"http://127.0.0.1:{port}"
+        yield url
 
 
 @asynccontextmanager
-async def _serving(settings: Settings) -> AsyncIterator[int]:
-    name, own = next(iter(settings.by_model().items()))
-    async with (
-        local_engines(own) as engines,
-        transcriber_over(engines) as transcriber,
-        live_engine_over(engines) as live,
-        AsyncExitStack() as closed,
-    ):
-        registry = ModelRegistry([served_model(settings, name, transcriber, live)])
+async def _serving(settings: Settings) -> AsyncIterator[str]:
+    async with local_registry(settings) as registry, AsyncExitStack() as closed:
         access = None
         if settings.batches.folder is not None:
             service = await open_service(settings.batches, BulkEngine(registry))
             closed.push_async_callback(service.close)
             access = BatchAccess(service, settings.batches.max_file_bytes)
         app = create_app(registry, settings.router, batches=access)
-        longest = settings.router.live.max_event_bytes
-        listener = await HttpListener.open(app, "127.0.0.1", 0, longest)
-        closed.push_async_callback(listener.close)
-        yield listener.port
+        yield await closed.enter_async_context(listening(app, settings))

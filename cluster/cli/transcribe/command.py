@@ -222,9 +222,4 @@ def _target(flags: Mapping[str, Any]) -> Target:
             "--model-dir, --device, --threads and --fp16 have no effect with --server, which has "
             "its own"
         )
-    if target.server and flags["task"] == "translate" and flags["word_timestamps"]:
-        raise InvalidRequestError(
-            "--word-timestamps of a translation does not work with --server: "
-            "servers answer /v1/audio/translations without words"
-        )
     return target

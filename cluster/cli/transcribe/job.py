@@ -1,7 +1,7 @@
 """A `transcribe` command as data, and its inputs as files.
 
-`command` makes a `Job` for `run` or a `LiveJob` for `live`; `local` does the work in this process,
-`remote` through a server.
+`command` makes a `Job` for `run` or a `LiveJob` for `live`. `client` asks a server for the work;
+`local` starts one in this process where the command names none.
 """
 
 from __future__ import annotations
@@ -9,21 +9,20 @@ from __future__ import annotations
 import glob
 import sys
 import tempfile
-from collections.abc import AsyncIterator, Awaitable, Callable, Iterable, Iterator, Sequence
+from collections.abc import Awaitable, Callable, Iterable, Iterator, Sequence
 from contextlib import contextmanager
 from dataclasses import dataclass
 from functools import partial
 from pathlib import Path
-from typing import BinaryIO, Protocol
+from typing import BinaryIO
 from urllib.parse import unquote, urlsplit
 
 from cluster.archives.inputs import BYTES_PER_S
 from cluster.common.errors import InvalidRequestError
-from cluster.common.messages import Pcm
 from router.api.params import TranscriptionParams
 from router.api.subtitles import CueOptions
 from router.audio.containers import wav_head
-from router.live.interface import LiveConfig, LiveEvent
+from router.live.interface import LiveConfig
 from router.transcript import Segment, Transcript
 
 ALIAS = "whisper-1"  # the name of every server's default model
@@ -46,8 +45,9 @@ Form = dict[str, str | tuple[str, ...]]
 
 @dataclass(frozen=True, slots=True)
 class Target:
-    server: str | None = None  # None: this process
+    server: str | None = None  # URL; None: one is started in this process
     api_key: str | None = None
+    is_own: bool = False  # whether the server is in this process
     device: str = "auto"
     threads: int = 0  # of torch; 0: one for each core
     dtype: str | None = None  # None: the usual one of the device
@@ -73,14 +73,6 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
-class Watcher:
-    """progress: called with seconds of audio done and known. segments: called in order."""
-
-    progress: Callable[[float, float], None]
-    segments: Callable[[Sequence[Segment]], None]
-
-
-@dataclass(frozen=True, slots=True)
 class LiveJob:
     source: str | None  # a file or `STDIN`; None: the microphone
     config: LiveConfig
@@ -88,24 +80,8 @@ class LiveJob:
     raw: bool = False
 
 
-TranscribeFile = Callable[[Path, Watcher], Awaitable[Transcript]]
-
-
-class LiveClient(Protocol):
-    rate: int  # of the audio, in Hz
-
-    @property
-    def unsent_s(self) -> float:
-        """Seconds of audio that wait to be sent or transcribed."""
-
-    async def append(self, pcm: Pcm) -> None:
-        """pcm: int16 (n_samples,) at `rate`."""
-
-    async def end(self) -> None:
-        """End the audio; `events` then ends after the last turn."""
-
-    def events(self) -> AsyncIterator[LiveEvent]:
-        """Yield the text of turns and their ends, among other events."""
+# The callback gets all segments in order, each once, as they become known.
+TranscribeFile = Callable[[Path, Callable[[Sequence[Segment]], None]], Awaitable[Transcript]]
 
 
 @dataclass(frozen=True, slots=True)

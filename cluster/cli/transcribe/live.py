@@ -11,23 +11,24 @@ import os
 import signal
 import threading
 from collections.abc import AsyncIterator, Iterator
-from contextlib import AbstractAsyncContextManager, contextmanager
-from typing import Any, cast
+from contextlib import contextmanager
+from typing import TYPE_CHECKING, Any, cast
 
 import av
 import numpy as np
 from rich.console import Console
 
 from cluster.cli.default_model import download, say_if_toy
-from cluster.cli.transcribe.job import STDIN, LiveClient, LiveJob
+from cluster.cli.transcribe.job import STDIN, LiveJob
 from cluster.common.errors import ConfigurationError, InvalidAudioError, InvalidRequestError
 from cluster.common.extras import require_extra
 from cluster.common.logs import counted
 from cluster.common.messages import SAMPLE_RATE, Pcm
 from router.live.interface import TextDelta, TurnCompleted, TurnFailed
 
-MAX_UNSENT_S = 30.0  # audio that may be sent before it is transcribed
-LOOK_AGAIN_S = 0.05
+if TYPE_CHECKING:
+    from cluster.cli.transcribe.client import LiveClient
+
 BLOCK_S = 0.1  # of the microphone's audio
 READ_BYTES = 4096  # at most, from standard input
 QUEUED_BLOCKS = 64  # between the reading thread and the event loop
@@ -46,8 +47,10 @@ def transcribe_live(job: LiveJob, out: Console, err: Console) -> None:
 
 
 async def _listen(job: LiveJob, out: Console, err: Console) -> int:
+    from cluster.cli.transcribe.client import live_client  # imports OpenAI's client
+
     stop = threading.Event()
-    async with _opened(job) as client:
+    async with live_client(job) as client:
         with _stopped_by_interrupt(stop):
             if job.source is None:
                 err.print("splitscribe: listening; Ctrl-C stops it", style="dim")
@@ -61,21 +64,11 @@ async def _listen(job: LiveJob, out: Console, err: Console) -> int:
             return n_failed
 
 
-def _opened(job: LiveJob) -> AbstractAsyncContextManager[LiveClient]:
-    if job.target.server:  # late, because each imports a large library
-        from cluster.cli.transcribe.remote import live_through_server
-
-        return live_through_server(job)
-    from cluster.cli.transcribe.local import live_in_process
-
-    return live_in_process(job)
-
-
 async def _send(job: LiveJob, client: LiveClient, stop: threading.Event) -> None:
-    async for block in blocks_of(job, client.rate, stop):
+    from cluster.cli.transcribe.client import RATE
+
+    async for block in blocks_of(job, RATE, stop):
         await client.append(block)
-        while client.unsent_s > MAX_UNSENT_S and not stop.is_set():  # noqa: ASYNC110
-            await asyncio.sleep(LOOK_AGAIN_S)  # clients do not signal a change
     await client.end()
 
 

@@ -3,13 +3,11 @@
 from __future__ import annotations
 
 import asyncio
-import os
 import tempfile
 import traceback
-from collections.abc import Collection, Mapping, Sequence
+from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
-from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -17,7 +15,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cluster.archives.places import Place
 from cluster.cli.default_model import download, say_if_toy
-from cluster.cli.transcribe.job import Input, Job, TranscribeFile, Watcher, inputs_of
+from cluster.cli.transcribe.job import Input, Job, TranscribeFile, inputs_of
 from cluster.common.errors import InvalidRequestError, SplitscribeError
 from cluster.common.logs import counted
 from router.api.formats import WRITERS
@@ -37,29 +35,27 @@ def transcribe_files(job: Job, out: Console, err: Console) -> None:
             raise InvalidRequestError(
                 f"cannot write into {job.output_dir}: {error.strerror}"
             ) from error
-        local = not job.target.server
-        readable = [one.path for one in inputs if _is_readable(one, err, as_audio=local)]
-        n_failed = len(inputs) - len(readable)
-        if readable:
+        lengths: dict[Path, float | None] = {}
+        for one in inputs:
+            try:
+                lengths[one.path] = _length_of(one, decodes=bool(job.target.server))
+            except (OSError, InvalidRequestError) as error:
+                _tell(one.shown, error, err)
+        n_failed = len(inputs) - len(lengths)
+        if lengths:
             if not job.target.server:
                 download(job.params.model, err)
                 say_if_toy({job.params.model}, err)
-            n_failed += asyncio.run(_open_and_run(Run(job, out, err, shown), readable))
+            n_failed += asyncio.run(_open_and_run(Run(job, out, err, shown), lengths))
     if n_failed:
         raise InvalidRequestError(f"{n_failed} of {counted(len(inputs), 'file')} failed")
 
 
-async def _open_and_run(run: Run, files: Sequence[Path]) -> int:
-    if run.job.target.server:  # late, because each imports a large library
-        from cluster.cli.transcribe.remote import through_server
+async def _open_and_run(run: Run, lengths: Mapping[Path, float | None]) -> int:
+    from cluster.cli.transcribe.client import opened  # imports OpenAI's client
 
-        opened = through_server(run.job, run.err)
-    else:
-        from cluster.cli.transcribe.local import in_process
-
-        opened = in_process(run.job)
-    async with opened as transcribe_one:
-        return await run.run(files, transcribe_one)
+    async with opened(run.job, run.err) as transcribe_one:
+        return await run.run(lengths, transcribe_one)
 
 
 @dataclass(slots=True)
@@ -73,10 +69,15 @@ class Run:
     n_workers: int = 1
     n_failed: int = 0
 
-    async def run(self, files: Sequence[Path], transcribe_one: TranscribeFile) -> int:
-        """Transcribe at most `jobs` files at a time. Return how many failed."""
-        self.n_workers = min(self.job.jobs, len(files))
-        board, slots = ProgressBoard(files, self.err), asyncio.Semaphore(self.job.jobs)
+    async def run(
+        self, lengths: Mapping[Path, float | None], transcribe_one: TranscribeFile
+    ) -> int:
+        """Transcribe at most `jobs` files at a time. Return how many failed.
+
+        lengths: of each file in seconds, where its container states it.
+        """
+        self.n_workers = min(self.job.jobs, len(lengths))
+        board, slots = ProgressBoard(lengths, self.err), asyncio.Semaphore(self.job.jobs)
 
         async def work(file: Path) -> None:
             async with slots:
@@ -90,25 +91,26 @@ class Run:
 
         with board.bars:
             async with asyncio.TaskGroup() as group:
-                for file in files:
+                for file in lengths:
                     group.create_task(work(file))
         return self.n_failed
 
     async def _transcribe(
         self, file: Path, transcribe_one: TranscribeFile, board: ProgressBoard
     ) -> None:
-        def on_segments(segments: Sequence[Segment]) -> None:
+        def tell(segments: Sequence[Segment]) -> None:
+            if segments:
+                board.advance(file, segments[-1].end)
             if self.n_workers == 1:  # no other file prints between them
                 self._show(file, segments)
 
-        watcher = Watcher(partial(board.advance, file), on_segments)
-        transcript = await transcribe_one(file, watcher)
+        transcript = await transcribe_one(file, tell)
         for one in transcript.channels:
             if one.speaker is None:
                 why = f"sounds like channel {one.same_as}" if one.same_as else "is silent"
                 told = f"{self._name(file)}: channel {one.channel} is left out: it {why}"
                 self.err.print(f"splitscribe: {told}", markup=False)
-        board.advance(file, transcript.duration_s, transcript.duration_s)
+        board.advance(file, transcript.duration_s)
         job = self.job
         try:
             write_results(transcript, file, job.output_dir, job.formats, job.cues)
@@ -137,19 +139,21 @@ class Run:
                 console.print(f"{times} {name}{segment.text}", markup=False)
 
 
-def _is_readable(one: Input, err: Console, *, as_audio: bool) -> bool:
-    try:
-        one.fetch()
-        with one.path.open("rb") as content:
-            os.fstat(content.fileno())
-        if as_audio:
-            from cluster.cli.transcribe.local import check_audio
+def _length_of(one: Input, *, decodes: bool) -> float | None:
+    """Fetch an input, and return the seconds of audio that its container states, if any.
 
-            check_audio(one.path)
-    except (OSError, InvalidRequestError) as error:
-        _tell(one.shown, error, err)
-        return False
-    return True
+    decodes: whether a server may know formats that are unknown here. Raises OSError, or
+    InvalidRequestError: it cannot be fetched, or it is no audio.
+    """
+    from cluster.cli.transcribe.local import declared_s
+
+    one.fetch()
+    try:
+        return declared_s(one.path)
+    except InvalidRequestError:
+        if decodes:
+            return None
+        raise
 
 
 def _tell(file: str, error: Exception, err: Console) -> None:
@@ -180,22 +184,19 @@ def write_results(
 
 
 class ProgressBoard:
-    """A bar for all files, in seconds that are estimated by bytes, and one for each in work."""
+    """A bar for all files and one for each in work, in seconds of audio."""
 
-    def __init__(self, files: Collection[Path], console: Console) -> None:
+    def __init__(self, lengths: Mapping[Path, float | None], console: Console) -> None:
         columns = (
             TextColumn("{task.description}"),
             BarColumn(),
             TextColumn("{task.fields[state]}"),
         )
         self.bars = Progress(*columns, TimeElapsedColumn(), console=console)
-        self._whole = self.bars.add_task("", total=None, state="", visible=len(files) > 1)
-        for file in files:
-            size = file.stat().st_size
-            self.bars.add_task(
-                file.name, start=False, total=None, visible=False, state="", size=size
-            )
-        self._tasks = dict(zip(files, self.bars.tasks[1:], strict=True))
+        self._whole = self.bars.add_task("", total=None, state="", visible=len(lengths) > 1)
+        for file, length_s in lengths.items():
+            self.bars.add_task(file.name, start=False, total=length_s, visible=False, state="")
+        self._tasks = dict(zip(lengths, self.bars.tasks[1:], strict=True))
         self._n_ended = 0
         self._show_whole()
 
@@ -204,11 +205,11 @@ class ProgressBoard:
         self.bars.start_task(task)
         self.bars.update(task, visible=True)
 
-    def advance(self, file: Path, done_s: float, known_s: float) -> None:
-        known_s = max(done_s, known_s)
-        shown = f"{done_s:.0f}/{known_s:.0f} s"
-        task = self._tasks[file].id
-        self.bars.update(task, completed=done_s, total=known_s or None, state=shown)
+    def advance(self, file: Path, done_s: float) -> None:
+        task = self._tasks[file]
+        total_s = max(done_s, task.total or 0.0)
+        state = f"{done_s:.0f}/{total_s:.0f} s"
+        self.bars.update(task.id, completed=done_s, total=total_s, state=state)
         self._show_whole()
 
     def end(self, file: Path) -> None:
@@ -220,15 +221,11 @@ class ProgressBoard:
 
     def _show_whole(self) -> None:
         tasks = self._tasks.values()
-        done_s, known_s = sum(one.completed for one in tasks), sum(one.total or 0 for one in tasks)
-        opened_bytes = sum(one.fields["size"] for one in tasks if one.total)
-        other_bytes = sum(one.fields["size"] for one in tasks if one.total is None)
-        total_s = known_s + (other_bytes * known_s / opened_bytes if opened_bytes else 0.0)
-        about = "about " if other_bytes else ""
+        done_s, total_s = sum(one.completed for one in tasks), sum(one.total or 0 for one in tasks)
         self.bars.update(
             self._whole,
             description=f"{self._n_ended} of {len(tasks)} files",
             completed=done_s,
             total=total_s or None,
-            state=f"{done_s:.0f}/{about}{total_s:.0f} s" if total_s else "",
+            state=f"{done_s:.0f}/{total_s:.0f} s" if total_s else "",
         )

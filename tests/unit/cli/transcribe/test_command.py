@@ -158,7 +158,6 @@ def test_a_switch_may_be_said_in_many_ways(job_of: ParseJob, args: tuple[str, ..
         ("--server http://x --model_dir models", "have no effect with --server"),
         ("--server http://x --device cuda", "have no effect with --server"),
         ("--server http://x --fp16 False", "have no effect with --server"),
-        ("--server http://x --task translate --word_timestamps", "without words"),
     ],
 )
 def test_what_cannot_work_is_refused_before_any_work(

@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import asyncio
 import json
+from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -12,9 +13,10 @@ from rich.console import Console
 
 from cluster.cli.align import align
 from cluster.cli.transcribe import command
+from cluster.cli.transcribe.client import live_client
 from cluster.cli.transcribe.command import FORMATS
-from cluster.cli.transcribe.job import LiveJob, Target, TranscribeFile, Watcher
-from cluster.cli.transcribe.local import live_in_process, local_settings
+from cluster.cli.transcribe.job import LiveJob, Target, TranscribeFile
+from cluster.cli.transcribe.local import local_settings
 from cluster.cli.transcribe.run import ProgressBoard, Run, transcribe_files
 from cluster.common.errors import (
     ConfigurationError,
@@ -42,11 +44,10 @@ def make_files(folder: Path, *names: str) -> list[Path]:
 def hears_names(texts: int = 1) -> TranscribeFile:
     """A transcriber that hears a file's name, in several segments told one by one."""
 
-    async def transcribe_one(file: Path, watcher: Watcher) -> Transcript:
+    async def transcribe_one(file: Path, tell: Callable[..., None]) -> Transcript:
         transcript = make_transcript(*[f" {file.stem} {i}." for i in range(texts)])
         for segment in transcript.segments:
-            watcher.segments((segment,))
-            watcher.progress(segment.end, transcript.duration_s)
+            tell((segment,))
             await asyncio.sleep(0)
         if file.stem == "noise":
             raise InvalidAudioError("no sound in it")
@@ -64,7 +65,7 @@ async def test_a_failing_file_is_told_and_the_others_go_on(
     files = make_files(tmp_path, "a.wav", f"{bad}.wav", "b.mp3")
     job = make_job(*files)
     job.output_dir.mkdir()
-    assert await Run(job, paper, paper).run(files, hears_names()) == 1
+    assert await Run(job, paper, paper).run(dict.fromkeys(files), hears_names()) == 1
     assert sorted(file.name for file in job.output_dir.iterdir()) == ["a.txt", "b.txt"]
     told = paper.file.getvalue()  # type: ignore[attr-defined]
     assert f"{bad}.wav: " in told
@@ -80,7 +81,7 @@ async def test_as_many_files_are_in_work_as_was_said(
     most = 0
     full = asyncio.Event()
 
-    async def transcribe_one(file: Path, watcher: Watcher) -> Transcript:
+    async def transcribe_one(file: Path, _: object) -> Transcript:
         nonlocal running, most
         running += 1
         most = max(most, running)
@@ -93,7 +94,7 @@ async def test_as_many_files_are_in_work_as_was_said(
     job = make_job(*files, jobs=jobs)
     job.output_dir.mkdir()
     async with asyncio.timeout(60):
-        assert await Run(job, paper, paper).run(files, transcribe_one) == 0
+        assert await Run(job, paper, paper).run(dict.fromkeys(files), transcribe_one) == 0
     assert most == at_once
     assert len(list(job.output_dir.iterdir())) == 5
 
@@ -106,7 +107,7 @@ async def test_segments_of_one_file_are_printed_together(
     job = make_job(*files, jobs=jobs, verbose=True)
     job.output_dir.mkdir()
     err = Console(stderr=True, quiet=True)
-    await Run(job, paper, err).run(files, hears_names(3))
+    await Run(job, paper, err).run(dict.fromkeys(files), hears_names(3))
     lines = paper.file.getvalue().splitlines()  # type: ignore[attr-defined]
     printed = [line.split()[3] for line in lines if line.startswith("[")]
     order = list(dict.fromkeys(printed))
@@ -117,26 +118,27 @@ async def test_segments_of_one_file_are_printed_together(
     assert "[00:00.000 --> 00:01.500]  a 0." in lines
 
 
-def test_what_unopened_files_hold_is_estimated_by_their_bytes(tmp_path: Path) -> None:
-    opened, failed, last = files = make_files(tmp_path, "a.wav", "b.wav", "c.wav")
-    board = ProgressBoard(files, Console(quiet=True))
+def test_progress_counts_the_seconds_that_containers_state_and_those_that_are_found() -> None:
+    lengths = {Path("a.wav"): 10.0, Path("b.wav"): 20.0, Path("c.wav"): None}
+    opened, failed, last = lengths
+    board = ProgressBoard(lengths, Console(quiet=True))
     whole = board.bars.tasks[0]
 
     def told() -> tuple[str, str, list[str]]:
         in_work = [task.description for task in board.bars.tasks[1:] if task.visible]
         return whole.description, whole.fields["state"], in_work
 
-    assert told() == ("0 of 3 files", "", [])
+    assert told() == ("0 of 3 files", "0/30 s", [])
     board.start(opened)
-    board.advance(opened, 5.0, 10.0)
-    assert told() == ("0 of 3 files", "5/about 30 s", ["a.wav"])
-    board.advance(opened, 10.0, 10.0)
+    board.advance(opened, 5.0)
+    assert told() == ("0 of 3 files", "5/30 s", ["a.wav"])
+    board.advance(opened, 10.0)
     board.end(opened)
     board.start(failed)
     board.end(failed)
-    assert told() == ("2 of 3 files", "10/about 20 s", [])
+    assert told() == ("2 of 3 files", "10/10 s", [])
     board.start(last)
-    board.advance(last, 7.0, 7.0)
+    board.advance(last, 7.0)
     assert told() == ("2 of 3 files", "17/17 s", ["c.wav"])
 
 
@@ -157,7 +159,7 @@ def test_files_that_cannot_be_read_are_told_before_a_model_is_loaded(
 def test_what_is_no_audio_is_not_aligned_with_a_model(
     tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
-    monkeypatch.setattr("cluster.serve.in_process.local_transcriber", pytest.fail)
+    monkeypatch.setattr("cluster.serve.in_process.local_server", pytest.fail)
     note = tmp_path / "note.txt"
     note.write_text("To do: nothing.")
     with pytest.raises(InvalidRequestError, match=r"note\.txt: Invalid file format"):
@@ -177,7 +179,8 @@ def test_a_text_is_aligned_by_a_model_that_is_downloaded_before(
     models: list[str] = []
     download = "cluster.cli.default_model.download"
     monkeypatch.setattr(download, lambda model, err: models.append(model))
-    monkeypatch.setattr("cluster.serve.in_process.local_transcriber", not_here)
+    monkeypatch.setattr("cluster.cli.transcribe.local._check", lambda params: None)
+    monkeypatch.setattr("cluster.serve.in_process.local_server", not_here)
     text = tmp_path / "text.txt"
     text.write_text("Victor gave that letter.")
     for model in ("turbo", "demo"):
@@ -215,7 +218,13 @@ def test_files_are_transcribed_together_and_every_format_tells_the_same(
     params = TranscriptionParams("demo", response_format="verbose_json", words=True)
     files = (sample_path("short"), noise, sample_path("medium"))
     job = make_job(
-        *files, params=params, cues=cues, formats=FORMATS, target=Target(device="cpu"), verbose=True
+        *files,
+        form={"timestamp_granularities": ("segment", "word")},
+        params=params,
+        cues=cues,
+        formats=FORMATS,
+        target=Target(device="cpu"),
+        verbose=True,
     )
     with pytest.raises(InvalidRequestError, match="1 of 3 files failed"):
         transcribe_files(job, paper, paper)
@@ -238,7 +247,8 @@ def test_files_are_transcribed_together_and_every_format_tells_the_same(
 
 def test_a_persons_own_files_have_no_limits(make_job: MakeJob) -> None:
     job = make_job(target=Target(device="cpu", threads=1, dtype="float32"))
-    settings, usual = local_settings(job.params.model, job.target), RouterSettings()
+    settings, usual = local_settings(job.params.model, job.target, "key"), RouterSettings()
+    assert settings.router.api_key == ("key",)
     assert settings.router.max_upload_bytes > 100 * usual.max_upload_bytes
     assert settings.router.max_audio_s > 24 * 3600
     assert settings.encoder.threads == settings.decoder.threads == 1
@@ -256,7 +266,7 @@ def test_what_the_model_does_not_know_is_refused(
     asked: dict[str, Any],
     told: str,
 ) -> None:
-    monkeypatch.setattr("cluster.serve.in_process.local_transcriber", pytest.fail)
+    monkeypatch.setattr("cluster.serve.in_process.local_server", pytest.fail)
     params = TranscriptionParams("demo", response_format="verbose_json", **asked)
     job = make_job(sample_path("short"), params=params, target=Target(device="cpu"))
     with pytest.raises(UnsupportedValueError, match=told):
@@ -267,7 +277,7 @@ def test_what_the_model_does_not_know_is_refused(
 async def test_a_live_session_is_refused_a_language_that_the_model_does_not_know() -> None:
     job = LiveJob(None, LiveConfig("demo", "de"), Target(device="cpu"))
     with pytest.raises(UnsupportedValueError, match="the language 'de'"):
-        async with live_in_process(job):
+        async with live_client(job):
             pass
 
 

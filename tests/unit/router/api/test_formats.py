@@ -133,8 +133,13 @@ def test_a_translation_is_in_english_and_has_no_usage() -> None:
     TranslationResponse.model_validate_json(plain.body)
     verbose = render(translation, "verbose_json")
     body = json.loads(verbose.body)
-    assert list(body) == ["task", "language", "duration", "text", "segments"]
-    assert (body["task"], body["language"]) == ("translate", "english")
+    names = ["task", "language", "duration", "text", "source_language", "segments"]
+    assert list(body) == names
+    assert [body[name] for name in ("task", "language", "source_language")] == [
+        "translate",
+        "english",
+        "german",
+    ]
     VerboseTranslationResponse.model_validate_json(verbose.body)
 
 

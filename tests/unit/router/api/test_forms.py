@@ -120,14 +120,12 @@ def test_a_translation_takes_the_same_apart_from_what_it_cannot_have() -> None:
 @pytest.mark.parametrize(
     "name",
     [
-        "stream",
         "stream_include_usage",
-        "timestamp_granularities[]",
         "include[]",
         "chunking_strategy",
     ],
 )
-def test_a_translation_has_neither_stream_nor_granularities(name: str) -> None:
+def test_a_translation_takes_neither_usage_nor_what_needs_the_spoken_words(name: str) -> None:
     with pytest.raises(InvalidRequestError) as caught:
         parse_translation([("model", "m"), (name, "en")], LANGUAGES)
     assert (caught.value.param, caught.value.code) == (name, "unknown_parameter")

@@ -1,22 +1,25 @@
-"""A server is asked for the same as this process, and its answer is written the same."""
+"""Flags reach a server as fields, and its answer is written as a transcript."""
 
 from __future__ import annotations
 
 from collections.abc import Iterator
 from dataclasses import replace
 from pathlib import Path
+from typing import Any
 
 import pytest
 from hypothesis import given
 from hypothesis import strategies as st
 
-from cluster.cli.transcribe.remote import read_answer, words_into_segments
+from cluster.cli.transcribe.client import read_answer, words_into_segments
 from cluster.common.errors import InvalidRequestError
-from router.api.formats import WRITERS
+from router.api.formats import WRITERS, render
 from router.api.params import TranscriptionParams
 from router.api.subtitles import PLAIN
 from router.http.models import ModelRegistry, ServedModel
 from router.http.routes import create_app
+from router.http.sse import EventWriter
+from router.interface import Update
 from router.transcript import Word
 from tests.support.router_fakes import (
     LANGUAGES,
@@ -36,7 +39,7 @@ FLAGS = [
     "--best_of 3 --logprob_threshold None --compression_ratio_threshold 2 --word_timestamps",
     "--decoding sequential --condition_on_previous_text False --initial_prompt Hi "
     "--carry_initial_prompt --clip_timestamps 0,1.5,3 --hallucination_silence_threshold 2",
-    "--task translate --beam_size 2",
+    "--task translate --beam_size 2 --word_timestamps",
 ]
 
 
@@ -62,7 +65,7 @@ def audio(tmp_path: Path) -> Path:
 
 
 @pytest.mark.parametrize("flags", FLAGS)
-def test_a_server_understands_what_this_process_would_do(
+def test_a_server_understands_what_the_flags_mean(
     url: str,
     transcriber: FakeTranscriber,
     audio: Path,
@@ -75,13 +78,14 @@ def test_a_server_understands_what_this_process_would_do(
     result = command_line(audio, *flags.split(), "--server", url, "--api_key", "key", "-o", out)
     assert result.exit_code == 0, result.output
     here = job_of(str(audio), *flags.split()).params
-    assert replace(transcriber.params[0], model=here.model) == here
+    assert replace(transcriber.params[0], model=here.model, stream=False) == here
+    assert transcriber.params[0].stream
     assert transcriber.params[0].model == "whisper-1"
     assert transcriber.uploads == [audio.read_bytes()]
 
 
 @pytest.mark.parametrize("flags", ["", "--word_timestamps"])
-def test_a_servers_answer_is_written_as_a_transcript_of_this_process(
+def test_a_servers_answer_is_written_as_its_transcript(
     url: str, audio: Path, command_line: CommandLine, flags: str
 ) -> None:
     out = audio.parent / "out"
@@ -150,10 +154,47 @@ def test_a_wrong_key_and_a_dead_server_are_told_once_before_any_upload(
     assert transcriber.uploads == []
 
 
-@pytest.mark.parametrize("content", [b"", b"[]", b"<html>", b'{"text": "a"}', b'{"segments": [1]}'])
-def test_an_answer_that_is_no_transcript_is_refused(content: bytes) -> None:
+@pytest.mark.parametrize("answer", [None, [], {"text": "a"}, {"segments": [1]}])
+def test_an_answer_that_is_no_transcript_is_refused(answer: Any) -> None:
     with pytest.raises(InvalidRequestError, match="not a verbose_json"):
-        read_answer(content, TranscriptionParams("demo"))
+        read_answer(answer, TranscriptionParams("demo"))
+
+
+def test_a_broken_stream_is_asked_again_and_no_segment_is_told_twice(
+    audio: Path, command_line: CommandLine
+) -> None:
+    """Another server's answer without a stream is read, too."""
+    transcript = make_transcript(" Hello there.", " General.")
+    asked: list[bytes] = []
+    params = TranscriptionParams("whisper-1", response_format="verbose_json")
+    begun = EventWriter(params, lambda _: "").delta(Update("", transcript.segments[:1]))
+
+    async def app(scope: Any, receive: Any, send: Any) -> None:
+        if scope["type"] != "http":
+            return
+        is_model = scope["path"].endswith("/models/whisper-1")
+        body, more = b"", not is_model
+        while more:
+            message = await receive()
+            body, more = body + message["body"], message["more_body"]
+        asked.append(body)
+        streams = b'name="stream"' in body
+        kind = b"text/event-stream" if streams else b"application/json"
+        head = [(b"content-type", kind)]
+        if streams:  # a length that is not reached: the connection breaks
+            head.append((b"content-length", b"100000"))
+        await send({"type": "http.response.start", "status": 200, "headers": head})
+        model = b'{"id": "whisper-1", "object": "model", "created": 1, "owned_by": "splitscribe"}'
+        whole = render(transcript, params)[0]
+        content = model if is_model else begun if streams else whole
+        await send({"type": "http.response.body", "body": content})
+
+    with running_server(app) as url:
+        result = command_line(audio, "--server", url, "-o", audio.parent)
+    assert result.exit_code == 0, result.output
+    assert len(asked) == 3
+    assert result.output.count("Hello there.") == 1
+    assert result.output.count("General.") == 1
 
 
 @given(
