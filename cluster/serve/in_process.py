@@ -35,7 +35,6 @@ from router.http.listener import HttpListener
 from router.http.models import ModelRegistry
 from router.http.routes import create_app
 from router.live.activity import VoiceActivity
-from router.live.session import LiveEngine
 from router.pools import EnginePool
 from router.transcriber import RequestTranscriber
 
@@ -155,24 +154,6 @@ async def transcriber_over(engines: LocalEngines) -> AsyncIterator[RequestTransc
 
 
 @asynccontextmanager
-async def live_engine_over(engines: LocalEngines) -> AsyncIterator[LiveEngine]:
-    activity = VoiceActivity()
-    live = make_live_engine(
-        engines.settings,
-        engines.checkpoint,
-        engines.pool("encoder"),
-        engines.pool("decoder"),
-        activity,
-        silent_recorder(ROUTER_METRICS),
-    )
-    try:
-        yield live
-    finally:
-        await live.close()
-        await activity.close()
-
-
-@asynccontextmanager
 async def local_server(settings: Settings) -> AsyncIterator[str]:
     """Serve one model on a free port of this machine; yields the URL. Raises as `local_engines`."""
     async with (
@@ -185,12 +166,18 @@ async def local_server(settings: Settings) -> AsyncIterator[str]:
 @asynccontextmanager
 async def local_registry(settings: Settings) -> AsyncIterator[ModelRegistry]:
     name, own = next(iter(settings.by_model().items()))
-    async with (
-        local_engines(own) as engines,
-        transcriber_over(engines) as transcriber,
-        live_engine_over(engines) as live,
-    ):
-        yield ModelRegistry([served_model(settings, name, transcriber, live)])
+    activity = VoiceActivity()
+    async with local_engines(own) as engines, transcriber_over(engines) as transcriber:
+        encoder, decoder = engines.pool("encoder"), engines.pool("decoder")
+        recorder = silent_recorder(ROUTER_METRICS)
+        live = make_live_engine(
+            engines.settings, engines.checkpoint, encoder, decoder, activity, recorder
+        )
+        try:
+            yield ModelRegistry([served_model(settings, name, transcriber, live)])
+        finally:
+            await live.close()
+            await activity.close()
 
 
 @asynccontextmanager
