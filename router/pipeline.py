@@ -60,6 +60,7 @@ KEPT_S = 5.0  # after a longer pause a window is encoded again; KV is leased for
 PATIENCE_S = 120.0  # least time limit of a call,
 BULK_PATIENCE_S = 3600.0  # and for bulk work, which may stand still while others work
 PATIENCE = 4.0  # time limit of a call, as a multiple of the longest recent one
+FIRST_CALL_S = 112.5  # assumed before the first answer: ends a lost call before a request stalls
 OF_LATE = 0.99  # decay of the longest call with each answer
 # Errors after which another worker may succeed.
 RETRIED = (KVLostError, LayoutMismatchError, SequenceFailedError)
@@ -319,10 +320,10 @@ class Pipeline:
 
     def _answered_in_time(self, role: Role, window: WindowRun) -> asyncio.Timeout:
         """Limit a worker's call, since it may get lost without notice while the worker lives."""
-        longest_s = self._longest_s.get(role)
-        if longest_s is None or window.is_late:
+        if window.is_late:
             return asyncio.timeout(None)
         least_s = BULK_PATIENCE_S if window.turn.priority == "bulk" else PATIENCE_S
+        longest_s = self._longest_s.get(role, FIRST_CALL_S)
         return asyncio.timeout(max(least_s, PATIENCE * longest_s))
 
     def _record_hop(self, role: Role, called_s: float, worked_s: float) -> None:

@@ -242,6 +242,14 @@ async def test_what_waits_for_its_turn_has_all_of_its_time_at_the_workers(
     assert pools.cancelled == 0
 
 
+async def test_a_first_call_that_is_lost_is_made_again_before_the_request_stalls(
+    pools: PlayedPools,
+) -> None:
+    pools.delay_s = lambda window: 1e9 if pools.decodes[window] == 1 else 1.0
+    await run(pools, 2, context=patient_request())
+    assert pools.decodes == {0: 2, 1: 2}
+
+
 async def test_the_time_that_a_client_gives_ends_a_request_whose_windows_end(
     pools: PlayedPools,
 ) -> None:
