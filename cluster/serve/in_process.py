@@ -166,24 +166,30 @@ async def local_server(settings: Settings) -> AsyncIterator[str]:
 @asynccontextmanager
 async def local_registry(settings: Settings) -> AsyncIterator[ModelRegistry]:
     name, own = next(iter(settings.by_model().items()))
-    activity = VoiceActivity()
-    async with local_engines(own) as engines, transcriber_over(engines) as transcriber:
+    async with (
+        local_engines(own) as engines,
+        transcriber_over(engines) as transcriber,
+        AsyncExitStack() as closed,
+    ):
+        activity = VoiceActivity()
+        closed.push_async_callback(activity.close)
         encoder, decoder = engines.pool("encoder"), engines.pool("decoder")
         recorder = silent_recorder(ROUTER_METRICS)
         live = make_live_engine(
             engines.settings, engines.checkpoint, encoder, decoder, activity, recorder
         )
-        try:
-            yield ModelRegistry([served_model(settings, name, transcriber, live)])
-        finally:
-            await live.close()
-            await activity.close()
+        closed.push_async_callback(live.close)
+        yield ModelRegistry([served_model(settings, name, transcriber, live)])
 
 
 @asynccontextmanager
 async def listening(app: ASGIApp, settings: Settings) -> AsyncIterator[str]:
+    """Raises ConfigurationError: this machine has no loopback address to listen on."""
     longest = settings.router.live.max_event_bytes
-    listener = await HttpListener.open(app, "127.0.0.1", 0, longest)
+    try:
+        listener = await HttpListener.open(app, "127.0.0.1", 0, longest)
+    except OSError as error:
+        raise ConfigurationError(f"cannot listen on 127.0.0.1: {error.strerror}") from error
     try:
         yield f"http://127.0.0.1:{listener.port}"
     finally:

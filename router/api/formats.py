@@ -141,6 +141,15 @@ def segment_bodies(segments: Sequence[Segment]) -> list[dict[str, Any]]:
     return bodies
 
 
+def worded_bodies(segments: Sequence[Segment]) -> list[dict[str, Any]]:
+    """As `segment_bodies`, each with its words as they are in the text, if there are any."""
+    bodies = segment_bodies(segments)
+    for body, segment in zip(bodies, segments, strict=True):
+        if segment.words:
+            body["words"] = [_whisper_word(word) for word in segment.words]
+    return bodies
+
+
 def diarized_bodies(segments: Sequence[Segment]) -> list[dict[str, Any]]:
     return [
         {
@@ -194,10 +203,7 @@ Writer = Callable[[Transcript, CueOptions], str]
 
 def whisper_json(transcript: Transcript) -> str:
     """The JSON file of openai/whisper's command."""
-    segments = segment_bodies(transcript.segments)
-    for body, segment in zip(segments, transcript.segments, strict=True):
-        if segment.words:
-            body["words"] = [_whisper_word(word) for word in segment.words]
+    segments = worded_bodies(transcript.segments)
     content = {"text": transcript.text, "segments": segments, "language": transcript.language}
     return json.dumps(content, ensure_ascii=False, allow_nan=False) + "\n"
 

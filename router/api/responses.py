@@ -130,6 +130,7 @@ class VerboseTranslationResponse(BaseModel):
     text: str
     segments: list[SegmentResponse] | None = None
     words: list[WordResponse] | None = None
+    channels: list[ChannelResponse] | None = Field(None, description="with `channels=separate`")
 
 
 class AlignedWordResponse(BaseModel):

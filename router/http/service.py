@@ -193,6 +193,8 @@ class TranscriptionService:
         headers = {"server-timing": _stage("upload", checked.upload_s)}
         stream = EventStream(checked.params, checked.share, tell_timing, headers)
         context.share, context.on_update = stream, stream.update
+        if checked.params.response_format == "verbose_json":
+            context.on_progress = stream.progress
         await stream.begin(self._run(checked, context), stack)
         return stream
 

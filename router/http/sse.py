@@ -26,6 +26,7 @@ from router.api.formats import (
     subtitles,
     to_json,
     token_usage,
+    worded_bodies,
 )
 from router.api.params import TranscriptionParams
 from router.api.responses import error_body
@@ -66,7 +67,8 @@ class EventWriter:
                 segments = update.segments
                 event["delta"] = subtitles(segments, subtitle_format, first) if segments else ""
             case "verbose_json" if self._params.segments and update.segments:
-                event["segments"] = segment_bodies(update.segments)
+                bodies = worded_bodies if self._params.words else segment_bodies
+                event["segments"] = bodies(update.segments)
             case "json" if self._params.logprobs and update.logprobs:
                 event["logprobs"] = logprob_bodies(update.logprobs)
         self._n_tokens += sum(len(segment.tokens) for segment in update.segments)
@@ -124,7 +126,8 @@ class EventStream(StreamingResponse):
         )
         self._share = share
         self._writer = EventWriter(params, tell_timing)
-        self._updates: asyncio.Queue[Update | None] = asyncio.Queue()  # None: the work has ended
+        # Lines are comments; None: the work has ended.
+        self._updates: asyncio.Queue[Update | bytes | None] = asyncio.Queue()
         self._opened = asyncio.Event()  # the 200 may be sent
         self._stack = AsyncExitStack()
         self._task: asyncio.Future[TranscriptionResult] | None = None
@@ -142,6 +145,10 @@ class EventStream(StreamingResponse):
     def update(self, update: Update) -> None:
         self._updates.put_nowait(update)
         self._opened.set()
+
+    def progress(self, done_s: float, known_s: float) -> None:
+        """Tell how much audio is done, in a comment that events' readers skip."""
+        self._updates.put_nowait(f": {done_s:.1f} of {known_s:.1f} s\n\n".encode())
 
     async def begin(
         self, work: Coroutine[Any, Any, TranscriptionResult], stack: AsyncExitStack
@@ -183,7 +190,7 @@ class EventStream(StreamingResponse):
                     continue
                 if update is None:
                     break
-                if event := self._writer.delta(update):
+                if event := update if isinstance(update, bytes) else self._writer.delta(update):
                     yield event
             yield self._writer.done(await self._task)
         except ClientDisconnect:

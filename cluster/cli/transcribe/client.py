@@ -2,15 +2,14 @@
 
 from __future__ import annotations
 
-import asyncio
 import base64
 import json
 import math
-from collections import deque
-from collections.abc import AsyncIterator, Callable, Iterable, Mapping, Sequence
+import re
+from bisect import bisect_right
+from collections.abc import AsyncIterator, Iterable, Mapping, Sequence
 from contextlib import asynccontextmanager
 from dataclasses import fields, replace
-from itertools import pairwise
 from pathlib import Path
 from typing import Any
 
@@ -18,9 +17,9 @@ import httpx
 import openai
 from rich.console import Console
 
-from cluster.cli.transcribe.job import ALIAS, Job, LiveJob, Target, TranscribeFile
+from cluster.cli.transcribe.job import ALIAS, Job, LiveJob, Target, TranscribeFile, Watcher
 from cluster.common.errors import InvalidRequestError, SplitscribeError
-from cluster.common.messages import Pcm
+from cluster.common.messages import SAMPLE_RATE, Pcm
 from cluster.common.model.text.languages import language_code
 from router.api.params import TranscriptionParams
 from router.live.interface import (
@@ -36,8 +35,9 @@ CONNECT_S = 10.0
 ANSWER_S = 24 * 3600.0  # servers have a shorter deadline of their own
 RETRIES = 5  # while the server is full
 EVENT, DONE = "data: {", "transcript.text.done"
+PROGRESS = re.compile(r": ([0-9.]+) of ([0-9.]+) s")
 OWNER = "splitscribe"  # of models on servers that stream `verbose_json`
-RATE = 24_000  # Hz of live audio, which OpenAI's own server takes too
+RATE = 24_000  # Hz of live audio for other servers, which OpenAI's takes too
 TRANSCRIBED = "conversation.item.input_audio_transcription"
 NOT_GIVEN = dict.fromkeys(
     ("temperature", "avg_logprob", "compression_ratio", "no_speech_prob"), 0.0
@@ -51,11 +51,17 @@ def base_url_of(target: Target) -> str:
 
 
 def client_of(target: Target) -> openai.AsyncOpenAI:
+    key = target.api_key or "none"
+    own: dict[str, Any] = {}
+    if target.is_own:  # the environment's proxies and headers are not for it
+        direct = openai.DefaultAsyncHttpxClient(trust_env=False)
+        own = {"http_client": direct, "default_headers": {"Authorization": f"Bearer {key}"}}
     return openai.AsyncOpenAI(
         base_url=base_url_of(target),
-        api_key=target.api_key or "none",
+        api_key=key,
         timeout=openai.Timeout(ANSWER_S, connect=CONNECT_S),
         max_retries=0 if target.is_own else RETRIES,
+        **own,
     )
 
 
@@ -73,20 +79,24 @@ async def _served(params: TranscriptionParams, target: Target) -> AsyncIterator[
 
 async def align(audio: Path, model: str, form: Mapping[str, str], target: Target) -> bytes:
     """Return the response body of the alignment endpoint. Raises SplitscribeError."""
-    content = await asyncio.to_thread(audio.read_bytes)
     async with _served(TranscriptionParams(model), target) as (server, name):
         try:
-            async with client_of(server) as client:
-                answer = await client.post(
-                    "/audio/alignments",
-                    body={"model": name, **form},
-                    files={"file": (audio.name, content)},
-                    options={"headers": {"Content-Type": "multipart/form-data"}},
-                    cast_to=httpx.Response,
-                )
-                return answer.content
+            with audio.open("rb") as content:
+                async with client_of(server) as client:
+                    answer = await client.post(
+                        "/audio/alignments",
+                        body={"model": name, **form},
+                        files={"file": (_name_of(audio), content)},
+                        options={"headers": {"Content-Type": "multipart/form-data"}},
+                        cast_to=httpx.Response,
+                    )
+                    return answer.content
         except openai.APIError as error:
-            raise _told(error, server) from error
+            raise _as_ours(error, server) from error
+
+
+def _name_of(file: Path) -> str:
+    return file.name.encode(errors="replace").decode()  # of other bytes than UTF-8
 
 
 @asynccontextmanager
@@ -103,14 +113,14 @@ async def opened(job: Job, err: Console) -> AsyncIterator[TranscribeFile]:
                 if about := getattr(known, "description", None):
                     err.print(f"splitscribe: {about}", markup=False)
             except (openai.APIConnectionError, openai.AuthenticationError) as error:
-                raise _told(error, target) from error
+                raise _as_ours(error, target) from error
             except openai.APIStatusError:
                 pass  # a server without this endpoint may still transcribe
-        yield Files(client, target, model, job, streams=streams)
+        yield FileTranscriber(client, target, model, job, streams=streams)
 
 
-class Files:
-    """A `TranscribeFile`. streams: whether the server tells segments before the whole answer."""
+class FileTranscriber:
+    """A `TranscribeFile`. streams: whether the server sends segments while it works."""
 
     def __init__(
         self, client: openai.AsyncOpenAI, target: Target, model: str, job: Job, *, streams: bool
@@ -119,43 +129,48 @@ class Files:
         translates = job.params.task == "translate"
         self._endpoint = audio.translations if translates else audio.transcriptions
         self._target, self._streams, self._params = target, streams, job.params
-        form = {
+        self._asked = {"model": model, "response_format": "verbose_json"}
+        self._form: dict[str, Any] = {
             name: text if isinstance(text, str) else list(text) for name, text in job.form.items()
         }
-        self._asked = {"model": model, "response_format": "verbose_json"}
-        self._form: dict[str, Any] = form
 
-    async def __call__(self, file: Path, tell: Callable[[Sequence[Segment]], None]) -> Transcript:
-        told = 0
-        answer: dict[str, Any] | None = None
+    async def __call__(self, file: Path, watch: Watcher) -> Transcript:
         try:
-            if self._streams:
-                async for event in self._events(file):
-                    if event["type"] == DONE:
-                        answer = event
-                    elif segments := event.get("segments"):
-                        tell([_segment(told + i, item) for i, item in enumerate(segments)])
-                        told += len(segments)
-            answer = answer or await self._whole(file)
+            segments, answer = await self._watched(file, watch) if self._streams else ([], None)
+            if answer is not None:
+                return replace(read_answer(answer, self._params), segments=tuple(segments))
+            transcript = read_answer(await self._whole(file), self._params)
         except openai.APIError as error:
-            raise _told(error, self._target) from error
-        transcript = read_answer(answer, self._params)
-        tell(transcript.segments[told:])
+            raise _as_ours(error, self._target) from error
+        watch.segments(transcript.segments[len(segments) :])
         return transcript
 
-    async def _events(self, file: Path) -> AsyncIterator[dict[str, Any]]:
-        """Yield events; none after the connection broke. Raises InvalidRequestError."""
+    async def _watched(self, file: Path, watch: Watcher) -> tuple[list[Segment], Any]:
+        """Return the streamed segments, and the last event; None if the connection broke.
+
+        Raises InvalidRequestError: the server failed.
+        """
+        segments: list[Segment] = []
         form = {**self._form, "stream": "true"}
         create = self._endpoint.with_streaming_response.create
         with file.open("rb") as content:
-            async with create(file=content, extra_body=form, **self._asked) as answer:
+            named = (_name_of(file), content)
+            async with create(file=named, extra_body=form, **self._asked) as answer:
                 lines = answer.iter_lines()
                 while (line := await self._next(lines)) is not None:
-                    if line.startswith(EVENT):
-                        event = json.loads(line.removeprefix("data: "))
-                        if "error" in event:
-                            raise InvalidRequestError(event["error"]["message"])
-                        yield event
+                    if found := PROGRESS.fullmatch(line):
+                        watch.progress(*map(float, found.groups()))
+                    if not line.startswith(EVENT):
+                        continue
+                    event = json.loads(line.removeprefix("data: "))
+                    if "error" in event:
+                        raise InvalidRequestError(event["error"]["message"])
+                    if event["type"] == DONE:
+                        return segments, event
+                    new = [_segment(len(segments), item) for item in event.get("segments", ())]
+                    segments += new
+                    watch.segments(new)
+        return segments, None
 
     async def _next(self, lines: AsyncIterator[str]) -> str | None:
         try:
@@ -166,9 +181,10 @@ class Files:
             return None
 
     async def _whole(self, file: Path) -> Any:
+        create = self._endpoint.with_raw_response.create
         with file.open("rb") as content:
-            create = self._endpoint.with_raw_response.create
-            answer = await create(file=content, extra_body=self._form, **self._asked)
+            named = (_name_of(file), content)
+            answer = await create(file=named, extra_body=self._form, **self._asked)
         try:
             return json.loads(answer.content)
         except ValueError as error:
@@ -212,35 +228,28 @@ def _segment(index: int, item: dict[str, Any]) -> Segment:
     """Times and text are required; other servers leave out the other fields."""
     given = {one.name: item[one.name] for one in fields(Segment) if one.name in item}
     tokens = tuple(item.get("tokens") or ())
-    return Segment(**{"id": index, "seek": 0, **NOT_GIVEN, **given, "tokens": tokens, "words": ()})
+    words = tuple(Word(**{"probability": math.nan, **word}) for word in item.get("words") or ())
+    return Segment(
+        **{"id": index, "seek": 0, **NOT_GIVEN, **given, "tokens": tokens, "words": words}
+    )
 
 
-def words_into_segments(segments: Iterable[Segment], words: Sequence[Word]) -> list[Segment]:
-    """Give each segment the next words that its text begins with.
-
-    The API strips spaces from words, and some servers strip punctuation; the text restores both.
-    """
-    found: list[Segment] = []
-    waiting = deque(words)
-    for segment in segments:
-        text, cursor = segment.text, 0
-        begins: list[int] = []  # where each word begins, with punctuation before it
-        for word in waiting:
-            bare = word.word.strip()
-            at = text.find(bare, cursor)
-            between = text[cursor : max(at, 0)]
-            if at < 0 or any(letter.isalnum() for letter in between):
-                break  # belongs to a later segment
-            begins.append(cursor + len(between.partition(" ")[0]) if begins else 0)
-            cursor = at + len(bare)
-        spans = pairwise((*begins, len(text.rstrip())))
-        own = [replace(waiting.popleft(), word=text[first:end]) for first, end in spans]
-        found.append(replace(segment, words=tuple(own)))
-    return found
+def words_into_segments(segments: Sequence[Segment], words: Iterable[Word]) -> list[Segment]:
+    """Give each word to the last segment that begins before it, with the space that APIs strip."""
+    own: list[list[Word]] = [[] for _ in segments]
+    starts = [segment.start for segment in segments]
+    for word in words if segments else ():
+        at = max(0, bisect_right(starts, (word.start + word.end) / 2) - 1)
+        bare, text = word.word.strip(), segments[at].text
+        own[at].append(replace(word, word=f" {bare}" if f" {bare}" in text else bare))
+    pairs = zip(segments, own, strict=True)
+    return [replace(segment, words=tuple(found)) for segment, found in pairs]
 
 
-def _told(error: openai.APIError, target: Target) -> SplitscribeError:
+def _as_ours(error: openai.APIError, target: Target) -> SplitscribeError:
     if isinstance(error, openai.APIConnectionError):
+        if target.is_own:  # such as a file that grew while it was read
+            return InvalidRequestError(f"the work broke off: {error.__cause__ or error}")
         base = (target.server or "").rstrip("/")
         return InvalidRequestError(f"no server answers at {base}: {error}")
     body: Any = error.body
@@ -258,20 +267,23 @@ async def live_client(job: LiveJob) -> AsyncIterator[LiveClient]:
     query = {"intent": "transcription"}
     async with _served(params, job.target) as (target, model):
         client = client_of(target)
+        # All audio of a fast source may be sent at once to the own server, behind which pings wait.
+        options: Any = {"proxy": None, "ping_timeout": None} if target.is_own else {}
+        rate = SAMPLE_RATE if target.is_own else RATE
         try:
-            async with (
-                client,
-                client.realtime.connect(extra_query=query, max_retries=0) as connection,
-            ):
-                session: Any = _session(replace(config, model=model))
+            connecting = client.realtime.connect(
+                extra_query=query, max_retries=0, websocket_connection_options=options
+            )
+            async with client, connecting as connection:
+                session: Any = _session(replace(config, model=model), rate)
                 await connection.session.update(session=session)
-                yield LiveClient(connection, session)
+                yield LiveClient(connection, session, rate)
         except (OSError, openai.OpenAIError, WebSocketException) as error:
             base = base_url_of(target)
             raise InvalidRequestError(f"the live session at {base} ended: {error}") from error
 
 
-def _session(config: LiveConfig) -> dict[str, Any]:
+def _session(config: LiveConfig, rate: int) -> dict[str, Any]:
     transcription: dict[str, Any] = {
         "model": config.model,
         "language": config.language,
@@ -282,7 +294,7 @@ def _session(config: LiveConfig) -> dict[str, Any]:
         "type": "transcription",
         "audio": {
             "input": {
-                "format": {"type": "audio/pcm", "rate": RATE},
+                "format": {"type": "audio/pcm", "rate": rate},
                 "transcription": {name: value for name, value in transcription.items() if value},
                 "turn_detection": {"type": "server_vad"},
             }
@@ -293,12 +305,13 @@ def _session(config: LiveConfig) -> dict[str, Any]:
 class LiveClient:
     """The server bounds the audio that it buffers, so `append` waits for the socket."""
 
-    def __init__(self, connection: Any, session: dict[str, Any]) -> None:
+    def __init__(self, connection: Any, session: dict[str, Any], rate: int) -> None:
+        self.rate = rate  # of the audio, in Hz
         self._connection = connection
         self._session = session
 
     async def append(self, pcm: Pcm) -> None:
-        """pcm: int16 [n_samples] at `RATE`."""
+        """pcm: int16 [n_samples] at `rate`."""
         audio = base64.b64encode(pcm.astype("<i2").tobytes()).decode()
         await self._connection.input_audio_buffer.append(audio=audio)
 

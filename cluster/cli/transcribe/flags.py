@@ -114,7 +114,7 @@ OWN_FLAGS: dict[str, tuple[Flag, ...]] = {
             int,
             "number of files that are transcribed at the same time",
             DEFAULT_JOBS,
-            NUMBER_OF_ONE_OR_MORE,
+            {"min": 1, "max": 128},  # each has four open files
         ),
         Flag(
             "server",

@@ -73,6 +73,14 @@ class Job:
 
 
 @dataclass(frozen=True, slots=True)
+class Watcher:
+    """progress: called with seconds of audio done and known. segments: called in order."""
+
+    progress: Callable[[float, float], None]
+    segments: Callable[[Sequence[Segment]], None]
+
+
+@dataclass(frozen=True, slots=True)
 class LiveJob:
     source: str | None  # a file or `STDIN`; None: the microphone
     config: LiveConfig
@@ -80,8 +88,7 @@ class LiveJob:
     raw: bool = False
 
 
-# The callback gets all segments in order, each once, as they become known.
-TranscribeFile = Callable[[Path, Callable[[Sequence[Segment]], None]], Awaitable[Transcript]]
+TranscribeFile = Callable[[Path, Watcher], Awaitable[Transcript]]
 
 
 @dataclass(frozen=True, slots=True)

@@ -29,7 +29,7 @@ from router.live.interface import TextDelta, TurnCompleted, TurnFailed
 if TYPE_CHECKING:
     from cluster.cli.transcribe.client import LiveClient
 
-BLOCK_S = 0.1  # of the microphone's audio
+BLOCK_S = 0.1  # of audio, at least, but for the last block
 READ_BYTES = 4096  # at most, from standard input
 QUEUED_BLOCKS = 64  # between the reading thread and the event loop
 
@@ -65,9 +65,7 @@ async def _listen(job: LiveJob, out: Console, err: Console) -> int:
 
 
 async def _send(job: LiveJob, client: LiveClient, stop: threading.Event) -> None:
-    from cluster.cli.transcribe.client import RATE
-
-    async for block in blocks_of(job, RATE, stop):
+    async for block in blocks_of(job, client.rate, stop):
         await client.append(block)
     await client.end()
 
@@ -174,15 +172,18 @@ def _decoded(source: str, rate: int, stop: threading.Event, raw: bool) -> Iterat
     name = "standard input" if piped else source
     options = {"sample_rate": str(SAMPLE_RATE), "ch_layout": "mono", "probesize": "32"}
     how: dict[str, Any] = {"format": "s16le", "options": options} if raw else {}
+    waiting: list[Pcm] = []  # of less than a block: codecs' frames are short
     try:
         with av.open(opened, buffer_size=READ_BYTES, **how) as container:
             if not container.streams.audio:
                 raise InvalidAudioError(f"{name} has no audio")
             for frame in itertools.chain(container.decode(audio=0), [None]):
-                for block in resampler.resample(frame):
-                    if stop.is_set():
-                        return
-                    yield cast(Pcm, block.to_ndarray()[0])
+                if stop.is_set():
+                    return
+                waiting += [cast(Pcm, one.to_ndarray()[0]) for one in resampler.resample(frame)]
+                if waiting and (frame is None or sum(map(len, waiting)) >= BLOCK_S * rate):
+                    yield np.concatenate(waiting)
+                    waiting.clear()
     except (av.FFmpegError, OSError) as error:
         hint = "; is it raw samples? say --raw" if piped and not raw else ""
         raise InvalidAudioError(f"{name} cannot be read as audio: {error}{hint}") from error

@@ -1,8 +1,13 @@
-"""The server that a command starts in this process, for its own requests and without limits."""
+"""The server that a command starts in this process for its own requests.
+
+It has no limits on audio and time, and ignores those that the environment sets for routers.
+"""
 
 from __future__ import annotations
 
 import asyncio
+import logging
+import os
 import secrets
 from collections.abc import AsyncIterator
 from contextlib import asynccontextmanager
@@ -14,11 +19,12 @@ from cluster.cli.transcribe.job import Target
 from cluster.common.model.checkpoint import open_checkpoint
 from cluster.common.model.text.tokenizer import WhisperTokenizer
 from cluster.common.settings import Settings
-from cluster.common.settings_sources import load_settings
+from cluster.common.settings_sources import ENV_PREFIX, load_settings
 from router.api.forms import check_model
 from router.api.params import TranscriptionParams
 from router.audio.protocol import AudioLimits
 
+OF_ROUTERS = f"{ENV_PREFIX}ROUTER__"
 NO_LIMIT_S = 7 * 24 * 3600.0
 NO_LIMITS = {
     "max_upload_bytes": 2**50,
@@ -27,8 +33,9 @@ NO_LIMITS = {
     "max_pending_audio_s": 1000 * NO_LIMIT_S,
     "stall_timeout_s": NO_LIMIT_S,
     "audio_timeout_s": 4 * 3600.0,  # for a decoder that hangs
-    "live": {"max_session_s": NO_LIMIT_S, "idle_timeout_s": NO_LIMIT_S},
+    "live": dict.fromkeys(("max_session_s", "idle_timeout_s", "max_unsent_s"), NO_LIMIT_S),
 }
+QUIET = ("uvicorn.error", "router.http")  # loggers; the command reports the same errors
 
 
 @asynccontextmanager
@@ -40,6 +47,8 @@ async def own_server(params: TranscriptionParams, target: Target) -> AsyncIterat
     await asyncio.to_thread(_check, params)
     from cluster.serve.in_process import local_server  # imports torch
 
+    for name in QUIET:
+        logging.getLogger(name).disabled = True
     key = secrets.token_urlsafe()
     async with local_server(local_settings(params.model, target, key)) as url:
         yield replace(target, server=url, api_key=key, is_own=True)
@@ -68,4 +77,6 @@ def local_settings(model: str, target: Target, key: str) -> Settings:
         "dtype": target.dtype,
     }
     router = {**NO_LIMITS, "api_key": key}
-    return load_settings(None, {"model": model, "router": router, "encoder": role, "decoder": role})
+    flags = {"model": model, "router": router, "encoder": role, "decoder": role}
+    environ = {name: text for name, text in os.environ.items() if not name.startswith(OF_ROUTERS)}
+    return load_settings(None, flags, environ)

@@ -8,6 +8,7 @@ import traceback
 from collections.abc import Mapping, Sequence
 from contextlib import suppress
 from dataclasses import dataclass, field
+from functools import partial
 from pathlib import Path
 
 from rich.console import Console
@@ -15,7 +16,7 @@ from rich.progress import BarColumn, Progress, TextColumn, TimeElapsedColumn
 
 from cluster.archives.places import Place
 from cluster.cli.default_model import download, say_if_toy
-from cluster.cli.transcribe.job import Input, Job, TranscribeFile, inputs_of
+from cluster.cli.transcribe.job import Input, Job, TranscribeFile, Watcher, inputs_of
 from cluster.common.errors import InvalidRequestError, SplitscribeError
 from cluster.common.logs import counted
 from router.api.formats import WRITERS
@@ -38,7 +39,7 @@ def transcribe_files(job: Job, out: Console, err: Console) -> None:
         lengths: dict[Path, float | None] = {}
         for one in inputs:
             try:
-                lengths[one.path] = _length_of(one, decodes=bool(job.target.server))
+                lengths[one.path] = _length_of(one, may_be_unknown=bool(job.target.server))
             except (OSError, InvalidRequestError) as error:
                 _tell(one.shown, error, err)
         n_failed = len(inputs) - len(lengths)
@@ -98,19 +99,18 @@ class Run:
     async def _transcribe(
         self, file: Path, transcribe_one: TranscribeFile, board: ProgressBoard
     ) -> None:
-        def tell(segments: Sequence[Segment]) -> None:
-            if segments:
-                board.advance(file, segments[-1].end)
+        def on_segments(segments: Sequence[Segment]) -> None:
             if self.n_workers == 1:  # no other file prints between them
                 self._show(file, segments)
 
-        transcript = await transcribe_one(file, tell)
+        watcher = Watcher(partial(board.advance, file), on_segments)
+        transcript = await transcribe_one(file, watcher)
         for one in transcript.channels:
             if one.speaker is None:
                 why = f"sounds like channel {one.same_as}" if one.same_as else "is silent"
                 told = f"{self._name(file)}: channel {one.channel} is left out: it {why}"
                 self.err.print(f"splitscribe: {told}", markup=False)
-        board.advance(file, transcript.duration_s)
+        board.advance(file, transcript.duration_s, transcript.duration_s)
         job = self.job
         try:
             write_results(transcript, file, job.output_dir, job.formats, job.cues)
@@ -139,11 +139,11 @@ class Run:
                 console.print(f"{times} {name}{segment.text}", markup=False)
 
 
-def _length_of(one: Input, *, decodes: bool) -> float | None:
+def _length_of(one: Input, *, may_be_unknown: bool) -> float | None:
     """Fetch an input, and return the seconds of audio that its container states, if any.
 
-    decodes: whether a server may know formats that are unknown here. Raises OSError, or
-    InvalidRequestError: it cannot be fetched, or it is no audio.
+    may_be_unknown: accept what is no audio here, as a server may know more formats. Raises OSError,
+    or InvalidRequestError: it cannot be fetched, or it is no audio.
     """
     from cluster.cli.transcribe.local import declared_s
 
@@ -151,7 +151,7 @@ def _length_of(one: Input, *, decodes: bool) -> float | None:
     try:
         return declared_s(one.path)
     except InvalidRequestError:
-        if decodes:
+        if may_be_unknown:
             return None
         raise
 
@@ -205,9 +205,9 @@ class ProgressBoard:
         self.bars.start_task(task)
         self.bars.update(task, visible=True)
 
-    def advance(self, file: Path, done_s: float) -> None:
+    def advance(self, file: Path, done_s: float, known_s: float) -> None:
         task = self._tasks[file]
-        total_s = max(done_s, task.total or 0.0)
+        total_s = max(done_s, known_s, task.total or 0.0)
         state = f"{done_s:.0f}/{total_s:.0f} s"
         self.bars.update(task.id, completed=done_s, total=total_s, state=state)
         self._show_whole()

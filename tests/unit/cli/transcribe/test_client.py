@@ -8,8 +8,6 @@ from pathlib import Path
 from typing import Any
 
 import pytest
-from hypothesis import given
-from hypothesis import strategies as st
 
 from cluster.cli.transcribe.client import read_answer, words_into_segments
 from cluster.common.errors import InvalidRequestError
@@ -197,33 +195,12 @@ def test_a_broken_stream_is_asked_again_and_no_segment_is_told_twice(
     assert result.output.count("General.") == 1
 
 
-@given(
-    st.lists(
-        st.lists(
-            st.tuples(st.sampled_from(" "), st.text("abé語'.,-", min_size=1, max_size=5)),
-            min_size=1,
-            max_size=6,
-        ),
-        max_size=4,
-    )
-)
-def test_words_get_back_the_spaces_that_the_api_took(parts: list[list[tuple[str, str]]]) -> None:
-    segments = []
-    for i, pieces in enumerate(parts):
-        words = tuple(Word(float(i), float(i), space + text, 0.5) for space, text in pieces)
-        text = "".join(word.word for word in words)
-        segments.append(replace(make_segment(i, text), words=words))
-    sent = [replace(word, word=word.word.strip()) for segment in segments for word in segment.words]
-    bare = [replace(segment, words=()) for segment in segments]
-    assert words_into_segments(bare, sent) == segments
-
-
-def test_words_get_back_the_punctuation_that_some_servers_take() -> None:
-    segments = [
-        replace(make_segment(0, ' "Well, you see?'), words=()),
-        replace(make_segment(1, " No!"), words=()),
-    ]
-    sent = [Word(0.0, 0.0, text, 0.5) for text in ("Well", "you", "see", "No")]
-    found = words_into_segments(segments, sent)
+def test_words_go_to_the_segments_of_their_times_with_the_space_that_the_api_took() -> None:
+    bare = [make_segment(0, " A b."), make_segment(1, " C", start=2.0)]
+    segments = [replace(segment, words=()) for segment in bare]
+    starts = [segment.start for segment in segments]
+    said = [(starts[0], "A"), (starts[0] + 0.5, "b."), (starts[1], "C"), (starts[1] + 0.5, "你")]
+    found = words_into_segments(segments, [Word(at, at + 0.1, text, 0.5) for at, text in said])
     texts = [[word.word for word in segment.words] for segment in found]
-    assert texts == [[' "Well,', " you", " see?"], [" No!"]]
+    assert texts == [[" A", " b."], [" C", "你"]]
+    assert words_into_segments([], [Word(0.0, 0.1, "A", 0.5)]) == []

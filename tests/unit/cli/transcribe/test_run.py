@@ -4,7 +4,6 @@ from __future__ import annotations
 
 import asyncio
 import json
-from collections.abc import Callable
 from pathlib import Path
 from typing import Any
 
@@ -15,7 +14,7 @@ from cluster.cli.align import align
 from cluster.cli.transcribe import command
 from cluster.cli.transcribe.client import live_client
 from cluster.cli.transcribe.command import FORMATS
-from cluster.cli.transcribe.job import LiveJob, Target, TranscribeFile
+from cluster.cli.transcribe.job import LiveJob, Target, TranscribeFile, Watcher
 from cluster.cli.transcribe.local import local_settings
 from cluster.cli.transcribe.run import ProgressBoard, Run, transcribe_files
 from cluster.common.errors import (
@@ -44,10 +43,11 @@ def make_files(folder: Path, *names: str) -> list[Path]:
 def hears_names(texts: int = 1) -> TranscribeFile:
     """A transcriber that hears a file's name, in several segments told one by one."""
 
-    async def transcribe_one(file: Path, tell: Callable[..., None]) -> Transcript:
+    async def transcribe_one(file: Path, watcher: Watcher) -> Transcript:
         transcript = make_transcript(*[f" {file.stem} {i}." for i in range(texts)])
         for segment in transcript.segments:
-            tell((segment,))
+            watcher.segments((segment,))
+            watcher.progress(segment.end, transcript.duration_s)
             await asyncio.sleep(0)
         if file.stem == "noise":
             raise InvalidAudioError("no sound in it")
@@ -130,15 +130,15 @@ def test_progress_counts_the_seconds_that_containers_state_and_those_that_are_fo
 
     assert told() == ("0 of 3 files", "0/30 s", [])
     board.start(opened)
-    board.advance(opened, 5.0)
+    board.advance(opened, 5.0, 10.0)
     assert told() == ("0 of 3 files", "5/30 s", ["a.wav"])
-    board.advance(opened, 10.0)
+    board.advance(opened, 10.0, 10.0)
     board.end(opened)
     board.start(failed)
     board.end(failed)
     assert told() == ("2 of 3 files", "10/10 s", [])
     board.start(last)
-    board.advance(last, 7.0)
+    board.advance(last, 7.0, 7.0)
     assert told() == ("2 of 3 files", "17/17 s", ["c.wav"])
 
 

@@ -240,6 +240,8 @@ def test_verbose_json_streams_closed_segments_and_ends_with_its_whole_body(url: 
     segments = [one for event in events[:-1] for one in event["segments"]]
     done = events[-1]
     assert [segment["id"] for segment in segments] == [0, 1]
+    words = [word["word"] for segment in segments for word in segment.pop("words")]
+    assert words == [" Hello", " there.", " General."]
     assert done["segments"] == segments
     assert [word["word"] for word in done["words"]] == ["Hello", "there.", "General."]
     assert {"encode", "decode", "total"} <= set(re.findall(r"(\w+);dur=", done["server_timing"]))
