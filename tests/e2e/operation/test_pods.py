@@ -66,7 +66,7 @@ for number in itertools.count():
         line = [said.status_code, said.json().get("text", said.text), url]
     except Exception as error:
         line = [0, repr(error), url]
-    print(json.dumps(line), flush=True)
+    print(json.dumps(line) + "\\n", end="", flush=True)  # one write, as two clients share the file
 """
 
 

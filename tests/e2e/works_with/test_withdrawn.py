@@ -61,7 +61,7 @@ ADDED = {
     *((LIVE_SESSION, name) for name in ("id", "object", "expires_at")),
     ("Batch", "paused"),
     ("TranscriptionVerbose", "task"),
-    ("TranslationVerbose", "task"),
+    *(("TranslationVerbose", name) for name in ("task", "source_language")),
     ("TranscriptionWord", "probability"),
     ("Usage", "seconds"),
 }
