@@ -4,6 +4,7 @@ from __future__ import annotations
 
 import os
 import subprocess
+import sys
 import tempfile
 import time
 from collections.abc import Callable, Iterator, Mapping
@@ -196,6 +197,9 @@ def local_target(
         )
         try:
             yield target
+        except Exception:
+            print(server.output()[-20_000:], file=sys.stderr)
+            raise
         finally:
             ours = target.everything()
             status = stop_server(server)
