@@ -35,7 +35,7 @@ NO_LIMITS = {
     "audio_timeout_s": 4 * 3600.0,  # for a decoder that hangs
     "live": dict.fromkeys(("max_session_s", "idle_timeout_s", "max_unsent_s"), NO_LIMIT_S),
 }
-QUIET = ("uvicorn.error", "router.http")  # loggers; the command reports the same errors
+QUIET = ("uvicorn.error", "router.http")  # loggers: the command reports the same errors
 
 
 @asynccontextmanager
@@ -48,7 +48,7 @@ async def own_server(params: TranscriptionParams, target: Target) -> AsyncIterat
     from cluster.serve.in_process import local_server  # imports torch
 
     for name in QUIET:
-        logging.getLogger(name).disabled = True
+        logging.getLogger(name).addHandler(logging.NullHandler())
     key = secrets.token_urlsafe()
     async with local_server(local_settings(params.model, target, key)) as url:
         yield replace(target, server=url, api_key=key, is_own=True)
