@@ -210,8 +210,15 @@ def read_segments(file: Path) -> list[Segment]:
 
 
 def test_files_are_transcribed_together_and_every_format_tells_the_same(
-    make_job: MakeJob, paper: Console, tmp_path: Path
+    make_job: MakeJob, paper: Console, tmp_path: Path, monkeypatch: pytest.MonkeyPatch
 ) -> None:
+    """Also where the environment is for other servers and clients."""
+    for name, text in {
+        "ALL_PROXY": "http://127.0.0.1:9",
+        "OPENAI_CUSTOM_HEADERS": "Authorization: Bearer other",
+        "SPLITSCRIBE_ROUTER__MAX_REQUESTS_PER_KEY": "1",
+    }.items():
+        monkeypatch.setenv(name, text)
     noise = tmp_path / "noise.wav"
     noise.write_bytes(b"RIFF" + bytes(1000))
     cues = CueOptions(max_line_width=20, max_line_count=1, highlight_words=True)
